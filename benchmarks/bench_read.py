@@ -30,9 +30,9 @@ from mirror_pump.pipeline.flow.steps import Step
 
 COMMITS = 500
 _MAINTAIN_SECONDS = 900.0
-FRESH, LOAD, RESOLVED, MAINTAINED, HOUR = "fresh", "load", "resolved", "maintained", "hour"
-"""States. RESOLVED is the load's rows in the first snapshot without equality deletes, if there were any at its end."""
-_SHOWN = {LOAD: "under load", RESOLVED: "deletes resolved", HOUR: "after an hour"}
+FRESH, LOAD, CONVERTED, MAINTAINED, HOUR = "fresh", "load", "converted", "maintained", "hour"
+"""States. CONVERTED is the load's rows in the first snapshot without equality deletes, if there were any at its end."""
+_SHOWN = {LOAD: "under load", CONVERTED: "deletes converted", HOUR: "after an hour"}
 
 Figures = dict[str, float | int | str | bool]
 
@@ -60,7 +60,7 @@ class ReadBenchmark:
             moments = {FRESH: fresh, LOAD: moment(mirror, self._keys)}
             gone = 0.0
             if moments[LOAD].equality_deletes:
-                moments[RESOLVED], gone = without_equality_deletes(mirror, moments[LOAD])
+                moments[CONVERTED], gone = without_equality_deletes(mirror, moments[LOAD])
             maintenance = _maintain(mirror)
             self._maintained = moments[MAINTAINED] = moment(mirror, self._keys)
             readings, versions = _read(mirror, process, moments)
@@ -86,7 +86,7 @@ class ReadBenchmark:
             if engine not in readings:
                 lines.append(Line(f"read: {engine}", "not run", "", "", "", versions[engine]))
                 continue
-            for state in (LOAD, RESOLVED):
+            for state in (LOAD, CONVERTED):
                 if state in moments:
                     line, ratios = _compared(engine, versions[engine], state, readings[engine], moments[state])
                     figures |= ratios
@@ -99,7 +99,7 @@ class ReadBenchmark:
         assert self._maintained is not None
         with MeasuredProcess(mirror, "read-later", "run", _settings(options), profiling=options.profiling) as process:
             process.wait_for(Step.STREAMING)
-            # Deletes that the pump's start bridges with, and resolves, are no part of what an hour leaves.
+            # Deletes that the pump's start bridges with, and converts, are no part of what an hour leaves.
             later, _ = without_equality_deletes(mirror, moment(mirror, self._keys))
             readings, versions = _read(mirror, process, {HOUR: later, MAINTAINED: self._maintained})
         figures: Figures = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.bench_read import FRESH, HOUR, LOAD, MAINTAINED, RESOLVED
+from benchmarks.bench_read import CONVERTED, FRESH, HOUR, LOAD, MAINTAINED
 from benchmarks.reading import ENGINES
 
 Content = Mapping[str, Any]
@@ -13,7 +13,7 @@ Content = Mapping[str, Any]
 _STATES = {
     FRESH: "fresh copy",
     LOAD: "under load",
-    RESOLVED: "the same, its equality deletes resolved",
+    CONVERTED: "the same, its equality deletes converted",
     HOUR: "after an hour",
     MAINTAINED: "after maintenance",
 }
@@ -60,7 +60,7 @@ def _engine(engine: str, content: Content) -> Iterator[str]:
 def _remark(state: str, content: Content) -> str:
     if state == LOAD:
         return f"({content['read.changes']:,} changes in {content['read.commits']:,} commits)"
-    if state == RESOLVED:
+    if state == CONVERTED:
         return f"({content['read.equality_deletes_gone_s']:.0f} s after the last change)"
     if state == HOUR:
         return f"({content['commits.warm_up'] + content['commits.count']:,} small commits after the maintenance)"

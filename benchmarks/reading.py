@@ -28,7 +28,7 @@ ENGINES = ("spark", "duckdb", "pyiceberg", "chdb")
 LONGEST = 90.0
 """Seconds after which a reader is given up."""
 _START_SECONDS = 120.0
-_RESOLVED_SECONDS = 120.0
+_CONVERTED_SECONDS = 120.0
 _RUNS = 5
 """Rounds that count, after one that warms up."""
 _LEAST_RUNS = 2
@@ -123,8 +123,8 @@ def without_equality_deletes(mirror: BenchmarkMirror, found: Moment) -> tuple[Mo
     """
     began = time.monotonic()
     while found.equality_deletes:
-        if time.monotonic() - began > _RESOLVED_SECONDS:
-            raise BenchmarkFailed(f"equality deletes were still there {_RESOLVED_SECONDS:.0f} s after the last change")
+        if time.monotonic() - began > _CONVERTED_SECONDS:
+            raise BenchmarkFailed(f"equality deletes were still there {_CONVERTED_SECONDS:.0f} s after the last change")
         time.sleep(0.1)
         location, _ = current(mirror)
         snapshot, summary = current_snapshot(metadata(location))

@@ -18,11 +18,11 @@ from rich.console import Console
 from benchmarks import (
     bench_cdc,
     bench_commits,
+    bench_conversion,
     bench_copy,
     bench_lag,
     bench_memory,
     bench_read,
-    bench_resolve,
     bench_retire,
     bench_schema,
     bench_seam,
@@ -35,8 +35,8 @@ from benchmarks.scene import ROOT, BenchmarkMirror, BenchmarkScene
 from mirror_pump.testing.program import ProgramFailed
 
 USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "schema")
-BENCHMARKS = (*USUAL, "resolve")
-"""resolve only when it is named: its table takes minutes to make."""
+BENCHMARKS = (*USUAL, "conversion")
+"""conversion only when it is named: its table takes minutes to make."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
 READERS_DOCUMENT = ROOT / "docs" / "readers.md"
@@ -75,7 +75,7 @@ class Suite:
                 with self._guarded(name), self._mirror(f"bench_{name}", rows) as mirror:
                     self._register(mirror)
                     self._measure(name, benchmark, mirror)
-        for name, bench in (("seam", bench_seam), ("retire", bench_retire), ("resolve", bench_resolve)):
+        for name, bench in (("seam", bench_seam), ("retire", bench_retire), ("conversion", bench_conversion)):
             if name in self._chosen:
                 fill = partial(bench.fill, rows=bench.rows_at(self._options))
                 with self._guarded(name), self._mirror(f"bench_{name}", 0, fill) as mirror:

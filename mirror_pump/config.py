@@ -77,11 +77,11 @@ class Settings(BaseSettings):
         int, Field(ge=1, le=256), Unit("CHUNKS", "chunks"), DefaultText("as many as the machine has cores")
     ] = Field(default_factory=lambda: os.cpu_count() or 1, description="Number of copy chunks read at the same time")
 
-    resolve_age: Seconds = Field(
+    convert_age: Seconds = Field(
         default=10.0,
         description="Convert a table's equality deletes to position deletes when the oldest is this many seconds old",
     )
-    resolve_rows: Annotated[int, Field(ge=1), ROWS] = Field(
+    convert_rows: Annotated[int, Field(ge=1), ROWS] = Field(
         default=50_000,
         description="Convert a table's equality deletes to position deletes as soon as the table has this many",
     )

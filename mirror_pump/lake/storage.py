@@ -45,7 +45,7 @@ class StorageOptions:
     power failure must not point to files that did not. Measured on ext4: 0.3 ms for a small file (0.06 without)."""
     make_directories: bool = True
     """Make the local directories that files are written into. Not for a pump: the directories of a table exist from its
-    registration on, and one that is gone later is an error, not a place to begin anew."""
+    registration on, and one that is gone later is an error, not a place to begin again."""
 
 
 def join(base: str, *parts: str) -> str:

@@ -134,7 +134,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     known record;
     present jsonb;
-    told int := 0;
+    sent int := 0;
 BEGIN
     FOR known IN
         SELECT s.table_id, s.shape AS former, modak.mirror_shape(s.table_id::oid) AS present
@@ -150,9 +150,9 @@ BEGIN
         -- Only types can change without a lock on the table. A change of theirs that was not noted counts as a difference.
         PERFORM modak.mirror_tell(known.table_id, present, exact, known.table_id = ANY (forced)
                                   AND known.former -> 'types' IS NOT DISTINCT FROM present -> 'types');
-        told := told + 1;
+        sent := sent + 1;
     END LOOP;
-    RETURN told;
+    RETURN sent;
 END $$;
 
 -- For an event trigger that failed: emits notes that say only that these tables have changed. Their changes are not applied

@@ -43,7 +43,7 @@ $$;
 CREATE OR REPLACE FUNCTION modak.initial_values(relation regclass) RETURNS TABLE (column_name text, field_id int, value text)
 LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET array_nulls = on AS $$
-SELECT a.attname::text, c.field_id, coalesce(c.initial, told.text)
+SELECT a.attname::text, c.field_id, coalesce(c.initial, stored.text)
   FROM modak.mirror_tables m
   JOIN pg_attribute a ON a.attrelid = m.table_id::oid AND a.attnum > 0 AND NOT a.attisdropped
   LEFT JOIN jsonb_to_recordset(m.columns) AS c(attnum int, field_id int, initial text) ON c.attnum = a.attnum
@@ -53,8 +53,8 @@ SELECT a.attname::text, c.field_id, coalesce(c.initial, told.text)
          FROM modak.mirror_tree(m.table_id::oid) r
          JOIN pg_attribute l ON l.attrelid = r.relation AND l.attname = a.attname AND l.atthasmissing AND NOT l.attisdropped
         WHERE r.is_leaf AND c.attnum IS NULL
-       HAVING count(DISTINCT l.attmissingval::text) = 1) told ON true
- WHERE m.table_id = relation::oid::bigint AND coalesce(c.initial, told.text) IS NOT NULL
+       HAVING count(DISTINCT l.attmissingval::text) = 1) stored ON true
+ WHERE m.table_id = relation::oid::bigint AND coalesce(c.initial, stored.text) IS NOT NULL
 $$;
 
 CREATE OR REPLACE FUNCTION modak.release(pin bigint) RETURNS boolean

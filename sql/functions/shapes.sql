@@ -82,7 +82,7 @@ WITH RECURSIVE used(type) AS (
 missing AS (
     SELECT DISTINCT a.attname FROM modak.mirror_tree(mirror_shape.relation) r JOIN pg_attribute a ON a.attrelid = r.relation
      WHERE a.atthasmissing),
-told AS (SELECT modak.mirror_events() AS all_events)
+coverage AS (SELECT modak.mirror_events() AS all_events)
 SELECT jsonb_build_object(
     'schema', n.nspname, 'name', c.relname, 'kind', c.relkind::text, 'persistence', c.relpersistence::text,
     'partition_of', CASE WHEN c.relispartition THEN
@@ -99,7 +99,7 @@ SELECT jsonb_build_object(
                            'sql', format_type(a.atttypid, a.atttypmod), 'not_null', a.attnotnull,
                            'generated', a.attgenerated = 'v' OR a.attgenerated = 's' AND NOT sent.generated,
                            'computed', a.attgenerated <> '',
-                           'altered', CASE WHEN told.all_events AND NOT a.atthasmissing
+                           'altered', CASE WHEN coverage.all_events AND NOT a.atthasmissing
                                       THEN jsonb_build_array(a.xmin::text, a.attacl::text) END,
                            'filled', a.atthasdef OR a.attidentity <> '' OR a.attname IN (SELECT attname FROM missing)
                            ) ORDER BY a.attnum)
@@ -114,7 +114,7 @@ SELECT jsonb_build_object(
                                                       WHERE i.inhrelid = l.oid AND i.inhparent = c.oid)
                                    THEN l.relpartbound::text END,
                           'row_security', row_security_active(l.oid), 'readable', has_table_privilege(l.oid, 'SELECT'),
-                          'file', CASE WHEN NOT told.all_events
+                          'file', CASE WHEN NOT coverage.all_events
                                          OR l.oid <> c.oid AND l.relkind = 'r' AND NOT EXISTS (
                                             SELECT FROM pg_trigger t WHERE t.tgrelid = l.oid
                                                AND t.tgname = 'mirror_pump_truncate' AND t.tgenabled = 'A')
@@ -139,7 +139,7 @@ SELECT jsonb_build_object(
                 FROM used u JOIN pg_type t ON t.oid = u.type WHERE t.typtype IN ('e', 'c')))
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace
-  CROSS JOIN told
+  CROSS JOIN coverage
  WHERE c.oid = relation
 $$;
 

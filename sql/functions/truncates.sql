@@ -27,16 +27,16 @@ DECLARE
 BEGIN
     FOR partition IN
         SELECT c.oid AS leaf, t.oid IS NOT NULL AS made,
-               coalesce(told.watched, false) AND NOT coalesce(t.oid IS NOT NULL AND c.oid = ANY (touched), false) AS unseen
+               coalesce(recorded.watched, false) AND NOT coalesce(t.oid IS NOT NULL AND c.oid = ANY (touched), false) AS unseen
           FROM modak.mirror_tree(root) r
           JOIN pg_class c ON c.oid = r.relation
           LEFT JOIN pg_trigger t ON t.tgrelid = c.oid AND t.tgname = 'mirror_pump_truncate'
           LEFT JOIN (SELECT (l ->> 'id')::oid AS leaf, l ->> 'file' IS NULL AS watched
                        FROM modak.mirror_shapes s
                       CROSS JOIN LATERAL jsonb_array_elements(coalesce(nullif(s.shape -> 'leaves', 'null'), '[]')) l
-                      WHERE s.table_id = root::bigint) told ON told.leaf = c.oid
+                      WHERE s.table_id = root::bigint) recorded ON recorded.leaf = c.oid
          WHERE c.oid <> root AND c.relkind = 'r' AND t.tgenabled IS DISTINCT FROM 'A' AND pg_has_role(c.relowner, 'USAGE')
-           AND (touched IS NULL OR c.oid = ANY (touched) OR told.leaf IS NULL)
+           AND (touched IS NULL OR c.oid = ANY (touched) OR recorded.leaf IS NULL)
     LOOP
         BEGIN
             -- Only mirror_ddl() reads this: it notes the shape once, not for each partition.

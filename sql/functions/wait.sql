@@ -7,7 +7,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     target bigint := coalesce(lsn, pg_catalog.pg_current_wal_insert_lsn()) - '0/0'::pg_catalog.pg_lsn;
     deadline timestamptz := pg_catalog.clock_timestamp() + timeout;
-    asked timestamptz;
+    checked_at timestamptz;
     passed boolean;
 BEGIN
     IF pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
@@ -26,8 +26,8 @@ BEGIN
         IF pg_catalog.clock_timestamp() >= deadline THEN
             RETURN false;
         END IF;
-        IF asked IS NULL OR pg_catalog.clock_timestamp() > asked + interval '2 seconds' THEN
-            asked := pg_catalog.clock_timestamp();
+        IF checked_at IS NULL OR pg_catalog.clock_timestamp() > checked_at + interval '2 seconds' THEN
+            checked_at := pg_catalog.clock_timestamp();
             IF pg_catalog.current_setting('server_version_num')::int >= 170000 THEN
                 EXECUTE 'SELECT pg_catalog.pg_logical_emit_message(false, ''modak.wait'', $1, true)'
                   USING pg_catalog.to_hex(target);

@@ -152,7 +152,7 @@ RETURNING table_id;
 -- copied (modak.moved_cut() says when rows may be below the cut-line). For a filled table publish_snapshot sets it.
 WITH due AS (
     SELECT m.table_id, t.schema_name, m.lake_table, m.staged_snapshot_id, s.seen, s.location,
-           (t.heap_retention_lag IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL) AS divided
+           (t.heap_retention_lag IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL) AS has_retention
       FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
       LEFT JOIN unnest(%(table_ids)s::bigint[], %(staged)s::text[], %(seen)s::text[], %(locations)s::text[])
         AS s(table_id, staged, seen, location) ON s.table_id = m.table_id AND s.staged = m.staged_location
@@ -170,7 +170,7 @@ published AS (
        SET lake_snapshot_id = d.staged_snapshot_id, updated_at = now(),
            lake_props = jsonb_build_object('metadata_location', d.location,
                                            'snapshot_id', d.staged_snapshot_id::text)
-      FROM due d WHERE c.table_id = d.table_id AND NOT d.divided),
+      FROM due d WHERE c.table_id = d.table_id AND NOT d.has_retention),
 shown AS (
     UPDATE modak.mirror_tables m SET staged_location = NULL, staged_snapshot_id = NULL
       FROM due d WHERE m.table_id = d.table_id)

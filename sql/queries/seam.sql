@@ -20,7 +20,7 @@ SELECT pin_id FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(s
 -- The cut-lines of the pinned tables as of the reader's database snapshot.
 SELECT c.table_id, c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location' AS published_location,
        c.replicated_lsn, i.metadata_location,
-       t.heap_retention_lag IS NOT NULL OR c.tier_key_hi > '-9223372036854775808'::bigint AS divided,
+       t.heap_retention_lag IS NOT NULL OR c.tier_key_hi > '-9223372036854775808'::bigint AS has_retention,
        m.state = 'dropped' OR NOT EXISTS (SELECT FROM pg_class r WHERE r.oid = c.table_id::oid) AS dropped
   FROM modak.cutline c
   JOIN modak.mirror_tables m USING (table_id)
@@ -58,7 +58,7 @@ SELECT r.relation::bigint, format('%%I.%%I', n.nspname, c.relname)
   JOIN pg_class c ON c.oid = r.relation
   JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE r.is_leaf
-   AND NOT (%(divided)s AND EXISTS (SELECT FROM pg_partitioned_table p WHERE p.partdefid = r.relation))
+   AND NOT (%(has_retention)s AND EXISTS (SELECT FROM pg_partitioned_table p WHERE p.partdefid = r.relation))
  ORDER BY 1;
 
 -- name: rewritten

@@ -1,4 +1,4 @@
-"""Resolves in a running pump, read by engines that we did not write: every kind of key, and what comes in between."""
+"""Conversions in a running pump, read by engines that we did not write: every kind of key, and what comes between."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_kind_of_key(database: Database, warehouse: str, spark: SparkSessi
             f"CREATE TABLE {name} ({columns}, n int, PRIMARY KEY ({key}))",
             f"INSERT INTO {name} SELECT {expression}, 0 FROM generate_series(1, 300) g",
         )
-    mirror = Mirror.create(database, warehouse, SparkTaskRunner(spark, 4), resolve_age=0, index_memory=0)
+    mirror = Mirror.create(database, warehouse, SparkTaskRunner(spark, 4), convert_age=0, index_memory=0)
     mirror.register(*tables)
     steps = Steps()
     with mirror.pumping(steps):
@@ -62,7 +62,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
         "CREATE TABLE t (id int PRIMARY KEY, n int)", "INSERT INTO t SELECT g, 0 FROM generate_series(1, 1000) g"
     )
     return Mirror.create(
-        database, warehouse, GatedCopies(ThreadTaskRunner()), resolve_age=0, index_memory=0, merge_bytes=0
+        database, warehouse, GatedCopies(ThreadTaskRunner()), convert_age=0, index_memory=0, merge_bytes=0
     )
 
 
@@ -82,7 +82,7 @@ def test_a_truncate_while_positions_are_looked_up(mirror: Mirror) -> None:
     with mirror.pumping(steps):
         mirror.await_live("public.t")
         database.execute("UPDATE t SET n = 1 WHERE id % 3 = 0")
-        await_true(lambda: steps.count(Step.CONVERSION_REFUSED), 30, "the resolve is refused")
+        await_true(lambda: steps.count(Step.CONVERSION_REFUSED), 30, "the conversion is refused")
         mirror.assert_equal("public.t")
         database.execute("UPDATE t SET n = 8 WHERE id % 3 = 0")
         await_converted(mirror, "public.t")
@@ -106,7 +106,7 @@ def test_another_engine_rewrites_the_files_meanwhile(mirror: Mirror, spark: Spar
     with mirror.pumping(steps):
         mirror.await_live("public.t")
         database.execute("UPDATE t SET n = 1 WHERE id % 3 = 0")
-        await_true(lambda: steps.count(Step.CONVERSION_REFUSED), 60, "the resolve is refused")
+        await_true(lambda: steps.count(Step.CONVERSION_REFUSED), 60, "the conversion is refused")
         database.execute("UPDATE t SET n = 2 WHERE id % 5 = 0", "DELETE FROM t WHERE id % 7 = 0")
         await_converted(mirror, "public.t")
         mirror.assert_equal("public.t")

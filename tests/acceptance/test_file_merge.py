@@ -47,7 +47,7 @@ def t(database: Database) -> Database:
 
 @pytest.mark.slow
 def test_small_files_are_merged_while_the_stream_goes_on(t: Database, warehouse: str, spark: SparkSession) -> None:
-    mirror = Mirror.create(t, warehouse, SparkTaskRunner(spark, 4), batch_bytes=1, resolve_age=0)
+    mirror = Mirror.create(t, warehouse, SparkTaskRunner(spark, 4), batch_bytes=1, convert_age=0)
     mirror.register("t")
     steps = Steps()
     with mirror.pumping(steps):
@@ -70,7 +70,7 @@ def test_small_files_are_merged_while_the_stream_goes_on(t: Database, warehouse:
 @pytest.mark.parametrize("what", ["truncate", "delete", "rewrite", "announce"])
 def test_what_comes_while_files_are_merged(t: Database, warehouse: str, spark: SparkSession, what: str) -> None:
     """Each before the merge is published: it is refused, or lands with what was changed meanwhile."""
-    mirror = Mirror.create(t, warehouse, ThreadTaskRunner(), batch_bytes=1, resolve_age=0)
+    mirror = Mirror.create(t, warehouse, ThreadTaskRunner(), batch_bytes=1, convert_age=0)
     session = lake_session(spark, t.dsn, mirror.settings.require_warehouse())
     done, written = threading.Event(), threading.Event()
 
@@ -119,7 +119,7 @@ def test_what_comes_while_files_are_merged(t: Database, warehouse: str, spark: S
 
 
 def test_a_file_with_many_deleted_rows_is_rewritten_and_the_key_index_follows(t: Database, warehouse: str) -> None:
-    mirror = Mirror.create(t, warehouse, ThreadTaskRunner(), batch_bytes=1, resolve_age=0)
+    mirror = Mirror.create(t, warehouse, ThreadTaskRunner(), batch_bytes=1, convert_age=0)
     mirror.register("t")
     steps = Steps()
     with mirror.pumping(steps) as running:

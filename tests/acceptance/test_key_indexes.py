@@ -71,7 +71,7 @@ def test_every_kind_of_key(database: Database, warehouse: str, tasks: ThreadTask
             f"CREATE TABLE {name} ({columns}, n int, PRIMARY KEY ({key}))",
             f"INSERT INTO {name} SELECT {expression}, 0 FROM generate_series(1, 300) g",
         )
-    mirror = Mirror.create(database, warehouse, tasks, resolve_age=0)
+    mirror = Mirror.create(database, warehouse, tasks, convert_age=0)
     mirror.register(*tables)
     steps = Steps()
     with mirror.pumping(steps) as running:
@@ -80,7 +80,7 @@ def test_every_kind_of_key(database: Database, warehouse: str, tasks: ThreadTask
             await_index(mirror, steps, table, f"UPDATE {name} SET n = n + 1 WHERE random() < 0.1")
         # A step is told after its publish, and before the next one begins.
         mirror.await_frontier()
-        resolved = steps.count(Step.CONVERTED)
+        converted = steps.count(Step.CONVERTED)
         for turn in range(3):
             for name, (_, key, expression) in KEYS.items():
                 database.execute(
@@ -92,7 +92,7 @@ def test_every_kind_of_key(database: Database, warehouse: str, tasks: ThreadTask
             mirror.await_frontier()
             assert not any(pending(mirror, table) for table in tables), "no equality delete is ever visible"
         assert_read(mirror, running, *tables)
-        assert steps.count(Step.CONVERTED) == resolved, "there was nothing to resolve"
+        assert steps.count(Step.CONVERTED) == converted, "there was nothing to convert"
         modes = {row[0]: row[1]["mode"] for row in database.rows("SELECT table_id, key_index FROM modak.mirror_tables")}
         assert set(modes.values()) == {"position"}
     for table in tables:
@@ -110,7 +110,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
         "CREATE TABLE t (id int PRIMARY KEY, n int, v text)",
         "INSERT INTO t SELECT g, 0, 'v' FROM generate_series(1, 1000) g",
     )
-    return Mirror.create(database, warehouse, GatedCopies(ThreadTaskRunner()), resolve_age=0)
+    return Mirror.create(database, warehouse, GatedCopies(ThreadTaskRunner()), convert_age=0)
 
 
 def test_a_truncate_a_key_change_and_a_copy_again(mirror: Mirror) -> None:
@@ -173,7 +173,7 @@ def test_status_says_how_deletes_are_written_and_what_memory_holds(mirror: Mirro
     def shown() -> DeleteMode:
         return deletes_shown(mirror)[0]
 
-    with mirror.with_options(resolve_age=3600).pumping(steps):
+    with mirror.with_options(convert_age=3600).pumping(steps):
         mirror.await_live("public.t")
         for _ in range(50):
             database.execute("UPDATE t SET n = n + 1 WHERE id % 10 = 0")
@@ -342,7 +342,7 @@ def test_memory_for_one_index_goes_to_the_table_that_needs_it_most(mirror: Mirro
 def test_with_no_memory_there_is_no_index(mirror: Mirror) -> None:
     steps = Steps()
     mirror.register("t")
-    with mirror.with_options(index_memory=0, resolve_age=3600).pumping(steps):
+    with mirror.with_options(index_memory=0, convert_age=3600).pumping(steps):
         mirror.await_live("public.t")
         for turn in range(3):
             mirror.database.execute(f"UPDATE t SET n = {turn}")

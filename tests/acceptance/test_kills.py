@@ -209,13 +209,13 @@ def test_a_delete_conversion_killed_at_every_step(mirror: Mirror, spark: SparkSe
                 mirror,
                 step,
                 nth if step in ("converting", "positions-written", "converted") else 1,
-                resolve_age=0,
+                convert_age=0,
                 index_memory=0,
             )
             mirror.assert_sound()
     write(mirror.database, 200)
     steps = Steps()
-    with mirror.with_options(resolve_age=0, index_memory=0).pumping(steps):
+    with mirror.with_options(convert_age=0, index_memory=0).pumping(steps):
         mirror.await_frontier()
         await_true(
             lambda: not (pending_deletes(mirror, "public.a") or pending_deletes(mirror, "public.b")), 120, "done"
@@ -240,7 +240,7 @@ def test_an_index_killed_at_every_step(mirror: Mirror) -> None:
         die(mirror, step, 2, meanwhile=lambda: change(mirror.database), batch_age=0.02)
         mirror.assert_sound()
     steps = Steps()
-    with mirror.with_options(resolve_age=0).pumping(steps) as running:
+    with mirror.with_options(convert_age=0).pumping(steps) as running:
         for _ in range(30):
             change(mirror.database)
             mirror.await_frontier()
@@ -260,17 +260,17 @@ def test_an_index_killed_at_every_step(mirror: Mirror) -> None:
 
 
 def test_a_merge_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> None:
-    """While rows change, and resolves land beside it."""
+    """While rows change, and conversions land beside it."""
     mirror.register("a", "b")
     mirror.catch_up()
     for number, step in enumerate(MERGE_STEPS):
         for part in range(3):
             write(mirror.database, number * 30 + part * 10)
-        die(mirror, step, 1, resolve_age=0, batch_bytes=1)
+        die(mirror, step, 1, convert_age=0, batch_bytes=1)
         mirror.assert_sound()
     write(mirror.database, 400)
     steps = Steps()
-    with mirror.with_options(resolve_age=0, batch_bytes=1).pumping(steps):
+    with mirror.with_options(convert_age=0, batch_bytes=1).pumping(steps):
         mirror.await_frontier()
         await_true(lambda: steps.count(Step.MERGED), 120, "a merge lands")
         await_true(

@@ -148,7 +148,7 @@ class World:
             "batch_age": chance.choice([0.0, 0.02, 0.2]),
             "copy_chunk_bytes": chance.choice([8192, 24_000]),
             "copy_workers": chance.choice([1, 3]),
-            "resolve_age": chance.choice([0.0, 0.3]),
+            "convert_age": chance.choice([0.0, 0.3]),
             "index_memory": chance.choice([1 << 30, 1 << 30, 3 << 20, 0]),
             "merge_bytes": chance.choice([1 << 25, 4000, 0]),
         }

@@ -29,14 +29,14 @@ def test_at_every_published_frontier_the_lake_is_the_heap(
     # Rounds rather than one large run: a slow machine does fewer of them, and takes no longer.
     seeds = random.Random(pytestconfig.getoption("--hypothesis-seed"))
     MirrorMachine.server = postgres
-    MirrorMachine.published = MirrorMachine.resolves = MirrorMachine.merges = MirrorMachine.indexed = 0
+    MirrorMachine.published = MirrorMachine.conversions = MirrorMachine.merges = MirrorMachine.indexed = 0
     deadline = time.monotonic() + SECONDS
     rounds = 0
 
     def enough() -> bool:
         return (
             MirrorMachine.published > 20 * EXAMPLES * rounds
-            and min(MirrorMachine.resolves, MirrorMachine.indexed, MirrorMachine.merges) > EXAMPLES * rounds // 4
+            and min(MirrorMachine.conversions, MirrorMachine.indexed, MirrorMachine.merges) > EXAMPLES * rounds // 4
         )
 
     # One round on a slow machine may have been too short to say anything of merges.
@@ -57,5 +57,5 @@ def test_at_every_published_frontier_the_lake_is_the_heap(
                 print_blob=True,
             ),
         )
-    counts = (MirrorMachine.published, MirrorMachine.resolves, MirrorMachine.indexed, MirrorMachine.merges)
-    assert enough(), f"published, resolves, indexed, merges in {rounds} rounds: {counts}"
+    counts = (MirrorMachine.published, MirrorMachine.conversions, MirrorMachine.indexed, MirrorMachine.merges)
+    assert enough(), f"published, conversions, indexed, merges in {rounds} rounds: {counts}"

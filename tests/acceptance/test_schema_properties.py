@@ -63,7 +63,7 @@ def _play(database: Database, warehouse: str, chance: random.Random, event_trigg
     """A mirror that goes through random transactions; returns how many statements committed."""
     database.execute(*DDL)
     runner = ThreadTaskRunner(3)
-    mirror = Mirror.create(database, warehouse, runner, copy_chunk_bytes=8192, resolve_age=0.2)
+    mirror = Mirror.create(database, warehouse, runner, copy_chunk_bytes=8192, convert_age=0.2)
     if not event_triggers:
         database.execute(*(f"DROP EVENT TRIGGER mirror_pump_{name}" for name in ("ddl", "drop", "rewrite")))
     mirror.register(*(f"{SCHEMA}.{name}" for name in TABLES))

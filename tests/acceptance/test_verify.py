@@ -255,7 +255,7 @@ def test_a_single_changed_byte_is_found(
     for table in tables:
         make_table(database, table, 1000)
     # Files are written anew in place: positions in them must not be looked up meanwhile.
-    mirror = Mirror.create(database, warehouse, tasks, resolve_age=3600)
+    mirror = Mirror.create(database, warehouse, tasks, convert_age=3600)
     with mirror.pumping():
         mirror.register(*tables)
         mirror.await_live(*tables)

@@ -27,7 +27,7 @@ STEPS = (
 )  # fmt: skip
 
 _OPTIONS = {
-    "batch_age": 0.05, "storage_fsync": "false", "retention_interval": 0.1, "fold_age": 0.3, "resolve_age": 1,
+    "batch_age": 0.05, "storage_fsync": "false", "retention_interval": 0.1, "fold_age": 0.3, "convert_age": 1,
     "reconnect_backoff_max": 0.5,
 }  # fmt: skip
 

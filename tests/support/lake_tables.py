@@ -100,14 +100,14 @@ class SmallTable:
         return staged
 
     def compute(self) -> FileRewrite | None:
-        """What a resolve of the present state comes to; None if there is nothing to resolve."""
+        """What a conversion of the present state comes to; None if there is nothing to convert."""
         plan = plan_conversion(self.table, self.listing)
         if plan is None:
             return None
         return file_rewrite_of(plan, [convert_deletes(task) for task in plan.tasks])
 
-    def resolve(self) -> StagedCommit | None:
-        """A whole resolve."""
+    def convert(self) -> StagedCommit | None:
+        """A whole conversion."""
         resolution = self.compute()
         return None if resolution is None else self.commit(RowDelta((), replaces=resolution))
 

@@ -213,10 +213,10 @@ def prepare(database: Database, warehouse: str, spark: SparkSession, runner: Tas
     return maintained
 
 
-DEBTS: dict[str, Any] = {"index_memory": 0, "resolve_age": 3600, "merge_bytes": 0}
+DEBTS: dict[str, Any] = {"index_memory": 0, "convert_age": 3600, "merge_bytes": 0}
 """Settings of a pump that leaves all of its debts to maintenance, so that what there is to do is known."""
 
-UPKEEP: dict[str, Any] = {"index_memory": 1 << 30, "resolve_age": 0.2, "merge_bytes": 1 << 20}
+UPKEEP: dict[str, Any] = {"index_memory": 1 << 30, "convert_age": 0.2, "merge_bytes": 1 << 20}
 """Settings of one that pays most of them itself, at once."""
 
 

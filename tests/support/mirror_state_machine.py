@@ -50,7 +50,7 @@ OPTIONS = st.fixed_dictionaries(
         "batch_age": st.sampled_from([0.0, 0.02, 0.2]),
         "copy_chunk_bytes": st.sampled_from([8192, 24_000]),
         "copy_workers": st.sampled_from([1, 3]),
-        "resolve_age": st.sampled_from([0.0, 0.0, 0.3]),
+        "convert_age": st.sampled_from([0.0, 0.0, 0.3]),
         # For all tables, for one or two at a time, for none.
         "index_memory": st.sampled_from([1 << 30, 1 << 30, 3 << 20, 0]),
         "merge_bytes": st.sampled_from([1 << 25, 1 << 25, 4000, 0]),
@@ -92,8 +92,8 @@ class MirrorMachine(RuleBasedStateMachine):
     server: ClassVar[EmbeddedPostgres]
     published: ClassVar[int] = 0
     """(the frontier, table) pairs compared so far, over all examples: a test that compares nothing must not pass."""
-    resolves: ClassVar[int] = 0
-    """Resolves that landed so far."""
+    conversions: ClassVar[int] = 0
+    """Conversions that landed so far."""
     indexed: ClassVar[int] = 0
     """Key indexes compared with their tables so far."""
     merges: ClassVar[int] = 0
@@ -143,7 +143,7 @@ class MirrorMachine(RuleBasedStateMachine):
                 for table, frontier, location in self._probe.execute(_LIVE):
                     self._points.append((frontier, table, location))
         if step is Step.CONVERTED:
-            MirrorMachine.resolves += 1
+            MirrorMachine.conversions += 1
         if step is Step.MERGED:
             MirrorMachine.merges += 1
         fault = self._fault

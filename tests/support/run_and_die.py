@@ -2,8 +2,8 @@
 
 A program of its own, for tests that start it: kill -9 ends threads, connections and unwritten buffers as a crash does.
 Arguments: DSN, warehouse, slot, step, n, `spark` or `threads`, and settings as name=value. A step `a/b` is the first b
-after an a. A pump that is to die in a resolve, a merge or at a key index does not end when it has caught up: these come
-behind; nor does one with `once=false`.
+after an a. A pump that is to die in a conversion, a merge or at a key index does not end when it has caught up, since
+these come later; nor does one with `once=false`.
 """
 
 from __future__ import annotations

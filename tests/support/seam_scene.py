@@ -245,7 +245,7 @@ def repeatable(connection: psycopg.Connection[Any]) -> None:
 def scene(database: Database, warehouse: str) -> Iterator[SeamScene]:
     """The scene for the time of the block. At its end everything must have been right, and be right."""
     tables = RetentionTables(database, warehouse)
-    events = tables.automatic(fold_age=0.1, reconnect_backoff_max=0.5, resolve_age=0.5)
+    events = tables.automatic(fold_age=0.1, reconnect_backoff_max=0.5, convert_age=0.5)
     mirror = events.mirror
     with database.connect() as connection:
         connection.execute(_AUDIT)

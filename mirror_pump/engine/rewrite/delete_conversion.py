@@ -24,7 +24,7 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path
 
 KEYS_AT_ONCE = 4_000_000
-"""How many deleted keys a task holds unless told otherwise: 16 bytes each for integers, some 100 for text."""
+"""How many deleted keys a task holds by default: 16 bytes each for integers, some 100 for text."""
 
 _READ_ROWS = 256 * 1024
 """Deleted keys read at a time."""

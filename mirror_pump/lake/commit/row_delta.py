@@ -134,20 +134,20 @@ class LakeTable:
         properties: Mapping[str, str],
         now_ms: int,
         *,
-        divided: bool = False,
+        has_retention: bool = False,
     ) -> StagedCommit:
         """Stages a new table, unpartitioned, of format version 2, with an empty start snapshot. The snapshot's sequence
         number is the table's start sequence number.
 
-        `divided`: the table has heap retention. The start snapshot is then also the head of the archive branch, since
-        no row is below the cut-line yet. Creates the directories of the table's files. Nothing creates them later.
-        Raises LakeError if the storage fails.
+        `has_retention`: the table has heap retention. The start snapshot is then also the head of the archive branch,
+        since no row is below the cut-line yet. Creates the directories of the table's files; nothing else creates
+        them. Raises LakeError if the storage fails.
         """
         root = location.rstrip("/")
         for name in ("metadata", "data"):
             make_directory(join(root, name), storage)
         empty = cls(TableMetadata.new(schema, root, properties, now_ms), "", storage, ())
-        return empty._stage(RowDelta(()), now_ms, frozenset(), None, divided=divided)
+        return empty._stage(RowDelta(()), now_ms, frozenset(), None, has_retention=has_retention)
 
     @classmethod
     def load(cls, metadata_location: str, storage: StorageOptions) -> LakeTable:
@@ -195,10 +195,10 @@ class LakeTable:
         old_location: str | None,
         rewrite_since: int | None = None,
         *,
-        divided: bool = False,
+        has_retention: bool = False,
     ) -> StagedCommit:
         with StagedFiles(self.storage) as written:
-            return self._written(delta, now_ms, keep, old_location, rewrite_since, written, divided=divided)
+            return self._written(delta, now_ms, keep, old_location, rewrite_since, written, has_retention=has_retention)
 
     def _written(
         self,
@@ -209,7 +209,7 @@ class LakeTable:
         rewrite_since: int | None,
         written: StagedFiles,
         *,
-        divided: bool,
+        has_retention: bool,
     ) -> StagedCommit:
         """Stages the delta. `written` owns each file as soon as it exists."""
         sequence_number = self.metadata.last_sequence_number + max(len(delta.segments), 1)
@@ -228,7 +228,7 @@ class LakeTable:
         summary = self._summary(delta, added, removal, replaced, timestamp)
         snapshot = self._snapshot(writer, manifests, summary, timestamp)
         metadata = with_snapshot(self.metadata, snapshot, old_location, keep, self.retention)
-        if divided:
+        if has_retention:
             metadata = with_branch(metadata, ARCHIVE_BRANCH, snapshot_id)
         new_location = next_location(self.metadata, old_location)
         files = [*writer.files, (new_location, metadata.to_json())]

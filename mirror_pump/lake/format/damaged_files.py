@@ -64,6 +64,6 @@ def _damaged(location: str, kind: str, error: Exception) -> FileDamaged:
     detail = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
     return FileDamaged(
         f"{location} is damaged: it is not {kind}: {detail}",
-        "restore this file from a backup, or unregister the table and register it again, which copies it anew",
+        "restore this file from a backup, or unregister the table and register it again, which copies it again",
         location,
     )

@@ -86,16 +86,16 @@ def hybrid_reads(
 ) -> list[TableRead]:
     """Return the reads of the tables. `enter` takes over the database snapshots that the reads depend on."""
     dsn = settings.require_dsn()
-    present = enter(ConsistentSnapshot(dsn, table_ids, locks=Locks.DIVIDED, stopped=stopped))
-    divided = [seam for seam in present.seams.values() if seam.divided]
-    whole = [seam.table.table_id for seam in present.seams.values() if not seam.divided]
+    present = enter(ConsistentSnapshot(dsn, table_ids, locks=Locks.WITH_RETENTION, stopped=stopped))
+    with_retention = [seam for seam in present.seams.values() if seam.has_retention]
+    whole = [seam.table.table_id for seam in present.seams.values() if not seam.has_retention]
     for seam in present.seams.values():
         if seam.dropped:
             raise TableError(f"{seam.table.name} was dropped in Postgres", "read what the lake has of it (mode lake)")
-    reads = [seam_read(present, seam, storage) for seam in divided]
+    reads = [seam_read(present, seam, storage) for seam in with_retention]
     if not whole:
         return reads
-    if divided:
+    if with_retention:
         warn(
             "tables with heap retention are read as of another moment than the others"
             " (--mode lake: all of them at one frontier)"

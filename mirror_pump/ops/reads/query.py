@@ -56,7 +56,7 @@ from sql import queries
 if TYPE_CHECKING:
     import duckdb
 
-_LOCKS = {ReadMode.SEAM: Locks.DIVIDED, ReadMode.LAKE: Locks.NONE, ReadMode.HEAP: Locks.ALL}
+_LOCKS = {ReadMode.SEAM: Locks.WITH_RETENTION, ReadMode.LAKE: Locks.NONE, ReadMode.HEAP: Locks.ALL}
 _SQL = queries("names")
 
 
@@ -244,7 +244,7 @@ def plain_reads(
         return _past(query.at, moment, storage, warn)
     if query.mode is ReadMode.HEAP:
         return [heap_read(moment, seam, storage) for seam in seams]
-    of_lake = [seam for seam in seams if query.mode is ReadMode.LAKE or not seam.divided]
+    of_lake = [seam for seam in seams if query.mode is ReadMode.LAKE or not seam.has_retention]
     frontier = one_frontier(of_lake)
     if of_lake and len(of_lake) < len(seams):
         names = ", ".join(str(seam.table.name) for seam in of_lake)
@@ -260,7 +260,7 @@ def plain_reads(
         elif seam not in of_lake:
             reads.append(seam_read(moment, seam, storage))
         else:
-            lake = main_head(moment, seam, storage) if seam.divided else published(seam)
+            lake = main_head(moment, seam, storage) if seam.has_retention else published(seam)
             reads.append(lake_read(seam, lake, storage))
         if (state := _not_followed(seam)) is not None:
             since = "" if seam.frontier is None else f"; its lake ends at frontier {format_lsn(seam.frontier)}"

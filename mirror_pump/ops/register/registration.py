@@ -358,7 +358,7 @@ def _new_lake_table(
         storage,
         TABLE_PROPERTIES,
         time.time_ns() // 1_000_000,
-        divided=table.tier is not None,
+        has_retention=table.tier is not None,
     )
     return replace(table, data_sequence_number=staged.sequence_number), staged
 

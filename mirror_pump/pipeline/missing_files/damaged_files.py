@@ -7,7 +7,7 @@ from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.operations.table_changes import Failure
 
 _REMEDY = (
-    "unregister the table and register it again, which copies it anew; or restore the file from a backup first, if its"
+    "unregister the table and register it again, which copies it again; or restore the file from a backup first, if its"
     " former content has to be read until then"
 )
 _ONLY_COPY = (

@@ -138,7 +138,7 @@ def _upkeep_jobs(context: SessionContext, indexes: KeyIndexes) -> tuple[Job, ...
     settings, observer = context.settings, context.observer
     workers = conversion_workers(os.cpu_count() or 1)
     return (
-        ConvertDeletesJob(settings.resolve_rows, settings.resolve_age, workers, observer),
+        ConvertDeletesJob(settings.convert_rows, settings.convert_age, workers, observer),
         MergeJob(settings.merge_bytes, indexes.packing, observer),
         RewriteJob(settings.merge_bytes, indexes.packing, observer),
         FillJob(context, indexes.packing),

@@ -77,7 +77,7 @@ class TableCutline:
     """Whether the table was dropped in Postgres, even if the pump has not applied that yet."""
 
     @property
-    def divided(self) -> bool:
+    def has_retention(self) -> bool:
         """Whether the table has heap retention, so that a complete read needs both the lake and the heap."""
         return self.table.tier is not None
 
@@ -117,7 +117,7 @@ class _SeamRow:
     published_location: str
     replicated_lsn: Lsn | None
     metadata_location: str
-    divided: bool
+    has_retention: bool
     dropped: bool
 
     @property
@@ -151,7 +151,7 @@ class Locks(StrEnum):
     """The tables whose heap will be read, and which therefore get ACCESS SHARE locks."""
 
     NONE = "none"
-    DIVIDED = "divided"
+    WITH_RETENTION = "with retention"
     """The tables with heap retention."""
     ALL = "all"
 
@@ -253,8 +253,8 @@ class ConsistentSnapshot:
         wanted = {"table_ids": sorted(table_ids), "all": locks is Locks.ALL}
         heaps = [] if locks is Locks.NONE else self._pinning.execute(_SQL["heaps"], wanted).fetchall()
         locked = {}
-        for table_id, divided in heaps:
-            which = {"table_id": table_id, "divided": divided}
+        for table_id, has_retention in heaps:
+            which = {"table_id": table_id, "has_retention": has_retention}
             leaves = self._pinning.execute(_SQL["leaves"], which).fetchall()
             for _, leaf in leaves:
                 execute(f"LOCK TABLE ONLY {leaf} IN ACCESS SHARE MODE".encode())
@@ -263,7 +263,7 @@ class ConsistentSnapshot:
         # Everything that the snapshot sees must be locked, also a partition that was added, and a table that got heap
         # retention, in the meantime.
         self._complete = all(
-            locks is Locks.NONE or (locks is Locks.DIVIDED and not row.divided) or row.table_id in locked
+            locks is Locks.NONE or (locks is Locks.WITH_RETENTION and not row.has_retention) or row.table_id in locked
             for row in rows
         ) and all(execute(_SQL["leaves"], which).fetchall() == leaves for which, leaves in locked.values())
         exported = execute("SELECT pg_export_snapshot()").fetchone()

@@ -136,7 +136,7 @@ def test_an_index_that_cannot_be_built_is_reported(
     database: Database, warehouse: str, threads: ThreadTaskRunner, log: Log
 ) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 10)")
-    mirror = Mirror.create(database, warehouse, threads, index_memory=0, resolve_age=3600)
+    mirror = Mirror.create(database, warehouse, threads, index_memory=0, convert_age=3600)
     mirror.register("t")
     mirror.catch_up()
     root = Path(urllib.parse.urlparse(warehouse).path)

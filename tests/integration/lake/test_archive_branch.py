@@ -70,14 +70,14 @@ def test_the_archive_is_main_below_the_cutline_whatever_was_committed(tmp_path: 
                 small.commit(RowDelta((small.segment(rows, keys),)))
                 model = {key: value for key, value in model.items() if key not in gone} | rows
             case 3:
-                small.resolve()
+                small.convert()
             case 4:
                 small.merge()
             case 5:
                 cut += chance.randrange(30)
                 cold = _advance(small, branch, _line(cut))
                 assert _seam(cold) == {key: value for key, value in model.items() if key < cut}, f"seed {seed}"
-    small.resolve()
+    small.convert()
     cold = _advance(small, branch, _line(cut))
     wanted = {key: value for key, value in model.items() if key < cut}
     assert wanted
@@ -111,7 +111,7 @@ def test_spark_reads_the_archive_from_the_catalog_while_main_goes_on(
 
 def test_an_empty_archive_is_there_from_the_beginning(tmp_path: Path) -> None:
     small = SmallTable(tmp_path.as_uri())
-    staged = LakeTable.create(small.table.schema, small.location + "/2", STORAGE, {}, small.now_ms, divided=True)
+    staged = LakeTable.create(small.table.schema, small.location + "/2", STORAGE, {}, small.now_ms, has_retention=True)
     start = staged.table.metadata.archive_snapshot
     assert start is not None
     assert start.snapshot_id == staged.snapshot_id
@@ -170,7 +170,7 @@ def test_a_replacement_spares_the_rows_below_the_cutline(tmp_path: Path) -> None
     small.commit(RowDelta((small.segment({70: "d", 500: "d"}, [70, 500]),), replaces=FilesAbove(_line(50))))
     assert small.duckdb() == {**before, 70: "d", 500: "d"}
     assert _seam(_advance(small, branch, _line(50))) == before
-    small.resolve()
+    small.convert()
     assert small.scanned() == {**before, 70: "d", 500: "d"}
     assert _pyiceberg(_advance(small, branch, _line(50)).seam_location) == before
 
@@ -193,9 +193,9 @@ def test_deletes_of_rows_that_the_archive_lacks_are_not_in_it(tmp_path: Path) ->
     small.commit(RowDelta((small.segment(dict.fromkeys(range(50), "a")),)))
     small.commit(RowDelta((small.segment(dict.fromkeys(range(100, 200), "a")),)))
     small.commit(RowDelta((small.segment({}, [7, 8]),)))
-    small.resolve()
+    small.convert()
     small.commit(RowDelta((small.segment({}, range(110, 200)),)))
-    small.resolve()
+    small.convert()
     cold = _advance(small, ArchiveBranch(STORAGE), _line(50))
     snapshot = cold.table.metadata.archive_snapshot
     assert snapshot is not None

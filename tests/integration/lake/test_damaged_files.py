@@ -53,7 +53,7 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
 ) -> None:
     tables = ("merged", "converted", "indexed", "looked", "filled", "well")
     create(database, *tables)
-    mirror = Mirror.create(database, warehouse, tasks, index_memory=0, resolve_age=3600, merge_bytes=0)
+    mirror = Mirror.create(database, warehouse, tasks, index_memory=0, convert_age=3600, merge_bytes=0)
     events = EventsTable.manual(mirror, partitions=2)
     with mirror.pumping() as running:
         mirror.register(*tables)
@@ -88,7 +88,7 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
 
         await_true(found, 30, f"{step} of {table}")
 
-    upkeep = {"resolve_age": 0, "resolve_rows": 1, "merge_bytes": 1 << 25, "index_memory": 1 << 25, "fold_age": 0.05}
+    upkeep = {"convert_age": 0, "convert_rows": 1, "merge_bytes": 1 << 25, "index_memory": 1 << 25, "fold_age": 0.05}
     with mirror.with_options(**upkeep).pumping(steps):
         # A table's file is read for its merge, its conversion, its key index, an unchanged value, a new column.
         database.execute("UPDATE looked SET v = 'new' WHERE id = 7", "UPDATE well SET v = 'new' WHERE id = 7")
@@ -139,7 +139,7 @@ def test_damaged_metadata_fails_its_table_and_no_other(
 ) -> None:
     broken = ("head", "list", "manifest")
     create(database, *broken, "well")
-    mirror = Mirror.create(database, warehouse, tasks, resolve_age=3600, merge_bytes=0)
+    mirror = Mirror.create(database, warehouse, tasks, convert_age=3600, merge_bytes=0)
     with mirror.pumping():
         mirror.register(*broken, "well")
         mirror.await_live(*(f"public.{table}" for table in (*broken, "well")))

@@ -65,7 +65,7 @@ def test_a_table_whose_files_are_gone_fails_and_no_other(
     broken = ("whole", "files", "head", "list", "manifest")
     create(database, *broken, "well", "copied", "again", "idle")
     steps = Steps()
-    mirror = Mirror.create(database, warehouse, gate, resolve_age=3600, merge_bytes=0, limits=UNWATCHED)
+    mirror = Mirror.create(database, warehouse, gate, convert_age=3600, merge_bytes=0, limits=UNWATCHED)
     with mirror.pumping(steps):
         register(mirror, *broken, "well", "again", "idle")
         lakes = {table: lake_of(mirror, table) for table in (*broken, "again", "idle")}

@@ -1,4 +1,4 @@
-"""Random row deltas against a dict: segments, late copies, truncates, restarts, resolves, merges, others' rewrites.
+"""Random row deltas against a dict: segments, late copies, truncates, restarts, conversions, merges, others' rewrites.
 
 Read back by DuckDB, and by pyiceberg where no equality delete is pending."""
 
@@ -33,7 +33,7 @@ KEYS = st.integers(0, 5)
 
 
 class RewriteTiming(StrEnum):
-    """Whether the equality deletes that are pending before a commit are resolved; whether files are merged."""
+    """Whether the equality deletes that are pending before a commit are converted; whether files are merged."""
 
     NO = "no"
     AT_ONCE = "at once"
@@ -51,7 +51,7 @@ class Commit:
     copied: set[int] = field(default_factory=set)
     replace: bool = False
     reload: bool = False
-    resolve: RewriteTiming = RewriteTiming.NO
+    convert: RewriteTiming = RewriteTiming.NO
     merge: RewriteTiming = RewriteTiming.NO
     begin_rewrite: bool = False
     end_rewrite: bool = False
@@ -63,7 +63,7 @@ COMMITS = st.builds(
     copied=st.sets(KEYS, max_size=3),
     replace=st.integers(0, 4).map(lambda drawn: drawn == 4),
     reload=st.booleans(),
-    resolve=st.sampled_from(RewriteTiming),
+    convert=st.sampled_from(RewriteTiming),
     merge=st.sampled_from(RewriteTiming),
     begin_rewrite=st.integers(0, 7).map(lambda drawn: drawn == 7),
     end_rewrite=st.booleans(),
@@ -100,26 +100,26 @@ SIZES = MergeSizes(fanout=2, own_positions=2)
 def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
     duckdb: DuckDBPyConnection, commits: list[Commit], *, copying: bool
 ) -> None:
-    """While a table is copied nothing is resolved, and once it is resolved no chunk of a copy lands any more."""
+    """While a table is copied nothing is converted, and once it is converted no chunk of a copy lands any more."""
     with tempfile.TemporaryDirectory() as directory:
         table = SmallTable(f"{Path(directory).as_uri()}/t", sizes=SIZES)
         born_at = table.table.sequence_number
         model = Model()
         versions = itertools.count()
-        waiting: dict[str, FileRewrite | None] = {"resolve": None, "merge": None}
+        waiting: dict[str, FileRewrite | None] = {"convert": None, "merge": None}
         rewrite: PendingRewrite | None = None
         for commit in commits:
             if commit.reload:
                 table.reload()
             if not copying and commit.begin_rewrite and rewrite is None:
                 rewrite = table.begin_rewrite(model.rows)
-            if not copying and commit.resolve is RewriteTiming.AT_ONCE:
-                table.resolve()
+            if not copying and commit.convert is RewriteTiming.AT_ONCE:
+                table.convert()
                 assert table.table.equality_deletes == 0
             if not copying and commit.merge is RewriteTiming.AT_ONCE:
                 table.merge()
             for job, when, compute in (
-                ("resolve", commit.resolve, table.compute),
+                ("convert", commit.convert, table.compute),
                 ("merge", commit.merge, table.compute_merge),
             ):
                 if not copying and when in (RewriteTiming.ACROSS, RewriteTiming.SLOWLY) and waiting[job] is None:
@@ -145,14 +145,14 @@ def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
             if rewrite is not None and commit.end_rewrite:
                 table.end_rewrite(rewrite)
                 rewrite = None
-            for job, when in (("merge", commit.merge), ("resolve", commit.resolve)):
+            for job, when in (("merge", commit.merge), ("convert", commit.convert)):
                 if waiting[job] is not None and when is not RewriteTiming.SLOWLY:
                     with contextlib.suppress(FileRewriteSuperseded):
                         table.commit(RowDelta((), replaces=waiting[job]))
                     waiting[job] = None
         _check(table, model.rows, duckdb)
         if not copying:
-            table.resolve()
+            table.convert()
             _check(table, model.rows, duckdb)
             while table.merge() is not None:
                 _check(table, model.rows, duckdb)

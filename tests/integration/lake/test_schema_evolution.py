@@ -77,7 +77,7 @@ class _EvolvingTable:
         self.table = self._land(staged)
         return staged
 
-    def resolve(self) -> None:
+    def convert(self) -> None:
         plan = plan_conversion(self.table, Listing(STORAGE, (*self.table.schema.key_ids, PATH_ID)))
         assert plan is not None
         self._now += 1000
@@ -137,7 +137,7 @@ def test_columns_change_while_rows_and_deletes_of_before_stay(
         (5, "a5'", Decimal(10**20), [], 5, None), (6, "a6", p, None, 6, None),
     ]  # fmt: skip
     assert table.rows(lake) == expected
-    table.resolve()
+    table.convert()
     assert table.table.equality_deletes == 0
     assert table.rows(lake) == expected
     # Every snapshot reads under the schema that it was made under.

@@ -52,7 +52,7 @@ def test_a_commit_per_second(warehouse: str) -> None:
                 table.commit(RowDelta((), replaces=merge))
                 merge = None
         elif number % RESOLVED_EVERY == 0:
-            table.resolve()
+            table.convert()
         else:
             merge, lands_at = table.compute_merge(), number + MERGE_LANDS_AFTER
         seen.append(Counts.of(table))
@@ -60,9 +60,9 @@ def test_a_commit_per_second(warehouse: str) -> None:
             table.reload()
     if merge is not None:
         table.commit(RowDelta((), replaces=merge))
-    table.resolve()
+    table.convert()
     classes = 1 + size_class(3 * KEYS)
-    # Seven wait in each class; then what has come since the deletes before it were resolved, and while a job is done.
+    # Seven wait in each class; then what has come since the deletes before it were converted, and while a job is done.
     waiting = 2 * (RESOLVED_EVERY + MERGE_LANDS_AFTER + 1)
     most = Counts(*(max(getattr(counts, name) for counts in seen) for name in ("data", "deletes", "manifests")))
     assert most.data <= (FANOUT - 1) * classes + waiting

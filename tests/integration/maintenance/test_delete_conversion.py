@@ -1,4 +1,4 @@
-"""Resolves as every engine reads them: position deletes in place of equality deletes, and not one row changed."""
+"""Conversions as every engine reads them: position deletes in place of equality deletes, and not one row changed."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_every_engine_reads_the_same_before_and_after(table: SmallTable, lake: S
     with pytest.raises(ValueError, match=r"[Ee]quality"):
         table.scanned()
 
-    resolved = table.resolve()
+    converted = table.convert()
 
-    assert resolved is not None
+    assert converted is not None
     assert table.table.equality_deletes == 0
     assert table.duckdb() == table.spark(lake) == table.scanned() == expected
     counted = summary(table)
@@ -64,19 +64,19 @@ def test_every_engine_reads_the_same_before_and_after(table: SmallTable, lake: S
     assert (counted["total-equality-deletes"], counted["total-delete-files"]) == ("0", "1")
     assert table.table.records - int(counted["total-position-deletes"]) == len(expected)
     assert table.table.sequence_number == before.sequence_number + 1
-    assert table.resolve() is None
+    assert table.convert() is None
     # Time travel to the snapshot before.
     assert table.spark(lake, f" VERSION AS OF {before.snapshot_id}") == expected
     assert table.duckdb(f", snapshot_from_id => {before.snapshot_id}::UBIGINT") == expected
     status = lake.sql("SELECT status, count(*) FROM lake.public.t.entries GROUP BY 1 ORDER BY 1").collect()
     assert [tuple(row) for row in status] == [(1, 5), (2, 3)], "removed files are named as deleted, others as they were"
     table.commit(RowDelta((table.segment({4: "e4", 7: "e7"}, [4]),)))
-    table.resolve()
+    table.convert()
     expected |= {4: "e4", 7: "e7"}
     assert table.duckdb() == table.spark(lake) == table.scanned() == expected
     table.reload()
     table.commit(RowDelta((table.segment({}, [1, 7]),)))
-    table.resolve()
+    table.convert()
     del expected[1], expected[7]
     assert table.duckdb() == table.spark(lake) == table.scanned() == expected
     assert summary(table)["added-position-deletes"] == "2", "older versions of 1 are deleted already"
@@ -94,7 +94,7 @@ def test_changes_of_the_stream_may_come_between(file_table: SmallTable) -> None:
     assert file_table.duckdb() == expected
     assert file_table.table.equality_deletes == 2
     assert file_table.table.equality_deletes_since == pending_from
-    file_table.resolve()
+    file_table.convert()
     assert file_table.duckdb() == file_table.scanned() == expected
     assert file_table.table.equality_deletes_since is None
 
@@ -116,7 +116,7 @@ def test_a_foreign_rewrite_between_throws_the_resolution_away(table: SmallTable,
     with pytest.raises(FileRewriteSuperseded):
         table.table.stage(RowDelta((), replaces=resolution), table.now_ms)
     table.commit(RowDelta((table.segment({2: "after"}, [2]),)))
-    table.resolve()
+    table.convert()
     expected |= {2: "after"}
     assert table.duckdb() == table.spark(lake) == table.scanned() == expected
 
@@ -138,7 +138,7 @@ def test_a_rewrite_that_began_before_a_conversion_cannot_land_after_it(table: Sm
     added.add(iceberg.DataFiles.builder(began.spec()).copy(task.file()).withPath(f"{task.file().location()}-2").build())
 
     table.commit(RowDelta((table.segment({2: "c"}, [2]),)))
-    table.resolve()
+    table.convert()
 
     rewrite = began.newRewrite().validateFromSnapshot(start.snapshotId())
     rewrite.rewriteFiles(replaced, added, start.sequenceNumber())
@@ -156,7 +156,7 @@ def test_a_copied_file_that_lands_between_throws_the_resolution_away(file_table:
     file_table.commit(RowDelta((), backdated=(BackdatedFile(file_table.data({1: "copied", 10: "copied"}), s0),)))
     with pytest.raises(FileRewriteSuperseded, match="has come since"):
         file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)
-    file_table.resolve()
+    file_table.convert()
     assert file_table.duckdb() == file_table.scanned() == expected | {10: "copied"}
 
 

@@ -43,7 +43,7 @@ def summary(table: SmallTable) -> dict[str, str]:
 
 
 def fill(table: SmallTable) -> Rows:
-    """Ten small files with keys in several versions; every delete of them resolved to positions."""
+    """Ten small files with keys in several versions; every delete of them converted to positions."""
     expected: Rows = {}
     for number in range(10):
         rows: Rows = {number * 10: f"a{number}", number * 10 + 1: f"b{number}", 7: f"c{number}"}
@@ -52,7 +52,7 @@ def fill(table: SmallTable) -> Rows:
         expected |= rows
         for key in gone:
             del expected[key]
-    table.resolve()
+    table.convert()
     return expected
 
 
@@ -86,19 +86,19 @@ def test_every_engine_reads_the_same_before_and_after(table: SmallTable, lake: S
     expected |= {7: "later"}
     del expected[20]
     assert table.duckdb() == table.spark(lake) == expected
-    table.resolve()
+    table.convert()
     assert table.duckdb() == table.spark(lake) == table.scanned() == expected
 
 
 def test_deletes_by_position_that_come_between_follow_their_rows(table: SmallTable, lake: SparkSession) -> None:
-    """Some from a resolve, some from a commit that knew the places itself."""
+    """Some from a conversion, some from a commit that knew the places itself."""
     expected = fill(table)
     resolution = table.compute_merge()
     assert resolution is not None
     table.commit(RowDelta((table.segment({7: "new", 10: "new"}, [7, 10, 0, 90]),)))
-    table.resolve()
+    table.convert()
     table.commit(RowDelta((table.segment({}, [30]),)))
-    table.resolve()
+    table.convert()
     # An equality delete that is pending when the merge lands, and one that comes after.
     table.commit(RowDelta((table.segment({50: "x"}, [50]),)))
     staged = table.commit(RowDelta((), replaces=resolution))
@@ -116,7 +116,7 @@ def test_deletes_by_position_that_come_between_follow_their_rows(table: SmallTab
         entry for entry in table.entries() if entry.snapshot_id == staged.snapshot_id and entry.data_file.content == 1
     ]
     assert moved.data_file.file_path in staged.files, "garbage, if the publish fails"
-    table.resolve()
+    table.convert()
     assert table.duckdb() == table.spark(lake) == table.scanned() == expected
 
 
@@ -160,7 +160,7 @@ def test_deletes_that_are_taken_back_throw_the_merge_away(file_table: SmallTable
         file_table.commit(RowDelta((file_table.segment({number: "a"}),)))
     before = file_table.table.manifests
     file_table.commit(RowDelta((file_table.segment({}, [3]),)))
-    file_table.resolve()
+    file_table.convert()
     resolution = file_table.compute_merge()
     assert resolution is not None
     with pytest.raises(FileRewriteSuperseded, match="not part of the table any more"):
@@ -184,7 +184,7 @@ def test_files_that_spark_wrote_are_merged_too(table: SmallTable, lake: SparkSes
         expected |= {key: "by Spark", key + 10: None}
     table.reload()
     table.commit(RowDelta((table.segment({3: "later"}, [3, 14]),)))
-    table.resolve()
+    table.convert()
     table.merge()
     expected |= {3: "later"}
     del expected[14]
@@ -257,7 +257,7 @@ def test_placeholder_files_go_when_their_deletes_are_converted(file_table: Small
     table = file_table.table
     assert table.data_files == 10
     assert file_table.merge() is None, "a delete is pending between any two of them"
-    file_table.resolve()
+    file_table.convert()
     file_table.merge()
     assert file_table.table.data_files == 1
     # Younger files may be merged while an older delete is pending, and older ones while a younger is.
@@ -275,7 +275,7 @@ def test_placeholder_files_go_when_their_deletes_are_converted(file_table: Small
     expected: Rows = {**dict.fromkeys(range(9, 20), "a"), **dict.fromkeys(range(100, 108), "b")}
     del expected[15], expected[16]
     assert file_table.duckdb() == expected
-    file_table.resolve()
+    file_table.convert()
     assert file_table.duckdb() == file_table.scanned() == expected
 
 
@@ -283,7 +283,7 @@ def test_all_rows_dead_leaves_no_file(file_table: SmallTable) -> None:
     for key in range(8):
         file_table.commit(RowDelta((file_table.segment({key: "a"}),)))
     file_table.commit(RowDelta((file_table.segment({}, list(range(8))),)))
-    file_table.resolve()
+    file_table.convert()
     file_table.merge()
     assert file_table.table.data_files == 0
     assert file_table.duckdb() == file_table.scanned() == {}
@@ -299,7 +299,7 @@ def test_position_deletes_are_merged_without_any_equality_delete(table: SmallTab
     table.commit(RowDelta((SegmentFiles((first,), ()),)))
     for key in range(8):
         table.commit(RowDelta((table.segment({}, [key * 3]),)))
-        table.resolve()
+        table.convert()
         del rows[key * 3]
     assert table.table.delete_files == 8
     assert table.table.equality_deletes == 0
@@ -323,7 +323,7 @@ def wear(table: SmallTable, rows: Rows, *, per_commit: int) -> None:
     for number in range(8):
         keys = [10 * number + place for place in range(per_commit)]
         table.commit(RowDelta((table.segment({}, keys),)))
-        table.resolve()
+        table.convert()
         for key in keys:
             del rows[key]
 
@@ -339,7 +339,7 @@ def test_a_file_with_many_deleted_rows_is_rewritten(table: SmallTable, lake: Spa
     resolution = table.compute_renewal()
     assert resolution is not None
     table.commit(RowDelta((table.segment({399: "new"}, [399, 200]),)))
-    table.resolve()
+    table.convert()
     rows |= {399: "new"}
     del rows[200]
     table.commit(RowDelta((), replaces=resolution))
@@ -397,7 +397,7 @@ def test_a_file_with_many_deleted_rows_stays_while_a_delete_of_its_number_is_pen
     file_table.commit(RowDelta((), positions=(hidden,)))
     assert file_table.merge() is None
     assert file_table.duckdb() == {2: "a"}
-    file_table.resolve()
+    file_table.convert()
     while file_table.merge() is not None:
         assert file_table.duckdb() == file_table.scanned() == {2: "a"}
     assert [file.records for file in file_table.table.live_data_files()] == [1]
@@ -435,7 +435,7 @@ def test_no_more_rows_stay_deleted_than_there_are(file_table: SmallTable) -> Non
         keys = chance.sample(sorted(rows), 12)
         rows |= dict.fromkeys(keys, f"v{number}")
         file_table.commit(RowDelta((file_table.segment(dict.fromkeys(keys, f"v{number}"), keys),)))
-        file_table.resolve()
+        file_table.convert()
         if file_table.merge() is not None:
             merges += 1
             assert file_table.table.position_deletes <= file_table.table.records
@@ -448,7 +448,7 @@ def test_deletes_that_others_leave_behind_go_at_once(table: SmallTable, lake: Sp
     rows: Rows = dict.fromkeys(range(400), "old")
     table.commit(RowDelta((table.segment(rows),)))
     table.commit(RowDelta((table.segment({}, range(300)),)))
-    table.resolve()
+    table.convert()
     for key in range(300):
         del rows[key]
     lake.sql("CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))")
@@ -471,7 +471,7 @@ def test_delete_and_data_files_stay_few_however_many_commits_come(file_table: Sm
         key = number * 7 % 400
         rows |= {key: f"v{number}"}
         file_table.commit(RowDelta((file_table.segment({key: f"v{number}"}, [key]),)))
-        file_table.resolve()
+        file_table.convert()
         file_table.merge()
         most = max(most[0], file_table.table.data_files), max(most[1], file_table.table.delete_files)
     assert most[0] <= 7 * 3
@@ -485,7 +485,7 @@ def test_position_deletes_that_cannot_be_read_throw_the_merge_away(file_table: S
     known = {entry.data_file.file_path for entry in file_table.entries()}
     resolution = file_table.compute_merge()
     file_table.commit(RowDelta((file_table.segment({}, [10]),)))
-    file_table.resolve()
+    file_table.convert()
     new = [entry.data_file for entry in file_table.entries() if entry.data_file.file_path not in known]
     (damaged,) = [file.file_path for file in new if file.content == 1]
     write_bytes(damaged, b"no Parquet", STORAGE)

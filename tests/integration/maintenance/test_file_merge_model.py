@@ -41,9 +41,9 @@ class LakeAction(StrEnum):
     """One that brings keys that were not there: no delete."""
     HIDE = "hide"
     """A commit that deletes rows by their places, as one does that knows them."""
-    RESOLVE = "resolve"
-    BEGIN_RESOLVE = "begin resolve"
-    END_RESOLVE = "end resolve"
+    CONVERT = "convert"
+    BEGIN_CONVERSION = "begin conversion"
+    END_CONVERSION = "end conversion"
     BEGIN_MERGE = "begin merge"
     END_MERGE = "end merge"
     BEGIN_REWRITE = "begin rewrite"
@@ -57,7 +57,7 @@ WEIGHTS = {
     LakeAction.THEN_DELETE: 2,
     LakeAction.WRITE: 3,
     LakeAction.HIDE: 4,
-    LakeAction.RESOLVE: 3,
+    LakeAction.CONVERT: 3,
     LakeAction.BEGIN_MERGE: 4,
     LakeAction.END_MERGE: 3,
 }
@@ -91,7 +91,7 @@ class Player:
         self.table = SmallTable(location, sizes=SIZES)
         self.rows: Rows = {}
         self.merge: FileRewrite | None = None
-        self.resolve: FileRewrite | None = None
+        self.convert: FileRewrite | None = None
         self.rewrite: PendingRewrite | None = None
         self.rewritten = False
         self._versions = itertools.count()
@@ -117,16 +117,16 @@ class Player:
                     table.commit(RowDelta(tuple(segments)))
             case LakeAction.HIDE:
                 self._hide(keys)
-            case LakeAction.RESOLVE:
-                table.resolve()
+            case LakeAction.CONVERT:
+                table.convert()
                 assert table.table.equality_deletes == 0
-            case LakeAction.BEGIN_RESOLVE:
-                self.resolve = self.resolve or table.compute()
+            case LakeAction.BEGIN_CONVERSION:
+                self.convert = self.convert or table.compute()
             case LakeAction.BEGIN_MERGE:
                 self.merge = self.merge or table.compute_merge()
-            case LakeAction.END_RESOLVE:
-                self._land(self.resolve)
-                self.resolve = None
+            case LakeAction.END_CONVERSION:
+                self._land(self.convert)
+                self.convert = None
             case LakeAction.END_MERGE:
                 self._land(self.merge)
                 self.merge = None
@@ -148,8 +148,8 @@ class Player:
                 self.table.commit(RowDelta((), replaces=resolution))
 
     def _hide(self, keys: set[int]) -> None:
-        """Deletes the live rows of these keys by position; their places come from a resolve that is thrown away."""
-        self.table.resolve()
+        """Deletes the live rows of these keys by position; their places come from a conversion that is thrown away."""
+        self.table.convert()
         before = self.table.table
         self.table.commit(RowDelta((self.table.segment({}, sorted(keys)),)))
         found = self.table.compute()
@@ -185,7 +185,7 @@ def test_no_row_changes_whatever_comes_between(
             if act in (LakeAction.END_MERGE, LakeAction.END_REWRITE):
                 check(player, duckdb)
         check(player, duckdb)
-        player.table.resolve()
+        player.table.convert()
         while player.table.merge() is not None:
             check(player, duckdb)
         check(player, duckdb)

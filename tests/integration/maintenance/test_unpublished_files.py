@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class _LateResolves(ThreadTaskRunner):
-    """Resolves that have written their files count as running until a test lets them end."""
+    """Conversions that have written their files count as running until a test lets them end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,9 +54,9 @@ def tasks() -> _LateResolves:
 
 @pytest.fixture
 def mirror(database: Database, warehouse: str, tasks: _LateResolves) -> Mirror:
-    """A live table, whose pump resolves each delete at once."""
+    """A live table, whose pump converts each delete at once."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 100)")
-    mirror = Mirror.create(database, warehouse, tasks, index_memory=0, resolve_age=0, merge_bytes=0)
+    mirror = Mirror.create(database, warehouse, tasks, index_memory=0, convert_age=0, merge_bytes=0)
     mirror.register("t")
     mirror.catch_up()
     return mirror

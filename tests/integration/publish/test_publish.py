@@ -56,7 +56,7 @@ def test_a_second_pump_is_refused_with_the_reason(mirror: Mirror, tmp_path: Path
         program.run("run", "--once", "--no-standby", timeout=60, code=1)
         output = (tmp_path / "run.log").read_text()
         assert "leads slot" in output
-        assert "one pump per database" in output
+        assert "only one pump can lead" in output
         mirror.database.execute("UPDATE t SET v = 'w'")
         mirror.await_frontier()
         assert first.steps.count(Step.RETRYING) == 0, "the first one was not disturbed"
@@ -110,7 +110,7 @@ def test_other_engines_commit_between_the_pumps_commits(mirror: Mirror, warehous
     session = lake_session(spark, mirror.database.dsn, warehouse)
     database = mirror.database
     # A rewrite by hand fails when files are exchanged meanwhile: here the pump leaves them alone.
-    with mirror.with_options(resolve_age=3600, merge_bytes=0).pumping() as pump:
+    with mirror.with_options(convert_age=3600, merge_bytes=0).pumping() as pump:
         mirror.register("t")
         mirror.await_live("public.t")
         database.execute("UPDATE t SET v = 'w' WHERE id <= 50")
@@ -350,7 +350,7 @@ def test_what_fails_after_the_commit_publishes_nothing_again(
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int)", "INSERT INTO t SELECT g, 0 FROM generate_series(1, 99) g"
     )
-    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), resolve_age=3600, merge_bytes=0)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), convert_age=3600, merge_bytes=0)
     mirror.register("t")
     failed: list[Step] = []
 

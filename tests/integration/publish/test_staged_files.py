@@ -39,7 +39,7 @@ def test_nothing_is_left_of_a_commit_whose_branch_cannot_be_written(
         partitions=2,
         fold_age=0.05,
         index_memory=index_memory,
-        resolve_age=3600,
+        convert_age=3600,
         merge_bytes=0,
         reconnect_backoff_max=0.1,
     )

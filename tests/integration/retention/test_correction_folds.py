@@ -34,7 +34,7 @@ def _unfolded(database: Database) -> int:
 def test_folds_beside_writers_lose_nothing(
     retention_tables: RetentionTables, database: Database, index_memory: int
 ) -> None:
-    events = retention_tables.manual(fold_age=0.05, fold_rows=25, resolve_age=0.5, index_memory=index_memory)
+    events = retention_tables.manual(fold_age=0.05, fold_rows=25, convert_age=0.5, index_memory=index_memory)
     mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live("public.events")

@@ -54,7 +54,7 @@ def test_a_copy_that_begins_again_leaves_old_rows_alone(
     retention_tables: RetentionTables, database: Database, index_memory: int
 ) -> None:
     """Equality deletes of before stay for the old rows' sake, and must not reach what is copied again."""
-    events = retention_tables.manual(fold_age=0.1, index_memory=index_memory, resolve_age=3600)
+    events = retention_tables.manual(fold_age=0.1, index_memory=index_memory, convert_age=3600)
     mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live("public.events")

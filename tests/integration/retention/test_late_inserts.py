@@ -98,7 +98,7 @@ def test_a_thousand_late_inserts_leave_no_equality_delete(
 ) -> None:
     """From the first one on: the fold waits for the index, which the table has not needed before. And again with a pump
     that has just been started."""
-    events = retention_tables.manual(fold_age=0.05, fold_rows=100, resolve_age=3600)
+    events = retention_tables.manual(fold_age=0.05, fold_rows=100, convert_age=3600)
     mirror = events.mirror
     folds = Folds(mirror)
     for turn in range(2):
@@ -123,7 +123,7 @@ def test_an_absent_key_is_not_deleted_while_files_are_rewritten(
     retention_tables: RetentionTables, database: Database
 ) -> None:
     """Deletes are written by key then, but for keys that have no row."""
-    events = retention_tables.manual(fold_age=0.05, resolve_age=3600)
+    events = retention_tables.manual(fold_age=0.05, convert_age=3600)
     mirror = events.mirror
     folds = Folds(mirror)
     with mirror.pumping(Steps(on=folds)) as running:
@@ -154,7 +154,7 @@ def test_an_absent_key_is_not_deleted_while_files_are_rewritten(
 def test_without_room_for_an_index_folds_do_not_wait(
     retention_tables: RetentionTables, database: Database, index_memory: int
 ) -> None:
-    events = retention_tables.manual(partitions=2, fold_age=0.05, resolve_age=0.2, index_memory=index_memory)
+    events = retention_tables.manual(partitions=2, fold_age=0.05, convert_age=0.2, index_memory=index_memory)
     mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
@@ -173,7 +173,7 @@ def test_a_fold_waits_for_its_index_only_so_long(
     """Whether the fold or the stream needed the index. Then it deletes by key, as without an index."""
     limits = InternalLimits(index_patience=0.5)
     gate = GatedCopies(ThreadTaskRunner(), held=read_keys)
-    events = retention_tables.manual(runner=gate, fold_age=0.05, resolve_age=3600, limits=limits)
+    events = retention_tables.manual(runner=gate, fold_age=0.05, convert_age=3600, limits=limits)
     mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)
@@ -210,7 +210,7 @@ def test_corrections_of_any_kind_beside_restarts_merges_and_rewrites(
     retention_tables: RetentionTables, database: Database, spark: Any
 ) -> None:
     """Random corrections of present and absent keys; pumps that end; merges of the pump's, rewrites of Spark's."""
-    events = retention_tables.manual(fold_age=0.05, fold_rows=25, resolve_age=0.3)
+    events = retention_tables.manual(fold_age=0.05, fold_rows=25, convert_age=0.3)
     mirror = events.mirror
     maintained = Maintained(mirror, spark)
     maintained.policy(EVENTS, snapshot_retention_hours=0, snapshot_min_retained=1)

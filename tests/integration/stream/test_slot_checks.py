@@ -83,7 +83,7 @@ def test_slot_is_made_once_and_read(conn: PgConnection, slot: str) -> None:
     assert again.confirmed_flush_lsn == made.confirmed_flush_lsn
     assert drop_slot(conn, slot) is True
     assert drop_slot(conn, slot) is False
-    with pytest.raises(SourceError, match="no name"):
+    with pytest.raises(SourceError, match="not a valid slot name"):
         create_slot(conn, "Not-Allowed")
 
 

@@ -22,7 +22,7 @@ def test_a_row_that_is_corrected_into_itself_stays_what_it_was(database: Databas
             # The embedded server is built without libxml, and reads no xml. No server reads a pg_node_tree.
             if case.type.startswith(("xml", "pg_node_tree")):
                 run(connection, f"ALTER TABLE pool DROP COLUMN c{number}")
-    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, resolve_age=0.05)
+    mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, convert_age=0.05)
     events = EventsTable(database, 2, key="id", mirror=mirror)
     events.create_tables("LIKE pool INCLUDING ALL", default=True)
     database.execute("INSERT INTO events SELECT * FROM pool")

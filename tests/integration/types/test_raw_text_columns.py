@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTIAL = ("m", "d", "ts", "tz", "a", "k")
-"""Columns of `create` that may come to have a sidecar."""
+"""Columns of `create` that may come to have a raw text column."""
 
 
 def create(database: Database, name: str = "t") -> None:
@@ -37,8 +37,8 @@ def create(database: Database, name: str = "t") -> None:
         )
 
 
-def sidecars(mirror: Mirror, table: str = "public.t") -> set[str]:
-    """Names of the lake table's sidecar columns."""
+def raw_text_columns(mirror: Mirror, table: str = "public.t") -> set[str]:
+    """Names of the lake table's raw text columns."""
     fields = LakeTable.load(mirror.location(table), StorageOptions()).schema.fields
     return {field.name for field in fields if field.field_id >= SIDECAR_IDS_FROM}
 
@@ -51,8 +51,8 @@ def heap(database: Database, table: str = "t") -> list[tuple[Any, ...]]:
 
 
 def lake(mirror: Mirror, table: str = "public.t") -> list[tuple[Any, ...]]:
-    """The lake's rows with the sidecar's text in a cell's place, in Postgres's spelling; no row may have both."""
-    present = sidecars(mirror, table)
+    """The lake's rows with the raw text in a cell's place, in Postgres's spelling; no row may have both."""
+    present = raw_text_columns(mirror, table)
     rows = read_duckdb(mirror.location(table), "SELECT * FROM lake ORDER BY id").to_pylist()
     result = []
     for row in rows:
@@ -104,20 +104,20 @@ def test_a_raw_text_column_comes_with_the_first_value_that_needs_it(
     with mirror.pumping():
         mirror.register("t")
         mirror.await_live("public.t")
-        assert sidecars(mirror) == set()
+        assert raw_text_columns(mirror) == set()
         database.execute("UPDATE t SET m = 'NaN' WHERE id = 3")
         mirror.await_frontier()
-        assert sidecars(mirror) == {"m__raw"}
+        assert raw_text_columns(mirror) == {"m__raw"}
         database.execute(
             "UPDATE t SET d = 'infinity', m = 4 WHERE id = 3", "UPDATE t SET ts = '-infinity' WHERE id < 3"
         )
         mirror.await_frontier()
-        assert sidecars(mirror) == {"m__raw", "d__raw", "ts__raw"}
+        assert raw_text_columns(mirror) == {"m__raw", "d__raw", "ts__raw"}
     # Another pump, which knows the table by its metadata file alone.
     with mirror.pumping():
         database.execute("UPDATE t SET a = '{{1},{2}}' WHERE id = 5", "UPDATE t SET d = '2026-02-02' WHERE id = 3")
         mirror.await_frontier()
-        assert sidecars(mirror) == {"m__raw", "d__raw", "ts__raw", "a__raw"}
+        assert raw_text_columns(mirror) == {"m__raw", "d__raw", "ts__raw", "a__raw"}
         assert mirror.state("public.t") == "live"
     session = lake_session(spark, database.dsn, warehouse)
     rows = session.sql(
@@ -189,7 +189,7 @@ def test_random_changes_with_odd_values(database: Database, warehouse: str, seed
                 mirror.await_frontier()
                 assert_same(mirror, "t")
                 assert_same(mirror, "u")
-        assert sidecars(mirror), "the seed brought no odd value"
+        assert raw_text_columns(mirror), "the seed brought no odd value"
     mirror.assert_sound()
 
 

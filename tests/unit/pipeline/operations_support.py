@@ -69,7 +69,7 @@ LIVE = Registration(
 )
 COPYING = replace(LIVE, state=TableState.COPYING)
 FILLING = replace(LIVE, state=TableState.FILLING, staged=True)
-DIVIDED = replace(LIVE, tier=TIER)
+WITH_RETENTION = replace(LIVE, tier=TIER)
 """With heap retention; rows below 100 are the lake's."""
 
 

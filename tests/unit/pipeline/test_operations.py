@@ -34,11 +34,11 @@ from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.pipeline.publish.staging import fitted, planned
 from tests.unit.pipeline.operations_support import (
     COPYING,
-    DIVIDED,
     FILLING,
     LIVE,
     TABLE,
     TIER,
+    WITH_RETENTION,
     RecordingCursor,
     change,
     segment,
@@ -188,7 +188,7 @@ def test_truncate_during_a_copy_begins_the_copy_again() -> None:
 
 @pytest.mark.parametrize("operation", [Truncate(), CopyAgain(change(again=True))], ids=["truncate", "copy-again"])
 def test_rows_below_the_cut_line_stay(operation: Operation) -> None:
-    staged = plan(DIVIDED, operation)
+    staged = plan(WITH_RETENTION, operation)
     assert isinstance(staged.replaces, FilesAbove)
     assert staged.replaces.cutline.cut == TIER.cut
     assert staged.keeps_below
@@ -315,16 +315,16 @@ def test_files_are_not_rewritten_under_a_copy_or_a_foreign_rewrite() -> None:
 
 def test_the_cut_line_moves_only_while_readers_see_commits() -> None:
     operation = AdvanceCutline("p0", 200)
-    staged = plan(DIVIDED, operation)
+    staged = plan(WITH_RETENTION, operation)
     assert (staged.archive_due, staged.cut, staged.writes_snapshot) == (True, 200, False)
-    for registration in (COPYING, FILLING, replace(DIVIDED, staged=True)):
+    for registration in (COPYING, FILLING, replace(WITH_RETENTION, staged=True)):
         with pytest.raises(AdvanceRefused, match="being copied"):
             plan(registration, operation)
 
 
 def test_the_cut_line_is_moved_before_the_registration_is_locked() -> None:
     cursor = RecordingCursor(answer=(None,))
-    recording = Recording(TABLE, DIVIDED, TableState.LIVE, "mirror", Lsn(1000), 30, None)
+    recording = Recording(TABLE, WITH_RETENTION, TableState.LIVE, "mirror", Lsn(1000), 30, None)
     AdvanceCutline("p0", 200).lock(cursor.as_cursor, recording)
     assert "advance_cutline" in cursor.names
     assert dict(cursor.executed[cursor.names.index("advance_cutline")][1])["frontier"] == 1000
@@ -332,32 +332,32 @@ def test_the_cut_line_is_moved_before_the_registration_is_locked() -> None:
 
 @pytest.mark.parametrize("answer", [None, ("a reader has pinned it",)])
 def test_the_reason_why_the_cutline_does_not_move_is_returned(answer: tuple[Any, ...] | None) -> None:
-    recording = Recording(TABLE, DIVIDED, TableState.LIVE, "mirror", Lsn(1000), 30, None)
+    recording = Recording(TABLE, WITH_RETENTION, TableState.LIVE, "mirror", Lsn(1000), 30, None)
     with pytest.raises(AdvanceRefused, match=r"pinned|not registered"):
         AdvanceCutline("p0", 200).lock(RecordingCursor(answer).as_cursor, recording)
 
 
 def test_a_fold_is_a_segment_and_rebuilds_the_archive_branch() -> None:
-    staged = plan(DIVIDED, FOLD)
+    staged = plan(WITH_RETENTION, FOLD)
     assert staged.segments == (FOLD.segment,)
     assert staged.archive_due
-    cursor = recorded(FOLD, DIVIDED, archive())
+    cursor = recorded(FOLD, WITH_RETENTION, archive())
     assert cursor.names == ["mark_folded", "journal"]
     assert cursor.executed[0][1]["sequence"] == 31
     assert (cursor.executed[0][1]["pks"], cursor.executed[0][1]["versions"]) == (["1"], [8])
 
 
 def test_a_fold_waits_for_readers_and_for_its_cut_line() -> None:
-    assert FOLD.fitting(TABLE, DIVIDED) == FOLD
-    assert FOLD.fitting(TABLE, replace(DIVIDED, tier=replace(TIER, cut=150))) == FOLD, "the cut-line only grows"
-    assert FOLD.fitting(TABLE, replace(DIVIDED, tier=replace(TIER, cut=99))) is None
-    assert FOLD.fitting(TABLE, replace(DIVIDED, state=TableState.COPYING)) is None
+    assert FOLD.fitting(TABLE, WITH_RETENTION) == FOLD
+    assert FOLD.fitting(TABLE, replace(WITH_RETENTION, tier=replace(TIER, cut=150))) == FOLD, "the cut-line only grows"
+    assert FOLD.fitting(TABLE, replace(WITH_RETENTION, tier=replace(TIER, cut=99))) is None
+    assert FOLD.fitting(TABLE, replace(WITH_RETENTION, state=TableState.COPYING)) is None
     assert FOLD.fitting(TABLE, LIVE) is None
     assert FOLD.reports_refusal
 
 
 def test_the_archive_branch_is_rebuilt_without_a_snapshot_of_main() -> None:
-    staged = plan(DIVIDED, RefreshArchive())
+    staged = plan(WITH_RETENTION, RefreshArchive())
     assert (staged.archive_due, staged.cut, staged.writes_snapshot) == (True, None, False)
 
 

@@ -1,4 +1,4 @@
-"""One resolve task over files of any shape: row groups, columns renamed and widened, keys in pieces."""
+"""One conversion task over files of any shape: row groups, columns renamed and widened, keys in pieces."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def test_with_heap_retention_a_partition_that_goes_takes_no_rows_along() -> None
     assert decision.table.tier == Tier("at", TierKind.BIGINT), "the tier key under its new name"
 
 
-DIVIDED = replace(TABLE, tier=Tier("id", TierKind.BIGINT, cut=10, lag=5))
+WITH_RETENTION = replace(TABLE, tier=Tier("id", TierKind.BIGINT, cut=10, lag=5))
 """Rows below 10 are in the lake alone."""
 
 
@@ -283,7 +283,7 @@ DIVIDED = replace(TABLE, tier=Tier("id", TierKind.BIGINT, cut=10, lag=5))
 def test_what_old_rows_cannot_follow_fails_a_table_with_a_cutline(
     shape: dict[str, Any], note: dict[str, Any], action: Action
 ) -> None:
-    table = DIVIDED
+    table = WITH_RETENTION
     if note.get("exact") is False:
         table = replace(table, shape=json.dumps({**SHAPE, "leaves": [_leaf(20000, file=7)]}))
         shape = {**shape, "leaves": [_leaf(20000, file=7)]} if shape["leaves"] == SHAPE["leaves"] else shape
@@ -311,7 +311,7 @@ def test_what_old_rows_cannot_follow_fails_a_table_with_a_cutline(
 def test_a_new_column_with_an_announced_value_does_not_fail_a_table_with_a_cutline(
     note: dict[str, Any], state: TableState, action: Action, initial: str | None
 ) -> None:
-    decision = _decided(_adding(filled=True), replace(DIVIDED, state=state), **note)
+    decision = _decided(_adding(filled=True), replace(WITH_RETENTION, state=state), **note)
     assert decision.action is action, decision.reason
     if action is not Action.FAIL:
         assert decision.table.columns[-1].initial == initial

@@ -1,6 +1,6 @@
-"""resolve: 1,000 updates of random keys a second on 50,000,000 rows: do equality deletes stay few, and at what cost?
+"""conversion: 1,000 updates of random keys a second on 50,000,000 rows: do equality deletes stay few, and at what cost?
 
-Not part of a run of everything, as the table takes minutes to make: `make bench ARGS='--only resolve'`.
+Not part of a run of everything, as the table takes minutes to make: `make bench ARGS='--only conversion'`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PER_SECOND = 100
 _LOOK = 0.5
 """Seconds between looks at the table's newest snapshot."""
 _COPY_SECONDS = 1800.0
-_RESOLVED_SECONDS = 120.0
+_CONVERTED_SECONDS = 120.0
 
 _POINTER = """
 SELECT i.metadata_location, pg_current_wal_insert_lsn() - '0/0' - c.replicated_lsn
@@ -75,11 +75,11 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     copied = time.monotonic() - began
     settings = {**options.settings}
     if "index_memory" in Settings.model_fields:
-        # With positions from an index no equality delete is ever visible, and nothing would be resolved.
+        # With positions from an index no equality delete is ever visible, and nothing would be converted.
         settings.setdefault("index_memory", "0")
-    with MeasuredProcess(mirror, "resolve", "run", settings, profiling=options.profiling) as process:
+    with MeasuredProcess(mirror, "conversion", "run", settings, profiling=options.profiling) as process:
         process.wait_for(Step.STREAMING)
-        with steady_writer(mirror, _PER_SECOND, mirror.directory / "resolve.markers", 0,
+        with steady_writer(mirror, _PER_SECOND, mirror.directory / "conversion.markers", 0,
                            "public.bench_ten_updates", rows):  # fmt: skip
             begin = time.monotonic()
             end = begin + max(20.0, SECONDS * options.scale)
@@ -91,7 +91,7 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
         process.stop()
     seconds, found = _resolves(steps, begin)
     if not seconds and any(look.pending for look in looks):
-        raise BenchmarkFailed("equality deletes came, and nothing was resolved")
+        raise BenchmarkFailed("equality deletes came, and nothing was converted")
     middle, last = (
         max(look.pending for look in looks if low <= (look.at - begin) / (end - begin) <= high)
         for low, high in ((1 / 3, 2 / 3), (2 / 3, 1))
@@ -102,35 +102,35 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     typical = statistics.median(seconds or [0.0])
     used = sum(cpu.get(role, 0.0) for role in PUMP_ROLES)
     figures: dict[str, float | int | str | bool] = {
-        "resolve.rows": rows,
-        "resolve.updates": updates,
-        "resolve.updates_per_s": round(updates / (end - begin)),
-        "resolve.seconds": round(end - begin, 1),
-        "resolve.copy_s": round(copied, 1),
-        "resolve.pending_max": highest,
-        "resolve.pending_last_third_max": last,
-        "resolve.pending_growth": round(last / max(middle, 1), 2),
-        "resolve.behind_max_bytes": max(look.behind for look in looks),
-        "resolve.delete_files_max": max(look.delete_files for look in looks),
-        "resolve.resolves": len(seconds),
-        "resolve.resolved_deletes": found,
-        "resolve.median_s": round(typical, 2),
-        "resolve.max_s": round(max(seconds, default=0.0), 2),
-        "resolve.share_of_time": round(share, 3),
-        "resolve.pump_cpu_share": round(used / (end - begin), 3),
-        "resolve.verified": equal,
-        **peak.figures("resolve"),
+        "conversion.rows": rows,
+        "conversion.updates": updates,
+        "conversion.updates_per_s": round(updates / (end - begin)),
+        "conversion.seconds": round(end - begin, 1),
+        "conversion.copy_s": round(copied, 1),
+        "conversion.pending_max": highest,
+        "conversion.pending_last_third_max": last,
+        "conversion.pending_growth": round(last / max(middle, 1), 2),
+        "conversion.behind_max_bytes": max(look.behind for look in looks),
+        "conversion.delete_files_max": max(look.delete_files for look in looks),
+        "conversion.conversions": len(seconds),
+        "conversion.converted_deletes": found,
+        "conversion.median_s": round(typical, 2),
+        "conversion.max_s": round(max(seconds, default=0.0), 2),
+        "conversion.share_of_time": round(share, 3),
+        "conversion.pump_cpu_share": round(used / (end - begin), 3),
+        "conversion.verified": equal,
+        **peak.figures("conversion"),
     }
     return BenchmarkResult(
         figures,
         (
-            Line(f"resolve: {updates / (end - begin):,.0f} updates/s, {rows:,} rows", f"≤ {highest:,} pending", "",
+            Line(f"conversion: {updates / (end - begin):,.0f} updates/s, {rows:,} rows", f"≤ {highest:,} pending", "",
                  f"{last / max(middle, 1):.2f}", "≤ 1.2",
-                 f"last third of {end - begin:.0f} s to the one before; {len(seconds)} resolves of"
+                 f"last third of {end - begin:.0f} s to the one before; {len(seconds)} conversions of"
                  f" {found / max(1, len(seconds)):,.0f} deletes, {typical:.1f} s each;"
                  f" {'heap = lake' if equal else 'HEAP AND LAKE DIFFER'}"),
-            Line("resolve: share of the time with a task at work", f"{share:.0%}", "", "", "≤ 50 %", cpu_text(cpu)),
-            Line("resolve: memory", str(peak)),
+            Line("conversion: share of the time with a task at work", f"{share:.0%}", "", "", "≤ 50 %", cpu_text(cpu)),
+            Line("conversion: memory", str(peak)),
         ),
     )  # fmt: skip
 
@@ -158,7 +158,7 @@ def _look(connection: psycopg.Connection[Any]) -> _Look:
 
 
 def _resolves(steps: list[Taken], begin: float) -> tuple[list[float], int]:
-    """Seconds that tasks took in each resolve since `begin`, and how many deletes were resolved."""
+    """Seconds that tasks took in each conversion since `begin`, and how many deletes were converted."""
     seconds: list[float] = []
     deletes = 0
     since: float | None = None
@@ -177,7 +177,7 @@ def _resolves(steps: list[Taken], begin: float) -> tuple[list[float], int]:
 
 def _markers(mirror: BenchmarkMirror) -> int:
     """Transactions that were written."""
-    return (mirror.directory / "resolve.markers").stat().st_size // RECORD.size
+    return (mirror.directory / "conversion.markers").stat().st_size // RECORD.size
 
 
 def _equal(mirror: BenchmarkMirror) -> bool:
@@ -185,11 +185,11 @@ def _equal(mirror: BenchmarkMirror) -> bool:
 
     DuckDB would take very long to read past equality deletes, so their end is waited for.
     """
-    deadline = time.monotonic() + _RESOLVED_SECONDS
+    deadline = time.monotonic() + _CONVERTED_SECONDS
     with mirror.connect() as connection:
         while (look := _look(connection)).pending:
             if time.monotonic() > deadline:
-                raise BenchmarkFailed(f"{look.pending:,} equality deletes are left {_RESOLVED_SECONDS:.0f} s later")
+                raise BenchmarkFailed(f"{look.pending:,} equality deletes are left {_CONVERTED_SECONDS:.0f} s later")
             time.sleep(_LOOK)
     sums = "SELECT count(*), sum(n), sum(id * (n % 7)), {} FROM {}"
     with mirror.connect() as connection:

@@ -1,8 +1,8 @@
-"""Cost of resolving on one core: `python -m benchmarks.resolve_micro [--rows 50000000]`.
+"""Cost of converting on one core: `python -m benchmarks.conversion_micro [--rows 50000000]`.
 
 A table of that many rows in files of 500,000, bigint keys in random order, gets 1,000 updates of random keys a second,
-in ten commits between two resolves. No Postgres and no Spark: the functions that the tasks run, and the commits. A
-resolve keeps up when it takes less than the ten seconds that its deletes came in; the report has its share of one core.
+in ten commits between two conversions. No Postgres and no Spark: the functions that the tasks run, and the commits. A
+convert keeps up when it takes less than the ten seconds that its deletes came in; the report has its share of one core.
 At last, what DuckDB and pyiceberg make of the table.
 """
 
@@ -40,7 +40,7 @@ FILE_ROWS = 500_000
 UPDATES = 1_000
 """A second."""
 COMMITS = 10
-"""Between two resolves, one a second."""
+"""Between two conversions, one a second."""
 
 
 def data(location: str, keys: np.ndarray[tuple[int], np.dtype[np.int64]], number: int) -> WrittenFile:
@@ -55,7 +55,7 @@ def deletes(location: str, keys: np.ndarray[tuple[int], np.dtype[np.int64]]) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=50_000_000)
-    parser.add_argument("--resolves", type=int, default=12)
+    parser.add_argument("--conversions", type=int, default=12)
     arguments = parser.parse_args()
     random = np.random.default_rng(1)
     with tempfile.TemporaryDirectory() as directory:
@@ -66,7 +66,7 @@ def main() -> None:
         table = table.stage(RowDelta((SegmentFiles(first, ()),)), 2).table
         listing = listing_for(table)
         seconds, processor, commits = [], [], []
-        for number in range(arguments.resolves):
+        for number in range(arguments.conversions):
             for _ in range(COMMITS):
                 updated = np.unique(random.integers(0, arguments.rows, UPDATES))
                 segment = SegmentFiles((data(location, updated, number + 1),), (deletes(location, updated),))
@@ -83,7 +83,7 @@ def main() -> None:
             commits.append(time.perf_counter() - computed)
             rows = sum(result.rows_read for result in results)
             print(
-                f"resolve {number + 1}: {plan.deletes:,} deletes, {rows:,} rows in {len(plan.tasks)} tasks:"
+                f"conversion {number + 1}: {plan.deletes:,} deletes, {rows:,} rows in {len(plan.tasks)} tasks:"
                 f" {seconds[-1]:.2f} s, {processor[-1]:.2f} s of CPU, commit {commits[-1] * 1000:.0f} ms;"
                 f" {table.delete_files} delete files"
             )
