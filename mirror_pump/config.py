@@ -114,6 +114,23 @@ class Settings(BaseSettings):
     retention_interval: Annotated[float, Field(ge=0.05, le=3600), SECONDS] = Field(
         default=2.0, description="Seconds between checks for partitions that may leave the heap"
     )
+    wal_guard: Annotated[
+        Literal["off", "warn", "fail-table", "drop-slot"], Unit("off|warn|fail-table|drop-slot", "a word")
+    ] = Field(
+        default="off", description="What the pump does before the slot is lost for want of WAL (docs/operations.md)"
+    )
+    wal_guard_bytes: SizeOrNone = Field(
+        default=ByteSize(0),
+        description="WAL that the slot may keep, besides what max_slot_wal_keep_size allows; 0 for no such limit",
+    )
+    wal_warn_within: Seconds = Field(
+        default=7200.0, description="Warn when the slot would be lost within this many seconds"
+    )
+    wal_act_within: Seconds = Field(
+        default=600.0,
+        description="Fail a table, or drop the slot, as wal_guard says, when the slot would be lost within this many"
+        " seconds",
+    )
     lock_timeout: Annotated[float, Field(gt=0, le=3600), SECONDS] = Field(
         default=2.0, description="Seconds that register waits for a table's lock before it gives up and tries again"
     )
@@ -160,6 +177,18 @@ class Settings(BaseSettings):
         default=True, description="Call fsync on local files before a publish refers to them"
     )
 
+    listen: Annotated[str | None, Unit("HOST:PORT", "a host and a port; a port alone is one of 127.0.0.1")] = Field(
+        default=None,
+        description="Serve metrics, probes and a status page by HTTP at this address",
+        examples=["127.0.0.1:9187"],
+    )
+    listen_token: Annotated[SecretStr | None, Unit("TOKEN", "text")] = Field(
+        default=None,
+        description="Token for the HTTP port; needed where others than this machine can reach it",
+        examples=["a-long-random-text"],
+    )
+    ready_max_lag: Seconds = Field(default=300.0, description="Report not ready at /readyz beyond this lag in seconds")
+
     log_format: Annotated[Literal["auto", "human", "json"], Unit("auto|human|json", "a word")] = Field(
         default="auto", description="Format of log lines on stderr: human, json, or auto (human on a terminal)"
     )
@@ -188,6 +217,22 @@ class Settings(BaseSettings):
     @classmethod
     def _warehouse_uri(cls, value: str | None) -> str | None:
         return None if value is None else warehouse_uri(value)
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            host_and_port(value)
+        return value
+
+    @field_validator("listen_token")
+    @classmethod
+    def _token_text(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not re.fullmatch(r"[!-~]{16,}", value.get_secret_value()):
+            raise ValueError(
+                "a token has 16 or more ASCII characters without spaces, such as of `openssl rand -hex 24`"
+            )
+        return value
 
     def require_dsn(self) -> str:
         """The DSN. Raises UsageError if none was given."""
@@ -236,6 +281,16 @@ USER_SETTINGS = tuple(name for name in Settings.model_fields if name != "limits"
 
 def _reveal(secret: SecretStr | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """The two parts of an address to listen at: `host:port`, `[::1]:port`, or a port of 127.0.0.1. Raises
+    ValueError."""
+    host, _, port = text.rpartition(":")
+    found = re.fullmatch(r"\[([0-9A-Fa-f:.%\w]+)\]|([^:\[\]\s]*)", host)
+    if found is None or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65_535:
+        raise ValueError(f"{text!r} is not an address to listen at; give 127.0.0.1:9187, [::1]:9187 or 9187")
+    return found[1] or found[2] or "127.0.0.1", int(port)
 
 
 def warehouse_uri(text: str) -> str:

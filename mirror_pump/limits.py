@@ -69,6 +69,20 @@ class InternalLimits(BaseModel):
         description="Bytes of heap blocks, or of data files, that one task of a drop proof reads",
     )
 
+    # Right after a checkpoint began, the rate would be that of a moment.
+    wal_rate_window: Seconds = Field(
+        default=10.0, description="Shortest time in seconds over which the rate of WAL is measured"
+    )
+    wal_guard_interval: Seconds = Field(
+        default=10.0, description="Seconds between checks of how much more WAL the slot may keep"
+    )
+    # Long enough for the slot's restart position to move: the server offers a new one every 15 s.
+    wal_guard_window: Seconds = Field(
+        default=60.0,
+        description="Seconds over which the growth of the slot's WAL is measured; it must be too fast for as long again"
+        " before a table fails or the slot is dropped",
+    )
+
     verify_pause: Seconds = Field(
         default=0.25, description="Seconds before `verify` compares a table again that changed meanwhile; doubles"
     )
@@ -88,6 +102,11 @@ class InternalLimits(BaseModel):
     # Beyond it DuckDB spills to disk. What cannot be spilled is compared by Spark.
     verify_memory: Size = Field(
         default=ByteSize(1024 * _MIB), description="Memory that DuckDB may use for a comparison by `verify`"
+    )
+
+    # Each reading takes a few queries, and no file of the lake unless somebody asks for the whole status.
+    status_interval: Seconds = Field(
+        default=5.0, description="Seconds between two readings of the mirror's status for metrics and the HTTP port"
     )
 
     spark_partition_blocks: Annotated[int, Field(ge=1), Unit("BLOCKS", "blocks")] = Field(

@@ -16,10 +16,11 @@ from mirror_pump.units import DefaultText, Unit
 _GROUPS = {
     "Source": ("dsn", "slot", "publication"),
     "Lake": ("warehouse", *(name for name in USER_SETTINGS if name.startswith("storage_"))),
+    "Monitoring": ("listen", "listen_token", "ready_max_lag"),
     "Logging": ("log_format", "log_level"),
 }
 _TUNING = "Tuning"
-_WITHOUT_OPTION = ("storage_secret_key", "storage_session_token")
+_WITHOUT_OPTION = ("storage_secret_key", "storage_session_token", "listen_token")
 """Secrets have no option: every user of a machine can read the command lines of its processes."""
 
 _EXAMPLE_HEAD = f"""\

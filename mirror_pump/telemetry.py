@@ -1,4 +1,4 @@
-"""Logs and metrics: structlog to stderr, and OpenTelemetry's API for counters (a no-op without an SDK).
+"""Logs: structlog to stderr. Metrics and traces are in mirror_pump.monitoring.
 
 Stdout is reserved for the result of a command. Everything else is a log line on stderr.
 """
@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, Literal, TextIO, cast
 
 import structlog
-from opentelemetry import metrics
 
 LogFormat = Literal["auto", "human", "json"]
 
@@ -184,32 +183,3 @@ def say_always(component: str, event: str, level: str, **fields: object) -> None
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
     """A logger whose lines carry `component=name`."""
     return cast("structlog.typing.FilteringBoundLogger", structlog.get_logger(component=name))
-
-
-_meter = metrics.get_meter("mirror_pump")
-_publishes = _meter.create_counter("mirror_pump.publishes", "1", "Publish transactions that landed")
-_changes = _meter.create_counter("mirror_pump.changes", "1", "Row changes published")
-_reconnects = _meter.create_counter("mirror_pump.reconnects", "1", "New tries after a lost connection or a failed task")
-_merged = _meter.create_counter("mirror_pump.merged_bytes", "By", "Bytes of merged files that landed")
-_publish_seconds = _meter.create_histogram("mirror_pump.publish.duration", "s", "Time of a publish transaction")
-_batch_seconds = _meter.create_histogram("mirror_pump.batch.duration", "s", "From a batch's last commit to its publish")
-
-
-def record_publish(*, changes: int, publish_seconds: float, batch_seconds: float | None) -> None:
-    """Counts one committed publish. `batch_seconds` is None if the publish held no batch, only copies or the
-    frontier."""
-    _publishes.add(1)
-    _changes.add(changes)
-    _publish_seconds.record(publish_seconds)
-    if batch_seconds is not None:
-        _batch_seconds.record(batch_seconds)
-
-
-def record_merge(size_bytes: int) -> None:
-    """Counts the files of one committed merge."""
-    _merged.add(size_bytes)
-
-
-def record_reconnect() -> None:
-    """Counts one restart of the pump from the published state, after an error that a retry may cure."""
-    _reconnects.add(1)

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from mirror_pump.cli.commands import (
     config,
     connect,
+    doctor,
     init,
     maintain,
     policy,
@@ -92,7 +93,22 @@ def main(
 
 
 # In the order in which a new user needs them.
-for _module in (init, register, run, status, wait, verify, sql, reader, connect, maintain, policy, retain, config):
+for _module in (
+    init,
+    register,
+    run,
+    status,
+    wait,
+    verify,
+    sql,
+    reader,
+    connect,
+    maintain,
+    policy,
+    retain,
+    doctor,
+    config,
+):
     _module.add(app)
 
 if __name__ == "__main__":

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 from mirror_pump.errors import SourceError
+from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.known_bugs import bugs_of
 from mirror_pump.source.rows import fetch_row
 from sql import queries
 
@@ -16,9 +20,6 @@ OLDEST_MAJOR = 14
 
 NEWEST_MAJOR = 18
 """The newest version that the tests run on. A later one may change what pgoutput sends."""
-
-_ADD_TABLE_FIXED = {13: 21, 14: 18, 15: 13, 16: 9, 17: 5}
-"""The first minor releases in which adding a table to a publication loses no change of a concurrent transaction."""
 
 _MANAGED_REPLICATION_ROLES = ("rds_replication", "cloudsqlsuperuser", "azure_pg_admin")
 """Managed services grant the replication privilege by membership in these roles; rolreplication stays false."""
@@ -37,20 +38,59 @@ class ServerFacts:
 
 
 @dataclass(frozen=True)
-class _ServerRow:
-    """The row of the query `facts`."""
+class ServerSettings:
+    """The row of the query `facts`: what the server and the role of the connection are like."""
 
+    role: str
+    """The role whose rights the connection has."""
+    superuser: bool
     wal_level: str
     slots: int
     used_slots: int
     senders: int
+    used_senders: int
     in_recovery: bool
     may_replicate: bool
     may_create: bool
     keep_mb: int
     """max_slot_wal_keep_size in MB; -1 for no limit."""
+    idle_timeout: int
+    """idle_replication_slot_timeout in seconds; 0 for none, and before PostgreSQL 18."""
     schema_exists: bool
     encoding: str
+
+
+class ServerSubject(StrEnum):
+    """What a problem of the server is about."""
+
+    VERSION = "version"
+    PRIMARY = "primary"
+    ENCODING = "encoding"
+    WAL_LEVEL = "wal_level"
+    RIGHTS = "rights"
+    SLOTS = "slots"
+    SENDERS = "senders"
+    WAL_LIMIT = "wal_limit"
+    BUG = "bug"
+
+
+@dataclass(frozen=True)
+class ServerProblem:
+    """Why a server cannot be mirrored, or what its operator should know."""
+
+    subject: ServerSubject
+    message: str
+    remedy: str
+    fatal: bool = True
+    """False if the mirror works all the same."""
+
+
+def read_server(conn: PgConnection) -> ServerSettings:
+    """Reads the server's settings and the rights of the connection's role. Raises SourceError."""
+    with source_errors("checking the server's settings"):
+        server = fetch_row(conn, ServerSettings, _SQL["facts"], {"roles": list(_MANAGED_REPLICATION_ROLES)})
+    assert server is not None
+    return server
 
 
 def check_server(conn: PgConnection, *, slot_exists: bool) -> ServerFacts:
@@ -58,55 +98,97 @@ def check_server(conn: PgConnection, *, slot_exists: bool) -> ServerFacts:
 
     `slot_exists`: the mirror's slot exists already, so that no free one is needed.
     """
-    with source_errors("checking the server's settings"):
-        server = fetch_row(conn, _ServerRow, _SQL["facts"], {"roles": list(_MANAGED_REPLICATION_ROLES)})
-    assert server is not None
-    version = conn.info.server_version
-    major, minor = divmod(version, 10000)
+    server = read_server(conn)
+    warnings = []
+    for problem in server_problems(conn, server, slot_exists=slot_exists):
+        if problem.fatal:
+            raise SourceError(problem.message, problem.remedy)
+        warnings.append(problem.message)
+    return ServerFacts(conn.info.server_version, server.wal_level, server.slots - server.used_slots, tuple(warnings))
+
+
+def server_problems(conn: PgConnection, server: ServerSettings, *, slot_exists: bool) -> Iterator[ServerProblem]:
+    """Everything that `check_server` refuses or warns of, fatal problems first. Asks the server nothing more."""
+    yield from _kind_problems(conn, server)
+    yield from _rights_problems(conn, server)
+    yield from _room_problems(server, slot_exists=slot_exists)
+    yield from _warnings(conn.info.server_version, server)
+
+
+def _kind_problems(conn: PgConnection, server: ServerSettings) -> Iterator[ServerProblem]:
+    major = conn.info.server_version // 10000
     if not OLDEST_MAJOR <= major <= NEWEST_MAJOR:
-        raise SourceError(
+        yield ServerProblem(
+            ServerSubject.VERSION,
             f"the server is PostgreSQL {major}; mirror-pump works with {OLDEST_MAJOR} to {NEWEST_MAJOR}",
             "upgrade the server" if major < OLDEST_MAJOR else "upgrade mirror-pump",
         )
     if server.in_recovery:
-        raise SourceError(
-            "the server is a standby, but the mirror must write its catalog to the database", "connect to the primary"
+        yield ServerProblem(
+            ServerSubject.PRIMARY,
+            "the server is a standby, but the mirror must write its catalog to the database",
+            "connect to the primary",
         )
     if server.encoding == "SQL_ASCII":
-        raise SourceError(
+        yield ServerProblem(
+            ServerSubject.ENCODING,
             f"database {conn.info.dbname} has the encoding SQL_ASCII, which does not define characters for its bytes",
             "copy it into a database with ENCODING 'UTF8' or another real encoding (pg_dump with --encoding set to the"
             " encoding that the bytes have)",
         )
     if server.wal_level != "logical":
-        raise SourceError(
+        yield ServerProblem(
+            ServerSubject.WAL_LEVEL,
             f"wal_level is {server.wal_level}: the WAL does not carry row changes",
             "ALTER SYSTEM SET wal_level = 'logical', then restart the server",
         )
+
+
+def _rights_problems(conn: PgConnection, server: ServerSettings) -> Iterator[ServerProblem]:
     if not server.may_replicate:
-        raise SourceError("the role that mirror-pump connects as may not stream changes", "ALTER ROLE ... REPLICATION")
-    if not server.may_create and not server.schema_exists:
-        raise SourceError(
-            "the role that mirror-pump connects as may create neither schemas nor publications in this database",
-            f"GRANT CREATE ON DATABASE {conn.info.dbname} TO the role",
+        yield ServerProblem(
+            ServerSubject.RIGHTS,
+            "the role that mirror-pump connects as may not stream changes",
+            f"ALTER ROLE {identifier(server.role)} REPLICATION",
         )
+    if not server.may_create and not server.schema_exists:
+        yield ServerProblem(
+            ServerSubject.RIGHTS,
+            "the role that mirror-pump connects as may create neither schemas nor publications in this database",
+            f"GRANT CREATE ON DATABASE {identifier(conn.info.dbname)} TO {identifier(server.role)}",
+        )
+
+
+def _room_problems(server: ServerSettings, *, slot_exists: bool) -> Iterator[ServerProblem]:
     if not slot_exists and server.used_slots >= server.slots:
-        raise SourceError(
+        yield ServerProblem(
+            ServerSubject.SLOTS,
             f"all {server.slots} replication slots of the server are in use",
             "drop one that nobody needs (see pg_replication_slots), or raise max_replication_slots and restart",
         )
     if server.senders < 1:
-        raise SourceError(
-            "max_wal_senders is 0: the server cannot stream changes", "set it to 10 and restart the server"
+        yield ServerProblem(
+            ServerSubject.SENDERS,
+            "max_wal_senders is 0: the server cannot stream changes",
+            "ALTER SYSTEM SET max_wal_senders = 10, then restart the server",
         )
-    warnings = []
-    if minor < _ADD_TABLE_FIXED.get(major, 0):
-        warnings.append(
-            f"PostgreSQL {major}.{minor} can lose changes of transactions that run while a table is added to a"
-            f" publication; {major}.{_ADD_TABLE_FIXED[major]} does not"
+
+
+def _warnings(version: int, server: ServerSettings) -> Iterator[ServerProblem]:
+    major, minor = divmod(version, 10000)
+    for bug in bugs_of(version):
+        fixed = f"{major}.{bug.fixed[major]}"
+        yield ServerProblem(
+            ServerSubject.BUG,
+            f"PostgreSQL {major}.{minor} {bug.effect}; {fixed} does not",
+            f"install PostgreSQL {fixed} or later, a restart ({bug.release_notes(major)})",
+            fatal=False,
         )
     if server.keep_mb < 0:
-        warnings.append(
-            "max_slot_wal_keep_size is unlimited: while the pump is down, WAL is kept until the disk is full"
+        yield ServerProblem(
+            ServerSubject.WAL_LIMIT,
+            "max_slot_wal_keep_size is unlimited: while the pump is down, WAL is kept until the disk is full",
+            "ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; SELECT pg_reload_conf(); with as much as the disk has"
+            " to spare",
+            fatal=False,
         )
-    return ServerFacts(version, server.wal_level, server.slots - server.used_slots, tuple(warnings))

@@ -1,12 +1,17 @@
 -- What the source server is like (mirror_pump/source/server.py).
 
 -- name: facts
-SELECT current_setting('wal_level') AS wal_level, current_setting('max_replication_slots')::int AS slots,
+-- Settings that not every version has are looked up in pg_settings.
+SELECT current_user::text AS role, (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS superuser,
+       current_setting('wal_level') AS wal_level, current_setting('max_replication_slots')::int AS slots,
        (SELECT count(*) FROM pg_replication_slots)::int AS used_slots,
-       current_setting('max_wal_senders')::int AS senders, pg_is_in_recovery() AS in_recovery,
+       current_setting('max_wal_senders')::int AS senders,
+       (SELECT count(*) FROM pg_stat_replication)::int AS used_senders,
+       pg_is_in_recovery() AS in_recovery,
        (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user)
        OR EXISTS (SELECT FROM pg_roles r
                    WHERE rolname = ANY (%(roles)s) AND pg_has_role(r.oid, 'MEMBER')) AS may_replicate,
        has_database_privilege(current_database(), 'CREATE') AS may_create,
        (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size') AS keep_mb,
+       coalesce((SELECT setting::bigint FROM pg_settings WHERE name = 'idle_replication_slot_timeout'), 0) AS idle_timeout,
        to_regnamespace('modak') IS NOT NULL AS schema_exists, current_setting('server_encoding') AS encoding;

@@ -32,6 +32,15 @@ SELECT s.slot_name AS name, s.plugin, s.database, s.temporary, s.two_phase, s.ac
        (to_jsonb(s) ->> 'failover')::boolean AS failover, (to_jsonb(s) ->> 'inactive_since')::timestamptz AS inactive_since
   FROM pg_replication_slots s WHERE s.slot_name = %(slot)s;
 
+-- name: wal_room
+-- An online checkpoint records the position at which it began, and when. The server's clock says what is how old.
+SELECT clock_timestamp() AS at, (pg_current_wal_lsn() - '0/0')::bigint AS wal_position,
+       s.safe_wal_size AS safe_wal_bytes, (pg_current_wal_lsn() - s.restart_lsn)::bigint AS retained_bytes,
+       (pg_current_wal_lsn() - s.confirmed_flush_lsn)::bigint AS unconfirmed_bytes, s.active_pid,
+       (c.redo_lsn - '0/0')::bigint AS checkpoint_position, c.checkpoint_time AS checkpoint_at
+  FROM pg_replication_slots s CROSS JOIN pg_control_checkpoint() c
+ WHERE s.slot_name = %(slot)s;
+
 -- name: identity
 -- The database, its cluster, and the file of WAL that is written now, which a standby has not got.
 SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier, current_database() AS database,

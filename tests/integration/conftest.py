@@ -11,9 +11,11 @@ from typer.testing import CliRunner, Result
 from mirror_pump.cli.main import app
 from mirror_pump.config import Settings
 from mirror_pump.engine.rewrite.file_merge import merge_files
+from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.cli import RunCommand
+from tests.support.lake_tables import SmallTable
 
 
 @pytest.fixture
@@ -53,3 +55,17 @@ def gate(tasks: ThreadTaskRunner) -> GatedCopies:
 def merge_gate(tasks: ThreadTaskRunner) -> GatedCopies:
     """Tasks run in threads; those that merge or fill files only when the test lets them."""
     return GatedCopies(tasks, merge_files)
+
+
+@pytest.fixture
+def table(database: Database, warehouse: str) -> SmallTable:
+    """A small lake table in the catalog, for tests of commits and of engines that read them."""
+    with database.connect() as connection:
+        migrate(connection)
+    return SmallTable(f"{warehouse}/public/t", database.dsn)
+
+
+@pytest.fixture
+def file_table(warehouse: str) -> SmallTable:
+    """A small lake table that only its files know."""
+    return SmallTable(f"{warehouse}/public/t")

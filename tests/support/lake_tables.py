@@ -76,6 +76,11 @@ class SmallTable:
         self.listing = Listing(STORAGE, (1, PATH_ID))
         self.table = self._land(LakeTable.create(SCHEMA, self.location, STORAGE, {}, self.now_ms))
 
+    @property
+    def summary(self) -> dict[str, str]:
+        """The newest snapshot's summary, as it is stored."""
+        return dict(self.table.metadata.snapshots[-1].summary.entries)
+
     def data(self, rows: Rows) -> WrittenFile:
         """A data file of these rows."""
         table = pa.table({"id": list(rows), "v": pa.array(rows.values(), pa.string())}, schema=SCHEMA.arrow)

@@ -62,8 +62,8 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
 def test_paths_that_are_named_exist(page: Path) -> None:
-    """In a code span: `tests/...`, `mirror_pump/...`, `docs/...`, `sql/...`, `decoders/...`."""
-    named = re.findall(r"`((?:tests|mirror_pump|docs|sql|decoders)/[\w./-]*)`", page.read_text(encoding="utf-8"))
+    """In a code span: `tests/...`, `mirror_pump/...`, `docs/...`, `sql/...`, `decoders/...`, `deploy/...`."""
+    named = re.findall(r"`((?:tests|mirror_pump|docs|sql|decoders|deploy)/[\w./-]*)`", page.read_text(encoding="utf-8"))
     missing = [path for path in named if not (_ROOT / path).exists()]
     assert not missing
 

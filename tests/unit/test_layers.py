@@ -25,7 +25,8 @@ _BELOW = {
     "engine": {"source", "lake", "bottom", "decoders", "sql"},
     "pipeline": {"engine", "source", "lake", "bottom", "decoders", "sql"},
     "ops": {"pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
-    "cli": {"ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
+    "monitoring": {"ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
+    "cli": {"monitoring", "ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
     # For users' tests and ours, and the demo, which is a user of the command line.
     # For users' own Spark programs.
     "spark": {"ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
@@ -90,6 +91,7 @@ _ROOMS = {
         "register": {"retain"},
         "verify": {"duckdb", "status"},
         "reads": {"setup", "duckdb", "status", "verify"},
+        "doctor": {"setup", "duckdb", "status"},
     },
     "cli": {"terminal": set[str](), "arguments": {"terminal"}, "commands": {"terminal", "arguments"}},
 }
@@ -223,10 +225,12 @@ def test_what_is_imported_is_declared() -> None:
     verify = {f"mirror_pump.ops.verify.{name}" for name in ("compare_duckdb", "comparison_engines")}
     sql = {"mirror_pump.ops.duckdb.duckdb_connection", "mirror_pump.ops.duckdb.query_interrupt", *reads, *verify}
     sql.add("mirror_pump.cli.terminal.shell")
+    telemetry = {_distribution(text) for text in extras["telemetry"]}
     providers = importlib.metadata.packages_distributions()
     undeclared = set()
     for module, imported in _graph(_ROOT).items():
         declared = needed | demo if _layer(module) == "testing" or module in sql else needed
+        declared = declared | telemetry if _layer(module) == "monitoring" else declared
         for package in {name.partition(".")[0] for name in imported} - {"decoders", "mirror_pump", "sql", ""}:
             if package not in sys.stdlib_module_names:
                 names = {_distribution(name) for name in providers.get(package, [package])}
@@ -266,6 +270,7 @@ def test_no_modules_import_each_other_in_a_ring() -> None:
         ("mirror_pump.engine.x", "from ..pipeline import apply"),
         ("mirror_pump.model", "from mirror_pump.lake.format.schema import LakeSchema"),
         ("mirror_pump.pipeline.x", "from mirror_pump.testing.postgres import EmbeddedPostgres"),
+        ("mirror_pump.ops.x", "from mirror_pump.monitoring.monitor import Monitor"),
         ("mirror_pump.ops.x", "if TYPE_CHECKING:\n    from mirror_pump.cli.terminal.output import say"),
         ("mirror_pump.pipeline.flow.x", "from mirror_pump.pipeline.session.pump import Pump"),
         ("mirror_pump.pipeline.retention.x", "from mirror_pump.pipeline.publish import staging"),

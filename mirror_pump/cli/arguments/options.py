@@ -21,11 +21,17 @@ SOURCE = ("dsn",)
 SLOT = ("slot", "publication")
 STORAGE = ("storage_endpoint", "storage_region", "storage_access_key")
 """The secret key is not an option, since everybody on a machine can read a process's command line."""
+MONITORING = ("listen", "ready_max_lag")
+"""The token is a secret, and no option either."""
 LOGGING = ("log_format", "log_level")
 
 Command = Callable[..., int | None]
 
-_PANELS = dict.fromkeys((*SOURCE, *SLOT), "Source") | dict.fromkeys(STORAGE, "Lake storage")
+_PANELS = (
+    dict.fromkeys((*SOURCE, *SLOT), "Source")
+    | dict.fromkeys(STORAGE, "Lake storage")
+    | dict.fromkeys(MONITORING, "Monitoring")
+)
 
 
 def command(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.arguments.options import MONITORING, SLOT, STORAGE, command
 from mirror_pump.cli.terminal.output import count_text, remark
 from mirror_pump.cli.terminal.stop_signals import StoppedBySignal, StopSignals
 from mirror_pump.config import Settings
@@ -15,6 +15,7 @@ from mirror_pump.errors import UsageError
 
 if TYPE_CHECKING:
     from mirror_pump.model import Lsn
+    from mirror_pump.monitoring.monitor import Monitor
 
 TUNING = (
     "master",
@@ -34,6 +35,10 @@ TUNING = (
     "idle_publish_bytes",
     "idle_publish_interval",
     "retention_interval",
+    "wal_guard",
+    "wal_guard_bytes",
+    "wal_warn_within",
+    "wal_act_within",
     "publish_attempts",
     "publish_backoff_max",
     "reconnect_backoff_max",
@@ -46,7 +51,7 @@ TUNING = (
 
 
 def add(app: typer.Typer) -> None:
-    @command(app, "run", (*SLOT, *STORAGE, *TUNING))
+    @command(app, "run", (*SLOT, *STORAGE, *MONITORING, *TUNING))
     def run(
         settings: Settings,
         once: Annotated[bool, typer.Option("--once", help="Catch up with the current end of WAL, then exit 0")] = False,
@@ -73,6 +78,9 @@ def add(app: typer.Typer) -> None:
         One pump leads a database at a time. Any other is a standby: it takes over within a second after the leader's
         end, and only then starts Spark. `--once` and `--until-lsn` also end when the leader has reached their position.
 
+        `--listen` serves Prometheus metrics, probes and a status page by HTTP. OpenTelemetry's OTEL_* variables export
+        metrics and traces. docs/monitoring.md describes both.
+
         The pump itself keeps tables fast to read. Maintenance deletes files that nobody needs any more: `--maintain`
         runs it in a separate process while the pump runs.
         """
@@ -92,18 +100,36 @@ def add(app: typer.Typer) -> None:
 def _run(
     settings: Settings, signals: StopSignals, until: Lsn | None, *, once: bool, maintain: bool, standby: bool
 ) -> None:
-    from mirror_pump.model import format_lsn
+    from mirror_pump.monitoring.monitor import Monitor
     from mirror_pump.ops.setup.stored_settings import complete_when_up
 
-    settings = complete_when_up(settings)
+    # Before the server is known to be up: while the pump waits for it, probes have to find a living process.
+    with Monitor(settings) as monitor:
+        settings = complete_when_up(settings)
+        monitor.watch(settings)
+        _pump(settings, signals, monitor, until, once=once, maintain=maintain, standby=standby)
 
+
+def _pump(
+    settings: Settings,
+    signals: StopSignals,
+    monitor: Monitor,
+    until: Lsn | None,
+    *,
+    once: bool,
+    maintain: bool,
+    standby: bool,
+) -> None:
     # Imported after loading the settings: this loads Spark, and a wrong DSN should be reported before.
     from mirror_pump.cli.terminal.step_log import StepLog
+    from mirror_pump.model import format_lsn
     from mirror_pump.ops.maintenance.maintainer_process import MaintainerProcess
     from mirror_pump.pipeline.session.pump import Pump
 
     pump = Pump(
-        settings, observer=StepLog(), while_leading=lambda: MaintainerProcess(settings) if maintain else nullcontext()
+        settings,
+        observer=monitor.observer(StepLog()),
+        while_leading=lambda: MaintainerProcess(settings) if maintain else nullcontext(),
     )
     signals.serve(lambda: pump.at_work, pump.request_stop, "")
     result = pump.run(until=until, once=once, standby=standby)

@@ -23,6 +23,8 @@ _LAG_PATIENCE = 5.0
 """Seconds that a lag must persist before --check reports it. After an idle period the lag is only an upper bound until
 the pump publishes again."""
 _LAG_POLL = 0.5
+_RATE_PATIENCE = 15.0
+"""Seconds that --min-wal-time waits for the rate of WAL, which is unknown for 10 s after a checkpoint began."""
 
 
 def add(app: typer.Typer) -> None:
@@ -43,6 +45,14 @@ def add(app: typer.Typer) -> None:
                 "--max-lag", metavar="DURATION", help="With --check: exit 1 if the lag exceeds this, such as 5min"
             ),
         ] = None,
+        min_wal_time: Annotated[
+            str | None,
+            typer.Option(
+                "--min-wal-time",
+                metavar="DURATION",
+                help="With --check: exit 1 if the slot would be lost sooner than this without a pump, such as 1h",
+            ),
+        ] = None,
     ) -> int:
         """Show problems, each table's state, lag, rows and files, the slot, and the leading pump.
 
@@ -50,20 +60,24 @@ def add(app: typer.Typer) -> None:
         or 0 if nothing relevant to the mirror was committed since the frontier.
 
         `--check` is meant for cron and probes. It prints nothing if all is well. It exits 1 if the slot is lost, no
-        pump leads, a table has failed or waits for its owner, retention has stopped, or the lag exceeds `--max-lag`.
+        pump leads, a table has failed or waits for its owner, retention has stopped, the lag exceeds `--max-lag`, or
+        the slot would survive an outage of the pump for less than `--min-wal-time`.
         """
         if check and watch:
             raise UsageError("--check and --watch exclude each other", "give only one of them")
         if max_lag is not None and not check:
             raise UsageError("--max-lag requires --check", "add --check")
+        if min_wal_time is not None and not check:
+            raise UsageError("--min-wal-time requires --check", "add --check")
         limit = None if max_lag is None else seconds_of(max_lag, "--max-lag")
+        wal_limit = None if min_wal_time is None else seconds_of(min_wal_time, "--min-wal-time")
 
         from mirror_pump.ops.setup.stored_settings import complete
         from mirror_pump.ops.status.status_reader import StatusReader
 
         with StatusReader(complete(settings)) as reader:
             if check:
-                return _report(_checked(reader, limit), as_json=as_json)
+                return _report(_checked(reader, limit, wal_limit), as_json=as_json)
             if as_json:
                 while write_json(reader.read().to_json()) and watch:
                     time.sleep(interval)
@@ -88,19 +102,25 @@ def _watch(reader: StatusReader, interval: float) -> None:
             live.update(render(reader.read()), refresh=True)
 
 
-def _checked(reader: StatusReader, max_lag: float | None) -> MirrorStatus:
-    """The status, with an alert if the lag stays above `max_lag` although a pump leads."""
-    from mirror_pump.ops.status.alerts import lag_alert
+def _checked(reader: StatusReader, max_lag: float | None, min_wal_time: float | None) -> MirrorStatus:
+    """The status, with an alert if the lag stays above `max_lag` although a pump leads, and one if the slot would be
+    lost within `min_wal_time`."""
+    from mirror_pump.ops.status.alerts import lag_alert, wal_alert
 
-    deadline = time.monotonic() + _LAG_PATIENCE
+    began = time.monotonic()
     while True:
         status = reader.read()
-        alert = None if max_lag is None else lag_alert(status, max_lag)
-        if alert is None:
-            return status
-        if status.leader is None or not status.leader.alive or time.monotonic() >= deadline:
-            return replace(status, alerts=(alert, *status.alerts))
-        time.sleep(_LAG_POLL)
+        waited = time.monotonic() - began
+        lag = None if max_lag is None else lag_alert(status, max_lag)
+        leads = status.leader is not None and status.leader.alive
+        lag_may_pass = lag is not None and leads and waited < _LAG_PATIENCE
+        slot = status.slot
+        rate_comes = min_wal_time is not None and bool(slot.safe_wal_bytes) and slot.wal_rate is None
+        if lag_may_pass or (rate_comes and waited < _RATE_PATIENCE):
+            time.sleep(_LAG_POLL)
+            continue
+        wal = None if min_wal_time is None else wal_alert(status, min_wal_time)
+        return replace(status, alerts=(*(alert for alert in (lag, wal) if alert is not None), *status.alerts))
 
 
 def _report(status: MirrorStatus, *, as_json: bool) -> int:

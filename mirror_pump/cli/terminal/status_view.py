@@ -94,7 +94,16 @@ def _slot(slot: SlotState) -> Text:
     if held is not None:
         holder = f"{held.prepared!r}" if held.prepared is not None else f"of pid {held.pid} ({held.application})"
         text += f", since the beginning of a {held.kind} {holder}, open for {seconds_text(held.seconds)}"
-    return Text(text)
+    return Text(text + _wal_left(slot))
+
+
+def _wal_left(slot: SlotState) -> str:
+    """How long the slot lasts if nothing moves it. Empty without a limit."""
+    if slot.safe_wal_bytes is None:
+        return ""
+    text = f"; room for {bytes_text(slot.safe_wal_bytes)} more"
+    left = slot.seconds_to_invalidation
+    return text if left is None else f"{text}, {seconds_text(left)} at the present rate"
 
 
 def _pumps(status: MirrorStatus) -> list[Text]:

@@ -1,4 +1,4 @@
-"""An observer that turns the pump's steps into log lines and metrics."""
+"""An observer that turns the pump's steps into log lines."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import threading
 import time
 
 from mirror_pump.model import format_lsn
+from mirror_pump.pipeline.flow.batches import Period
 from mirror_pump.pipeline.flow.steps import Level, Step
-from mirror_pump.telemetry import get_logger, record_merge, record_publish, record_reconnect
+from mirror_pump.telemetry import get_logger
 
 SUMMARY_INTERVAL = 10.0
 """Seconds between summary lines: a line per publish, about one a second, would be too much. --debug shows each."""
@@ -59,31 +60,21 @@ class StepLog:
         self._repeats = _Repeats()
         self._summary_at = time.monotonic()
         self._received_at: float | None = None
-        self._staged_at: float | None = None
         self._batch_changes = 0
         self._publishes = 0
         self._changes = 0
 
     def __call__(self, step: Step, /, **details: object) -> None:
-        shown = {
-            name: format_lsn(value) if name == "frontier" and isinstance(value, int) else value
-            for name, value in details.items()
-        }
+        shown = dict(_field(name, value) for name, value in details.items())
         self._write(step, shown)
         now = time.monotonic()
         if step is Step.RECEIVED:
             self._received_at = now
             changes = details.get("changes")
             self._batch_changes = changes if isinstance(changes, int) else 0
-        elif step is Step.STAGED:
-            self._staged_at = now
         elif step is Step.RETRYING:
             self._received_at = None
             self._batch_changes = 0
-            record_reconnect()
-        elif step is Step.MERGED:
-            size = details.get("bytes")
-            record_merge(size if isinstance(size, int) else 0)
         elif step is Step.PUBLISHED:
             self._published(now, shown.get("frontier"))
 
@@ -101,18 +92,13 @@ class StepLog:
         getattr(self._log, level.value)(step.value, **shown)
 
     def _published(self, now: float, frontier: object) -> None:
-        record_publish(
-            changes=self._batch_changes,
-            publish_seconds=now - self._staged_at if self._staged_at is not None else 0.0,
-            batch_seconds=now - self._received_at if self._received_at is not None else None,
-        )
         if self._publishes == 0:
             # An idle period before is not part of the rate.
             self._summary_at = self._received_at or now
         self._publishes += 1
         self._changes += self._batch_changes
         self._batch_changes = 0
-        self._received_at = self._staged_at = None
+        self._received_at = None
         if now - self._summary_at >= SUMMARY_INTERVAL:
             seconds = now - self._summary_at
             self._log.info(
@@ -123,3 +109,10 @@ class StepLog:
                 changes_per_second=round(self._changes / seconds),
             )
             self._summary_at, self._publishes, self._changes = now, 0, 0
+
+
+def _field(name: str, value: object) -> tuple[str, object]:
+    """A step's detail as a field of its log line."""
+    if isinstance(value, Period):
+        return f"{name}_seconds", round(value.seconds, 3)
+    return name, format_lsn(value) if name == "frontier" and isinstance(value, int) else value

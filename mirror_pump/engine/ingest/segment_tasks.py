@@ -6,6 +6,7 @@ writes files under new names, and only the files that the driver publishes count
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -79,6 +80,10 @@ class TableResult:
 @dataclass(frozen=True)
 class SegmentResult:
     tables: tuple[TableResult, ...]
+    began_at: float
+    """time.time() when the task began to decode, by the clock of the machine that it ran on, seconds."""
+    decoded_at: float
+    """... and when it began to write files."""
 
 
 def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> SegmentTable:
@@ -98,15 +103,16 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
 
 def apply_segment(task: SegmentTask) -> SegmentResult:
     """Decodes the segment. For each table in it, writes a data file and, unless keys are returned, a delete file."""
+    began_at = time.time()
     tables = {table.shape.relation_id: table for table in task.tables}
     shapes = {relation_id: table.shape for relation_id, table in tables.items()}
     lengths = np.frombuffer(task.lengths, np.int32)
     changes = decode_segment(task.data, lengths, shapes, header=task.header)
+    decoded_at = time.time()
     # Nobody would know the files of a failed task, and they would take the space that the next attempt needs.
     with StagedFiles(task.storage) as written:
-        return SegmentResult(
-            tuple(_written(change, tables[change.relation_id], task.storage, written) for change in changes)
-        )
+        results = tuple(_written(change, tables[change.relation_id], task.storage, written) for change in changes)
+    return SegmentResult(results, began_at, decoded_at)
 
 
 def row_keys(rows: pa.Table, schema: LakeSchema, packing: KeyPacking) -> PackedKeys:

@@ -173,6 +173,14 @@ def jdbc_catalog(name: str, dsn: str, warehouse: str) -> dict[str, str]:
     return conf
 
 
+def maven_packages(warehouse: str) -> tuple[str, ...]:
+    """What Spark takes from Maven to read and rewrite Iceberg tables in this warehouse, each as group:name:version."""
+    packages = (ICEBERG_PACKAGE, JDBC_PACKAGE)
+    if not warehouse.startswith("s3://"):
+        return packages
+    return (*packages, ICEBERG_PACKAGE.replace("iceberg-spark-runtime-4.1_2.13", "iceberg-aws-bundle"))
+
+
 def storage_conf(name: str, warehouse: str, properties: Mapping[str, str]) -> dict[str, str]:
     """Spark settings with which catalog `name` reaches the warehouse's storage; none for local files.
 
@@ -181,9 +189,8 @@ def storage_conf(name: str, warehouse: str, properties: Mapping[str, str]) -> di
     if not warehouse.startswith("s3://"):
         return {}
     prefix = f"spark.sql.catalog.{name}"
-    bundle = ICEBERG_PACKAGE.replace("iceberg-spark-runtime-4.1_2.13", "iceberg-aws-bundle")
     conf = {
-        "spark.jars.packages": ",".join((ICEBERG_PACKAGE, JDBC_PACKAGE, bundle)),
+        "spark.jars.packages": ",".join(maven_packages(warehouse)),
         f"{prefix}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
         **{f"{prefix}.{key}": value for key, value in properties.items() if key != "s3.region"},
     }

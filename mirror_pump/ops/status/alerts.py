@@ -10,13 +10,20 @@ from mirror_pump.source.catalog.pump_error import PumpError
 
 _FAILING_TOO_LONG = 60.0
 """Seconds for which a pump may fail and retry by itself before the alert becomes critical."""
+_MORE_ROOM = (
+    "see that a pump runs without errors; meanwhile ALTER SYSTEM SET max_slot_wal_keep_size to more, if the server's"
+    " disk has room, and SELECT pg_reload_conf()"
+)
 _NAMED = 3
 """How many tables an alert names if it concerns many."""
 
 
-def alerts_of(status: MirrorStatus) -> tuple[Alert, ...]:
-    """Return all alerts, critical ones first. Within a severity, alerts of the whole mirror precede those of tables."""
-    found = [*_slot(status), *_leader(status), *_neglect(status)]
+def alerts_of(status: MirrorStatus, wal_warn_within: float = 0.0) -> tuple[Alert, ...]:
+    """Return all alerts, critical ones first. Within a severity, alerts of the whole mirror precede those of tables.
+
+    `wal_warn_within`: seconds to the slot's invalidation below which a slot that nobody moves is worth a warning.
+    """
+    found = [*_slot(status), *_wal(status, wal_warn_within), *_leader(status), *_neglect(status)]
     for table in status.tables:
         found.extend(_table(table))
     return tuple(sorted(found, key=lambda alert: alert.severity is not Severity.CRITICAL))
@@ -31,6 +38,19 @@ def lag_alert(status: MirrorStatus, max_lag: float) -> Alert | None:
         Severity.CRITICAL,
         f"the lake is {status.lag_seconds:.1f} s behind, more than the {max_lag:g} s that --max-lag allows",
         "see the other alerts, and the pump's log",
+    )
+
+
+def wal_alert(status: MirrorStatus, min_wal_time: float) -> Alert | None:
+    """Return an alert if the slot may be lost within `min_wal_time` seconds when nothing more is acknowledged."""
+    left = status.slot.seconds_to_invalidation
+    if left is None or left >= min_wal_time:
+        return None
+    return Alert(
+        Severity.CRITICAL,
+        f"the slot is lost in {left:.0f} s at the present rate of WAL if nothing moves it, sooner than the"
+        f" {min_wal_time:g} s that --min-wal-time asks for",
+        _MORE_ROOM,
     )
 
 
@@ -56,6 +76,19 @@ def _slot(status: MirrorStatus) -> list[Alert]:
             )
         )
     return found
+
+
+def _wal(status: MirrorStatus, warn_time: float) -> list[Alert]:
+    """Return an alert if the slot does not move and has little room left. A pump that leads without errors moves it."""
+    left = status.slot.seconds_to_invalidation
+    leader = status.leader
+    moves = leader is not None and leader.alive and not leader.retrying
+    if left is None or left >= warn_time or moves or status.slot.wal_status == "unreserved":
+        return []
+    message = (
+        f"nothing moves replication slot {status.slot.name}: it is lost in {left:.0f} s at the present rate of WAL"
+    )
+    return [Alert(Severity.WARNING, message, _MORE_ROOM)]
 
 
 def _leader(status: MirrorStatus) -> list[Alert]:

@@ -11,6 +11,7 @@ from mirror_pump.ops.status.status_report import Holder, SlotState
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.slot import SystemIdentity, check_publication, check_slot
+from mirror_pump.source.stream.wal_room import WalRate, read_wal_room
 from sql import queries
 
 _SQL = queries("status")
@@ -35,12 +36,26 @@ class _Slot:
     inactive_since: datetime | None
 
 
-def slot_state(connection: PgConnection, slot: str, publication: str) -> SlotState:
-    """Return the present state of the slot. Raises SourceError if the catalog does not know it."""
+def slot_state(
+    connection: PgConnection,
+    slot: str,
+    publication: str,
+    *,
+    limit: int = 0,
+    rate_window: float = 0.0,
+    former_rate: WalRate | None = None,
+) -> SlotState:
+    """Return the present state of the slot. Raises SourceError if the catalog does not know it.
+
+    `limit`: bytes of WAL that the slot may keep, besides max_slot_wal_keep_size; 0 for no limit. `rate_window`: the
+    shortest time in seconds over which the rate of WAL is measured. Until it has passed since the last checkpoint, the
+    rate is `former_rate`.
+    """
     row, error = _look(connection, slot)
     holder = None
     if row.commit_time is not None:
         holder = fetch_row(connection, Holder, _SQL["holder"], {"before": row.commit_time})
+    wal = read_wal_room(connection, slot)
     return SlotState(
         name=slot,
         publication=publication,
@@ -53,6 +68,8 @@ def slot_state(connection: PgConnection, slot: str, publication: str) -> SlotSta
         invalidation_reason=row.invalidation_reason,
         inactive_since=row.inactive_since,
         error=error,
+        safe_wal_bytes=None if wal is None else wal.room(limit),
+        wal_rate=former_rate if wal is None else wal.rate(rate_window) or former_rate,
         held_by=holder,
     )
 

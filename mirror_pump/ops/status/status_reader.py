@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
 from types import TracebackType
@@ -17,7 +17,7 @@ from mirror_pump.ops.status.lake_content import LakeContent, lake_content
 from mirror_pump.ops.status.maintenance_due import maintenance_due
 from mirror_pump.ops.status.retention_state import retention_states
 from mirror_pump.ops.status.slot_state import slot_state
-from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, TableStatus
+from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, SlotState, TableStatus
 from mirror_pump.source.catalog.former_locations import former_locations
 from mirror_pump.source.catalog.maintenance import is_served
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
@@ -26,6 +26,7 @@ from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.standby import standbys
+from mirror_pump.source.stream.wal_room import WalRate
 from sql import queries
 
 _SQL = queries("status")
@@ -45,6 +46,7 @@ class StatusReader:
         self._connection = self._connect()
         self._contents: dict[str, LakeContent] = {}
         self._caught_up_at: datetime | None = None
+        self._wal_rate: WalRate | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -56,11 +58,19 @@ class StatusReader:
 
     def read(self) -> MirrorStatus:
         """Read the status once. Raises SourceError if a query fails. Unreadable storage becomes a table's `error`."""
+        return self._read(read_files=True)
+
+    def read_catalog(self) -> MirrorStatus:
+        """Like `read`, but without an access to the storage: tables that were committed to since the last `read` have
+        no `content` and no `maintenance`. It costs a few queries, however many tables change all the time."""
+        return self._read(read_files=False)
+
+    def _read(self, *, read_files: bool) -> MirrorStatus:
         with source_errors("reading the mirror's status"):
             if self._connection.closed:
                 self._connection = self._connect()
             row = fetch_row(self._connection, _MirrorRow, _SQL["mirror"], (self._settings.slot,))
-            slot = slot_state(self._connection, self._settings.slot, self._settings.publication)
+            slot = self._slot()
             assert row is not None, "no slot leaves the catalog"
             tables = fetch_rows(self._connection, _StatusTableRow, _SQL["tables"], (self._settings.slot,))
             last_error = pump_error(row.last_error)
@@ -76,8 +86,7 @@ class StatusReader:
         idle_at = row.replied_at if row.replayed is not None and row.replayed > row.frontier else None
         lag_seconds = self._lag_seconds(row.at, row.commit_time, idle_at, caught_up=reached >= row.wal_position)
         locations = [table.metadata_location for table in tables if table.metadata_location is not None]
-        contents = {location: self._content(location) for location in locations}
-        self._contents = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
+        contents = self._contents_at(locations, read_files)
         status = MirrorStatus(
             database=row.database,
             warehouse=self._settings.require_warehouse(),
@@ -94,7 +103,8 @@ class StatusReader:
             standbys=waiting,
         )
         with source_errors("reading the mirror's status"):
-            backlog = maintenance_due(self._connection, self._settings.slot, self._contents, row.at)
+            known = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
+            backlog = maintenance_due(self._connection, self._settings.slot, known, row.at)
             status = replace(
                 status,
                 served=is_served(self._connection, self._settings.slot),
@@ -109,10 +119,23 @@ class StatusReader:
             for table in tables
         )
         status = replace(status, tables=tuple(shown))
-        return replace(status, alerts=alerts_of(status))
+        return replace(status, alerts=alerts_of(status, self._settings.wal_warn_within))
 
     def _connect(self) -> PgConnection:
         return connect(self._settings.require_dsn(), autocommit=True, application_name="mirror-pump-status")
+
+    def _slot(self) -> SlotState:
+        settings = self._settings
+        slot = slot_state(
+            self._connection,
+            settings.slot,
+            settings.publication,
+            limit=settings.wal_guard_bytes,
+            rate_window=settings.limits.wal_rate_window,
+            former_rate=self._wal_rate,
+        )
+        self._wal_rate = slot.wal_rate
+        return slot
 
     def _leader(
         self, named: Mapping[str, Any] | None, epoch: int, error: PumpError | None, at: datetime
@@ -141,6 +164,14 @@ class StatusReader:
             return 0.0
         known = [moment for moment in (commit_time, idle_at, self._caught_up_at) if moment is not None]
         return max(0.0, (at - max(known)).total_seconds()) if known else None
+
+    def _contents_at(self, locations: Sequence[str], read_files: bool) -> Mapping[str, LakeContent | str]:
+        """Return the figures of tables, or why they cannot be read, by metadata location."""
+        if not read_files:
+            return {location: self._contents[location] for location in locations if location in self._contents}
+        contents = {location: self._content(location) for location in locations}
+        self._contents = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
+        return contents
 
     def _content(self, location: str) -> LakeContent | str:
         """Return the table's figures, or a text that says why they cannot be read.

@@ -15,6 +15,7 @@ from mirror_pump.ops.status.retention_state import RetentionState
 from mirror_pump.source.catalog.former_locations import FormerLocation
 from mirror_pump.source.catalog.pump_error import PumpError
 from mirror_pump.source.stream.standby import StandbyProcess
+from mirror_pump.source.stream.wal_room import WalRate
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,21 @@ class SlotState:
     """When the slot was last read. None while it is being read, and before PostgreSQL 17."""
     error: SourceError | None = None
     """Why no pump can resume from the slot; None if one can."""
+    safe_wal_bytes: int | None = None
+    """WAL that may be written before the slot may be lost, or keeps more than `wal_guard_bytes`; None without such a
+    limit, and once the slot is lost."""
+    wal_rate: WalRate | None = None
+    """How fast the server writes WAL at present; None if it cannot be told yet."""
     held_by: Holder | None = None
     """The oldest open transaction if it keeps the WAL, that is, if it started before the newest published commit."""
+
+    @property
+    def seconds_to_invalidation(self) -> float | None:
+        """Seconds until the slot may be lost at the present rate, if nothing more is acknowledged. None without a
+        limit, if nothing is written, and if the rate is unknown."""
+        if self.safe_wal_bytes == 0:
+            return 0.0
+        return None if self.wal_rate is None else self.wal_rate.lasts(self.safe_wal_bytes)
 
 
 @dataclass(frozen=True)
@@ -192,6 +206,10 @@ class MirrorStatus:
                 "remedy": None if self.slot.error is None else self.slot.error.remedy,
                 "retained_bytes": self.slot.retained_bytes,
                 "confirmed_lsn": _lsn(self.slot.confirmed),
+                "safe_wal_bytes": self.slot.safe_wal_bytes,
+                "wal_bytes_per_second": None if self.slot.wal_rate is None else self.slot.wal_rate.bytes_per_second,
+                "wal_rate_seconds": None if self.slot.wal_rate is None else self.slot.wal_rate.seconds,
+                "seconds_to_invalidation": self.slot.seconds_to_invalidation,
                 "held_by": None if self.slot.held_by is None else asdict(self.slot.held_by),
             },
             "leader": None

@@ -10,6 +10,18 @@ from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 
 
 @dataclass(frozen=True)
+class Period:
+    """When a part of a batch's work began and ended: time.time() in seconds."""
+
+    began_at: float
+    ended_at: float
+
+    @property
+    def seconds(self) -> float:
+        return max(0.0, self.ended_at - self.began_at)
+
+
+@dataclass(frozen=True)
 class Segment:
     """A slice of the stream, and the tables whose changes in it are applied."""
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mirror_pump.engine.ingest.segment_tasks import SegmentResult
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.model import Lsn, MirroredTable, TableId
-from mirror_pump.pipeline.flow.batches import BatchEnd
+from mirror_pump.pipeline.flow.batches import BatchEnd, Period
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
@@ -32,10 +33,22 @@ class Batch:
     end: BatchEnd
     segments: tuple[PendingSegment, ...]
     """In stream order, one for each segment of `end`."""
-    received_at: float
-    """time.monotonic() when the batch closed, in seconds."""
+    received: Period
+    """From its first change to the moment in which it was complete."""
     written_since: float
     """time.time() before the first of its files was begun, in seconds."""
+
+
+def task_periods(results: Sequence[SegmentResult], written_at: float) -> dict[str, Period]:
+    """When a batch was decoded (nothing without segments) and its files were written, by names of details of a step.
+
+    Tasks decode and write in parallel with the reception and with each other. `written_at`: time.time() when the last
+    file was in storage.
+    """
+    if not results:
+        return {"write": Period(written_at, written_at)}
+    decode = Period(min(result.began_at for result in results), max(result.decoded_at for result in results))
+    return {"decode": decode, "write": Period(min(result.decoded_at for result in results), written_at)}
 
 
 @dataclass(frozen=True)
@@ -165,6 +178,16 @@ class ArchiveBranchOutdated:
 
 
 @dataclass(frozen=True)
+class TableGivenUp:
+    """A table has to fail so that the others can go on: the slot would be lost otherwise."""
+
+    table_id: TableId
+    error: str
+    handled: threading.Event = field(default_factory=threading.Event, compare=False)
+    """Set once the table has failed, or has ended otherwise. Until then each new session gets the event."""
+
+
+@dataclass(frozen=True)
 class ThreadFailed:
     """One of the session's threads ended with an error."""
 
@@ -191,6 +214,7 @@ Event: TypeAlias = (
     | AdvanceWanted
     | FoldReady
     | ArchiveBranchOutdated
+    | TableGivenUp
     | ThreadFailed
     | StopRequested
 )

@@ -44,6 +44,11 @@ _REASON_RETRIED = (
     "Otherwise fix it. `mirror-pump retain` shows every partition, and why it is still in the heap."
 )
 _OTHER_LEADS = "Nothing: the other pump continues. If it happens again, check the network of this pump."
+_CATCH_UP = (
+    "Find out why the slot does not move: `mirror-pump status` names the error, or the open transaction. Meanwhile "
+    "raise max_slot_wal_keep_size if the server's disk has room."
+)
+_COPY_EVERYTHING = "Mend the cause, then copy all tables again: docs/operations.md#copying-everything-again."
 _MAINTAIN = "Start `mirror-pump run --maintain`, or `mirror-pump maintain` from cron."
 _FIX_AND_RETAIN = (
     "Look at what `reason` names: the partition's rows differ from the lake's, or retention does not support the "
@@ -80,9 +85,9 @@ class Step(StrEnum):
     """Another pump took over the leadership while this one was not connected. This one is a standby from now on."""
     STREAMING = "streaming", Level.INFO
     RECEIVED = "received", Level.DEBUG
-    """A batch was received up to its last commit."""
+    """A batch was received up to its last commit. `receive` is the Period of its reception."""
     WRITTEN = "written", Level.DEBUG
-    """All files of the batch are in storage. Nothing refers to them yet."""
+    """All files of the batch are in storage. Nothing refers to them yet. `decode` and `write` are Periods of it."""
     STAGED = "staged", Level.DEBUG
     """Manifests and metadata are in storage. The pointers have not moved yet."""
     PUBLISHED = "published", Level.DEBUG
@@ -146,6 +151,10 @@ class Step(StrEnum):
     """A table was dropped in Postgres. Its lake table stays readable as of its last frontier."""
     TABLE_NEGLECTED = "table-neglected", Level.WARNING, _MAINTAIN
     """No maintainer has looked at the table for a day, although commits go to it. Reported once a day."""
+    WAL_SHORT = "wal-short", Level.WARNING, _CATCH_UP
+    """At the present rate, the slot will soon keep more WAL than it may. Reported once an hour while it lasts."""
+    SLOT_DROPPED = "slot-dropped", Level.ERROR, _COPY_EVERYTHING
+    """The WAL guard dropped the slot, so that the server's disk does not fill. The pump stops."""
     NOTE_REFUSED = "note-refused", Level.WARNING, _OTHER_PREFIX
     """Another program writes messages with the pump's prefix into the WAL. The first one in each session is
     reported."""

@@ -40,6 +40,7 @@ from mirror_pump.pipeline.session.leadership import acquire_leadership
 from mirror_pump.pipeline.session.session import Abandoned, PumpSession, RunState
 from mirror_pump.pipeline.upkeep.neglect_watch import NeglectWatch
 from mirror_pump.pipeline.upkeep.upkeep_threads import upkeep_tasks
+from mirror_pump.pipeline.upkeep.wal_guard import WalGuard
 from mirror_pump.source.connect import connect
 from mirror_pump.source.stream.leader import Leader
 from mirror_pump.source.stream.slot import wal_end
@@ -188,6 +189,7 @@ class Pump:
     ) -> None:
         indexes = self._indexes = KeyIndexes(self._settings.index_memory, storage)
         leads = [first]
+        guard = WalGuard(self._settings, self._observer, lambda: run_state.epoch, self.submit)
 
         def live() -> None:
             again = True
@@ -198,6 +200,8 @@ class Pump:
                 leader.check()
             while again and not self._stop.is_set():
                 self._inbox = SimpleQueue()
+                for event in guard.given_up:
+                    self._inbox.put(event)
                 context = SessionContext(self._settings, storage, runner, self._observer, self._inbox)
                 session = PumpSession(context, goal, run_state, indexes, self._stop.is_set, leader)
                 try:
@@ -210,14 +214,16 @@ class Pump:
 
         watch = NeglectWatch(self._settings.require_dsn(), self._settings.slot, self._observer)
         try:
-            with watch, suppress(Abandoned):
+            with watch, guard, suppress(Abandoned):
                 self._persist(live, run_state)
         except NotLeader:
             # Only the leader records errors.
             raise
         except MirrorPumpError as error:
-            self._failures.failed(error, run_state.frontier, run_state.epoch, retry_in=None)
-            raise
+            # The session only knows that its slot is gone.
+            cause = guard.dropped or error
+            self._failures.failed(cause, run_state.frontier, run_state.epoch, retry_in=None)
+            raise cause from error.__cause__
 
     def _persist(self, attempt: Callable[[], Result], run_state: RunState) -> Result | None:
         """Call `attempt`, and retry it after transient errors. Returns its result, or None once the stop is

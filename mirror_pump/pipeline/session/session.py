@@ -38,7 +38,9 @@ from mirror_pump.pipeline.flow.events import (
     LakeFileMissing,
     PendingSegment,
     StopRequested,
+    TableGivenUp,
     ThreadFailed,
+    task_periods,
 )
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step, report_failure
@@ -268,6 +270,11 @@ class PumpSession:
                 self._fold(work)
             case ArchiveBranchOutdated(table):
                 self._publish(PublishRequest(tables=(TableRequest(table, (RefreshArchive(),)),)))
+            case TableGivenUp():
+                given_up = load_table(self._services.connection, work.table_id)
+                if given_up is not None and not given_up.state.has_ended and not work.handled.is_set():
+                    self._publish(PublishRequest(failures=(Failure(given_up, work.error),)))
+                work.handled.set()
             case ThreadFailed(error):
                 if isinstance(error, UnsendableRow):
                     self._run_state.isolated_transaction = Lsn(error.transaction)
@@ -277,10 +284,11 @@ class PumpSession:
                 return
 
     def _apply(self, batch: Batch) -> None:
-        self._observer(Step.RECEIVED, changes=batch.end.changes, segments=batch.end.segments)
+        end = batch.end
+        self._observer(Step.RECEIVED, changes=end.changes, segments=end.segments, receive=batch.received)
         results = self._results(batch.segments)
         applied = self._services.applier.apply(batch.end, [segment.tables for segment in batch.segments], results)
-        self._observer(Step.WRITTEN, frontier=batch.end.end_lsn)
+        self._observer(Step.WRITTEN, frontier=batch.end.end_lsn, **task_periods(results, time.time()))
         self._unpublished_files.hand_over(segment.result for segment in batch.segments)
         landed = self._publish(
             PublishRequest(

@@ -20,7 +20,7 @@ from mirror_pump.engine.ingest.segment_tasks import SegmentResult, SegmentTask, 
 from mirror_pump.errors import SourceError, UnsendableRow
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.model import Lsn, MirroredTable, TableId
-from mirror_pump.pipeline.flow.batches import BatchEnd, Segment
+from mirror_pump.pipeline.flow.batches import BatchEnd, Period, Segment
 from mirror_pump.pipeline.flow.events import Batch, CaughtUp, FrontierWanted, PendingSegment, ThreadFailed
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
@@ -97,6 +97,7 @@ class Receiver:
         )
         self._segments: list[PendingSegment] = []
         self._written_since = time.time()
+        self._batch_since = time.time()
         self._stream: ReplicationStream | None = None
         self._lock = threading.Lock()
         self._in_flight = 0
@@ -243,6 +244,8 @@ class Receiver:
 
     def _feed(self, messages: list[bytes]) -> None:
         while messages:
+            if self._assembler.empty:
+                self._batch_since = time.time()
             taken = self._assembler.feed(messages)
             if taken == len(messages):
                 break
@@ -257,7 +260,8 @@ class Receiver:
         segments, self._segments = tuple(self._segments), []
         with self._lock:
             self._backlog += 1
-        self._inbox.put(Batch(end, segments, time.monotonic(), self._written_since if segments else time.time()))
+        now = time.time()
+        self._inbox.put(Batch(end, segments, Period(self._batch_since, now), self._written_since if segments else now))
         self._announce()
 
     def _announce(self) -> None:

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-import psycopg
-
-from mirror_pump.errors import SourceError
 from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.service_thread import ServiceThread
+from mirror_pump.pipeline.upkeep.database_watch import database_watch
 from mirror_pump.source.catalog.maintenance import NEGLECTED_AFTER, attention
-from mirror_pump.source.connect import connect
+from mirror_pump.source.connect import PgConnection
 
 _LOOK_INTERVAL = 600.0
 """Seconds between two looks. The first look is immediate, so that a pump that only runs briefly now and then also logs
 it."""
-
-_STOP_GRACE = 1.0
-"""Seconds that stopping waits for the thread."""
 
 
 class NeglectWatch:
     """A thread that runs for the duration of the block. It reports each table once a day."""
 
     def __init__(self, dsn: str, slot: str, observer: Observer) -> None:
-        self._dsn = dsn
         self._slot = slot
         self._observer = observer
         self._reported_at: dict[TableId, float] = {}
         """When each table was last reported: time.monotonic(), in seconds."""
-        # The thread may be connecting to a server that does not answer. Nobody needs to wait for that.
-        self._thread = ServiceThread("neglect-watch", self._run, stop_within=_STOP_GRACE)
+        self._thread = database_watch("neglect-watch", dsn, "mirror-pump-neglect", self._look, _LOOK_INTERVAL)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -45,16 +36,8 @@ class NeglectWatch:
     ) -> None:
         self._thread.stop()
 
-    def _run(self) -> None:
-        while self._thread.next_round():
-            # The pump itself notices and reports a lost connection. The next look is soon enough.
-            with suppress(SourceError, psycopg.Error):
-                self._look()
-            self._thread.await_wake(_LOOK_INTERVAL)
-
-    def _look(self) -> None:
-        with connect(self._dsn, autocommit=True, application_name="mirror-pump-neglect") as connection:
-            neglected = [table for table in attention(connection, self._slot) if table.neglected]
+    def _look(self, connection: PgConnection) -> None:
+        neglected = [table for table in attention(connection, self._slot) if table.neglected]
         now = time.monotonic()
         for table in neglected:
             if now - self._reported_at.get(table.table_id, -NEGLECTED_AFTER) < NEGLECTED_AFTER:

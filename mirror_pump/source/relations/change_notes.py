@@ -288,6 +288,13 @@ def _identity(stored: Mapping[str, Any]) -> Identity:
     return Identity(stored["setting"], tuple(stored["key"]), stored["immediate"])
 
 
+def missing_triggers(connection: PgConnection) -> list[str]:
+    """Names of the event triggers that do not exist, or are not enabled for all sessions."""
+    with source_errors("looking for the event triggers"):
+        present: dict[str, str] = dict(connection.execute(_SQL["triggers"]).fetchall())
+    return [name for name in _TRIGGERS if present.get(name) != "A"]
+
+
 def install_triggers(connection: PgConnection) -> bool:
     """Creates and enables the event triggers that are missing or disabled. False if that is not permitted."""
     with source_errors("creating the event triggers"):

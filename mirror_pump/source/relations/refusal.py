@@ -6,6 +6,7 @@ import shlex
 
 from decoders.columns import Kind
 from mirror_pump.errors import TableError
+from mirror_pump.quoting import identifier
 from mirror_pump.source.relations.description import Identity, LeafPartition, RelationDescription
 
 _FIRST_USER_OID = 16384
@@ -86,19 +87,20 @@ def _refuse_access(relation: RelationDescription) -> None:
     if not relation.owned:
         raise TableError(
             f"the owner of schema modak does not own {name}; adding a table to a publication requires that",
-            "grant it the role of the table's owner",
+            f"GRANT {identifier(relation.owner)} TO {identifier(relation.publisher)}",
         )
     hidden = [str(leaf.name) for leaf in relation.leaves if leaf.row_security]
     if relation.row_security or hidden:
         raise TableError(
             f"row security of {hidden[0] if hidden else name} applies to the role that mirror-pump connects as:"
             " rows would be missing from the copy",
-            "give that role BYPASSRLS",
+            f"ALTER ROLE {identifier(relation.role)} BYPASSRLS",
         )
-    unreadable = [str(leaf.name) for leaf in relation.leaves if not leaf.readable]
+    unreadable = [leaf.name for leaf in relation.leaves if not leaf.readable]
     if unreadable:
         raise TableError(
-            f"the role that mirror-pump connects as may not read {', '.join(unreadable)}", "GRANT SELECT on it"
+            f"the role that mirror-pump connects as may not read {', '.join(map(str, unreadable))}",
+            f"GRANT SELECT ON {', '.join(leaf.quoted for leaf in unreadable)} TO {identifier(relation.role)}",
         )
 
 

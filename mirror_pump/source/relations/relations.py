@@ -98,6 +98,9 @@ def describe(conn: PgConnection, oid: int, publication: str | None = None) -> Re
         row_security=row.row_security,
         block_bytes=row.block_bytes,
         full_needs_generated=full_needs_generated(conn),
+        role=row.role,
+        publisher=row.publisher,
+        owner=row.owner,
     )
 
 
@@ -116,6 +119,9 @@ class _RelationRow:
     owned: bool
     row_security: bool
     block_bytes: int
+    role: str
+    publisher: str
+    owner: str
 
     @property
     def partition_of(self) -> TableName | None:

@@ -289,7 +289,7 @@ def check_slot(
         raise SourceError(
             f"replication slot {name} does not exist (any more): whatever was committed after {frontier} is lost to the"
             f" mirror.{moved}",
-            _copy_again(name, dropped=True),
+            copy_again(name, dropped=True),
         )
     _check_kind(conn, slot)
     if slot.invalidation_reason is not None or slot.wal_status == "lost" or slot.restart_lsn is None:
@@ -298,7 +298,7 @@ def check_slot(
         raise SourceError(
             f"replication slot {name} was invalidated by the server ({why}): whatever was committed after {frontier} is"
             f" lost to the mirror.{since}{moved}",
-            f"{_copy_again(name)}. Before that, raise max_slot_wal_keep_size (or idle_replication_slot_timeout), or"
+            f"{copy_again(name)}. Before that, raise max_slot_wal_keep_size (or idle_replication_slot_timeout), or"
             " it will happen again",
         )
     if applied_lsn is not None and slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > applied_lsn:
@@ -306,12 +306,13 @@ def check_slot(
             f"replication slot {name} stands at {format_lsn(slot.confirmed_flush_lsn)}, ahead of what the mirror has"
             f" applied ({format_lsn(applied_lsn)}): somebody else consumed or re-created it, and what was committed in"
             f" between is lost to the mirror.{moved}",
-            _copy_again(name),
+            copy_again(name),
         )
     return slot
 
 
-def _copy_again(name: str, *, dropped: bool = False) -> str:
+def copy_again(name: str, *, dropped: bool = False) -> str:
+    """What to do when a slot is lost. `dropped`: it does not exist any more."""
     drop = "" if dropped else f" `SELECT pg_drop_replication_slot('{name}')`,"
     return (
         "the lake stays readable as of the frontier, but is no longer updated: its tables have to be copied again."

@@ -18,6 +18,7 @@ from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand, register_by_hand
+from tests.support.wal_limit import wal_limit
 
 pytestmark = pytest.mark.unverified("its tables are rows of the catalog only")
 
@@ -73,6 +74,32 @@ def replace(database: Database, slot: str) -> None:
     with database.connect() as connection:
         connection.execute("SELECT pg_logical_emit_message(true, 'x', 'y')")
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
+
+
+def test_the_status_says_how_much_wal_the_slot_may_still_hold_back(
+    run: RunCommand, database: Database, mirror: str
+) -> None:
+    def reserve() -> int | None:
+        value = json.loads(run("status", "--json").stdout)["slot"]["safe_wal_bytes"]
+        assert value is None or isinstance(value, int)
+        return value
+
+    assert reserve() is None, "without a limit"
+    with database.connect() as connection:
+        connection.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1GB'")
+        connection.execute("SELECT pg_reload_conf()")
+        try:
+            await_true(lambda: reserve() is not None, 20, "there is a limit")
+            before = reserve()
+            for _ in range(2):
+                connection.execute("SELECT pg_logical_emit_message(false, 'x', 'y'), pg_switch_wal()")
+            after = reserve()
+        finally:
+            connection.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
+            connection.execute("SELECT pg_reload_conf()")
+    assert before is not None
+    assert after is not None
+    assert 0 < after < before <= (1 << 30) + (1 << 26)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +201,69 @@ def test_check_compares_the_lag(run: RunCommand, database: Database, mirror: str
         assert "--max-lag" in json.loads(result.stdout)["alerts"][0]["message"]
 
 
-@pytest.mark.parametrize("arguments", [("--max-lag", "5min"), ("--check", "--max-lag", "soon"), ("--check", "--watch")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--max-lag", "5min"),
+        ("--min-wal-time", "1h"),
+        ("--check", "--min-wal-time", "soon"),
+        ("--check", "--max-lag", "soon"),
+        ("--check", "--watch"),
+    ],
+)
 def test_check_refuses_what_makes_no_sense(run: RunCommand, mirror: str, arguments: tuple[str, ...]) -> None:
     assert mirror
     assert run("status", *arguments).exit_code == 2
+
+
+@pytest.fixture
+def small_limit(database: Database) -> Iterator[int]:
+    """The server keeps 64 MiB of WAL for a slot, and no more."""
+    with wal_limit(database, 64):
+        yield 64 << 20
+
+
+def test_how_long_the_slot_lasts(
+    run: RunCommand, database: Database, mirror: str, small_limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The room is the server's own figure, and the rate is that of the WAL since the last checkpoint."""
+    monkeypatch.setenv("MIRROR_PUMP_LIMITS__WAL_RATE_WINDOW", "0.1")
+    with database.connect() as connection:
+        connection.execute("CHECKPOINT")
+        for _ in range(8):
+            connection.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000))")
+    await_true(lambda: json.loads(run("status", "--json").stdout)["slot"]["wal_bytes_per_second"], 20, "measured")
+    slot = json.loads(run("status", "--json").stdout)["slot"]
+    ((safe,),) = database.rows("SELECT safe_wal_size FROM pg_replication_slots WHERE slot_name = %s", (mirror,))
+    segment = 16 << 20
+    assert slot["safe_wal_bytes"] == pytest.approx(safe, abs=1 << 20)
+    assert slot["safe_wal_bytes"] <= small_limit + segment
+    assert slot["wal_rate_seconds"] > 0
+    lasts = slot["safe_wal_bytes"] / slot["wal_bytes_per_second"]
+    assert slot["seconds_to_invalidation"] == pytest.approx(lasts)
+    assert "at the present rate" in " ".join(run("status").stdout.split())
+
+    # Without a pump, it is an alert; a pump that leads without errors moves the slot.
+    monkeypatch.setenv("MIRROR_PUMP_WAL_WARN_WITHIN", "86400")
+    nothing = f"nothing moves replication slot {mirror}"
+    assert nothing in run("status", "--check").stdout
+    with led(database, mirror):
+        assert nothing not in run("status", "--check").stdout
+        assert run("status", "--check").exit_code == 0
+        asked = run("status", "--check", "--min-wal-time", "24h")
+        assert asked.exit_code == 1
+        assert "--min-wal-time asks for" in asked.stdout
+        assert run("status", "--check", "--min-wal-time", "0s").exit_code == 0
+
+    # A limit of one's own counts if it is less.
+    monkeypatch.setenv("MIRROR_PUMP_WAL_GUARD_BYTES", "1kB")
+    slot = json.loads(run("status", "--json").stdout)["slot"]
+    assert (slot["safe_wal_bytes"], slot["seconds_to_invalidation"]) == (0, 0.0)
+
+
+def test_without_a_limit_the_slot_lasts(run: RunCommand, mirror: str) -> None:
+    slot = json.loads(run("status", "--json").stdout)["slot"]
+    assert mirror
+    assert (slot["safe_wal_bytes"], slot["seconds_to_invalidation"]) == (None, None)
+    assert "at the present rate" not in run("status").stdout
+    assert "--min-wal-time" not in run("status", "--check", "--min-wal-time", "24h").stdout

@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.fixture
-def table(database: Database, warehouse: str) -> SmallTable:
-    with database.connect() as connection:
-        migrate(connection)
-    return SmallTable(f"{warehouse}/public/t", database.dsn)
-
-
-@pytest.fixture
-def file_table(warehouse: str) -> SmallTable:
-    return SmallTable(f"{warehouse}/public/t")
-
-
 def _agree(table: SmallTable, lake: SparkSession, expected: Rows) -> None:
     assert table.duckdb() == expected
     assert table.spark(lake) == expected

@@ -10,28 +10,10 @@ from py4j.protocol import Py4JJavaError
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta
-from mirror_pump.source.catalog.catalog_schema import migrate
-from mirror_pump.testing.database import Database
 from tests.support.lake_tables import Rows, SmallTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@pytest.fixture
-def table(database: Database, warehouse: str) -> SmallTable:
-    with database.connect() as connection:
-        migrate(connection)
-    return SmallTable(f"{warehouse}/public/t", database.dsn)
-
-
-@pytest.fixture
-def file_table(warehouse: str) -> SmallTable:
-    return SmallTable(f"{warehouse}/public/t")
-
-
-def summary(table: SmallTable) -> dict[str, str]:
-    return dict(table.table.metadata.snapshots[-1].summary.entries)
 
 
 def fill(table: SmallTable) -> Rows:
@@ -56,7 +38,7 @@ def test_every_engine_reads_the_same_before_and_after(table: SmallTable, lake: S
     assert converted is not None
     assert table.table.equality_deletes == 0
     assert table.duckdb() == table.spark(lake) == table.scanned() == expected
-    counted = summary(table)
+    counted = table.summary
     assert counted["operation"] == "delete", "Iceberg looks for conflicting deletes in these, not in `replace`"
     assert (counted["removed-equality-deletes"], counted["removed-equality-delete-files"]) == ("6", "3")
     # 1 and 2 of the first file, 1 and 5 of the second, 3 of the first, 6 of the third.
@@ -79,7 +61,7 @@ def test_every_engine_reads_the_same_before_and_after(table: SmallTable, lake: S
     table.convert()
     del expected[1], expected[7]
     assert table.duckdb() == table.spark(lake) == table.scanned() == expected
-    assert summary(table)["added-position-deletes"] == "2", "older versions of 1 are deleted already"
+    assert table.summary["added-position-deletes"] == "2", "older versions of 1 are deleted already"
 
 
 def test_changes_of_the_stream_may_come_between(file_table: SmallTable) -> None:

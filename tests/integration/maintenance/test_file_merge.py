@@ -17,29 +17,11 @@ from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta, SegmentFi
 from mirror_pump.lake.format.position_deletes import write_position_deletes
 from mirror_pump.lake.metadata.snapshot_stats import live_rows
 from mirror_pump.lake.storage import write_bytes
-from mirror_pump.source.catalog.catalog_schema import migrate
-from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
 from tests.support.lake_tables import STORAGE, Rows, SmallTable, by_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@pytest.fixture
-def table(database: Database, warehouse: str) -> SmallTable:
-    with database.connect() as connection:
-        migrate(connection)
-    return SmallTable(f"{warehouse}/public/t", database.dsn)
-
-
-@pytest.fixture
-def file_table(warehouse: str) -> SmallTable:
-    return SmallTable(f"{warehouse}/public/t")
-
-
-def summary(table: SmallTable) -> dict[str, str]:
-    return dict(table.table.metadata.snapshots[-1].summary.entries)
 
 
 def fill(table: SmallTable) -> Rows:
@@ -67,7 +49,7 @@ def test_every_engine_reads_the_same_before_and_after(table: SmallTable, lake: S
     assert table.duckdb() == table.spark(lake) == table.scanned() == expected
     after = table.table
     assert (after.data_files, after.records) == (1, len(expected)), "what was dead is not written again"
-    counted = summary(table)
+    counted = table.summary
     assert counted["operation"] == "replace"
     assert (counted["added-data-files"], counted["deleted-data-files"]) == ("1", "10")
     assert (counted["added-records"], counted["deleted-records"]) == (str(len(expected)), "30")
@@ -287,7 +269,7 @@ def test_all_rows_dead_leaves_no_file(file_table: SmallTable) -> None:
     file_table.merge()
     assert file_table.table.data_files == 0
     assert file_table.duckdb() == file_table.scanned() == {}
-    assert summary(file_table)["operation"] == "replace"
+    assert file_table.summary["operation"] == "replace"
     file_table.commit(RowDelta((file_table.segment({1: "b"}, [1]),)))
     assert file_table.duckdb() == {1: "b"}
 
@@ -305,7 +287,7 @@ def test_position_deletes_are_merged_without_any_equality_delete(table: SmallTab
     assert table.table.equality_deletes == 0
     table.merge(target_bytes=0)
     assert table.table.delete_files == 1
-    assert summary(table)["operation"] == "delete", "it adds a delete file, which other engines have to look at"
+    assert table.summary["operation"] == "delete", "it adds a delete file, which other engines have to look at"
     assert table.duckdb() == table.spark(lake) == table.scanned() == rows
     # All of that about one data file, which a merge then replaces.
     table.merge()

@@ -97,6 +97,13 @@ def scene(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) 
     warehouse = tmp_path_factory.mktemp("warehouse").as_uri()
     runner = ThreadTaskRunner()
     mirror = Mirror.create(database, warehouse, runner, segment_bytes=20_000)
+    database.execute(
+        "CREATE TABLE public.fills (table_id bigint, dropped_rows jsonb, at timestamptz DEFAULT clock_timestamp())",
+        "CREATE FUNCTION public.log_fill() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " INSERT INTO public.fills VALUES (NEW.table_id, NEW.dropped_rows); RETURN NEW; END $$",
+        "CREATE TRIGGER log_fill AFTER UPDATE ON modak.mirror_tables FOR EACH ROW"
+        " WHEN (NEW.dropped_rows IS DISTINCT FROM OLD.dropped_rows) EXECUTE FUNCTION public.log_fill()",
+    )
     with mirror.pumping() as pump:
         yield _ExampleScene(mirror, pump)
         # Tables that were changed long ago stay equal while others change: what one statement leaves behind shows here.
@@ -104,6 +111,14 @@ def scene(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) 
     mirror.assert_sound()
     runner.close()
     postgres.drop_database(name)
+
+
+def _history(scene: _ExampleScene, table_id: int, seen: int) -> str:
+    """What the pump did since step number `seen`, and the fills of the table: which rows it removed, and when."""
+    fills = scene.mirror.database.rows(
+        "SELECT at, dropped_rows FROM public.fills WHERE table_id = %s ORDER BY at", (table_id,)
+    )
+    return "\n".join(map(str, (*scene.pump.steps.seen[seen:], *fills)))
 
 
 def _after(connection: psycopg.Connection[Any], table_id: int, names: dict[int, str]) -> None:
@@ -225,7 +240,11 @@ def test_a_documented_change(
         names, rows = _lake(mirror, present)
         wanted_names, wanted = _heap(database, table_id)
         assert names == wanted_names
-        assert_same(wanted, rows, f"{present} after {transactions}")
+        try:
+            assert_same(wanted, rows, f"{present} after {transactions}")
+        except AssertionError as error:
+            error.add_note(_history(scene, table_id, seen))
+            raise
     results = {
         _STEPS[step]
         for step, details in scene.pump.steps.seen[seen:]

@@ -29,6 +29,7 @@ COMMANDS = (
     "maintain",
     "policy",
     "reader",
+    "doctor",
 )
 
 

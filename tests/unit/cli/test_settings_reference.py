@@ -22,7 +22,7 @@ from mirror_pump.units import Unit
 _DOCUMENT = Path(__file__).parents[3] / "docs" / "settings.md"
 
 _ENDINGS = {
-    "SECONDS": ("_age", "_interval", "_timeout", "_backoff_max", "_wait"),
+    "SECONDS": ("_age", "_interval", "_timeout", "_backoff_max", "_wait", "_ready_max_lag", "_within"),
     "SIZE": ("_bytes", "_memory"),
     "SHARE": ("_share",),
     "ROWS": ("_rows",),

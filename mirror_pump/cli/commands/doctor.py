@@ -1,0 +1,47 @@
+"""`mirror-pump doctor`: checks everything that a mirror needs, before and after it is set up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mirror_pump.cli.arguments.options import SLOT, SOURCE, STORAGE, command
+from mirror_pump.cli.terminal.output import one_line, say, write_json
+from mirror_pump.config import Settings
+
+if TYPE_CHECKING:
+    from mirror_pump.ops.doctor.examination import Examined
+
+
+def add(app: typer.Typer) -> None:
+    @command(app, "doctor", (*SOURCE, "warehouse", *SLOT, *STORAGE), needs_dsn=False)
+    def doctor(
+        settings: Settings,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
+    ) -> int:
+        """Check the server, the role's rights, the tables, the storage and this machine, each with what to do.
+
+        Nothing has to be set up: without a database, a mirror or a Java, it says so and checks the rest. It changes
+        nothing but a file that it writes to the warehouse and deletes again. Each check has a deadline.
+
+        Exit code 0 if nothing fails, 1 if something does. Warnings, and what could not be looked at, fail nothing.
+        """
+        from mirror_pump.ops.doctor.check import Outcome
+        from mirror_pump.ops.doctor.examination import examine
+
+        examination = examine(settings, report=(lambda _: None) if as_json else _say)
+        if as_json:
+            write_json(examination.to_json())
+        else:
+            counts = ", ".join(f"{examination.count(outcome)} {outcome.value}" for outcome in Outcome)
+            say(f"{len(examination.checks)} checks: {counts}")
+        return int(examination.outcome is Outcome.FAILED)
+
+
+def _say(examined: Examined) -> None:
+    for finding in examined.findings:
+        about = examined.check if finding.table is None else f"{examined.check}: {finding.table}"
+        say(f"{finding.outcome.value:<8}{about}: {one_line(finding.message)}")
+        if finding.remedy:
+            say(f"        what to do: {one_line(finding.remedy)}")

@@ -1,0 +1,134 @@
+"""Who may use the HTTP port, and what it refuses before any part of the application sees it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import ipaddress
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mirror_pump.errors import UsageError
+
+_OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+"""Answered without the token: probes rarely can hold a secret, and what these say is none."""
+
+HEAD_BYTES = 16 * 1024
+"""Largest request line with headers. The server itself only refuses more if it does not arrive at once."""
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+"""Headers of every response, unless it has its own."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether every address of `host`, a name or an address, can be reached from this machine only."""
+    try:
+        addresses = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may use the port."""
+
+    token: str | None = field(default=None, repr=False)
+    """Needed for everything but the probes. None: nobody needs one, but only requests to a loopback name are
+    answered, so that no web page can have its own name point at this port and read it (DNS rebinding)."""
+
+    @classmethod
+    def at(cls, host: str, token: str | None) -> Access:
+        """Access to a port on `host`. Raises UsageError without a token if others can reach it."""
+        if token is None and not is_loopback(host):
+            raise UsageError(
+                f"--listen: anybody on the network could read the mirror's status at {host}",
+                "set a token in MIRROR_PUMP_LISTEN_TOKEN (or listen_token in the configuration file), or listen on"
+                " 127.0.0.1",
+            )
+        return cls(token)
+
+    def refusal(self, scope: Scope) -> PlainTextResponse | None:
+        """The response to a request that is refused; None if it may go on."""
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        if size + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > HEAD_BYTES:
+            return PlainTextResponse("the request's head is too large\n", 431, {"Connection": "close"})
+        headers = Headers(scope=scope)
+        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+            # No part takes a body so far. The connection closes, since the body is never read.
+            return PlainTextResponse("a request here has no body\n", 413, {"Connection": "close"})
+        if self.token is None:
+            if not _names_loopback(headers.get("host", "")):
+                text = "without a token, only requests to a loopback name are answered (docs/monitoring.md)\n"
+                return PlainTextResponse(text, 421)
+            return None
+        if scope["path"] in _OPEN_PATHS or self._knows(headers.get("authorization", "")):
+            return None
+        return PlainTextResponse(
+            "a token is needed: as a bearer token, or as the password of any user\n",
+            401,
+            {"WWW-Authenticate": 'Basic realm="mirror-pump", charset="UTF-8"'},
+        )
+
+    def _knows(self, authorization: str) -> bool:
+        assert self.token is not None
+        scheme, _, credentials = authorization.partition(" ")
+        if scheme.lower() == "basic":
+            try:
+                _, _, given = base64.b64decode(credentials, validate=True).partition(b":")
+            except binascii.Error:
+                return False
+        elif scheme.lower() == "bearer":
+            given = credentials.encode("latin-1", "replace")
+        else:
+            return False
+        return hmac.compare_digest(given, self.token.encode())
+
+
+def _names_loopback(host: str) -> bool:
+    """Whether a Host header names this machine as only this machine can."""
+    name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """ASGI middleware: refuses what `Access` refuses, and adds `_HEADERS` to every response."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                add_missing(MutableHeaders(scope=message), _HEADERS.items())
+            await send(message)
+
+        assert scope["type"] == "http", "the server speaks HTTP only, without lifespan events"
+        refusal = self._access.refusal(scope)
+        await (self._app if refusal is None else refusal)(scope, receive, send_with_headers)
+
+
+def add_missing(headers: MutableHeaders, wanted: Iterable[tuple[str, str]]) -> None:
+    """Add the headers that are not there yet."""
+    for name, value in wanted:
+        headers.setdefault(name, value)

@@ -1,0 +1,1 @@
+"""Checks everything that a mirror needs, on this machine, in the database and in the storage: `mirror-pump doctor`."""

@@ -1,0 +1,95 @@
+"""Whether the catalog can be reached by the settings that each engine gets: as `mirror-pump connect` prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+
+from mirror_pump.config import Settings
+from mirror_pump.engine.spark_runtime.session import CATALOG, LibpqAccess, libpq_access
+from mirror_pump.errors import MirrorPumpError
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok, warning
+from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
+
+_DEADLINE = 60.0
+"""Seconds. Importing pyiceberg and SQLAlchemy takes one or two of them."""
+_CONNECT_TIMEOUT = 10
+_POINTERS = "SELECT count(*) FROM modak.iceberg_tables WHERE catalog_name = 'lake'"
+
+
+def _run(site: Site) -> Iterator[Finding]:
+    mirror = site.require_mirror()
+    for engines, attempt in (("Spark and Trino", _jdbc), ("pyiceberg", _pyiceberg), ("DuckDB", _duckdb)):
+        try:
+            yield attempt(mirror)
+        except MirrorPumpError as error:
+            yield failed(f"{engines}: {error}", error.remedy)
+        except Exception as error:  # noqa: BLE001 - an engine's own errors; the others are still tried
+            yield failed(f"{engines}: {' '.join(str(error).split())}", "compare `mirror-pump connect` with the DSN")
+
+
+def _jdbc(mirror: Settings) -> Finding:
+    """Without a JVM: over TCP, with the host, user and password that the JDBC driver gets."""
+    access = libpq_access(mirror.require_dsn())
+    try:
+        count = _count_by_tcp(access)
+    except psycopg.Error as error:
+        detail = " ".join(str(error).split())
+        return failed(
+            f"Spark and Trino: the catalog cannot be reached as they would: {detail}",
+            "give host, port, user and password in the DSN; Spark and Trino know no .pgpass and no Unix socket",
+        )
+    return ok(f"Spark and Trino: the catalog's {count} tables can be reached by TCP, as JDBC does")
+
+
+def _count_by_tcp(access: LibpqAccess) -> int:
+    (host, port), *_ = access.hosts
+    parameters: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "dbname": access.database,
+        "user": access.user,
+        "password": access.password,
+        # JDBC reads no password file.
+        "passfile": "/nonexistent",
+        "connect_timeout": _CONNECT_TIMEOUT,
+        "application_name": "mirror-pump-doctor",
+        **access.parameters,
+    }
+    with psycopg.connect(**parameters) as connection:
+        ((count,),) = connection.execute(_POINTERS).fetchall()
+    return int(count)
+
+
+def _pyiceberg(mirror: Settings) -> Finding:
+    from pyiceberg.catalog import load_catalog
+
+    catalog = load_catalog(
+        CATALOG,
+        type="sql",
+        uri=libpq_access(mirror.require_dsn()).sqlalchemy_url(),
+        warehouse=mirror.require_warehouse(),
+        init_catalog_tables="false",
+        **mirror.storage_properties,
+    )
+    tables = [table for namespace in catalog.list_namespaces() for table in catalog.list_tables(namespace)]
+    return ok(f"pyiceberg: the catalog lists {len(tables)} tables")
+
+
+def _duckdb(mirror: Settings) -> Finding:
+    try:
+        connection = open_duckdb()
+    except MirrorPumpError as error:
+        # An extra that only some need.
+        return warning(f"DuckDB: {error}; `mirror-pump sql` and quick comparisons need it", error.remedy)
+    with connection:
+        try:
+            reach_storage(connection, mirror)
+        except MirrorPumpError as error:
+            return failure(error)
+    return ok("DuckDB: its extensions are there")
+
+
+ENGINES = DoctorCheck("engines", _run, needs=("catalog",), deadline=_DEADLINE)

@@ -1,0 +1,144 @@
+"""Runs all checks, one after the other, and collects what they found. No check ends the others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import MirrorPumpError
+from mirror_pump.ops.doctor.catalog import CATALOG
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Outcome, Site, failed, failure, skipped
+from mirror_pump.ops.doctor.clock import CLOCK
+from mirror_pump.ops.doctor.connection import DATABASE
+from mirror_pump.ops.doctor.disk import DISK
+from mirror_pump.ops.doctor.engines import ENGINES
+from mirror_pump.ops.doctor.event_triggers import EVENT_TRIGGERS
+from mirror_pump.ops.doctor.java import JARS, JAVA
+from mirror_pump.ops.doctor.publication import PUBLICATION
+from mirror_pump.ops.doctor.replication import REPLICATION
+from mirror_pump.ops.doctor.server import RIGHTS, SERVER
+from mirror_pump.ops.doctor.storage import STORAGE
+from mirror_pump.ops.doctor.tables import TABLES
+from mirror_pump.telemetry import get_logger, redact
+
+CHECKS = (
+    DATABASE,
+    SERVER,
+    RIGHTS,
+    REPLICATION,
+    EVENT_TRIGGERS,
+    CLOCK,
+    CATALOG,
+    PUBLICATION,
+    TABLES,
+    STORAGE,
+    DISK,
+    JAVA,
+    JARS,
+    ENGINES,
+)
+"""In the order of the report. A check comes after those that it needs."""
+
+_WITHOUT = frozenset({Outcome.FAILED, Outcome.SKIPPED})
+"""Outcomes of a check after which those that need it are skipped."""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A check that was made, or skipped."""
+
+    check: str
+    seconds: float
+    findings: tuple[Finding, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst of its findings."""
+        return worst(finding.outcome for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object that docs/cli-json.md describes."""
+        return {
+            "check": self.check,
+            "outcome": self.outcome.value,
+            "seconds": round(self.seconds, 3),
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The results of all checks, in their order."""
+
+    checks: tuple[Examined, ...]
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst of all checks; `ok` if the rest was skipped."""
+        found = worst(check.outcome for check in self.checks)
+        return Outcome.OK if found is Outcome.SKIPPED else found
+
+    def count(self, outcome: Outcome) -> int:
+        """How many checks had this outcome."""
+        return sum(check.outcome is outcome for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that docs/cli-json.md describes."""
+        return {"outcome": self.outcome.value, "checks": [check.to_json() for check in self.checks]}
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """The worst of these outcomes; `ok` if there are none."""
+    order = list(Outcome)
+    return min(outcomes, key=order.index, default=Outcome.OK)
+
+
+def examine(
+    settings: Settings, checks: Sequence[DoctorCheck] = CHECKS, report: Callable[[Examined], None] = lambda _: None
+) -> Examination:
+    """Make all checks. Calls `report` after each. Raises nothing but KeyboardInterrupt."""
+    site = Site(settings)
+    done: dict[str, Examined] = {}
+    for check in checks:
+        missing = [name for name in check.needs if name in done and done[name].outcome in _WITHOUT]
+        examined = (
+            Examined(check.name, 0.0, (skipped(f"not looked at, because of what is said about: {missing[0]}"),))
+            if missing
+            else _made(check, site)
+        )
+        done[check.name] = examined
+        report(examined)
+    return Examination(tuple(done.values()))
+
+
+def _made(check: DoctorCheck, site: Site) -> Examined:
+    """Make one check in a thread of its own, and wait for it until its deadline."""
+    began = time.monotonic()
+    findings: list[Finding] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        # Findings from before an error count.
+        try:
+            for finding in check.run(site):
+                findings.append(finding)  # noqa: PERF402 - those before an error have to be there
+        except MirrorPumpError as error:
+            findings.append(failure(error))
+        except Exception as error:  # noqa: BLE001 - whatever a check meets is a finding, and the others go on
+            get_logger("doctor").debug("traceback", check=check.name, exc_info=True)
+            detail = " ".join(str(error).split())
+            findings.append(failed(f"{type(error).__name__}: {detail}", "mirror-pump doctor --debug shows more"))
+        finally:
+            ended.set()
+
+    # A daemon: a check that hangs must not keep the program from ending.
+    threading.Thread(target=run, name=f"check-{check.name}", daemon=True).start()
+    in_time = ended.wait(check.deadline)
+    found = [replace(finding, message=redact(finding.message), remedy=redact(finding.remedy)) for finding in findings]
+    if not in_time:
+        found.append(failed(f"no answer within {check.deadline:g} s", "see that nothing blocks the way there"))
+    return Examined(check.name, time.monotonic() - began, tuple(found))

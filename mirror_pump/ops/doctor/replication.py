@@ -1,0 +1,80 @@
+"""Slots and walsenders that are free, the limits of the WAL that a slot may keep, and the mirror's own slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mirror_pump.errors import SourceError
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok, warning
+from mirror_pump.ops.doctor.server import finding
+from mirror_pump.ops.status.slot_state import slot_error
+from mirror_pump.source.connect import PgConnection, replication_connect
+from mirror_pump.source.server import ServerSettings, ServerSubject, read_server, server_problems
+from mirror_pump.source.stream.slot import read_slot
+from mirror_pump.source.stream.wal_room import read_wal_room
+
+_SUBJECTS = frozenset({ServerSubject.SLOTS, ServerSubject.SENDERS, ServerSubject.WAL_LIMIT})
+_SHORTEST_IDLE = 3600
+"""Seconds of idle_replication_slot_timeout below which an ordinary outage loses the slot."""
+
+
+def _run(site: Site) -> Iterator[Finding]:
+    mirror = site.mirror
+    slot = (mirror or site.settings).slot
+    with site.connection() as connection:
+        server = read_server(connection)
+        exists = read_slot(connection, slot) is not None
+        problems = list(server_problems(connection, server, slot_exists=exists))
+        # The slot of a mirror is held against its catalog; without one there is nothing to compare.
+        lost = None if mirror is None else slot_error(connection, slot)
+        room = _room(connection, slot, site.settings.wal_guard_bytes) if exists else None
+    yield ok(
+        f"{server.slots - server.used_slots} of {server.slots} slots and {server.senders - server.used_senders} of"
+        f" {server.senders} walsenders are free; slot {slot} {'exists' if exists else 'does not exist yet'}"
+    )
+    yield from (finding(problem) for problem in problems if problem.subject in _SUBJECTS)
+    yield from _senders(server)
+    yield from _streams(site)
+    if 0 < server.idle_timeout < _SHORTEST_IDLE:
+        yield warning(
+            f"idle_replication_slot_timeout is {server.idle_timeout} s: a pump that is away for longer loses its slot",
+            "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf()",
+        )
+    if lost is not None:
+        yield failure(lost)
+    elif room is not None:
+        yield room
+
+
+def _senders(server: ServerSettings) -> Iterator[Finding]:
+    if 0 < server.senders <= server.used_senders:
+        yield failed(
+            f"all {server.senders} walsenders of the server are in use",
+            f"ALTER SYSTEM SET max_wal_senders = {server.senders + 5}, then restart the server",
+        )
+
+
+def _streams(site: Site) -> Iterator[Finding]:
+    """Open a connection that could stream changes: pg_hba.conf, a pooler or a lack of walsenders may prevent it."""
+    try:
+        replication_connect(site.settings.require_dsn(), application_name="mirror-pump-doctor").finish()
+    except SourceError as error:
+        yield failed(f"no connection that streams changes: {error}", error.remedy)
+
+
+def _room(connection: PgConnection, slot: str, limit: int) -> Finding | None:
+    """The finding about a slot with little room; None if it has enough."""
+    try:
+        wal = read_wal_room(connection, slot)
+    except SourceError:
+        return None
+    room = None if wal is None else wal.room(limit)
+    if wal is None or room is None or wal.retained_bytes is None or room > wal.retained_bytes:
+        return None
+    return warning(
+        f"slot {slot} keeps {wal.retained_bytes} bytes of WAL, and may keep {room} more before it is lost",
+        "see `mirror-pump status`; start a pump, or raise max_slot_wal_keep_size",
+    )
+
+
+REPLICATION = DoctorCheck("replication", _run, needs=("database",))

@@ -1,0 +1,212 @@
+"""What the HTTP port answers and refuses, asked by sockets and by a plain client."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+
+from mirror_pump.errors import MirrorPumpError
+from mirror_pump.monitoring.access import Access
+from mirror_pump.monitoring.http_server import CONNECTIONS, HttpServer, application
+from mirror_pump.monitoring.pump_state import PumpPhase
+from tests.support.monitored import Served, served, some_of_everything
+
+_TOKEN = "correct-horse-battery-staple"
+_PATHS = ("/", "/healthz", "/readyz", "/metrics", "/status.json", "/history.json")
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with served(some_of_everything()) as running:
+        yield _port(running)
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[int]:
+    with served(some_of_everything(), token=_TOKEN) as running:
+        yield _port(running)
+
+
+def _port(running: Served) -> int:
+    return int(running.url.rpartition(":")[2])
+
+
+def ask(
+    port: int, path: str, method: str = "GET", body: bytes | None = None, **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers by lower-case name, and body."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+
+
+def send(port: int, head: bytes) -> bytes:
+    """What the server answers to these bytes before it closes the connection."""
+    with closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as connection:
+        connection.sendall(head)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+        return received
+
+
+@pytest.mark.parametrize("path", _PATHS)
+def test_every_answer_forbids_caching_framing_and_foreign_content(port: int, path: str) -> None:
+    status, headers, body = ask(port, path)
+    assert status == 200
+    assert headers["cache-control"] == "no-store"
+    assert headers["x-content-type-options"] == "nosniff"
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert "server" not in headers
+    assert "access-control-allow-origin" not in headers
+    assert ask(port, path, "HEAD")[::2] == (200, b"")
+    assert body
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/metrics/", "//", "/status.json/..", "/%2e%2e/etc/passwd", "/static/x"])
+def test_unknown_paths_are_not_found(port: int, path: str) -> None:
+    status, headers, _ = ask(port, path)
+    assert status == 404
+    assert headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"])
+def test_other_methods_are_refused(port: int, method: str) -> None:
+    status, headers, _ = ask(port, "/status.json", method)
+    assert status == 405
+    assert {method.strip() for method in headers["allow"].split(",")} == {"GET", "HEAD"}
+
+
+def test_a_body_is_refused(port: int) -> None:
+    assert ask(port, "/metrics", "GET", b"x")[0] == 413
+    assert b" 413 " in send(port, b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nBad Header: x\r\n\r\n",
+        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 70_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: a\r\n" * 20_000 + b"\r\n",
+    ],
+    ids=lambda head: head[:40].decode("latin-1"),
+)
+def test_malformed_and_oversized_heads_are_refused(port: int, head: bytes) -> None:
+    try:
+        answer = send(port, head)
+    except ConnectionResetError:
+        # The server closed while the rest was still on its way.
+        return
+    assert answer.startswith(b"HTTP/1.1 4"), answer[:80]
+
+
+def test_a_head_that_never_ends_is_cut_off() -> None:
+    with served(some_of_everything(), head_seconds=0.2) as running:
+        port = _port(running)
+        assert send(port, b"") == b""
+        assert send(port, b"GET / HTTP/1.1\r\nHost: local") == b""
+        with closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as connection:
+            # The second head on a connection that is kept, before its idleness would close it.
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+            connection.sendall(b"GET /hea")
+            began = time.monotonic()
+            while connection.recv(65536):
+                pass
+            assert time.monotonic() - began < 4
+
+
+def test_too_many_connections_are_refused_and_others_go_on(port: int) -> None:
+    with ExitStack() as stack:
+        for _ in range(CONNECTIONS):
+            stack.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=10)))
+        assert ask(port, "/healthz")[0] == 503
+    assert ask(port, "/healthz")[0] in (200, 503)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "192.0.2.1", "127.0.0.1.evil.example", ""])
+def test_without_a_token_only_loopback_names_are_answered(port: int, host: str) -> None:
+    """A web page whose name is made to point at this machine must not read the port."""
+    for path in _PATHS:
+        assert ask(port, path, Host=host)[0] == 421
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:9187", "[::1]:9187", "127.1.2.3"])
+def test_loopback_names_are_answered(port: int, host: str) -> None:
+    assert ask(port, "/healthz", Host=host)[0] == 200
+
+
+def _basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "authorization", [f"Bearer {_TOKEN}", f"bearer {_TOKEN}", _basic("", _TOKEN), _basic("prometheus", _TOKEN)]
+)
+def test_the_token_opens_everything(guarded: int, authorization: str) -> None:
+    for path in _PATHS:
+        assert ask(guarded, path, Authorization=authorization, Host="pump-1.example")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "Bearer",
+        f"Bearer {_TOKEN}x",
+        f"Bearer {_TOKEN[:-1]}",
+        f"Token {_TOKEN}",
+        "Basic !",
+        _basic(_TOKEN, "x"),
+        "Bearer ü",
+    ],
+)
+def test_without_the_token_only_probes_are_answered(guarded: int, authorization: str) -> None:
+    headers = {"Authorization": authorization.encode().decode("latin-1")} if authorization else {}
+    for path in (*_PATHS, "/nothing"):
+        status, answer, body = ask(guarded, path, "GET", None, **headers)
+        if path in ("/healthz", "/readyz"):
+            assert status == 200
+        else:
+            assert status == 401
+            assert answer["www-authenticate"].startswith("Basic ")
+            assert b"shop" not in body
+
+
+def test_probes_say_no_secret() -> None:
+    with served(None, problem="cannot connect to secret-host", phase=PumpPhase.RETRYING) as running:
+        port = _port(running)
+        assert json.loads(ask(port, "/healthz")[2]) == {"status": "ok", "role": "leader"}
+        status, _, body = ask(port, "/readyz")
+        assert (status, json.loads(body)["ready"]) == (503, False)
+        assert b"secret-host" not in body
+
+
+def test_without_a_reading_the_status_is_unavailable() -> None:
+    with served(None, problem="cannot connect to database shop") as running:
+        status, _, body = ask(_port(running), "/status.json")
+        assert (status, json.loads(body)) == (503, {"error": "cannot connect to database shop"})
+        assert ask(_port(running), "/metrics")[0] == 200
+
+
+def test_an_address_that_is_taken_is_an_error_that_says_so(port: int) -> None:
+    with pytest.raises(MirrorPumpError, match=f"cannot listen at 127.0.0.1:{port}") as caught:
+        HttpServer("127.0.0.1", port, application((), Access(None)))
+    assert "--listen" in caught.value.remedy
