@@ -39,8 +39,9 @@ SELECT a.relation::bigint AS relation_id, n.nspname AS schema_name, c.relname AS
  ORDER BY a.hi, a.lo;
 
 -- name: other_owner
--- The owner of a table, unless that is the role of this connection.
-SELECT r.rolname FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
+-- The owner of a table, unless that is the role of this connection, and whether the owner may create tables in its schema.
+SELECT r.rolname::text, has_schema_privilege(r.oid, c.relnamespace, 'CREATE')
+  FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
  WHERE c.oid = to_regclass(%(table)s) AND r.rolname <> current_user;
 
 -- name: partition_key

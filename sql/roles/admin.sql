@@ -17,3 +17,7 @@ GRANT CREATE ON DATABASE :"DBNAME" TO :"admin";
 -- Without it they count as open for ever.
 SELECT format('GRANT pg_read_all_stats TO %I', :'pump')
  WHERE pg_has_role('pg_read_all_stats', 'MEMBER WITH ADMIN OPTION') \gexec
+
+-- Whoever may create functions and operators in a schema of the search path could have these roles run them.
+ALTER ROLE :"admin" IN DATABASE :"DBNAME" SET search_path = pg_catalog;
+ALTER ROLE :"pump" IN DATABASE :"DBNAME" SET search_path = pg_catalog;

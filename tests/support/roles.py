@@ -54,6 +54,12 @@ class Roles:
             for statement in statements:
                 connection.execute(sql.SQL(statement).format(**names))
 
+    def as_superuser(self, statement: str) -> None:
+        """Runs a statement as the superuser of the tests, with roles' names as in `execute`."""
+        names = {name: sql.Identifier(getattr(self, name)) for name in _NAMES}
+        with self.database.connect() as connection:
+            connection.execute(sql.SQL(statement).format(**names))
+
     def connect(self, role: str) -> psycopg.Connection[Any]:
         """A connection of this role, in autocommit mode, which the caller closes."""
         return psycopg.connect(self.dsn(role), autocommit=True)

@@ -12,6 +12,10 @@ import psycopg
 import pytest
 
 from mirror_pump.config import Settings
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding
+from mirror_pump.ops.doctor.event_triggers import EVENT_TRIGGERS
+from mirror_pump.ops.doctor.examination import examine
+from mirror_pump.ops.doctor.rights import RIGHTS
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
@@ -44,6 +48,12 @@ def roles(database: Database) -> Iterator[Roles]:
         made.execute(made.app, *TABLES)
         made.execute(made.archive, *EVENTS)
         yield made
+
+
+def findings(check: DoctorCheck, roles: Roles, role: str) -> tuple[Finding, ...]:
+    """What a check of `doctor` finds as a role."""
+    (examined,) = examine(Settings(dsn=roles.dsn(role)), (check,)).checks
+    return examined.findings
 
 
 AsRole = Callable[..., str]
@@ -110,10 +120,10 @@ def test_the_whole_path(
         mirror.assert_equal("public.orders")
         # Beside the pump, as the role that it has.
         assert orjson.loads(command(roles.pump, "status", "--json"))["leader"]["alive"]
-        command(roles.pump, "verify", "orders", "events")
+        command(roles.pump, "verify", "public.orders", "public.events")
         Maintained(mirror, spark).maintain("public.orders")
         # A reader, whose rights are the script's, and on the tables and their partitions the command's.
-        command(roles.admin, "reader", roles.reader, "orders", "events")
+        command(roles.admin, "reader", roles.reader, "public.orders", "public.events")
         for table, rows in (("orders", 50), ("events", 21)):
             assert command(roles.reader, "sql", f"SELECT count(*) FROM {table}", "--format", "csv").split()[1] == str(
                 rows
@@ -147,6 +157,7 @@ def refused(roles: Roles) -> None:
         "CREATE SCHEMA mine",
         "UPDATE public.orders SET v = ''",
         "SELECT * FROM pg_authid",
+        "SELECT {runs_as_owner}('SELECT 1', 0)",
     }
     readers = everybody | {
         "SELECT * FROM modak.mirror_secret",
@@ -159,13 +170,16 @@ def refused(roles: Roles) -> None:
         "SELECT pg_drop_replication_slot({name})",
     }
     ((publication,),) = roles.database.rows("SELECT publication_name FROM modak.mirror_slots")
+    ((runs_as_owner,),) = roles.database.rows("SELECT 'owner_' || oid FROM pg_roles WHERE rolname = %s", (roles.archive,))
     for role, statements in ((roles.pump, everybody), (roles.reader, readers)):
         with roles.connect(role) as connection:
             for statement in sorted(statements):
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     connection.execute(
                         psycopg.sql.SQL(statement).format(
-                            publication=psycopg.sql.Identifier(publication), name=psycopg.sql.Literal(publication)
+                            publication=psycopg.sql.Identifier(publication),
+                            name=psycopg.sql.Literal(publication),
+                            runs_as_owner=psycopg.sql.Identifier("modak", runs_as_owner),
                         )
                     )
 
@@ -204,6 +218,10 @@ def test_the_master_user_of_a_managed_service(
                 connection.execute(
                     psycopg.sql.SQL("ALTER ROLE {} NOREPLICATION").format(psycopg.sql.Identifier(roles.master))
                 )
+        streaming = "GRANT rds_replication TO" if service == "rds_replication" else "ALTER ROLE"
+        (refused_right, *_) = findings(RIGHTS, roles, roles.admin)
+        assert "may not stream changes" in refused_right.message
+        assert refused_right.remedy.startswith(streaming)
         roles.grant(roles.master)
         member = "SELECT pg_has_role(r.oid, %s, 'USAGE'), r.rolreplication FROM pg_roles r WHERE r.rolname = %s"
         replicates = database.rows(member, (service, roles.admin))[0]
@@ -222,4 +240,8 @@ def test_the_master_user_of_a_managed_service(
         done = run(*arguments)
         assert done.exit_code == 0, done.output
         assert "this role may not create event triggers" in done.output
+        (lost,) = findings(EVENT_TRIGGERS, roles, roles.admin)
+        assert "found within seconds instead of at its place in the stream" in lost.message
+        creator = "a superuser" if service == "rds_replication" else f"a member of {service}"
+        assert f'mirror-pump init --dsn "$MASTER_DSN", once, as {creator}' in lost.remedy
         roles.grant(roles.admin)
