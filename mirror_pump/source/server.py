@@ -48,7 +48,7 @@ class ServerSettings:
     used_senders: int
     in_recovery: bool
     may_replicate: bool
-    """By an attribute of the role; on Amazon RDS, which gives nobody the attribute, by membership in rds_replication."""
+    """By an attribute of the role. On Amazon RDS nobody gets the attribute, but membership in rds_replication."""
     on_rds: bool
     """Whether the role rds_replication exists."""
     may_create: bool

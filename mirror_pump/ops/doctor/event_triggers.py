@@ -32,8 +32,8 @@ def _run(site: Site) -> Iterator[Finding]:
     else:
         yield warning(
             f"there are no event triggers, and role {server.role} may not create them: {lost}",
-            f'mirror-pump init --dsn "$MASTER_DSN", once, as {_creator(masters)}; docs/roles.md#event-triggers says what else to'
-            " expect",
+            f'mirror-pump init --dsn "$MASTER_DSN", once, as {_creator(masters)}; what else to expect is in'
+            " docs/roles.md#event-triggers",
         )
 
 

@@ -84,7 +84,9 @@ def _some(missing: Sequence[str]) -> str:
 
 def _grant_pump(facts: RoleFacts) -> str:
     script = Path(sql.__file__).parent / "roles.sql"
-    names = " ".join(f"-v {shlex.quote(f'{name}={role}')}" for name, role in (("admin", facts.admin), ("pump", facts.role)))
+    names = " ".join(
+        f"-v {shlex.quote(f'{name}={role}')}" for name, role in (("admin", facts.admin), ("pump", facts.role))
+    )
     return f'psql {names} -f {shlex.quote(str(script))} "$ADMIN_DSN"'
 
 
@@ -97,14 +99,15 @@ def _retention(connection: PgConnection, facts: RoleFacts) -> Iterator[Finding]:
     for table in retained_tables_rights(connection):
         if not table.owned:
             yield failed(
-                f"partitions of {table.table_name} cannot leave the heap: that takes the rights of their owner, {table.owner}",
+                f"partitions of {table.table_name} cannot leave the heap: that takes the rights of their owner,"
+                f" {table.owner}",
                 f"GRANT {identifier(table.owner)} TO {identifier(facts.role)}",
                 table.table_name,
             )
         elif not table.creates:
             yield warning(
-                f"partitions of {table.table_name} cannot be created ahead: their owner, {table.owner}, may create nothing in"
-                f" schema {table.schema_name}",
+                f"partitions of {table.table_name} cannot be created ahead: their owner, {table.owner}, may create"
+                f" nothing in schema {table.schema_name}",
                 f"GRANT CREATE ON SCHEMA {identifier(table.schema_name)} TO {identifier(table.owner)}",
                 table.table_name,
             )
@@ -118,8 +121,8 @@ def _trusted(facts: RoleFacts, owners: Sequence[str]) -> Iterator[Finding]:
     named = ", ".join(others)
     if facts.superuser:
         yield warning(
-            f"owners of mirrored tables ({named}) can run code as a superuser, since role {facts.role} reads their tables:"
-            " PostgreSQL evaluates functions of a table's indexes and types for whoever reads it",
+            f"owners of mirrored tables ({named}) can run code as a superuser, since role {facts.role} reads their"
+            " tables: PostgreSQL evaluates functions of a table's indexes and types for whoever reads it",
             "use the roles of docs/roles.md, none of which is a superuser",
         )
     else:

@@ -114,8 +114,9 @@ def _refuse_newer(difference: FunctionDifference | None) -> None:
 def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
     """Runs the missing migrations and applies changed functions, in one transaction (the caller's, if one is open).
 
-    Everything is created by the owner of schema modak, whoever calls. Concurrent calls wait for each other. If there is nothing to do, no other lock is taken. Raises SourceError if the
-    schema is newer than this program, belongs to another program, or if this role lacks privileges.
+    Everything is created by the owner of schema modak, whoever calls. Concurrent calls wait for each other. If there is
+    nothing to do, no other lock is taken. Raises SourceError if the schema is newer than this program, belongs to
+    another program, or if this role lacks privileges.
     """
     with _readable(), connection.transaction():
         connection.execute(_LOCK)

@@ -47,7 +47,7 @@ class RoleFacts:
 
     @property
     def part(self) -> MirrorRole:
-        """Which of the mirror's roles it is. Only a pump reads the secret; one that lacks that right too still streams."""
+        """Which of the mirror's roles it is. Only a pump reads the secret; one that may not does still stream."""
         if self.admin is None:
             return MirrorRole.NOBODY_YET
         if self.is_admin:
@@ -79,8 +79,10 @@ def read_role(connection: PgConnection) -> RoleFacts:
 
 
 def lacking(connection: PgConnection, part: MirrorRole) -> list[str]:
-    """The privileges that sql/roles grants to a pump or a reader, and that the connection's role does not have, each such
-    as `SELECT on modak.delta`. Raises SourceError."""
+    """The privileges that sql/roles grants to a pump or a reader, and that the connection's role does not have.
+
+    Each is such as `SELECT on modak.delta`. Raises SourceError.
+    """
     relations, privileges = zip(*_granted(role_script(part.value)), strict=True)
     with source_errors("looking up the rights of this connection's role"):
         missing: list[tuple[str]] = connection.execute(
@@ -92,12 +94,13 @@ def lacking(connection: PgConnection, part: MirrorRole) -> list[str]:
 
 
 def _granted(script: str) -> list[tuple[str, str]]:
-    """Each relation and privilege that a script grants by name. Other objects count as relations that do not exist."""
+    """Each relation of schema modak and privilege on it that a script grants by name."""
     return [
         (name.strip(), privilege.strip())
         for privileges, names in _GRANT.findall(script)
         for name in names.split(",")
         for privilege in privileges.split(",")
+        if name.strip().startswith("modak.")
     ]
 
 

@@ -170,7 +170,9 @@ def refused(roles: Roles) -> None:
         "SELECT pg_drop_replication_slot({name})",
     }
     ((publication,),) = roles.database.rows("SELECT publication_name FROM modak.mirror_slots")
-    ((runs_as_owner,),) = roles.database.rows("SELECT 'owner_' || oid FROM pg_roles WHERE rolname = %s", (roles.archive,))
+    ((runs_as_owner,),) = roles.database.rows(
+        "SELECT 'owner_' || oid FROM pg_roles WHERE rolname = %s", (roles.archive,)
+    )
     for role, statements in ((roles.pump, everybody), (roles.reader, readers)):
         with roles.connect(role) as connection:
             for statement in sorted(statements):
