@@ -40,6 +40,11 @@ EVENTS = (
     "INSERT INTO public.events SELECT g, g, 'first' FROM generate_series(0, 190, 10) g",
 )
 
+FOLLOWED = (
+    "SELECT t.table_name FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)"
+    """ WHERE m.state = 'live' AND m.columns @> '[{"name": "w"}]' ORDER BY 1"""
+)
+
 
 @pytest.fixture
 def roles(database: Database) -> Iterator[Roles]:
@@ -115,8 +120,10 @@ def test_the_whole_path(
             # Its owner owns what the mirror created, too.
             "ALTER TABLE public.events ADD COLUMN w int",
         )
-        mirror.await_frontier()
+        # Found by comparing catalogs.
+        await_true(lambda: database.rows(FOLLOWED) == [("events",), ("orders",)], 60, "both have column w")
         mirror.await_live("public.orders", "public.events")
+        mirror.await_frontier()
         mirror.assert_equal("public.orders")
         # Beside the pump, as the role that it has.
         assert orjson.loads(command(roles.pump, "status", "--json"))["leader"]["alive"]
@@ -157,11 +164,13 @@ def refused(roles: Roles) -> None:
         "CREATE SCHEMA mine",
         "UPDATE public.orders SET v = ''",
         "SELECT * FROM pg_authid",
-        "SELECT {runs_as_owner}('SELECT 1', 0)",
     }
     readers = everybody | {
         "SELECT * FROM modak.mirror_secret",
         "SELECT modak.mirror_message('{{}}')",
+        # The pump has the role of that owner.
+        "SELECT {runs_as_owner}('SELECT 1', 0)",
+        "SELECT modak.as_owner('public.events'::regclass, 'SELECT 1', 0)",
         "SELECT modak.mirror_unpublish({name}, 'public.orders'::regclass::oid::bigint)",
         "UPDATE modak.iceberg_tables SET metadata_location = 'file:///elsewhere'",
         "DELETE FROM modak.delta",
