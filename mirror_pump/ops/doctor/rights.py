@@ -119,16 +119,17 @@ def _trusted(facts: RoleFacts, owners: Sequence[str]) -> Iterator[Finding]:
     if not others:
         return
     named = ", ".join(others)
+    where = "where it reads their tables, as `run`, `verify`, and `register` without a pump do"
     if facts.superuser:
         yield warning(
-            f"owners of mirrored tables ({named}) can run code as a superuser, since role {facts.role} reads their"
-            " tables: PostgreSQL evaluates functions of a table's indexes and types for whoever reads it",
+            f"owners of mirrored tables ({named}) can run code as a superuser by role {facts.role}, {where}: PostgreSQL"
+            " evaluates functions of a table's indexes and types for whoever reads it",
             "use the roles of docs/roles.md, none of which is a superuser",
         )
     else:
         yield ok(
-            f"owners of mirrored tables ({named}) can run code with the rights of role {facts.role}, which reads their"
-            " tables (SECURITY.md): those who must not trust each other need a mirror of their own"
+            f"owners of mirrored tables ({named}) can run code with the rights of role {facts.role}, {where}"
+            " (SECURITY.md): those who must not trust each other need a mirror of their own"
         )
 
 

@@ -56,13 +56,33 @@ _QUOTES = (
 )
 _ENDS = ("--", "/*", "'", '"', ";", "#", "\\", "")
 
+_STRANGE = (
+    "",
+    "é",
+    "İ",
+    "漢字",
+    "🂡",
+    "\u202e",
+    "\u00a0",
+    "\u200b",
+    "\t",
+    "\x01",
+    "\x7f",
+    "\r\n",
+    "/../",
+    "A b",
+    ",",
+    "=",
+)
+
 payloads = st.builds(
-    lambda quote, attack, end: f"{quote};{attack};{end}",
+    lambda strange, quote, attack, end: f"{strange}{quote};{attack};{end}",
+    st.sampled_from(_STRANGE),
     st.sampled_from(_QUOTES),
     st.sampled_from(_ATTACKS),
     st.sampled_from(_ENDS),
 )
-"""Texts that leave their quotes, run something, and have the rest ignored."""
+"""Texts that leave their quotes, run something, and have the rest ignored, with characters that programs lose."""
 
 
 _COLUMNS = ("text", "json", "kind", "tier", "event_text")
