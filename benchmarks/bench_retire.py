@@ -123,7 +123,8 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     }
     lines = [
         Line(f"retire: {rows:,} rows, due to dropped", f"{times.dropped - due:.1f} s", "", "", "",
-             f"sealed after {times.sealed - due:.1f} s, passed by the cut-line {times.passed - times.sealed:.1f} s later,"
+             f"sealed after {times.sealed - due:.1f} s, passed by the cut-line"
+             f" {times.passed - times.sealed:.1f} s later,"
              f" proven {times.proven - times.passed:.1f} s later (the proof {proof[0]:.1f} s), dropped"
              f" {times.dropped - times.proven:.1f} s later; {times.refused} steps tried again; {cpu_text(cpu)}"),
         Line("retire: longest wait of another session for a lock", f"{wait * 1000:,.0f} ms", "", "", "",
