@@ -63,8 +63,9 @@ $$;
 --   bound       with the table's `partition_key`, which rows it has, where its bounds tell that exactly. As bytes of this
 --               machine, since to print a bound takes a lock on the partition.
 --   attached    the transaction that attached it last, for the same reason as `altered`.
+-- To plan this takes longer than to run it, and the plan is the same for every table.
 CREATE OR REPLACE FUNCTION modak.mirror_shape(relation oid) RETURNS jsonb
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 WITH RECURSIVE used(type) AS (
     SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
     UNION
