@@ -53,7 +53,7 @@ RunCommand = Callable[..., Result]
 
 def register_by_hand(database: Database, slot: str, *, state: str = "live", frontier: int | None = None) -> None:
     """A mirrored table in the catalog, without a pump: `init`, `status` and `wait` read nothing else."""
-    with database.connect() as connection:
+    with database.session() as connection:
         connection.execute(
             "INSERT INTO modak.tables (table_id, schema_name, table_name, primary_key_cols, tier_key_col,"
             " partition_scheme, lake_format, lake_table_ref, mode)"

@@ -62,7 +62,7 @@ def dying_pump(mirror: Mirror, seed: int, shortest: float, longest: float) -> It
                 assert code == -signal.SIGKILL, f"the pump ended with {code}, not by our hand: {output.read()[-4000:]}"
             if not stop.is_set():
                 killed["at random" if at_random else str(step)] += 1
-            with mirror.database.connect() as connection:
+            with mirror.database.session() as connection:
                 connection.execute(_PROVERS)
 
     with in_thread(live, "reaper"):

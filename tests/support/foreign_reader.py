@@ -148,7 +148,7 @@ class Judge:
         happened to in between is there, once, as it was. Returns how many keys something happened to: 0 means that the
         read had to be the model."""
         model, snapshot = before
-        with self.database.connect() as connection:
+        with self.database.session() as connection:
             versions = self._table(
                 connection,
                 "SELECT at, id, n FROM stream_history WHERE NOT pg_visible_in_snapshot(xid, %(snapshot)s::pg_snapshot)",

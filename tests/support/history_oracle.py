@@ -28,7 +28,7 @@ class CommitLog:
     def __init__(self, database: Database, slot: str) -> None:
         self._database = database
         self._slot = slot
-        with database.connect() as connection:
+        with database.session() as connection:
             connection.execute(f"CREATE PUBLICATION {slot}".encode())
             connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
 

@@ -105,7 +105,7 @@ class LateStream(RetentionTable):
         has to copy it."""
         self = cls(mirror.database, 4, "stream", "stream_", width, mirror=mirror)
         self.create_tables("at bigint, id bigint, n bigint NOT NULL, PRIMARY KEY (at, id)", model="stream_model")
-        with mirror.database.connect() as connection:
+        with mirror.database.session() as connection:
             connection.execute(_LATE_WRITES)
             self._insert(connection, 3 * width)
         mirror.register(STREAM, retention=at_once(str(width)))
@@ -168,7 +168,7 @@ class LateStream(RetentionTable):
         self, work: Callable[[psycopg.Connection[Any]], None], turns: int, stop: threading.Event, seed: int
     ) -> None:
         try:
-            with self.mirror.database.connect() as connection:
+            with self.mirror.database.session() as connection:
                 connection.execute("SELECT setseed(%s)", (random.Random(seed).uniform(-1, 1),))
                 due = time.monotonic()
                 while not stop.wait(max(due - time.monotonic(), 0)):
@@ -210,7 +210,7 @@ class LateStream(RetentionTable):
                 "SELECT pin_id, t, metadata_location FROM modak.pin('stream', in_one_snapshot => true)"
             )
             deadline = time.monotonic() + pinned_for
-            with self.mirror.database.connect() as looker:
+            with self.mirror.database.session() as looker:
                 moved = False
                 while not moved and time.monotonic() < deadline:
                     looker.execute("SELECT pg_sleep(0.05)")

@@ -68,12 +68,12 @@ class Maintained:
 
     def policy(self, table: str, **values: Any) -> None:
         """Sets keys of the table's policy; nothing is validated."""
-        with self.mirror.database.connect() as connection:
+        with self.mirror.database.session() as connection:
             change_policy(connection, self.table_id(table), values)
 
     def request(self, table: str) -> None:
         """Files a request."""
-        with self.mirror.database.connect() as connection:
+        with self.mirror.database.session() as connection:
             file_request(connection, self.table_id(table), "test")
 
     def maintain(self, table: str, *, requested: bool = True) -> PassResult:
@@ -183,13 +183,13 @@ class CommitGate:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        with database.connect() as connection:
+        with database.session() as connection:
             connection.execute(_GATE)
 
     @contextmanager
     def closed(self) -> Iterator[None]:
         """The next try of Spark's to commit waits for the time of the block; later ones pass."""
-        with self._database.connect() as connection:
+        with self._database.session() as connection:
             connection.execute("ALTER SEQUENCE gate.commits RESTART")
             connection.execute("SELECT pg_advisory_lock(4711)")
             yield

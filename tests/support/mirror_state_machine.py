@@ -109,7 +109,7 @@ class MirrorMachine(RuleBasedStateMachine):
         self._closing.callback(self.server.drop_database, name)
         database = self._database = Database(self.server, name)
         warehouse = self._closing.enter_context(tempfile.TemporaryDirectory())
-        with database.connect() as connection:
+        with database.session() as connection:
             connection.execute("CREATE SCHEMA w")
             connection.execute(f"CREATE TABLE {SIDE} (id int PRIMARY KEY, v text)")
             for statement in (statement for shape in SHAPES for statement in shape.ddl):
@@ -254,7 +254,7 @@ class MirrorMachine(RuleBasedStateMachine):
         """Ends the pump's connections of one kind, once it is past its start, where a lost connection is final."""
         streams = self._streams
         await_true(lambda: self._steps.count(Step.STREAMING) > streams or self._pump.error, _SETTLE, "the pump starts")
-        with self._database.connect() as connection:
+        with self._database.session() as connection:
             ours = [session.info.backend_pid for session in (connection, self._connection, self._side, self._probe)]
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"

@@ -45,7 +45,7 @@ class Palette:
     @classmethod
     def of(cls, database: Database) -> Palette:
         """Makes the pool, as table `public.pool`."""
-        with database.connect() as connection:
+        with database.session() as connection:
             create_pool(connection, "pool")
         held = held_by_text(database)
         with connect(database.dsn, autocommit=True) as connection:
@@ -109,7 +109,7 @@ def create_tables(database: Database, palette: Palette, chance: random.Random) -
         *(f"CREATE TABLE {SCHEMA}.p{n} PARTITION OF {SCHEMA}.p FOR VALUES IN ({n})" for n in range(3)),
         f"CREATE TABLE {SCHEMA}.rest PARTITION OF {SCHEMA}.p DEFAULT",
     ]
-    with database.connect() as connection:
+    with database.session() as connection:
         connection.execute("SET search_path = pg_catalog")
         for statement in statements:
             connection.execute(statement.encode())

@@ -91,7 +91,7 @@ class SqlTable(RetentionTable):
 
     def gone(self, name: str) -> bool:
         """Notes that a partition is not attached any more; whether that is news."""
-        with self.database.connect() as connection:
+        with self.database.session() as connection:
             return source.run(connection, "gone", {"table_id": self.table_id, "partition_id": name}) > 0
 
     def pass_by(self, name: str, cut: int) -> None:
@@ -122,7 +122,7 @@ class SqlTable(RetentionTable):
     def drop(self, name: str, lock_timeout: str = "200ms") -> str | None:
         """Why a partition is not dropped; None if it was. Nothing is proven for it."""
         self.prove()
-        with self.database.connect() as connection:
+        with self.database.session() as connection:
             connection.execute("SELECT set_config('lock_timeout', %s, false)", (lock_timeout,))
             row = connection.execute("SELECT modak.drop_proven('ev'::regclass::oid::bigint, %s)", (name,)).fetchone()
         assert row is not None
@@ -138,7 +138,7 @@ class SqlTable(RetentionTable):
 @contextmanager
 def hasty(table: SqlTable) -> Iterator[psycopg.Connection[Any]]:
     """A session that waits for no lock."""
-    with table.database.connect() as connection:
+    with table.database.session() as connection:
         connection.execute("SET lock_timeout = '50ms'")
         yield connection
 

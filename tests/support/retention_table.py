@@ -81,7 +81,7 @@ class RetentionTable:
 
     def begin_seal(self, partition: str) -> str | None:
         """Seals a partition and records the WAL position of that; why it is not sealed, or None."""
-        with self.database.connect() as connection:
+        with self.database.session() as connection:
             row = connection.execute("SELECT modak.seal(%s, %s)", (self.table_id, partition)).fetchone()
             connection.execute(
                 "UPDATE modak.partitions SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint"

@@ -93,7 +93,7 @@ class SeamScene:
 
     def rows(self, query: LiteralString, **parameters: Any) -> list[Row]:
         """Everything that a query returns, in a transaction of its own."""
-        with self.database.connect() as connection:
+        with self.database.session() as connection:
             return connection.execute(query, parameters or None).fetchall()
 
     def advancing(self, partitions: int = 2, least: int = 10, seconds: float = 90) -> Iterator[int]:
@@ -247,7 +247,7 @@ def scene(database: Database, warehouse: str) -> Iterator[SeamScene]:
     tables = RetentionTables(database, warehouse)
     events = tables.automatic(fold_age=0.1, reconnect_backoff_max=0.5, convert_age=0.5)
     mirror = events.mirror
-    with database.connect() as connection:
+    with database.session() as connection:
         connection.execute(_AUDIT)
     oid = int(database.rows("SELECT 'events'::regclass::oid::bigint")[0][0])
     with duckdb_connection() as duckdb, mirror.pumping(Steps()) as running:

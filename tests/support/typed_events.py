@@ -61,7 +61,7 @@ class TypedEvents(RetentionTable):
         """Registers the table. Partition 0 leaves the heap, partition 1 stays in it, sealed: a reader's pin holds it
         back. The cut-line is 200."""
         self.mirror.register(EVENTS, retention=at_once("150"))
-        with self.database.connect() as connection:
+        with self.database.session() as connection:
             connection.execute(
                 "INSERT INTO modak.read_pins"
                 " (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)"
@@ -80,7 +80,7 @@ class TypedEvents(RetentionTable):
     def truth(self, *, sidecars: bool = False) -> list[Row]:
         """Every row of the shadow as the lake has it, normalised and sorted: json as Postgres prints it, and what the
         columns' types cannot hold beside them."""
-        with self.database.connect() as connection:
+        with self.database.session() as connection:
             connection.execute("SET TimeZone = 'UTC'")
             columns = (
                 "at, id, CASE WHEN n <> 'NaN' THEN n END, u, tags, words, CASE WHEN isfinite(day) THEN day END, seen,"

@@ -68,7 +68,7 @@ class InterruptedCommands:
         ) == [(True,)]
 
     def rows(self, query: str, *parameters: object) -> list[tuple[object, ...]]:
-        with self.database.connect() as connection:
+        with self.database.session() as connection:
             return connection.execute(query.encode(), parameters or None).fetchall()
 
     def close(self) -> None:

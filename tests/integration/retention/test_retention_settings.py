@@ -133,6 +133,7 @@ def test_partitions_that_are_made_ahead_follow_the_calendar(mirror: Mirror, zone
         connection.execute(
             sql.SQL("ALTER DATABASE {} SET TimeZone = {}").format(sql.Identifier(database.name), sql.Literal(zone))
         )
+    database.reconnect()
     with database.connect() as connection:
         connection.execute(sql.SQL("SET TimeZone = {}").format(sql.Literal(zone)))
         connection.execute("CREATE TABLE events (at timestamptz PRIMARY KEY) PARTITION BY RANGE (at)")

@@ -82,6 +82,7 @@ def _played(
             # For sessions from now on: how the values above were read does not depend on it.
             alter = sql.SQL("ALTER DATABASE {} SET {} = {}")
             connection.execute(alter.format(sql.Identifier(database.name), sql.Identifier(name), sql.SQL(value)))
+    database.reconnect()
     plain = Database(database.server, database.name)
     mirror = Mirror.create(database, warehouse.as_uri(), ThreadTaskRunner(), dsn=plain.dsn)
     with mirror.pumping():
@@ -101,6 +102,7 @@ def _played(
         with database.connect() as connection:
             # Spark's catalog is another client of the database, whose sessions are its user's affair.
             connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(sql.Identifier(database.name)))
+        database.reconnect()
         session = lake_session(spark, plain.dsn, warehouse.as_uri())
         found = {}
         for table in TABLES:
