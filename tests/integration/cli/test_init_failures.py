@@ -15,6 +15,7 @@ from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from tests.support.cli import RunCommand
+from tests.support.memory import in_memory
 
 _LEFT = """
 SELECT 'schema', nspname FROM pg_namespace WHERE nspname = 'modak'
@@ -140,7 +141,7 @@ def test_settings_of_the_server(
 ) -> None:
     """Those that only a restart changes: wal_level, and the number of slots."""
     settings = {"wal_level": "replica", "max_replication_slots": "1", "fsync": "off", "shared_buffers": "16MB"}
-    with EmbeddedPostgres(settings=settings) as server:
+    with EmbeddedPostgres(settings=settings, temporary_in=in_memory()) as server:
         server.create_database("own")
         own = Database(server, "own")
         monkeypatch.setenv("MIRROR_PUMP_DSN", own.dsn)

@@ -25,6 +25,7 @@ from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.maintenance import Maintained
+from tests.support.memory import in_memory
 from tests.support.pipeline import change_rows, writing
 from tests.support.proxy import proxied
 
@@ -259,7 +260,7 @@ def test_a_table_that_is_renamed_leaves_its_name_to_another(two: Mirror) -> None
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     """A server that a test may crash."""
-    with EmbeddedPostgres() as server:
+    with EmbeddedPostgres(temporary_in=in_memory()) as server:
         yield server
 
 

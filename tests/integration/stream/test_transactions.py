@@ -20,12 +20,13 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.memory import in_memory
 
 
 @pytest.fixture
 def own_server() -> Iterator[EmbeddedPostgres]:
     """A server that a test may restart."""
-    with EmbeddedPostgres() as server:
+    with EmbeddedPostgres(temporary_in=in_memory()) as server:
         yield server
 
 
