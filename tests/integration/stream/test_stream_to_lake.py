@@ -63,6 +63,23 @@ def test_inserts_alone_leave_no_delete_file(database: Database, warehouse: str) 
     mirror.assert_equal("public.t")
 
 
+def test_a_pump_that_has_nothing_to_copy_or_fold_has_few_connections(database: Database, warehouse: str) -> None:
+    """Of the loop, the publisher, the receiver's lookups, the listener, the watcher and retention; all others share
+    one."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("t")
+    mirror.catch_up()
+    with mirror.pumping():
+        database.execute("INSERT INTO t VALUES (2)")
+        mirror.await_frontier()
+        ((sessions,),) = database.rows(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = 'mirror-pump'"
+        )
+    assert 4 <= sessions <= 7
+
+
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL", "USING INDEX t_k"])
 def test_a_changed_key_leaves_no_stale_row(
     database: Database, warehouse: str, spark: SparkSession, identity: str
