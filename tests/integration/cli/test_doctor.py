@@ -20,7 +20,7 @@ from mirror_pump.ops.doctor.disk import space_finding
 from mirror_pump.ops.doctor.examination import CHECKS, examine
 from mirror_pump.ops.doctor.storage import PROBE_DIRECTORY
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.s3_server import s3_server
@@ -144,6 +144,8 @@ def test_a_remedy_can_be_pasted(run: RunCommand, mirror: Mirror, harm: str, chec
 
 @pytest.mark.unverified("its slot is gone")
 def test_a_lost_slot(run: RunCommand, mirror: Mirror) -> None:
+    idle = "SELECT NOT active FROM pg_replication_slots WHERE slot_name = %s"
+    await_true(lambda: mirror.database.rows(idle, (mirror.settings.slot,)) == [(True,)], 20, "the slot is free")
     with mirror.database.connect() as connection:
         connection.execute("SELECT pg_drop_replication_slot(%s)", (mirror.settings.slot,))
     code, checks = doctor(run)

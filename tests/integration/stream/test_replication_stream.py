@@ -21,6 +21,9 @@ from mirror_pump.testing.database import Database
 
 DEADLINE = 20.0
 
+# Commands of the replication protocol have other literals than SQL.
+PUBLICATION = "pub, \"'\\lication"
+
 
 @pytest.fixture
 def conn(database: Database) -> Iterator[PgConnection]:
@@ -32,15 +35,15 @@ def conn(database: Database) -> Iterator[PgConnection]:
 def slot(database: Database, conn: PgConnection) -> str:
     name = f"s_{database.name}"[:60]
     conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    create_publication(conn, "pub, lication")
-    add_to_publication(conn, "pub, lication", resolve_name(conn, "t")[0])
+    create_publication(conn, PUBLICATION)
+    add_to_publication(conn, PUBLICATION, resolve_name(conn, "t")[0])
     create_slot(conn, name)
     return name
 
 
 @pytest.fixture
 def stream(database: Database, slot: str) -> Iterator[ReplicationStream]:
-    with ReplicationStream.start(database.dsn, slot, "pub, lication", Lsn(0)) as opened:
+    with ReplicationStream.start(database.dsn, slot, PUBLICATION, Lsn(0)) as opened:
         yield opened
 
 
@@ -122,7 +125,7 @@ def started_again(database: Database, slot: str, start: Lsn) -> ReplicationStrea
     deadline = time.monotonic() + DEADLINE
     while True:
         try:
-            return ReplicationStream.start(database.dsn, slot, "pub, lication", start)
+            return ReplicationStream.start(database.dsn, slot, PUBLICATION, start)
         except ConnectionLost:
             assert time.monotonic() < deadline
 
@@ -221,10 +224,10 @@ def test_starting_is_refused_with_a_reason(database: Database, conn: PgConnectio
     assert not isinstance(failure.value, ConnectionLost)
     assert failure.value.remedy
     with (
-        ReplicationStream.start(database.dsn, slot, "pub, lication", Lsn(0)),
+        ReplicationStream.start(database.dsn, slot, PUBLICATION, Lsn(0)),
         pytest.raises(ConnectionLost, match="in use"),
     ):
-        ReplicationStream.start(database.dsn, slot, "pub, lication", Lsn(0))
+        ReplicationStream.start(database.dsn, slot, PUBLICATION, Lsn(0))
     with pytest.raises(ConnectionLost):
         ReplicationStream.start("host=127.0.0.1 port=1", slot, "p", Lsn(0))
 
