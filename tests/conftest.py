@@ -50,13 +50,13 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default-run"))
 
-# Processes that tests start inherit it: their Sparks are no less short-lived.
+# Processes that tests start inherit it: their Spark is just as short-lived.
 os.environ |= spark_java.environment()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Draws the seed where none was given, so that the header can print it: every run differs, and can be redone."""
+    """Draws the seed if none was given, so that the header can print it: runs differ, but each can be repeated."""
     if config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
 
@@ -130,9 +130,9 @@ def catalog_template(postgres: EmbeddedPostgres) -> str:
 def new_database(
     postgres: EmbeddedPostgres, catalog_template: str, request: pytest.FixtureRequest
 ) -> Iterator[Callable[[], Database]]:
-    """Makes as many fresh databases as a test asks for; they go away, with their slots, after it. Before that, every
-    live table of a mirror in them is verified. In the directories of _WITH_CATALOG they have the catalog already, as
-    after an `init` that was interrupted, unless the test is marked `empty_database`."""
+    """Creates as many new databases as a test needs, and drops them after it, with their slots. Before that, every live
+    table of a mirror in them is verified. In the directories of _WITH_CATALOG they have the catalog already, as after
+    an `init` that was interrupted, unless the test is marked `empty_database`."""
     made: list[Database] = []
     stem = re.sub(r"[^a-z0-9]+", "_", request.node.name.lower())[:40].strip("_")
     empty = request.node.get_closest_marker("empty_database") is not None or not any(
@@ -140,7 +140,7 @@ def new_database(
     )
 
     def make() -> Database:
-        # Slots are named by tests, databases by us: the counter keeps two runs of one parametrised test apart.
+        # Slots are named by tests, databases by us: the counter distinguishes two runs of one parametrised test.
         name = f"t_{stem}_{os.urandom(3).hex()}"
         postgres.create_database(name, template="template0" if empty else catalog_template)
         made.append(Database(postgres, name))
@@ -153,7 +153,7 @@ def new_database(
     try:
         with keeping_connections():
             yield make
-            # What a test has shown itself to be wrong, or made wrong on purpose, needs no second opinion.
+            # A table that the test has shown to be wrong, or made wrong on purpose, is not verified again.
             if request.node.stash.get(_PASSED, False) and request.node.get_closest_marker("unverified") is None:
                 for database in made:
                     assert_verified(database)
@@ -164,7 +164,7 @@ def new_database(
 
 @pytest.fixture
 def database(new_database: Callable[[], Database]) -> Database:
-    """A fresh database for one test."""
+    """A new database for one test."""
     return new_database()
 
 
@@ -178,7 +178,7 @@ def warehouse(tmp_path: Path) -> str:
 
 @pytest.fixture
 def retention_tables(database: Database, warehouse: str) -> Iterator[RetentionTables]:
-    """Makes a mirror with a table with heap retention, which the pump or the test itself moves into the lake."""
+    """Creates a mirror with a table with heap retention, whose cut-line the pump or the test itself moves."""
     tables = RetentionTables(database, warehouse)
     yield tables
     tables.close()
@@ -212,7 +212,7 @@ def lake(spark: SparkSession, database: Database, warehouse: str) -> SparkSessio
 
 @pytest.fixture
 def runner(spark: SparkSession) -> TaskRunner:
-    """Tasks go to the run's Spark, which outlives every pump."""
+    """Runs tasks in the run's Spark, which outlives every pump."""
     return SparkTaskRunner(spark, 4)
 
 

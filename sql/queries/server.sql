@@ -1,7 +1,7 @@
--- What the source server is like (mirror_pump/source/server.py).
+-- Facts about the source server (mirror_pump/source/server.py).
 
 -- name: facts
--- Settings that not every version has are looked up in pg_settings.
+-- Settings that some versions lack are looked up in pg_settings.
 SELECT current_user::text AS role, (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS superuser,
        current_setting('wal_level') AS wal_level, current_setting('max_replication_slots')::int AS slots,
        (SELECT count(*) FROM pg_replication_slots)::int AS used_slots,

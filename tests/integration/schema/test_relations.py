@@ -1,4 +1,4 @@
-"""What the catalogs of a real server say about relations, and which of them are refused."""
+"""What the catalogs of a real server say about relations, and which relations are refused."""
 
 from __future__ import annotations
 

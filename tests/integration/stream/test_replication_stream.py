@@ -74,7 +74,7 @@ def test_whole_transactions_arrive_as_raw_messages(conn: PgConnection, stream: R
         conn.execute("SELECT pg_logical_emit_message(true, 'mirror', 'hello')")
     conn.execute("DELETE FROM t WHERE id = 2; TRUNCATE t")
     messages = read_until(stream, lambda got: tags(got).count("C") == 2)
-    # The server describes a relation before its first use, and again whenever it has to look it up anew.
+    # The server describes a relation before its first use, and whenever it has to look it up again.
     assert tags(messages).startswith("BRIIUMCB")
     assert tags(messages).replace("R", "") == "BIIUMCBDTC"
     assert all(message[0] == ord("w") for message in messages)
@@ -111,7 +111,7 @@ def test_acknowledged_transactions_do_not_come_again(
         messages = read_until(again, lambda got: tags(got).endswith("C"))
     assert b"second" in b"".join(messages)
     assert b"first" not in b"".join(messages)
-    # Not acknowledged: it comes once more, unless the start position is beyond it.
+    # It was not acknowledged, so it is sent again, unless the start position is beyond it.
     second = commit_end(messages[-1])
     conn.execute("INSERT INTO t VALUES (3, 'third')")
     with started_again(database, slot, second) as again:
@@ -121,7 +121,7 @@ def test_acknowledged_transactions_do_not_come_again(
 
 
 def started_again(database: Database, slot: str, start: Lsn) -> ReplicationStream:
-    """Streams as soon as the walsender before has let go of the slot."""
+    """Streams as soon as the previous walsender has released the slot."""
     deadline = time.monotonic() + DEADLINE
     while True:
         try:
@@ -160,7 +160,7 @@ def test_waiting_costs_nothing_and_can_be_ended(stream: ReplicationStream) -> No
 
 
 def test_waking_a_stream_that_is_being_closed_touches_no_other_file(database: Database) -> None:
-    """The pipe's number is free at once for whatever is opened next: a byte too late would go in there."""
+    """The pipe's number is free for whatever is opened next: a byte written too late would go there."""
     errors: list[BaseException] = []
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
