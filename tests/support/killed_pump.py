@@ -1,4 +1,4 @@
-"""Pumps in processes of their own that are killed at a step (tests/support/run_and_die.py)."""
+"""Pumps in separate processes that are killed at a step (tests/support/run_and_die.py)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def die(
     meanwhile: Callable[[], object] = lambda: None,
     **options: object,
 ) -> None:
-    """A pump in a process of its own that is killed at that step. Fails if it gets to its end. `meanwhile` is called
-    again and again until it is dead."""
+    """A pump in a separate process that is killed at that step. Fails if the process ends before. `meanwhile` is called
+    repeatedly until the process is dead."""
     settings = mirror.settings
     given = {"batch_age": 0, "storage_fsync": "false", **options}
     arguments = [
