@@ -18,6 +18,13 @@ CREATE FUNCTION audit.promise() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
   VALUES (pg_current_xact_id(), NEW.table_id, OLD.replicated_lsn, NEW.replicated_lsn, NEW.lake_snapshot_id);
   RETURN NULL; END $$;
 CREATE TRIGGER audit AFTER UPDATE ON modak.cutline FOR EACH ROW EXECUTE FUNCTION audit.promise();
+CREATE TABLE audit.pointers (seen bigserial, xid xid8, table_id bigint);
+CREATE FUNCTION audit.pointer() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  INSERT INTO audit.pointers (xid, table_id)
+  SELECT pg_current_xact_id(), t.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
+   WHERE (t.schema_name, m.lake_table) = (NEW.table_namespace, NEW.table_name);
+  RETURN NULL; END $$;
+CREATE TRIGGER audit AFTER UPDATE ON modak.iceberg_tables FOR EACH ROW EXECUTE FUNCTION audit.pointer();
 """
 
 
@@ -29,20 +36,33 @@ def resynced(mirror: Mirror | Settings, *names: str, wait: bool = False) -> Resy
 
 def drop_slot(mirror: Mirror) -> None:
     """Somebody drops the slot."""
+    _await_inactive(mirror)
     with mirror.database.connect() as connection:
         connection.execute("SELECT pg_drop_replication_slot(%s)", (mirror.settings.slot,))
 
 
 def move_slot(mirror: Mirror) -> None:
     """Somebody takes changes from the slot."""
+    _await_inactive(mirror)
     with mirror.database.connect() as connection:
         connection.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (mirror.settings.slot,))
 
 
+def _await_inactive(mirror: Mirror) -> None:
+    """The server notices that a pump was killed."""
+    active = "SELECT FROM pg_replication_slots WHERE slot_name = %s AND active"
+    await_true(lambda: not mirror.database.rows(active, (mirror.settings.slot,)), 30, "nobody reads the slot")
+
+
 def audit_promises(database: Database) -> None:
-    """Records from now on what each table's readers are promised, and in which transaction."""
+    """Records from now on what each table's readers are promised and shown, and in which transaction."""
     with database.connect() as connection:
         connection.execute(_AUDIT)
+
+
+def forget_promises(database: Database) -> None:
+    """Begins the record anew."""
+    database.execute("TRUNCATE audit.promises, audit.pointers")
 
 
 def promises(database: Database) -> list[tuple[int, int, int | None, int | None]]:
@@ -66,6 +86,10 @@ def assert_one_swap(database: Database, tables: Sequence[str], kept: int) -> Non
     assert publish is not None, "no table was shown"
     assert publish[1] is not None
     assert publish[1] > kept, "it is beyond what readers had"
+    pointers: dict[int, int] = {}
+    for xid, table_id in database.rows("SELECT xid::text::bigint, table_id FROM audit.pointers ORDER BY seen"):
+        pointers.setdefault(table_id, xid)
+    assert {pointers.get(table_id) for table_id in ids} == {publish[0]}, "that publish moves the pointers, none before"
 
 
 @contextmanager

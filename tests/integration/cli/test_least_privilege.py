@@ -24,6 +24,7 @@ from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.maintenance import Maintained
+from tests.support.resyncs import drop_slot
 from tests.support.retention_table import at_once
 from tests.support.roles import Roles, roles_of
 
@@ -131,9 +132,17 @@ def test_the_whole_path(
         assert orjson.loads(command(roles.pump, "status", "--json"))["leader"]["alive"]
         command(roles.pump, "verify", "public.orders", "public.events")
         Maintained(mirror, spark).maintain("public.orders")
+    # The role of the pump makes a new slot in place of one that was lost, and has all tables copied again.
+    drop_slot(mirror)
+    roles.execute(roles.app, "INSERT INTO public.orders VALUES (101, 'not in the stream', 2)")
+    assert "the stream begins at" in command(roles.pump, "resync", "--all", "--no-wait")
+    with mirror.pumping():
+        mirror.await_live("public.orders", "public.events")
+        mirror.await_frontier()
+        mirror.assert_equal("public.orders")
         # A reader, whose rights are the script's, and on the tables and their partitions the command's.
         command(roles.admin, "reader", roles.reader, "public.orders", "public.events")
-        for table, rows in (("orders", 50), ("events", 21)):
+        for table, rows in (("orders", 51), ("events", 21)):
             assert command(roles.reader, "sql", f"SELECT count(*) FROM {table}", "--format", "csv").split()[1] == str(
                 rows
             )
