@@ -86,7 +86,7 @@ class _Reader:
     def _rows(self, duckdb: DuckDBPyConnection, table: str, frontier: int, location: str) -> list[Row]:
         assert frontier >= self.promised.get(table, 0), f"the frontier of {table} moved back"
         self.promised[table] = frontier
-        columns = "id, n, v" if table in ("a", "b") else "at, id, n, v"
+        columns = "id, n, v" if table in ("a", "b") else '"at", id, n, v'
         rows: list[Row] = duckdb.execute(f"SELECT {columns} FROM iceberg_scan('{location}')").fetchall()
         assert rows, f"{table} is empty at {format_lsn(Lsn(frontier))}"
         return rows
@@ -189,8 +189,16 @@ class _Attack:
 
     def kill(self, step: str, nth: int) -> None:
         """A pump that is killed there, while others write."""
-        pump = {"copy_chunk_bytes": 8192, "copy_workers": 1, "fold_age": 0.1, "retention_interval": 0.1}
-        die(self.mirror, step, nth, once="false", **pump)
+        die(
+            self.mirror,
+            step,
+            nth,
+            once="false",
+            copy_chunk_bytes=8192,
+            copy_workers=1,
+            fold_age=0.1,
+            retention_interval=0.1,
+        )
         self.mirror.assert_sound()
 
     def resync(self) -> None:

@@ -328,7 +328,7 @@ def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceErro
             " unregister the tables, drop the slot, `mirror-pump init`, and register them again"
         )
     elif state == "55000":
-        remedy = "if the slot was invalidated, drop it, `mirror-pump init`, and register the tables again"
+        remedy = "if the slot was invalidated, `mirror-pump resync --all` makes a new one and copies the tables again"
     else:
         remedy = "see the server's log"
     return SourceError(f"Postgres refused to stream from slot {slot}: {detail}", remedy)

@@ -96,6 +96,7 @@ def test_rows_of_a_partition_that_somebody_dropped_stay(retention_tables: Retent
         assert lake_rows(mirror.location("public.events")) == before
 
 
+@pytest.mark.soak
 @pytest.mark.unverified("the lake of a table that failed is not compared")
 def test_a_change_that_old_rows_cannot_follow_fails_the_table_alone(
     retention_tables: RetentionTables, database: Database
