@@ -92,6 +92,7 @@ class _Reader:
         return rows
 
     def _compare(self, tables: dict[str, _Table]) -> None:
+        assert len({table.resync for table in tables.values()}) == 1, "all are marked, and all are shown, in one moment"
         for name, other_name in (("a", "b"), ("model", "events")):
             table, other = tables[name], tables[other_name]
             if table.frontier != other.frontier:
@@ -215,6 +216,10 @@ class _Attack:
                 self.lose_slot()
         assert "live" not in {self.mirror.state(f"public.{table}") for table in _TABLES}
         self.kill("live", 1)
+        states = {
+            table: (self.mirror.state(f"public.{table}"), self.mirror.error(f"public.{table}")) for table in _TABLES
+        }
+        assert states == dict.fromkeys(_TABLES, ("live", "")), states
         assert_one_swap(self.mirror.database, _TABLES, kept)
         self.events.assert_exact()
 

@@ -24,6 +24,7 @@ from mirror_pump.errors import (
     MirrorPumpError,
     NotLeader,
     OutcomeUnknown,
+    SourceError,
     TaskFailed,
 )
 from mirror_pump.interrupts import deferred_interrupt
@@ -37,6 +38,7 @@ from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.session.failure_record import FailureRecord
 from mirror_pump.pipeline.session.frontier_scheduler import Goal
 from mirror_pump.pipeline.session.leadership import acquire_leadership
+from mirror_pump.pipeline.session.services import checked_slot
 from mirror_pump.pipeline.session.session import Abandoned, PumpSession, RunState
 from mirror_pump.pipeline.upkeep.neglect_watch import NeglectWatch
 from mirror_pump.pipeline.upkeep.upkeep_threads import upkeep_tasks
@@ -166,6 +168,7 @@ class Pump:
                 if self._runner is not None:
                     self._sessions(leader, goal, run_state, storage, self._runner)
                     return
+                self._check_slot(leader)
                 cores = os.cpu_count() or 1
                 others = self._settings.copy_workers + upkeep_tasks(cores) + INDEX_TASKS
                 own = SparkTaskRunner.start(self._settings.master, cores, others)
@@ -176,6 +179,19 @@ class Pump:
         finally:
             # Sessions release the leadership themselves. This covers a run that ends before its first session.
             leader.release()
+
+    def _check_slot(self, leader: Leader) -> None:
+        """Raises SourceError if no session can start. Otherwise it would lead for as long as Spark takes to start, each
+        time that its supervisor restarts it, and `resync` could not lead."""
+        try:
+            with connect(self._settings.require_dsn(), autocommit=True) as connection:
+                checked_slot(connection, self._settings.slot)
+        except ConnectionLost:
+            # The session connects again.
+            return
+        except SourceError as error:
+            self._failures.failed(error, Lsn(0), leader.epoch, retry_in=None)
+            raise
 
     def _sessions(
         self, first: Leader, goal: Goal, run_state: RunState, storage: StorageOptions, runner: TaskRunner

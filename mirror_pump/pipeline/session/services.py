@@ -77,7 +77,7 @@ def start_services(
 
     connection = context.connect()
     closing.callback(connection.close)
-    publication, applied = _checked_slot(connection, context.slot)
+    publication, applied = checked_slot(connection, context.slot)
     publisher = _publisher(context, epoch, indexes)
     closing.callback(publisher.close)
     lookups = SharedConnection(context.connect)
@@ -165,10 +165,10 @@ class _SessionSlotRow:
     """When the frontier last moved."""
 
 
-def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
+def checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
     """Check the catalog, the slot and the publication. Returns the publication and the frontier.
 
-    Another program may have changed the catalog since the last session.
+    Another program may have changed the catalog since the last session. Raises SourceError if no session can start.
     """
     require_current(connection)
     row = fetch_row(connection, _SessionSlotRow, _SQL["slot"], {"slot": slot})

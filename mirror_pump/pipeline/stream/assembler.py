@@ -365,8 +365,12 @@ class Assembler:
             return
         decision = self._decide(table, note)
         action = decision.action
-        if table.awaiting_description and action not in (Action.FAIL, Action.DROPPED):
-            action = Action.COPY_AGAIN if note.settled and action is not Action.WAIT else Action.WAIT
+        if table.awaiting_description and action is not Action.DROPPED:
+            if not note.settled:
+                # Earlier notes may be lost with their slot: what this one leaves open proves nothing.
+                action = Action.WAIT
+            elif action not in (Action.FAIL, Action.WAIT):
+                action = Action.COPY_AGAIN
         if action is Action.FOLLOW:
             self._change(decision.table, table, decision.reason)
         elif action is Action.FILL:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.resyncs import drop_slot
@@ -16,7 +17,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "cli-json.md"
 
 
 def test_the_command_of_a_lost_slot(
-    run: RunCommand, database: Database, warehouse: str, tasks: ThreadTaskRunner
+    run: RunCommand, database: Database, warehouse: str, tasks: ThreadTaskRunner, tmp_path: Path
 ) -> None:
     for usage in (("resync",), ("resync", "--all", "t")):
         assert run(*usage).exit_code == 2
@@ -38,6 +39,9 @@ def test_the_command_of_a_lost_slot(
         "INSERT INTO t VALUES (2)",
         "UPDATE modak.mirror_tables SET state = 'failed', error = 'why' WHERE table_id = 'u'::regclass::oid",
     )
+    # No Spark starts, for seconds in which the pump would keep `resync` from leading. This one could not start.
+    Program(database.dsn, tmp_path).run("run", "--slot", mirror.settings.slot, "--master", "nonsense", code=1)
+    assert "does not exist (any more)" in " ".join((tmp_path / "run.log").read_text(encoding="utf-8").split())
     named = run("resync", "t", "--no-wait")
     assert named.exit_code == 1
     assert "mirror-pump resync --all" in " ".join(named.stderr.split())

@@ -48,6 +48,11 @@ def test_rows_that_only_the_lake_has_stay(
         audit_promises(database)
         (begun,) = resynced(mirror).tables
         assert begun.kept_below == str(cut)
+        # Its note is in the stream, and does not know the column that was added before.
+        with database.session(autocommit=False) as connection:
+            for table in ("events", "model"):
+                run(connection, f"ALTER TABLE {table} ADD COLUMN d int DEFAULT 8")
+        events.columns += ", d"
         gate.hold()
         with mirror.pumping(), writing(database, events.write, 7) as written:
             await_true(lambda: gate.waiting, 30, "a chunk")

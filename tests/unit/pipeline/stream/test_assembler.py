@@ -326,6 +326,19 @@ def test_a_table_that_awaits_its_description_is_not_applied_before_a_note_descri
     assert len(fed.segments) == 1
 
 
+def test_only_a_settled_note_fails_a_table_that_awaits_its_description() -> None:
+    """Earlier notes may be lost with their slot, so what another note leaves open proves nothing."""
+    table = replace(pg.mirrored(7), state=TableState.WAITING)
+    fed = Fed(table)
+    failing = SchemaChangeDecision(Action.FAIL, table, "why")
+    fed.decisions = [failing, failing]
+    fed.feed(*transaction(100, pg.note(7)))
+    assert fed.assembler.empty
+    fed.feed(*transaction(200, pg.note(7, shape={}, settled=True)))
+    (change,) = fed.assembler.close().failures
+    assert change.error.endswith("why")
+
+
 def test_a_table_that_waited_is_applied_although_the_server_does_not_describe_it_again() -> None:
     table = replace(pg.mirrored(7), state=TableState.WAITING)
     fed = Fed(table)
