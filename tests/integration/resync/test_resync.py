@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -316,6 +317,36 @@ def test_the_command_may_end_at_any_of_its_steps(database: Database, warehouse: 
     mirror.catch_up()
     assert_one_swap(database, ("t", "other", "chosen"), kept)
     mirror.assert_equal("public.t", "public.other")
+    mirror.assert_sound()
+
+
+@pytest.mark.soak
+def test_commands_at_the_same_time_and_a_table_that_leaves(
+    database: Database, warehouse: str, gate: GatedCopies
+) -> None:
+    """One of the commands makes the slot, and the others follow. An unregistered table holds up no other."""
+    mirror = live_mirror(database, warehouse, gate)
+    kept = mirror.frontier()
+    drop_slot(mirror)
+    write(database, "lost")
+    audit_promises(database)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(resynced, [mirror] * 4))
+    assert [result.position is not None for result in results].count(True) == 1
+    followed = {table.action for result in results if result.position is None for table in result.tables}
+    assert followed == {ResyncAction.CONTINUE}
+    gate.hold()
+    with mirror.pumping():
+        copy_all_but_one_chunk(mirror, gate)
+        ((incomplete,),) = database.rows(
+            "SELECT table_name FROM modak.mirror_tables JOIN modak.tables USING (table_id) WHERE live_after_lsn IS NULL"
+        )
+        others = [name for name in ("t", "other", "chosen") if name != incomplete]
+        mirror.unregister(f"public.{incomplete}", keep_lake=True)
+        mirror.await_live(*(f"public.{name}" for name in others))
+        gate.let_go()
+        mirror.await_frontier()
+    assert_one_swap(database, others, kept)
     mirror.assert_sound()
 
 
