@@ -98,16 +98,14 @@ BEGIN
      HAVING count(*) > 0;
 END $$;
 
--- Remembers the values that older rows have in new columns. Attribute numbers are never used twice, and the first value
--- counts: a later rewrite of the heap takes it from the catalogs.
-CREATE OR REPLACE FUNCTION modak.mirror_keep_missing(id bigint, present jsonb, found jsonb) RETURNS void
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
-UPDATE modak.mirror_shapes s
-   SET missing = (SELECT jsonb_object_agg(f.key, jsonb_build_object('text', f.value, 'type', p -> 'type',
-                                                                    'modifier', p -> 'modifier'))
-                    FROM jsonb_each(found) f
-                    JOIN jsonb_array_elements(nullif(present -> 'columns', 'null')) p ON p ->> 'attnum' = f.key) || s.missing
- WHERE s.table_id = id AND found <> '{}'
+-- What is remembered of the values that older rows have in new columns, with those that were found now. Attribute numbers are
+-- never used twice, and the first value counts: a later rewrite of the heap takes it from the catalogs.
+CREATE OR REPLACE FUNCTION modak.mirror_keep_missing(kept jsonb, present jsonb, found jsonb) RETURNS jsonb
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT coalesce(jsonb_object_agg(f.key, jsonb_build_object('text', f.value, 'type', p -> 'type', 'modifier', p -> 'modifier')),
+                '{}') || kept
+  FROM jsonb_each(found) f
+  JOIN jsonb_array_elements(nullif(present -> 'columns', 'null')) p ON p ->> 'attnum' = f.key
 $$;
 
 -- The remembered values of columns that still have their first type, by attribute number.
@@ -129,25 +127,28 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     former jsonb;
     added jsonb;
-    missing jsonb := '{}';
+    found jsonb := '{}';
 BEGIN
-    SELECT shape INTO former FROM modak.mirror_shapes WHERE table_id = told_id;
-    UPDATE modak.mirror_shapes SET shape = present, noted_at = now() WHERE table_id = told_id;
+    SELECT shape INTO former FROM modak.mirror_shapes WHERE table_id = told_id FOR NO KEY UPDATE;
     PERFORM modak.mirror_rename_payloads(told_id, former, present);
     IF present IS NOT NULL THEN
         added := modak.mirror_added(former, present);
         IF exact THEN
-            missing := added || modak.mirror_missing(told_id::oid, former);
+            found := added || modak.mirror_missing(told_id::oid, former);
         END IF;
-        PERFORM modak.mirror_complete_payloads(told_id, present, added, missing);
-        PERFORM modak.mirror_keep_missing(told_id, present, missing);
-        IF settled THEN
-            missing := modak.mirror_kept_missing(told_id, present);
-        END IF;
+        PERFORM modak.mirror_complete_payloads(told_id, present, added, found);
+    END IF;
+    -- Once only: a second update of a row in a transaction checks its foreign key, which fails in a transaction whose snapshot is
+    -- older than the last change of modak.mirror_tables.
+    UPDATE modak.mirror_shapes s
+       SET shape = present, noted_at = now(), missing = modak.mirror_keep_missing(s.missing, present, found)
+     WHERE s.table_id = told_id;
+    IF present IS NOT NULL AND settled THEN
+        found := modak.mirror_kept_missing(told_id, present);
     END IF;
     PERFORM modak.mirror_message(jsonb_build_object(
         'table', told_id, 'exact', exact AND modak.mirror_events(), 'settled', settled, 'shape', present,
-        'missing', missing,
+        'missing', found,
         'filled', (SELECT coalesce(jsonb_agg(l -> 'id'), '[]')
                      FROM jsonb_array_elements(coalesce(nullif(present -> 'leaves', 'null'), '[]')) l
                      LEFT JOIN jsonb_array_elements(coalesce(nullif(former -> 'leaves', 'null'), '[]')) f
@@ -196,6 +197,6 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION modak.mirror_message(jsonb), modak.mirror_missing(oid, jsonb),
     modak.mirror_rename_payloads(bigint, jsonb, jsonb), modak.mirror_complete_payloads(bigint, jsonb, jsonb, jsonb),
-    modak.mirror_keep_missing(bigint, jsonb, jsonb), modak.mirror_kept_missing(bigint, jsonb),
+    modak.mirror_keep_missing(jsonb, jsonb, jsonb), modak.mirror_kept_missing(bigint, jsonb),
     modak.mirror_tell(bigint, jsonb, boolean, boolean),
     modak.mirror_note(boolean, bigint[], bigint[]), modak.mirror_alarm(bigint[]) FROM PUBLIC;
