@@ -5,7 +5,7 @@ SELECT slot_name, publication_name, system_identifier, timeline, database_name, 
   FROM modak.mirror_slots WHERE database_name = current_database() ORDER BY slot_name;
 
 -- name: store_profile
-UPDATE modak.storage_profiles SET warehouse = %s, lake_format = 'iceberg', lake_config = %s WHERE is_default;
+UPDATE modak.storage_profiles SET warehouse = %s, lake_format = 'iceberg', lake_config = %s WHERE profile_name = 'default';
 
 -- name: store_slot
 INSERT INTO modak.mirror_slots
