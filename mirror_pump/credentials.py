@@ -131,7 +131,9 @@ class CredentialSource:
             raise self._wrong("they are neither a JSON object nor lines `key=value`") from None
         for name, value in found.items():
             if not is_property(name):
-                raise self._wrong(f"{name[:40]!r} is no property; known: {', '.join(_SHORT)}, or names such as s3.region")
+                raise self._wrong(
+                    f"{name[:40]!r} is no property; known: {', '.join(_SHORT)}, or names such as s3.region"
+                )
             if not isinstance(value, str) or not value:
                 raise self._wrong(f"the value of {name} is no text")
         if not found:

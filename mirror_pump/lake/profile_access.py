@@ -156,4 +156,6 @@ class ProfileAccess:
         if source is None:
             return f"storage profile {profile.name}: {_SETTINGS_REMEDY}; {_WAITS}"
         again = "this program reads them again by itself" if source.from_file else "start this program again with them"
-        return f"storage profile {profile.name}: renew the credentials in {source.place}; {again}. {_WAITS.capitalize()}"
+        return (
+            f"storage profile {profile.name}: renew the credentials in {source.place}; {again}. {_WAITS.capitalize()}"
+        )

@@ -395,9 +395,7 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
             _sync_directory(path.parent)
 
 
-def _repeated(
-    verb: str, location: str, storage: StorageOptions, request: Callable[[Any, str], _Result]
-) -> _Result:
+def _repeated(verb: str, location: str, storage: StorageOptions, request: Callable[[Any, str], _Result]) -> _Result:
     """The result of a request to a remote store, which is repeated if it fails for a moment: it has the same effect
     however often it is made. Raises FileMissing and LakeError."""
     with _lake_errors(verb, location, storage):

@@ -125,10 +125,11 @@ def _await_answer(process: subprocess.Popen[bytes], store: ObjectStore, log: Pat
             with filesystem.open_output_stream(f"{BUCKET}/ready") as stream:
                 stream.write(b"ready")
         except OSError as error:
-            assert time.monotonic() < deadline, f"SeaweedFS takes no file: {error}"
+            if time.monotonic() > deadline:
+                raise NoObjectStore(f"SeaweedFS takes no file: {log.read_text(errors='replace')[-2000:]}") from error
             time.sleep(0.1)
-            continue
-        return
+        else:
+            return
 
 
 def _free_ports(count: int) -> list[int]:

@@ -40,7 +40,6 @@ def add(app: typer.Typer) -> None:
         from mirror_pump.ops.reads.engine_snippets import snippet
         from mirror_pump.ops.setup.stored_settings import complete
 
-
         def warn(text: str) -> None:
             remark(f"warning: {text}")
 

@@ -1,8 +1,8 @@
 """Sessions of one Spark in which the catalog `lake` reaches its files in different ways.
 
-Iceberg's JDBC catalog finds its tables by its own name, so each way needs a session of its own. The settings are those of
-the session alone: what is set when Spark starts is shown by its web interface and sent to every executor. Executors get
-what they need to open files with the table that a job reads.
+Iceberg's JDBC catalog finds its tables by its own name, so each way needs a session of its own. The settings are those
+of the session alone: what is set when Spark starts is shown by its web interface and sent to every executor. Executors
+get what they need to open files with the table that a job reads.
 """
 
 from __future__ import annotations

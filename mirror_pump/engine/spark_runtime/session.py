@@ -172,7 +172,7 @@ def jdbc_catalog(name: str, dsn: str, warehouse: str) -> dict[str, str]:
 
 
 def maven_packages(*warehouses: str) -> tuple[str, ...]:
-    """What Spark takes from Maven to read and rewrite Iceberg tables in these warehouses, each as group:name:version."""
+    """What Spark takes from Maven to read and rewrite Iceberg tables in these warehouses: each a group:name:version."""
     packages = (ICEBERG_PACKAGE, JDBC_PACKAGE)
     if not any(warehouse.startswith("s3://") for warehouse in warehouses):
         return packages
@@ -195,7 +195,11 @@ def storage_conf(name: str, warehouse: str, properties: Mapping[str, str]) -> di
 
 def file_io(location: str) -> str:
     """The class of Iceberg's that opens files at this location."""
-    return "org.apache.iceberg.aws.s3.S3FileIO" if location.startswith("s3://") else "org.apache.iceberg.hadoop.HadoopFileIO"
+    return (
+        "org.apache.iceberg.aws.s3.S3FileIO"
+        if location.startswith("s3://")
+        else "org.apache.iceberg.hadoop.HadoopFileIO"
+    )
 
 
 def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:

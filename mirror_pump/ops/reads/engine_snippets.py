@@ -41,8 +41,8 @@ _ADVICE = """\
 # more; `mirror-pump connect --user ROLE` prints these settings for it.
 """
 _OTHERS = """\
-# This reads the tables of storage profile {profile}. Those of others ({others}) need settings of their own, and in Spark
-# a session of their own: mirror-pump connect --profile NAME.
+# This reads the tables of storage profile {profile}. Those of others ({others}) need settings of their own, and in
+# Spark a session of their own: mirror-pump connect --profile NAME.
 """
 _EXAMPLE = ("public", "your_table")
 """The table name that snippets show when the mirror has no table yet."""
@@ -55,7 +55,7 @@ def snippet(
     warn: Callable[[str], None] = lambda _: None,
     profile: str = DEFAULT_PROFILE,
 ) -> str:
-    """Return the settings to paste into `engine` (spark, duckdb, pyiceberg, trino), for the tables of a storage profile.
+    """Return the settings to paste into `engine` (spark, duckdb, pyiceberg, trino), for tables of a storage profile.
 
     The snippet connects as `user`, or as the DSN's user if `user` is None. `settings` must be completed. Raises
     UsageError if the role does not exist. Calls `warn` if the role cannot read the catalog.
@@ -142,7 +142,7 @@ spark.sql({_text(f"SELECT * FROM {CATALOG}.{spark_identifier(namespace)}.{spark_
 def _duckdb(settings: Settings, conninfo: str, namespace: str, name: str, *, only: bool) -> str:
     # Spark writes file:/ where others write file:///.
     root = settings.require_warehouse().removeprefix("file://")
-    within = f"\n            \" AND position({literal(root + '/')} IN metadata_location) > 0\"" if only else ""
+    within = f'\n            " AND position({literal(root + "/")} IN metadata_location) > 0"' if only else ""
     query = f"SELECT * FROM {identifier(namespace)}.{identifier(name)} LIMIT 10"
     return f"""\
 # Python, with duckdb 1.5 and psycopg. The password is expected in ${PASSWORD}.

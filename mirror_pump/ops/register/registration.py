@@ -309,7 +309,8 @@ def _retire(connection: PgConnection, settings: Settings, former: MirroredTable)
 def _warehouse(profile: StorageProfile) -> str:
     if not profile.warehouse:
         raise UsageError(
-            f"storage profile {profile.name} has no warehouse", "run `mirror-pump init --warehouse URI`, or name another"
+            f"storage profile {profile.name} has no warehouse",
+            "run `mirror-pump init --warehouse URI`, or name another",
         )
     return profile.warehouse
 

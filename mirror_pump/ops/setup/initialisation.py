@@ -44,7 +44,6 @@ batch."""
 Say = Callable[[str], None]
 
 _TABLES = "SELECT count(*) FROM modak.mirror_tables"
-_PROFILE = "SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE profile_name = 'default' FOR UPDATE"
 
 
 @dataclass(frozen=True)
@@ -195,10 +194,11 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
     Raises UsageError if tables are mirrored into another warehouse, and SourceError without a profile `default`.
     """
     with connection.transaction():
-        row = connection.execute(_PROFILE).fetchone()
+        row = connection.execute(_SQL["profile"]).fetchone()
         if row is None:
             raise SourceError(
-                "modak.storage_profiles has no profile named default", "add it: INSERT INTO modak.storage_profiles (profile_name, warehouse) VALUES ('default', '')"
+                "modak.storage_profiles has no profile named default",
+                "add it: INSERT INTO modak.storage_profiles (profile_name, warehouse) VALUES ('default', '')",
             )
         warehouse, config = row
         stored = str(warehouse)
@@ -208,7 +208,8 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
         other = overlapping(StorageProfile(DEFAULT_PROFILE, wanted), read_profiles(connection))
         if other is not None:
             raise UsageError(
-                f"{wanted} and the warehouse of storage profile {other.name}, {other.warehouse}, are one within the other",
+                f"{wanted} and the warehouse of storage profile {other.name}, {other.warehouse}, are one within the"
+                " other",
                 "give another --warehouse",
             )
         if stored and wanted != stored and _count(connection, _TABLES):

@@ -70,9 +70,7 @@ def described_profile(
                 "put it into the credentials, and name these with --credentials",
             )
         properties[key] = value
-    properties |= {
-        key: value for key, value in (("s3.endpoint", endpoint), ("s3.region", region)) if value is not None
-    }
+    properties |= {key: value for key, value in (("s3.endpoint", endpoint), ("s3.region", region)) if value is not None}
     return StorageProfile(name, warehouse, properties, reference)
 
 

@@ -18,6 +18,8 @@ from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.ops.verify.comparison import SHOWN_ROWS, Comparison, difference, is_floating, is_temporal
 from mirror_pump.quoting import spark_identifier
 
+_LOCAL_FILES = StorageOptions()
+
 
 def compare(
     spark: SparkSession,
@@ -27,7 +29,7 @@ def compare(
     line: CutLine | None = None,
     *,
     shown: int = SHOWN_ROWS,
-    storage: StorageOptions = StorageOptions(),
+    storage: StorageOptions = _LOCAL_FILES,
 ) -> Comparison:
     """Compare the tables of two metadata files. They have the columns of `schema`, and its raw text columns as needed.
 

@@ -95,4 +95,4 @@ def make_default(connection: PgConnection, name: str) -> None:
 def tables_by_profile(connection: PgConnection) -> Mapping[str, int]:
     """The number of registered tables of each profile that has any."""
     with source_errors("reading the storage profiles"):
-        return {name: count for name, count in connection.execute(_SQL["users"])}
+        return dict(connection.execute(_SQL["users"]).fetchall())

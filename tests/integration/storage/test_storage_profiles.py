@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -112,8 +111,8 @@ def test_each_table_is_reached_as_its_profile_says(
 
     command("init", "--warehouse", stores.warehouse, "--slot", slot)
     create_tables(database)
-    profile = ("profile", "add", "archive", "--credentials", "archive", "--endpoint", stores.archive.endpoint)
-    profile = (*profile, "--region", REGION, "--warehouse")
+    add = ("profile", "add", "archive", "--credentials", "archive", "--endpoint", stores.archive.endpoint)
+    profile = (*add, "--region", REGION, "--warehouse")
     file = tmp_path / "credentials"
     assert "MODAK_CREDENTIALS_ARCHIVE_FILE" in command(*profile, stores.archive_warehouse, code=1)
     monkeypatch.setenv("MODAK_CREDENTIALS_ARCHIVE_FILE", str(file))
@@ -166,8 +165,10 @@ def test_each_table_is_reached_as_its_profile_says(
         program.kill(pump)
     outputs |= {"log": (tmp_path / "pump.log").read_text(), "catalog": catalog_of(database)}
     assert (own_keys, archive_keys) == ({stores.own_key}, {stores.archive_key})
-    places = database.rows("SELECT t.table_name, t.storage_profile, m.location FROM modak.mirror_tables m"
-                           " JOIN modak.tables t USING (table_id) ORDER BY 1")
+    places = database.rows(
+        "SELECT t.table_name, t.storage_profile, m.location FROM modak.mirror_tables m"
+        " JOIN modak.tables t USING (table_id) ORDER BY 1"
+    )
     assert [(name, chosen, location.rsplit("/", 2)[0]) for name, chosen, location in places] == [
         ("events", "archive", stores.archive_warehouse),
         ("orders", "default", stores.warehouse),
@@ -231,8 +232,10 @@ def test_credentials_reach_executors_and_are_not_shown_by_spark(
     monkeypatch.setenv("MODAK_CREDENTIALS_ARCHIVE", stores.credentials)
     for arguments in (
         ("init", "--warehouse", stores.warehouse, "--slot", slot),
-        (*("profile", "add", "archive", "--credentials", "archive", "--endpoint", stores.archive.endpoint),
-         *("--region", REGION, "--warehouse", stores.archive_warehouse)),
+        (
+            *("profile", "add", "archive", "--credentials", "archive", "--endpoint", stores.archive.endpoint),
+            *("--region", REGION, "--warehouse", stores.archive_warehouse),
+        ),
     ):
         result = run(*arguments)
         assert result.exit_code == 0, result.output
@@ -244,7 +247,9 @@ def test_credentials_reach_executors_and_are_not_shown_by_spark(
         program.run("register", "orders")
         program.run("register", "events", "--profile", "archive")
         for number in range(3):
-            database.execute(f"UPDATE orders SET v = 'new {number}'; UPDATE events SET v = 'new {number}' WHERE id < 99")
+            database.execute(
+                f"UPDATE orders SET v = 'new {number}'; UPDATE events SET v = 'new {number}' WHERE id < 99"
+            )
             program.run("wait", "--now", "--timeout", "60")
         stores.own.keys.clear()
         stores.archive.keys.clear()
@@ -271,6 +276,6 @@ def test_credentials_reach_executors_and_are_not_shown_by_spark(
     assert "rewrite data files" in done.stdout or "rewrite" in done.stdout
     texts = {"output": done.stdout + done.stderr, "pump": (tmp_path / "pump.log").read_text()}
     texts |= {str(path): path.read_text(errors="replace") for path in log.rglob("*") if path.is_file()}
-    assert any("SparkListenerEnvironmentUpdate" in text for text in texts.values()), os.listdir(log)
+    assert any("SparkListenerEnvironmentUpdate" in text for text in texts.values())
     stores.assert_hidden(texts)
     assert (stores.own.keys, stores.archive.keys) == ({stores.own_key}, {stores.archive_key})

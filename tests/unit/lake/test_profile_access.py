@@ -93,7 +93,7 @@ def test_without_credentials_the_error_names_profile_and_variable(
 ) -> None:
     monkeypatch.delenv("MODAK_CREDENTIALS_ARCHIVE")
     for found in (storage, sent(storage)):
-        with pytest.raises(CredentialsError, match="profile archive: .*MODAK_CREDENTIALS_ARCHIVE"):
+        with pytest.raises(CredentialsError, match=r"profile archive: .*MODAK_CREDENTIALS_ARCHIVE"):
             found.properties_of(TABLE)
         # The others are not concerned.
         assert found.properties_of("s3://lake/shop/x")["s3.access-key-id"] == "own"
