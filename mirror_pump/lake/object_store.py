@@ -15,12 +15,12 @@ from mirror_pump.backoff import Backoff
 from mirror_pump.errors import CredentialsError, FileMissing, LakeError, StorageFull
 
 _BACKOFF = Backoff(first=0.25, longest=2.0, jitter=0.5)
-_ATTEMPTS = 4
-"""Attempts at a request that fails for a moment. The client library makes three in each of them. What fails for longer
-ends the pump's session, which pauses and begins again."""
+_ATTEMPTS = 3
+"""Attempts at a request that fails for a moment. The client library makes three in each of them, so this takes some
+seconds. What fails for longer ends the pump's session, which pauses and begins again."""
 _TRANSIENT = re.compile(
     r"SLOW_DOWN|SlowDown|THROTTLING|SERVICE_UNAVAILABLE|ServiceUnavailable|INTERNAL_FAILURE|InternalError"
-    r"|REQUEST_TIMEOUT|RequestTimeout|NETWORK_CONNECTION|curlCode|HTTP status 5\d\d|was cut off"
+    r"|REQUEST_TIMEOUT|RequestTimeout|NETWORK_CONNECTION|curlCode|HTTP status (?:5\d\d|-1)|was cut off"
 )
 _REFUSED = re.compile(
     r"ACCESS_DENIED|AccessDenied|INVALID_ACCESS_KEY_ID|InvalidAccessKeyId|SIGNATURE_DOES_NOT_MATCH|SignatureDoesNotMatch"
@@ -49,9 +49,9 @@ def refuses_credentials(error: BaseException) -> bool:
     return _REFUSED.search(str(error)) is not None
 
 
-def attempts() -> Retrying:
+def attempts(*, once: bool = False) -> Retrying:
     """Attempts at one request that may be repeated: `for attempt in attempts(): with attempt: ...`."""
-    return _BACKOFF.attempts(_may_pass, most=_ATTEMPTS)
+    return _BACKOFF.attempts(_may_pass, most=1 if once else _ATTEMPTS)
 
 
 def _may_pass(error: BaseException) -> bool:

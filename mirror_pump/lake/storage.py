@@ -281,8 +281,9 @@ def _is_there(path: Path | str) -> bool:
     return True
 
 
-def delete(location: str, storage: StorageOptions) -> None:
-    """Removes a file; a missing file is not an error. Raises LakeError."""
+def delete(location: str, storage: StorageOptions, *, once: bool = False) -> None:
+    """Removes a file; a missing file is not an error. `once`: without repeating what fails for a moment. Raises
+    LakeError."""
     path = local_path(location)
     if path is not None:
         with _lake_errors("delete", location, storage):
@@ -293,14 +294,14 @@ def delete(location: str, storage: StorageOptions) -> None:
         with suppress(FileNotFoundError):
             filesystem.delete_file(key)
 
-    _repeated("delete", location, storage, remove)
+    _repeated("delete", location, storage, remove, once=once)
 
 
 def discard(locations: Iterable[str], storage: StorageOptions) -> None:
     """Removes files that nothing refers to. Ignores failures: a later sweep (`maintain`) removes what is left."""
     for location in locations:
         with suppress(LakeError):
-            delete(location, storage)
+            delete(location, storage, once=True)
 
 
 class StagedFiles:
@@ -395,11 +396,18 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
             _sync_directory(path.parent)
 
 
-def _repeated(verb: str, location: str, storage: StorageOptions, request: Callable[[Any, str], _Result]) -> _Result:
+def _repeated(
+    verb: str,
+    location: str,
+    storage: StorageOptions,
+    request: Callable[[Any, str], _Result],
+    *,
+    once: bool = False,
+) -> _Result:
     """The result of a request to a remote store, which is repeated if it fails for a moment: it has the same effect
     however often it is made. Raises FileMissing and LakeError."""
     with _lake_errors(verb, location, storage):
-        for attempt in attempts():
+        for attempt in attempts(once=once):
             with attempt:
                 # With credentials as they are now.
                 return request(*_remote(location, storage))

@@ -76,7 +76,15 @@ def object_store(directory: Path) -> Iterator[ObjectStore]:
                 *("-master.volumeSizeLimitMB=64", "-volume.max=20", "-master.telemetry=false"),
                 *(f"-master.port={ports[0]}", f"-master.port.grpc={ports[1]}", f"-volume.port={ports[2]}"),
                 *(f"-volume.port.grpc={ports[3]}", f"-filer.port={ports[4]}", f"-filer.port.grpc={ports[5]}"),
-                *("-s3", f"-s3.port={ports[6]}", f"-s3.port.grpc={ports[7]}", f"-s3.config={config}"),
+                *(
+                    "-s3",
+                    f"-s3.port={ports[6]}",
+                    f"-s3.port.grpc={ports[7]}",
+                    "-s3.port.iceberg=0",
+                    "-s3.port.lance=0",
+                    "-s3.iam=false",
+                    f"-s3.config={config}",
+                ),
             ],
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -87,12 +95,9 @@ def object_store(directory: Path) -> Iterator[ObjectStore]:
         _await_answer(process, store, directory / "weed.log")
         yield store
     finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        # Its orderly end takes 15 s, and nothing of it is needed any more.
+        process.kill()
+        process.wait()
         shutil.rmtree(directory, ignore_errors=True)
 
 
