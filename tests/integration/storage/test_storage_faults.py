@@ -47,12 +47,12 @@ def change(mirror: Mirror, start: int) -> None:
 @pytest.mark.parametrize(
     ("fault", "methods", "times"),
     [
-        (StorageFault.SLOW_DOWN, (), 16),
-        (StorageFault.RESET, (), 12),
-        (StorageFault.LOST_ANSWER, ("PUT", "POST"), 8),
-        (StorageFault.CUT_OFF, ("GET",), 6),
-        (StorageFault.SHORT, ("GET",), 3),
-        (StorageFault.SLOW, ("GET", "PUT"), 6),
+        (StorageFault.SLOW_DOWN, (), 5),
+        (StorageFault.RESET, (), 5),
+        (StorageFault.LOST_ANSWER, ("PUT", "POST"), 5),
+        (StorageFault.CUT_OFF, ("GET",), 4),
+        (StorageFault.SHORT, ("GET",), 2),
+        (StorageFault.SLOW, ("GET", "PUT"), 3),
     ],
     ids=lambda value: value.name if isinstance(value, StorageFault) else "",
 )
@@ -78,8 +78,7 @@ def test_what_passes_is_repeated(remote: RemoteLake, fault: StorageFault, method
     assert_equal(mirror, *TABLES)
 
 
-@pytest.mark.parametrize("fault", [StorageFault.SLOW_DOWN, StorageFault.LOST_ANSWER], ids=lambda fault: fault.name)
-def test_the_frontier_stands_still_while_the_storage_is_away(remote: RemoteLake, fault: StorageFault) -> None:
+def test_the_frontier_stands_still_while_the_storage_is_away(remote: RemoteLake) -> None:
     mirror = remote.mirror()
     create_tables(mirror)
     steps = Steps()
@@ -88,7 +87,7 @@ def test_the_frontier_stands_still_while_the_storage_is_away(remote: RemoteLake,
         mirror.await_live(*TABLES)
         mirror.await_frontier()
         before = mirror.frontier()
-        remote.faulty.arm(fault, "PUT", "POST")
+        remote.faulty.arm(StorageFault.SLOW_DOWN, "PUT", "POST")
         change(mirror, 1)
         await_true(lambda: steps.count(Step.RETRYING), 120, "the pump tries again")
         assert mirror.frontier() == before
