@@ -47,6 +47,7 @@ from mirror_pump.ops.reads.table_reads import (
 from mirror_pump.ops.reads.time_travel import PastPoint, history, snapshots_at
 from mirror_pump.ops.reads.views import create_view, fill_heaps
 from mirror_pump.ops.status.wait_for_frontier import wait_for
+from mirror_pump.pipeline.lake_storage import lake_storage, reachable_warehouses
 from mirror_pump.quoting import identifier
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, Locks, TableCutline
 from mirror_pump.source.connect import connect, source_errors
@@ -89,7 +90,7 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
         if not names:
             yield connection
             return
-        reach_storage(connection, settings)
+        reach_storage(connection, reachable_warehouses(lake_storage(settings)))
         moments: list[ConsistentSnapshot] = []
         with _explained_failures(settings, list(names)):
             reads = _reads(settings, query, list(names), stack, moments, warn)
@@ -112,7 +113,7 @@ def _explained_failures(settings: Settings, table_ids: Sequence[TableId]) -> Ite
     try:
         yield
     except (FileMissing, duckdb.IOException, duckdb.HTTPException):
-        explain_failed_read(settings.require_dsn(), table_ids, StorageOptions(settings.storage_properties, fsync=False))
+        explain_failed_read(settings.require_dsn(), table_ids, lake_storage(settings, fsync=False))
         raise
 
 
@@ -214,7 +215,7 @@ def _reads(
     moments: list[ConsistentSnapshot],
     warn: Warn,
 ) -> list[TableRead]:
-    storage = StorageOptions(settings.storage_properties, fsync=False)
+    storage = lake_storage(settings, fsync=False)
 
     def enter(opened: ConsistentSnapshot) -> ConsistentSnapshot:
         moments.append(stack.enter_context(opened))

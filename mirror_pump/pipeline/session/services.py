@@ -16,6 +16,7 @@ from mirror_pump.pipeline.flow.shared_connection import SharedConnection
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.index_builder import IndexBuilder
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.lake_storage import refresh_profiles
 from mirror_pump.pipeline.missing_files.lake_watch import LakeWatch
 from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
 from mirror_pump.pipeline.retention.fold import Folder
@@ -78,6 +79,7 @@ def start_services(
     connection = context.connect()
     closing.callback(connection.close)
     publication, applied = _checked_slot(connection, context.slot)
+    refresh_profiles(context.storage, connection)
     publisher = _publisher(context, epoch, indexes)
     closing.callback(publisher.close)
     lookups = SharedConnection(context.connect)
