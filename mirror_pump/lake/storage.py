@@ -123,7 +123,7 @@ def _read_whole(filesystem: Any, key: str) -> bytes:
         for mark in (b"\0", b"\xff"):
             content = bytearray(mark * size)
             stream.seek(0)
-            if stream.readinto(content) == size and (not content or content[-1:] != mark):
+            if stream.readinto(content) == size and not (content and content.endswith(mark)):
                 return bytes(content)
         raise OSError(f"the answer was cut off: {key} has {size} bytes")
 
