@@ -168,7 +168,7 @@ class SeamScene:
 
     def read(self, what: str = "an unpinned read") -> None:
         """One whole read in a snapshot of its own, compared."""
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             repeatable(connection)
             t, _, location, _ = self.seam(connection)
             self.compare(connection, t, location, what)
@@ -185,7 +185,7 @@ class SeamScene:
 
     def upsert(self, at: int, value: str) -> None:
         """A row of key (at, 1000), which no writer knows."""
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             connection.execute(
                 "SELECT modak.upsert('events',"
                 " jsonb_build_object('at', %s::bigint, 'id', 1000, 'n', 1, 'v', %s::text))",
@@ -208,7 +208,7 @@ class SeamScene:
 
     def seam_now(self) -> tuple[int, int, str, str]:
         """The same of this moment."""
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             repeatable(connection)
             return self.seam(connection)
 
