@@ -181,6 +181,7 @@ def test_each_table_is_reached_as_its_profile_says(
 
 _SPARK = """
 import json, os, sys, urllib.request
+from contextlib import suppress
 from mirror_pump.engine.spark_runtime import session as runtime
 given = runtime._base_conf
 shown = {"spark.ui.enabled": "true", "spark.ui.port": "0", "spark.eventLog.enabled": "true"}
@@ -210,8 +211,9 @@ def look(progress):
     for execution in json.loads(pages[api + "/sql?details=true"]):
         path = f"/SQL/execution/?id={execution['id']}"
         pages[path] = urllib.request.urlopen(context.uiWebUrl + path).read().decode()
-    lines = [psutil.Process(os.getpid()), *psutil.Process(os.getpid()).children(recursive=True)]
-    pages["ps"] = "\\n".join(" ".join(process.cmdline()) for process in lines)
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            pages["ps"] = pages.get("ps", "") + " ".join(process.cmdline()) + "\\n"
 
 report = verify(settings, observe=look)
 print(json.dumps(report.to_json()))
@@ -259,7 +261,7 @@ def test_credentials_reach_executors_and_are_not_shown_by_spark(
             [sys.executable, "-c", _SPARK, str(log)],
             env={
                 **program.environment,
-                "MIRROR_PUMP_MASTER": "local-cluster[1,1,600]",
+                "MIRROR_PUMP_MASTER": "local-cluster[1,1,1024]",
                 "MIRROR_PUMP_LIMITS__VERIFY_SMALL_BYTES": "1",
                 # Nothing of ours is in the executors' environment.
                 "SPARK_NO_DAEMONIZE": "1",
