@@ -73,7 +73,7 @@ def object_store(directory: Path) -> Iterator[ObjectStore]:
         process = subprocess.Popen(
             [
                 *(executable(), "-logtostderr", "server", f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
-                *("-master.volumeSizeLimitMB=64", "-volume.max=20", "-master.telemetry=false"),
+                *("-master.volumeSizeLimitMB=64", "-volume.max=20", "-master.telemetry=false", "-master.peers=none"),
                 *(f"-master.port={ports[0]}", f"-master.port.grpc={ports[1]}", f"-volume.port={ports[2]}"),
                 *(f"-volume.port.grpc={ports[3]}", f"-filer.port={ports[4]}", f"-filer.port.grpc={ports[5]}"),
                 *(
