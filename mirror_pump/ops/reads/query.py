@@ -14,7 +14,6 @@ The mode decides as of what the tables of a statement are read. Everything it re
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mirror_pump.config import Settings
+from mirror_pump.cores import available_cores
 from mirror_pump.errors import FileMissing, TableError, UsageError
 from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
@@ -98,7 +98,7 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
                 for name in names[read.table.table_id]:
                     _schema(connection, name)
                     connection.execute(f"CREATE VIEW {name} AS FROM {made}")
-            fill_heaps(connection, settings.require_dsn(), reads, query.statement, os.cpu_count() or 1)
+            fill_heaps(connection, settings.require_dsn(), reads, query.statement, available_cores())
             yield connection
         for moment in moments:
             moment.check()
