@@ -36,7 +36,7 @@ from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, portable_dsn
 from mirror_pump.source.heap.block_reader import Chunk, plan_chunks
 from mirror_pump.source.relations.change_notes import same_layout
 from mirror_pump.source.rows import fetch_rows
@@ -80,6 +80,8 @@ class Copier:
         """OIDs of the heaps that a task could not lock since the last look at the catalog."""
         self._raw_text_columns: dict[tuple[TableId, int], frozenset[int]] = {}
         """By table and start LSN, the field IDs of the columns that needed a raw text column in a chunk so far."""
+        self._dsn = context.dsn
+        """As tasks get it."""
         self._awaited: dict[tuple[TableId, int], set[str]] = {}
         """By table and start LSN, the transactions that have to end before the copy is planned."""
         self._thread = session_thread("copier", self._run, context.inbox, interrupt=self._slots.release)
@@ -97,6 +99,7 @@ class Copier:
 
     def _run(self) -> None:
         with self._context.connect() as connection:
+            self._dsn = portable_dsn(self._context.dsn, connection)
             while self._thread.next_round():
                 self._locked.clear()
                 for table_id, planned in connection.execute(_SQL["unfinished"], {"slot": self._context.slot}):
@@ -184,7 +187,7 @@ class Copier:
             self._reported.add(identity)
             chunk = Chunk(row.relation_id, row.schema_name, row.relation_name, row.filenode, row.lo_block, row.hi_block)
             raw_text_columns = self._raw_text_columns.get((table.table_id, table.start_lsn), frozenset())
-            task = ChunkTask(self._context.dsn, table, chunk, self._context.storage, raw_text_columns=raw_text_columns)
+            task = ChunkTask(self._dsn, table, chunk, self._context.storage, raw_text_columns=raw_text_columns)
             future = self._context.runner.submit(copy_chunk, task)
             future.add_done_callback(partial(self._finished, table, row.chunk_no, row.relation_id))
 
