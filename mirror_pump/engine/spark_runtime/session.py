@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import os
 import sys
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,18 +17,22 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
+from mirror_pump.engine.spark_runtime.cluster import executor_conf, executor_python, is_cluster
 from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.engine.spark_runtime.jvm_log import jvm_output
-from mirror_pump.errors import UsageError
+from mirror_pump.errors import TaskFailed, UsageError
 from mirror_pump.interrupts import keeping_interrupts
+from mirror_pump.quoting import spark_literal
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 ICEBERG_PACKAGE = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 JDBC_PACKAGE = "org.postgresql:postgresql:42.7.8"
 CATALOG = "lake"
 CATALOG_SCHEMA = "modak"
+LOCATIONS = "locations"
+"""Name of a catalog that has no tables of its own: see load_location()."""
 
 _FEW_CYCLES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Java options of a session that only passes tasks to Python, where optimising byte code costs more than it saves.
@@ -56,23 +61,50 @@ class SparkSettings:
 def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[str, str] | None = None) -> SparkSession:
     """Starts Spark, or returns the session of this process if it has one (Spark allows one per process).
 
-    `catalogs` are settings from jdbc_catalog(). Raises UsageError without a usable Java.
+    `catalogs` are settings from jdbc_catalog(). Raises UsageError without a usable Java, and TaskFailed if the cluster
+    does not answer or ends the application.
     """
+    from py4j.protocol import Py4JJavaError
     from pyspark.sql import SparkSession
 
     os.environ["JAVA_HOME"] = str(find_java_home())
-    # Workers must run with the same packages as the driver.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # A SPARK_HOME of another version would be started instead of the pinned pyspark.
     os.environ.pop("SPARK_HOME", None)
     builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
     conf = {**_base_conf(settings), **(catalogs or {}), **settings.conf}
     for key, value in conf.items():
         builder = builder.config(key, value)
-    with keeping_interrupts():
+    with keeping_interrupts(), _python_of_workers(settings.master):
         _launch_jvm(settings, conf)
-        session: SparkSession = builder.getOrCreate()
+        try:
+            session: SparkSession = builder.getOrCreate()
+        except Py4JJavaError as error:
+            if not is_cluster(settings.master):
+                raise
+            cause = str(error.java_exception.getMessage()).partition("\n")[0]
+            raise TaskFailed(
+                f"no Spark application could be started on {settings.master}: {cause}",
+                "see the log lines before this one, the page of the Spark master, and the logs of its workers",
+            ) from error
     return session
+
+
+@contextlib.contextmanager
+def _python_of_workers(master: str) -> Iterator[None]:
+    """Has a Spark that starts in the block use the right Python. Later ones, and programs that we start, see the
+    environment as the user made it."""
+    before = {name: os.environ.get(name) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # Workers must run with the same packages as the driver. Those of a cluster get them as archives.
+    os.environ["PYSPARK_PYTHON"] = executor_python() if is_cluster(master) else sys.executable
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def end_java() -> None:
@@ -140,9 +172,13 @@ def _base_conf(settings: SparkSettings) -> dict[str, str]:
         "spark.sql.ui.retainedExecutions": "10",
         "spark.worker.ui.retainedExecutors": "10",
     }
-    if settings.master.startswith("local"):
+    if not is_cluster(settings.master):
         # Bind to loopback: nobody else needs the driver, and the host name may not resolve.
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    else:
+        conf |= executor_conf()
+        if not settings.jars:
+            conf["spark.executor.extraJavaOptions"] = _FEW_CYCLES
     if settings.jars:
         conf |= {
             "spark.jars.packages": f"{ICEBERG_PACKAGE},{JDBC_PACKAGE}",
@@ -199,6 +235,34 @@ def storage_conf(name: str, warehouse: str, properties: Mapping[str, str]) -> di
     if "s3.region" in properties:
         conf[f"{prefix}.client.region"] = properties["s3.region"]
     return conf
+
+
+def location_catalog(warehouse: str, properties: Mapping[str, str]) -> dict[str, str]:
+    """Spark settings of a catalog named LOCATIONS with which load_location() reads tables of this warehouse's storage.
+    None are needed for local files. Arguments and secrets as for storage_conf(), but without its jars."""
+    prefix = f"spark.sql.catalog.{LOCATIONS}"
+    storage = {
+        key: value for key, value in storage_conf(LOCATIONS, warehouse, properties).items() if key.startswith(prefix)
+    }
+    if not storage:
+        return {}
+    return storage | {
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        f"{prefix}.catalog-impl": "org.apache.iceberg.inmemory.InMemoryCatalog",
+        f"{prefix}.cache-enabled": "false",
+    }
+
+
+def load_location(spark: SparkSession, location: str) -> DataFrame:
+    """The Iceberg table with this metadata file. For one in an object store the session needs location_catalog()."""
+    if not location.startswith("s3://"):
+        return spark.read.format("iceberg").load(location)
+    # Iceberg opens a metadata file by itself only with Hadoop's file systems, which know no s3:// and would need jars
+    # of their own. A table of a catalog is opened with the catalog's FileIO.
+    name = f"t{uuid.uuid4().hex}"
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {LOCATIONS}.n")
+    spark.sql(f"CALL {LOCATIONS}.system.register_table('n.{name}', {spark_literal(location)})").collect()
+    return spark.table(f"{LOCATIONS}.n.{name}")
 
 
 @dataclass(frozen=True)

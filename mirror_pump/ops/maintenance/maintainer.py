@@ -17,6 +17,8 @@ from typing import Any
 from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
+from mirror_pump.engine.spark_runtime.cluster import check_cluster, is_cluster
+from mirror_pump.engine.spark_runtime.executor_watch import ExecutorWatch
 from mirror_pump.engine.spark_runtime.session import CATALOG, SparkSettings, jdbc_catalog, spark_session, storage_conf
 from mirror_pump.errors import ConnectionLost, LakeError, TableError
 from mirror_pump.lake.storage import StorageOptions
@@ -47,12 +49,13 @@ Start = Callable[[], Procedures]
 
 def own_spark(settings: Settings) -> Start:
     """A function that at its first call starts Spark in this process, with Iceberg's jars and limited cores and
-    memory."""
+    memory. It raises UsageError for a cluster that cannot reach the database or the warehouse."""
     started: list[Procedures] = []
 
     def start() -> Procedures:
         if not started:
             dsn, warehouse = settings.require_dsn(), settings.require_warehouse()
+            check_cluster(settings.master, dsn, warehouse)
             master = f"local[{settings.maintain_cores}]" if settings.master == "local[*]" else settings.master
             log = Path(os.environ.get("TMPDIR", "/tmp")) / f"mirror-pump-spark-{os.getuid()}.log"  # noqa: S108 - a log only
             spark = spark_session(
@@ -65,6 +68,9 @@ def own_spark(settings: Settings) -> Start:
                 ),
                 jdbc_catalog(CATALOG, dsn, warehouse),
             )
+            if is_cluster(settings.master):
+                # For as long as this process has its Spark.
+                ExecutorWatch(spark.sparkContext).start()
             started.append(Procedures(spark))
         return started[0]
 

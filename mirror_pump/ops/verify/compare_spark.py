@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from decoders.columns import Kind
+from mirror_pump.engine.spark_runtime.session import load_location
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
@@ -32,7 +33,7 @@ def compare(
     that occurs twice on one side is a difference. With `line`, only rows at or above the cut-line are compared.
     The result contains the first `shown` differing rows.
     """
-    tables = [spark.read.format("iceberg").load(location) for location in (heap_location, lake_location)]
+    tables = [load_location(spark, location) for location in (heap_location, lake_location)]
     if line is not None:
         tables = [table.where(_tier_value(line) >= line.cut) for table in tables]
     needed = {name for table in tables for name in table.columns}

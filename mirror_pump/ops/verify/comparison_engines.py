@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mirror_pump.config import Settings
+from mirror_pump.cores import available_cores
+from mirror_pump.engine.spark_runtime.cluster import check_cluster
 from mirror_pump.engine.spark_runtime.local_runner import LocalTaskRunner
-from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session
+from mirror_pump.engine.spark_runtime.session import SparkSettings, location_catalog, maven_packages, spark_session
 from mirror_pump.errors import LakeError, UsageError
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
@@ -105,7 +107,7 @@ class EnginesBySize:
         spill = tempfile.mkdtemp(prefix="mirror-pump-verify-")
         self._closing.callback(shutil.rmtree, spill, ignore_errors=True)
         duckdb.execute(f"SET memory_limit = '{int(memory)}B'; SET temp_directory = {literal(spill)}")
-        runner = LocalTaskRunner(min(4, os.cpu_count() or 1))
+        runner = LocalTaskRunner(min(4, available_cores()))
         self._closing.callback(runner.close)
 
         def compare(heap: str, lake: str, schema: LakeSchema, line: CutLine | None) -> Comparison:
@@ -125,9 +127,16 @@ class EnginesBySize:
         from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
         from mirror_pump.ops.verify.compare_spark import compare
 
+        settings = self._settings
+        warehouse = settings.require_warehouse()
+        check_cluster(settings.master, settings.require_dsn(), warehouse)
         log = Path(tempfile.gettempdir()) / f"mirror-pump-spark-{os.getuid()}.log"
-        spark = spark_session(SparkSettings(master=self._settings.master, app_name="mirror-pump-verify", log=log))
-        runner = SparkTaskRunner(spark, os.cpu_count() or 1)
+        conf = {"spark.jars.packages": ",".join(maven_packages(warehouse))}
+        spark = spark_session(SparkSettings(master=settings.master, app_name="mirror-pump-verify", log=log, conf=conf))
+        # Of the session: what is in Spark's own settings, more people can see.
+        for key, value in location_catalog(warehouse, settings.storage_properties).items():
+            spark.conf.set(key, value)
+        runner = SparkTaskRunner.on(spark, available_cores())
         self._closing.callback(runner.close)
         return ComparisonEngine(runner, partial(compare, spark, shown=self._limits.verify_shown_rows))
 
