@@ -1,8 +1,8 @@
-"""cdc: a backlog of 1,000,000 changes to 4,000,000 rows, beside pg_recvlogical draining an equal slot.
+"""cdc: a backlog of 1,000,000 changes to 4,000,000 rows, compared with pg_recvlogical draining an equal slot.
 
-Both read the same WAL with pgoutput and the same publication. Limit and pump take turns, so that whatever else the
-machine does meets both. A run of the pump is repeated by putting catalog and slot back to where they were:
-Iceberg's files never change, so the pointers are all there is to restore.
+Both read the same WAL with pgoutput and the same publication. Limit and pump take turns, so that other load on the
+machine affects both. A run of the pump is repeated by putting catalog and slot back: Iceberg's files never change, so
+only the pointers have to be restored.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StreamRun:
 
 
 def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
-    """The table must be live, and no pump running. Leaves it mirrored up to the last change."""
+    """The table must be live, and no pump may run. Leaves it mirrored up to the last change."""
     rows = rows_at(options)
     changes = rows // 4
     save(mirror, options.repeat)
@@ -99,7 +99,7 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
 def write(mirror: BenchmarkMirror, changes: int, rows: int) -> None:
     """Make the backlog."""
     with mirror.connect() as connection:
-        # Nobody measures how fast they are written.
+        # The time for writing them is not measured.
         connection.execute("SET synchronous_commit = off")
         connection.execute("CALL public.bench_changes(%s, %s)", (changes, rows))
 

@@ -6,7 +6,6 @@ import contextlib
 import getpass
 import os
 import sys
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,17 +21,14 @@ from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.engine.spark_runtime.jvm_log import jvm_output
 from mirror_pump.errors import TaskFailed, UsageError
 from mirror_pump.interrupts import keeping_interrupts
-from mirror_pump.quoting import spark_literal
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 ICEBERG_PACKAGE = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 JDBC_PACKAGE = "org.postgresql:postgresql:42.7.8"
 CATALOG = "lake"
 CATALOG_SCHEMA = "modak"
-LOCATIONS = "locations"
-"""Name of a catalog that has no tables of its own: see load_location()."""
 
 _FEW_CYCLES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Java options of a session that only passes tasks to Python, where optimising byte code costs more than it saves.
@@ -108,8 +104,8 @@ def _python_of_workers(master: str) -> Iterator[None]:
 
 
 def end_java() -> None:
-    """Ends the Java process of this process, after its Spark was stopped; it would keep its heap until we end. The next
-    spark_session() starts a new one."""
+    """Ends this process's JVM after Spark was stopped, since it would keep its heap as long as this process runs. The
+    next spark_session() starts a new one."""
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
 
@@ -142,8 +138,8 @@ def _launch_jvm(settings: SparkSettings, conf: Mapping[str, str]) -> None:
         gateway = launch_gateway(launched, {"stdout": output, "stderr": output})
     SparkContext._ensure_initialized(gateway=gateway)
     for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
-        # It would print a traceback when the JVM ends first, for example by a SIGTERM to all processes of a service.
-        # Callers that wait for the JVM notice that anyway.
+        # py4j would print a traceback if the JVM ended first, for example by a SIGTERM to all processes of a service.
+        # Callers that wait for the JVM notice its end anyway.
         server.handle_error = lambda *_: None
 
 
@@ -209,10 +205,10 @@ def jdbc_catalog(name: str, dsn: str, warehouse: str) -> dict[str, str]:
     return conf
 
 
-def maven_packages(warehouse: str) -> tuple[str, ...]:
-    """What Spark takes from Maven to read and rewrite Iceberg tables in this warehouse, each as group:name:version."""
+def maven_packages(*warehouses: str) -> tuple[str, ...]:
+    """What Spark takes from Maven to read and rewrite Iceberg tables in these warehouses: each a group:name:version."""
     packages = (ICEBERG_PACKAGE, JDBC_PACKAGE)
-    if not warehouse.startswith("s3://"):
+    if not any(warehouse.startswith("s3://") for warehouse in warehouses):
         return packages
     return (*packages, ICEBERG_PACKAGE.replace("iceberg-spark-runtime-4.1_2.13", "iceberg-aws-bundle"))
 
@@ -220,49 +216,34 @@ def maven_packages(warehouse: str) -> tuple[str, ...]:
 def storage_conf(name: str, warehouse: str, properties: Mapping[str, str]) -> dict[str, str]:
     """Spark settings with which catalog `name` reaches the warehouse's storage; none for local files.
 
-    `properties` are those of pyiceberg's FileIO (`s3.endpoint` and so on). The result contains secrets.
+    `properties` are those of pyiceberg's FileIO (`s3.endpoint` and so on). The result contains secrets: the settings of
+    the catalog are for a session (see lake_sessions.py), not for the start of Spark.
     """
     if not warehouse.startswith("s3://"):
         return {}
     prefix = f"spark.sql.catalog.{name}"
-    conf = {
-        "spark.jars.packages": ",".join(maven_packages(warehouse)),
-        f"{prefix}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
-        **{f"{prefix}.{key}": value for key, value in properties.items() if key != "s3.region"},
-    }
+    found = {"io-impl": file_io(warehouse), **file_io_properties(properties)}
+    packages = {"spark.jars.packages": ",".join(maven_packages(warehouse))}
+    return packages | {f"{prefix}.{key}": value for key, value in found.items()}
+
+
+def file_io(location: str) -> str:
+    """The class of Iceberg's that opens files at this location."""
+    return (
+        "org.apache.iceberg.aws.s3.S3FileIO"
+        if location.startswith("s3://")
+        else "org.apache.iceberg.hadoop.HadoopFileIO"
+    )
+
+
+def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Properties of Iceberg's S3FileIO, from those of pyiceberg's FileIO."""
+    found = {key: value for key, value in properties.items() if key != "s3.region"}
     if "s3.endpoint" in properties:
-        conf[f"{prefix}.s3.path-style-access"] = "true"
+        found["s3.path-style-access"] = "true"
     if "s3.region" in properties:
-        conf[f"{prefix}.client.region"] = properties["s3.region"]
-    return conf
-
-
-def location_catalog(warehouse: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """Spark settings of a catalog named LOCATIONS with which load_location() reads tables of this warehouse's storage.
-    None are needed for local files. Arguments and secrets as for storage_conf(), but without its jars."""
-    prefix = f"spark.sql.catalog.{LOCATIONS}"
-    storage = {
-        key: value for key, value in storage_conf(LOCATIONS, warehouse, properties).items() if key.startswith(prefix)
-    }
-    if not storage:
-        return {}
-    return storage | {
-        prefix: "org.apache.iceberg.spark.SparkCatalog",
-        f"{prefix}.catalog-impl": "org.apache.iceberg.inmemory.InMemoryCatalog",
-        f"{prefix}.cache-enabled": "false",
-    }
-
-
-def load_location(spark: SparkSession, location: str) -> DataFrame:
-    """The Iceberg table with this metadata file. For one in an object store the session needs location_catalog()."""
-    if not location.startswith("s3://"):
-        return spark.read.format("iceberg").load(location)
-    # Iceberg opens a metadata file by itself only with Hadoop's file systems, which know no s3:// and would need jars
-    # of their own. A table of a catalog is opened with the catalog's FileIO.
-    name = f"t{uuid.uuid4().hex}"
-    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {LOCATIONS}.n")
-    spark.sql(f"CALL {LOCATIONS}.system.register_table('n.{name}', {spark_literal(location)})").collect()
-    return spark.table(f"{LOCATIONS}.n.{name}")
+        found["client.region"] = properties["s3.region"]
+    return found
 
 
 @dataclass(frozen=True)
