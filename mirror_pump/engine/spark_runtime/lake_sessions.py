@@ -1,8 +1,8 @@
 """Sessions of one Spark in which the catalog `lake` reaches its files in different ways.
 
 Iceberg's JDBC catalog finds its tables by its own name, so each way needs a session of its own. The settings are those
-of the session alone: what is set when Spark starts is shown by its web interface and sent to every executor. Executors
-get what they need to open files with the table that a job reads.
+of the session alone, and without secrets as soon as the catalog is made: what is set when Spark starts is shown by its
+web interface and sent to every executor. Executors get what they need to open files with the table that a job reads.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from mirror_pump.credentials import is_secret
 from mirror_pump.engine.spark_runtime.session import CATALOG, file_io, file_io_properties, jdbc_catalog, storage_conf
 
 if TYPE_CHECKING:
@@ -34,6 +35,13 @@ class LakeSessions:
             session = self._spark.newSession()
             for key, value in conf.items():
                 session.conf.set(key, value)
+            # The catalog keeps the settings that it was made with. A session's settings go along with each of its jobs,
+            # also into Spark's event log, which redacts only what was set when Spark started.
+            spark_sessions = session._jvm.org.apache.spark.sql.classic.SparkSession
+            spark_sessions.setActiveSession(session._jsparkSession)
+            session._jsparkSession.sessionState().catalogManager().catalog(CATALOG)
+            for key in filter(is_secret, conf):
+                session.conf.unset(key)
             known = self._sessions[warehouse] = conf, session
         return known[1]
 
