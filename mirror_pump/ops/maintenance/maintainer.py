@@ -36,7 +36,7 @@ from mirror_pump.source.catalog.maintenance import (
     requested,
     withdraw_requests,
 )
-from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.connect import PgConnection, connect, portable_dsn
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.storage_profiles import warehouse_of
 from mirror_pump.telemetry import get_logger
@@ -82,7 +82,7 @@ def own_spark(settings: Settings) -> Start:
             if is_cluster(settings.master):
                 # It ends with this Spark.
                 ExecutorWatch(spark.sparkContext).start()
-            sessions = LakeSessions(spark, settings.require_dsn())
+            sessions = LakeSessions(spark, _dsn_for_java(settings.require_dsn()))
 
             def session_at(location: str) -> SparkSession:
                 remote = local_path(location) is None
@@ -92,6 +92,12 @@ def own_spark(settings: Settings) -> Start:
         return started[packages]
 
     return start
+
+
+def _dsn_for_java(dsn: str) -> str:
+    """The DSN as Spark's JDBC driver can use it, which knows neither services nor password files."""
+    with connect(dsn, autocommit=True, application_name="mirror-pump-maintain") as connection:
+        return portable_dsn(dsn, connection)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from mirror_pump.engine.spark_runtime.session import libpq_access
 from mirror_pump.source.connect import adbc_uri, connect, portable_dsn
 from mirror_pump.testing.database import Database
 
@@ -44,7 +45,8 @@ def test_a_password_file_and_a_service_file_are_read_here(
 ) -> None:
     given = {name: str(value) for name, value in conninfo_to_dict(database.dsn).items()}
     passwords, services = tmp_path / "pgpass", tmp_path / "services"
-    passwords.write_text(f"*:*:*:*:{given.pop('password')}\n")
+    password = given.pop("password")
+    passwords.write_text(f"*:*:*:*:{password}\n")
     passwords.chmod(0o600)
     services.write_text("[shop]\n" + "".join(f"{name}={value}\n" for name, value in given.items()))
     monkeypatch.setenv("PGPASSFILE", str(passwords))
@@ -54,3 +56,7 @@ def test_a_password_file_and_a_service_file_are_read_here(
     monkeypatch.delenv("PGSERVICEFILE")
     for dsn in portable:
         _reaches(dsn, database)
+        # And as the JDBC driver of maintenance does, which knows neither of the files.
+        access = libpq_access(dsn)
+        assert (access.hosts, access.database) == (((given["host"], int(given["port"])),), database.name)
+        assert (access.user, access.password) == (given["user"], password)
