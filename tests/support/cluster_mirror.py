@@ -10,6 +10,7 @@ from typing import Self
 
 import orjson
 import psutil
+from psycopg.conninfo import conninfo_to_dict
 
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
@@ -73,10 +74,19 @@ class ClusterMirror:
                 "copy_chunk_bytes",
                 "copy_workers",
                 "merge_bytes",
+                "retention_interval",
             ]
         )
         # One slot in each of two executors, whatever the workers offer: others have room beside it.
-        environment = {**settings, **cluster.environment(spark_cores_max="2"), "PGPASSWORD": password}
+        (directory / "events").mkdir()
+        conf = {
+            "spark_cores_max": "2",
+            # What a web interface or a history server shows of an application, they have from there.
+            "spark_eventLog_enabled": "true",
+            "spark_eventLog_dir": (directory / "events").as_uri(),
+            "spark_eventLog_compress": "false",
+        }
+        environment = {**settings, **cluster.environment(**conf), "PGPASSWORD": password}
         return cls(cluster, mirror, s3, Program(dsn, directory, environment), directory, dsn, password)
 
     @property
@@ -126,10 +136,38 @@ class ClusterMirror:
         files = Listing(storage).files(lake.manifests)
         return frozenset(file.path.removeprefix("s3://") for found in files.values() for file in found)
 
+    def with_files(self) -> Program:
+        """The program with a service and a password file in place of a DSN and PGPASSWORD."""
+        passwords, services = self.directory / "pgpass", self.directory / "services"
+        passwords.write_text(f"*:*:*:*:{self.password}\n")
+        passwords.chmod(0o600)
+        given = "".join(f"{name}={value}\n" for name, value in conninfo_to_dict(self.dsn).items())
+        services.write_text(f"[shop]\n{given}")
+        environment = {name: value for name, value in self.program.environment.items() if name != "PGPASSWORD"}
+        files = {"PGPASSFILE": str(passwords), "PGSERVICEFILE": str(services), "MIRROR_PUMP_DSN": "service=shop"}
+        return Program("service=shop", self.directory, environment | files)
+
+    def leaks(self) -> list[str]:
+        """Where a secret is to be seen, and what stands before it."""
+        texts = self.texts()
+        # It looks where applications are described.
+        assert any("spark.executorEnv.PYTHONPATH" in text for name, text in texts.items() if name.startswith("events"))
+        assert any("mirror-pump" in text for name, text in texts.items() if name.startswith("http"))
+        found = []
+        for name, text in texts.items():
+            for secret in (self.password, SECRET):
+                before, hit, _ = text.partition(secret)
+                if hit:
+                    found.append(f"{name}: after {before[-200:]!r}")
+        return found
+
     def texts(self) -> dict[str, str]:
-        """What others on these machines might see: command lines, and the logs and work directories of all processes
-        that take part."""
-        shown = {}
+        """What others on these machines might see: command lines, the web pages of master and workers, event logs, and
+        the logs of all processes that take part."""
+        shown = self.cluster.pages()
+        for path in (self.directory / "events").rglob("*"):
+            if path.is_file():
+                shown[f"events: {path.name}"] = path.read_text(errors="replace")
         for worker in self.cluster.workers:
             for process in worker.processes:
                 # Python workers end when they have nothing to do.

@@ -124,6 +124,22 @@ class SparkCluster:
             state: dict[str, Any] = json.load(answer)
         return state
 
+    def pages(self) -> dict[str, str]:
+        """The web pages of the master and of its living workers, by their addresses."""
+        state = self.state()
+        master = f"http://127.0.0.1:{self._web}"
+        applications = (*state["activeapps"], *state["completedapps"])
+        addresses = [f"{master}/", f"{master}/json/"]
+        addresses += [f"{master}/app/?appId={application['id']}" for application in applications]
+        for worker in state["workers"]:
+            if worker["state"] == "ALIVE":
+                addresses += [f"{worker['webuiaddress']}/", f"{worker['webuiaddress']}/json/"]
+        shown = {}
+        for address in addresses:
+            with urllib.request.urlopen(address, timeout=30) as answer:
+                shown[address] = answer.read().decode()
+        return shown
+
     def await_workers(self, count: int) -> None:
         """Returns once the master knows so many workers."""
         await_true(lambda: self.state()["aliveworkers"] == count, _STARTED, f"{count} workers, see {self._directory}")

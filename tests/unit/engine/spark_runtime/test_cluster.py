@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from mirror_pump.engine.spark_runtime.cluster import check_cluster, executor_python, is_cluster, refuse_local_disk
 from mirror_pump.engine.spark_runtime.executor_packages import PACKAGES, PROGRAM, archives
 from mirror_pump.errors import UsageError
+from tests.support.node_tasks import unpack_archives
 
 _MASTER = "spark://master:7077"
 _DSN = "postgresql://pump@db/shop"
@@ -75,9 +75,8 @@ def test_tasks_can_be_imported_from_the_archives_alone(tmp_path: Path) -> None:
     packed = archives()
     # They are made once.
     assert archives() == packed
-    for name, path in packed.items():
-        with zipfile.ZipFile(path) as archive:
-            archive.extractall(tmp_path / name)
+    path = unpack_archives(tmp_path)
+    assert path == (PACKAGES, PROGRAM)
     program = (
         "import sys; before = set(sys.modules)\n"
         "from mirror_pump.engine.spark_runtime.worker_daemon import TASKS\n"
@@ -89,7 +88,7 @@ def test_tasks_can_be_imported_from_the_archives_alone(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys._base_executable, "-s", "-c", program],  # type: ignore[attr-defined]
-        env={"PYTHONPATH": f"{PACKAGES}:{PROGRAM}", "PYTHONDONTWRITEBYTECODE": "1"},
+        env={"PYTHONPATH": ":".join(path), "PYTHONDONTWRITEBYTECODE": "1"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
