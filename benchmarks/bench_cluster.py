@@ -99,6 +99,7 @@ def run(mirror: BenchmarkMirror, storage: int, options: Options) -> BenchmarkRes
             bench_cdc.write(mirror, changes, rows)
             end = mirror.wal_end()
             figures["cluster.wal_bytes_per_change"] = round((end - begin) / changes)
+            figures["cluster.full_page_bytes_per_change"] = round(_full_pages(mirror, begin, end) / changes)
             mirror.execute("CHECKPOINT")
             streams = []
             for number, place in enumerate(places):
@@ -124,6 +125,16 @@ def _objects(mirror: BenchmarkMirror) -> list[StoredFile]:
     """What is in the warehouse."""
     storage = StorageOptions(Settings(**mirror.storage).storage_properties)  # type: ignore[arg-type]  # pydantic reads texts
     return list(list_files(mirror.storage["warehouse"], storage))
+
+
+def _full_pages(mirror: BenchmarkMirror, begin: Lsn, end: Lsn) -> int:
+    """Bytes of full-page images in this part of the WAL: how many depends on how far checkpoints are apart."""
+    with mirror.connect() as connection:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS pg_walinspect")
+        lsns = (format_lsn(begin), format_lsn(end))
+        found = connection.execute("SELECT sum(fpi_size)::bigint FROM pg_get_wal_stats(%s, %s)", lsns).fetchone()
+    assert found is not None
+    return int(found[0])
 
 
 def _sizes(mirror: BenchmarkMirror, rows: int) -> Figures:
@@ -173,7 +184,7 @@ def _report(
             f"cluster.{name}_{place.key}_per_s": round(rate),
             **{f"cluster.{name}_{place.key}_{role}_us": round(cpu, 2) for role, cpu in each.items()},
         }
-        shares = ", ".join(f"{role} {cpu:.1f}" for role, cpu in each.items())
+        shares = ", ".join(f"{role} {cpu:.2f}" for role, cpu in each.items())
         lines.append(
             Line(
                 f"cluster: {name}, {place.name}",
@@ -181,7 +192,7 @@ def _report(
                 f"{limit:,.0f} {unit}/s",
                 f"{rate / limit:.2f}",
                 "",
-                f"CPU µs for each: {shares}",
+                f"CPU µs for each: {sum(each.values()):.1f} in all; {shares}",
             )
         )
 

@@ -80,8 +80,9 @@ def write_scaling_document(path: Path, results: Path) -> bool:
     sizes = (
         f"{content['cluster.rows']:,} rows of {content['cluster.heap_bytes_per_row']} bytes in the heap and"
         f" {content['cluster.lake_bytes_per_row']} in the lake; {content['cluster.changes']:,} changes with"
-        f" {content['cluster.wal_bytes_per_change']} bytes of WAL each; {content['cluster.objects_per_commit']} objects"
-        " written for each commit."
+        f" {content['cluster.wal_bytes_per_change']} bytes of WAL each, of which"
+        f" {content['cluster.full_page_bytes_per_change']} are images of full pages;"
+        f" {content['cluster.objects_per_commit']} objects written for each commit."
     )
     _replace_figures(path, f"{_machine_text(content)}. {sizes}\n\n{_table(head, rows)}")
     return True
