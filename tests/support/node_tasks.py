@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, TypeVar
 
-from mirror_pump.engine.spark_runtime.executor_packages import archives
+from mirror_pump.engine.spark_runtime.executor_packages import PACKAGES, PROGRAM, archives
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -41,14 +41,15 @@ while header := sys.stdin.buffer.read(size.size):
 """
 
 
-def unpack_archives(directory: Path) -> tuple[str, ...]:
-    """Unpacks what executors get below the directory, as Spark does. Returns the names for PYTHONPATH, relative to
-    it."""
-    packed = archives()
-    for name, path in packed.items():
+ARCHIVES = (PACKAGES, PROGRAM)
+"""What PYTHONPATH names on a node, relative to the directory."""
+
+
+def unpack_archives(directory: Path) -> None:
+    """Unpacks what executors get below the directory, as Spark does."""
+    for name, path in archives().items():
         with zipfile.ZipFile(path) as archive:
             archive.extractall(directory / name)
-    return tuple(packed)
 
 
 class NodeTaskRunner:
@@ -101,12 +102,12 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 @contextmanager
 def node_tasks(directory: Path, count: int = 2) -> Iterator[NodeTaskRunner]:
-    """A runner whose tasks run in so many processes, which end with the block. The directory is for the archives."""
-    path = unpack_archives(directory)
+    """A runner whose tasks run in so many processes, which end with the block. The directory is one of
+    unpack_archives()."""
     nodes = [
         subprocess.Popen(
             [sys._base_executable, "-s", "-c", _NODE],  # type: ignore[attr-defined]
-            env={"PYTHONPATH": ":".join(path), "HOME": str(directory)},
+            env={"PYTHONPATH": ":".join(ARCHIVES), "HOME": str(directory)},
             cwd=directory,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

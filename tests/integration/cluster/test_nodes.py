@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +16,17 @@ from mirror_pump.ops.verify.verification import verify
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, await_true
-from tests.support.node_tasks import node_tasks
+from tests.support.node_tasks import node_tasks, unpack_archives
 from tests.support.retention_table import at_once
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory with what executors get, 300 MB."""
+    directory = tmp_path_factory.mktemp("node")
+    unpack_archives(directory)
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.fixture(params=["environment", "files"])
@@ -38,7 +49,7 @@ def dsn(
 
 
 def test_tasks_connect_with_what_only_the_driver_has(
-    database: Database, warehouse: str, dsn: tuple[str, str], tmp_path_factory: pytest.TempPathFactory
+    database: Database, warehouse: str, dsn: tuple[str, str], unpacked: Path
 ) -> None:
     """Copy, stream, conversion of deletes, proof and verify."""
     database.execute(
@@ -50,7 +61,7 @@ def test_tasks_connect_with_what_only_the_driver_has(
         "CREATE TABLE e2 PARTITION OF events FOR VALUES FROM (20) TO (30)",
         "INSERT INTO events SELECT g, 'v' FROM generate_series(0, 29) g",
     )
-    with node_tasks(tmp_path_factory.mktemp("nodes")) as nodes, duckdb_connection() as duckdb:
+    with node_tasks(unpacked) as nodes, duckdb_connection() as duckdb:
         mirror = Mirror.create(
             database, warehouse, nodes, dsn=dsn[0], index_memory=0, convert_age=0.1, retention_interval=0.1
         )

@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from mirror_pump.engine.spark_runtime.cluster import check_cluster, executor_python, is_cluster, refuse_local_disk
-from mirror_pump.engine.spark_runtime.executor_packages import PACKAGES, PROGRAM, archives
+from mirror_pump.engine.spark_runtime.cluster import (
+    check_cluster,
+    executor_conf,
+    executor_python,
+    is_cluster,
+    refuse_local_disk,
+)
+from mirror_pump.engine.spark_runtime.executor_packages import archives
 from mirror_pump.errors import UsageError
-from tests.support.node_tasks import unpack_archives
+from tests.support.node_tasks import ARCHIVES, unpack_archives
 
 _MASTER = "spark://master:7077"
 _DSN = "postgresql://pump@db/shop"
@@ -75,8 +81,12 @@ def test_tasks_can_be_imported_from_the_archives_alone(tmp_path: Path) -> None:
     packed = archives()
     # They are made once.
     assert archives() == packed
-    path = unpack_archives(tmp_path)
-    assert path == (PACKAGES, PROGRAM)
+    conf = executor_conf()
+    # Nothing else travels with Spark's settings, which everybody who sees its master can read.
+    assert conf.keys() == {"spark.archives", "spark.executorEnv.PYTHONPATH"}
+    assert conf["spark.executorEnv.PYTHONPATH"] == ":".join(ARCHIVES)
+    assert conf["spark.archives"].split(",") == [f"{packed[name]}#{name}" for name in ARCHIVES]
+    unpack_archives(tmp_path)
     program = (
         "import sys; before = set(sys.modules)\n"
         "from mirror_pump.engine.spark_runtime.worker_daemon import TASKS\n"
@@ -88,7 +98,7 @@ def test_tasks_can_be_imported_from_the_archives_alone(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys._base_executable, "-s", "-c", program],  # type: ignore[attr-defined]
-        env={"PYTHONPATH": ":".join(path), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={"PYTHONPATH": ":".join(ARCHIVES), "PYTHONDONTWRITEBYTECODE": "1"},
         cwd=tmp_path,
         capture_output=True,
         text=True,
