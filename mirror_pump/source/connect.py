@@ -171,6 +171,26 @@ def adbc_uri(dsn: str, *, application_name: str = "mirror-pump-copy") -> str:
     return _conninfo(dsn, PINNED_FOR_VALUES, application_name=application_name)
 
 
+_OWN_PARAMETERS = frozenset(
+    {"application_name", "client_encoding", "options", "passfile", "replication", "service", "servicefile"}
+)
+"""Parameters that each connection sets for itself, and files of this machine whose content portable_dsn() puts in."""
+
+
+def portable_dsn(dsn: str, connection: PgConnection) -> str:
+    """A DSN that means the same in a process elsewhere, such as an executor of a cluster: it has what libpq has taken
+    from this process's environment (PGPASSWORD and so on), password file or service file to open `connection` from
+    `dsn`. It contains the password. Files of certificates are still named by their path."""
+    given = conninfo.conninfo_to_dict(dsn)
+    found = connection.info.get_parameters()
+    merged = {key: value for key, value in found.items() if key not in _OWN_PARAMETERS}
+    if given.get("options"):
+        merged["options"] = str(given["options"])
+    if connection.info.password:
+        merged["password"] = connection.info.password
+    return conninfo.make_conninfo("", **merged)
+
+
 @contextmanager
 def acting_as(connection: psycopg.Connection[Any], role: str | None) -> Iterator[None]:
     """The open transaction has the rights of `role` for the block; with None, those that it has anyway. An error in the

@@ -14,7 +14,6 @@ The mode decides which state of the tables a statement reads. That state is pinn
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mirror_pump.config import Settings
+from mirror_pump.cores import available_cores
 from mirror_pump.errors import FileMissing, TableError, UsageError, one_line_of
 from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
@@ -99,7 +99,7 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
                 for name in names[read.table.table_id]:
                     _schema(connection, name)
                     connection.execute(f"CREATE VIEW {name} AS FROM {made}")
-            fill_heaps(connection, settings.require_dsn(), reads, query.statement, os.cpu_count() or 1)
+            fill_heaps(connection, settings.require_dsn(), reads, query.statement, available_cores())
             yield connection
         for moment in moments:
             moment.check()

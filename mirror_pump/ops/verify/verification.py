@@ -41,7 +41,7 @@ from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
 from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, read_heap, with_changes
 from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.rows import fetch_rows
@@ -330,7 +330,7 @@ class _Verification:
             progress = replace(progress, chunks_done=progress.chunks_done + 1, rows=progress.rows + rows)
             self._observe(progress)
 
-        dsn = self._settings.require_dsn()
+        dsn = portable_dsn(self._settings.require_dsn(), reader)
         heap = read_heap(table, chunks, point.snapshot, engine.runner, dsn, self._storage, location, chunk_read)
         self._observe(replace(progress, phase=VerifyPhase.READ))
         return _CopiedHeap(heap, nbytes)

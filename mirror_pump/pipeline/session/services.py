@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
+from mirror_pump.cores import available_cores
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.copy.copier import Copier
@@ -139,7 +139,7 @@ def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes) -> Publ
 
 def _upkeep_jobs(context: SessionContext, indexes: KeyIndexes) -> tuple[Job, ...]:
     settings, observer = context.settings, context.observer
-    workers = conversion_workers(os.cpu_count() or 1)
+    workers = conversion_workers(available_cores())
     return (
         ConvertDeletesJob(settings.convert_rows, settings.convert_age, workers, observer),
         MergeJob(settings.merge_bytes, indexes.packing, observer),
