@@ -23,6 +23,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from mirror_pump.errors import ConnectionLost, SourceError, UnsendableRow
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.source.connect import as_source_error, replication_connect
+from mirror_pump.source.stream.timelines import read_timeline
 
 XLOG_HEADER_BYTES = 25
 """'w', and three 8-byte numbers: start of the data, end of the WAL, the server's clock. The payload follows."""
@@ -102,15 +103,18 @@ class ReplicationStream:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
 
     @classmethod
-    def start(cls, dsn: str, slot: str, publication: str, start_lsn: Lsn) -> Self:
+    def start(cls, dsn: str, slot: str, publication: str, start_lsn: Lsn, *, timeline: int | None = None) -> Self:
         """Connects and starts streaming transactions that end after `start_lsn`.
 
         The server begins at the later of `start_lsn` and the slot's confirmed position. ConnectionLost (worth a retry)
         when the server cannot be reached or another walsender holds the slot for longer than one whose pump is gone, or
-        has begun again, takes to let go; SourceError when the slot or the publication cannot be used.
+        has begun again, takes to let go; SourceError when the slot or the publication cannot be used. ConnectionLost
+        also if the server does not write `timeline`: with several servers in the DSN, it may be a former primary.
         """
         connection = replication_connect(dsn)
         try:
+            if timeline is not None:
+                _require_timeline(connection, timeline)
             return cls.on(connection, slot, publication, start_lsn)
         except BaseException:
             connection.finish()
@@ -285,6 +289,15 @@ class ReplicationStream:
         return ConnectionLost(
             f"the server ended the stream from slot {self._slot}, as it does when it shuts down",
             "mirror-pump connects again by itself",
+        )
+
+
+def _require_timeline(connection: PGconn, timeline: int) -> None:
+    present = read_timeline(connection)
+    if present != timeline:
+        raise ConnectionLost(
+            f"the stream leads to a server with timeline {present}, and the session to one with timeline {timeline}",
+            "mirror-pump tries again by itself; stop the former primary",
         )
 
 
