@@ -18,6 +18,7 @@ from mirror_pump.cli.commands import (
     maintain,
     policy,
     reader,
+    reconcile,
     register,
     retain,
     run,
@@ -106,6 +107,7 @@ for _module in (
     maintain,
     policy,
     retain,
+    reconcile,
     doctor,
     config,
 ):

@@ -92,6 +92,7 @@ _ROOMS = {
         "verify": {"duckdb", "status"},
         "reads": {"setup", "duckdb", "status", "verify"},
         "doctor": {"setup", "duckdb", "status"},
+        "reconcile": {"verify"},
     },
     "cli": {"terminal": set[str](), "arguments": {"terminal"}, "commands": {"terminal", "arguments"}},
 }
