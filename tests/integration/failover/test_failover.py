@@ -337,7 +337,10 @@ def _heal_restored(mirror: Mirror, server: EmbeddedPostgres, published: int) -> 
     assert_right(after)
 
 
-@pytest.mark.parametrize("slot_survives", [True, False], ids=["with the slot", "without it"])
+@pytest.mark.parametrize(
+    "slot_survives",
+    [pytest.param(True, id="with the slot"), pytest.param(False, id="without it", marks=pytest.mark.soak)],
+)
 def test_a_server_that_was_restored_on_its_own_timeline(template: Path, warehouse: str, slot_survives: bool) -> None:
     """A copy of the files, taken earlier, with the same identity and timeline: positions mean something else now."""
     with directories() as root, copied(template, root / "primary", {}) as primary:
