@@ -78,8 +78,8 @@ def _verified(database: Database, slot: str, publication: str, warehouse: str) -
 
 
 def _explained(database: Database, table: str) -> str:
-    """What the lake has of the table now: its snapshots and files, and how many rows are read when it is read again. So
-    a difference that is seen once tells whether files are wrong or were read wrongly."""
+    """The table's present snapshots and files, and the number of rows that a second read finds. This tells whether the
+    files are wrong or were read wrongly."""
     try:
         location = metadata_location(database.dsn, table)
     except LookupError as error:

@@ -16,7 +16,7 @@ ON CONFLICT (slot_name) DO UPDATE
        system_identifier = excluded.system_identifier, timeline = excluded.timeline;
 
 -- name: drop_slot
--- Slots belong to the whole server: another database may have got a slot of this name.
+-- Slots belong to the whole server: another database may have a slot of this name by now.
 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
  WHERE slot_name = %(slot)s AND database = current_database();
 

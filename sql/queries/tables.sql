@@ -3,7 +3,7 @@
 -- name: select
 -- All columns of mirrored tables. The program appends a condition.
 SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn,
-       m.born_sequence AS data_sequence_number, m.generation,
+       m.start_sequence AS data_sequence_number, m.generation,
        m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, '') AS shape, m.excluded,
        coalesce(m.dropped_rows, '[]') AS dropped_rows,
        t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
@@ -28,7 +28,7 @@ VALUES (%s, %s, %s, NULL, %s);
 
 -- name: mirror
 INSERT INTO modak.mirror_tables
-       (table_id, slot_name, state, start_lsn, born_sequence, generation, live_after_lsn, columns, key, lake_table,
+       (table_id, slot_name, state, start_lsn, start_sequence, generation, live_after_lsn, columns, key, lake_table,
         location, next_field_id, excluded, shape)
 VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, modak.mirror_shape(%s::bigint::oid));
 

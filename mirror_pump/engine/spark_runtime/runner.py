@@ -78,8 +78,8 @@ class SparkTaskRunner:
         try:
             runner.warm_up(slots)
         except BaseException:
-            # A signal that interrupts a call to Java leaves its answer unread. The next call takes it for its own and
-            # may fail in any way. That does not matter: this process ends now, and Java with it.
+            # A signal that interrupts a call to Java leaves the answer unread. The next call mistakes it for its own
+            # answer and may fail in any way. That does not matter: this process ends now, and Java with it.
             with suppress(Exception):
                 runner.close()
             raise

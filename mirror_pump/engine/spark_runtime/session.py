@@ -76,8 +76,8 @@ def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[s
 
 
 def end_java() -> None:
-    """Ends the Java process of this process, after its Spark was stopped; it would keep its heap until we end. The next
-    spark_session() starts a new one."""
+    """Ends this process's JVM after Spark was stopped, since it would keep its heap as long as this process runs. The
+    next spark_session() starts a new one."""
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
 
@@ -110,8 +110,8 @@ def _launch_jvm(settings: SparkSettings, conf: Mapping[str, str]) -> None:
         gateway = launch_gateway(launched, {"stdout": output, "stderr": output})
     SparkContext._ensure_initialized(gateway=gateway)
     for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
-        # It would print a traceback when the JVM ends first, for example by a SIGTERM to all processes of a service.
-        # Callers that wait for the JVM notice that anyway.
+        # py4j would print a traceback if the JVM ended first, for example by a SIGTERM to all processes of a service.
+        # Callers that wait for the JVM notice its end anyway.
         server.handle_error = lambda *_: None
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mirror_pump.errors import FileDamaged, MirrorPumpError
+from mirror_pump.errors import FileDamaged, MirrorPumpError, one_line_of
 from mirror_pump.lake.storage import StorageOptions, local_path, open_input
 
 _FORMAT = re.compile(
@@ -61,7 +61,7 @@ def decoding(location: str, kind: str) -> Iterator[None]:
 
 
 def _damaged(location: str, kind: str, error: Exception) -> FileDamaged:
-    detail = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
+    detail = one_line_of(error)[:_SHOWN] or type(error).__name__
     return FileDamaged(
         f"{location} is damaged: it is not {kind}: {detail}",
         "restore this file from a backup, or unregister the table and register it again, which copies it again",

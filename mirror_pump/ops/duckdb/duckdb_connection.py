@@ -6,7 +6,7 @@ import importlib.resources
 from typing import TYPE_CHECKING
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import LakeError, UsageError
+from mirror_pump.errors import LakeError, UsageError, one_line_of
 from mirror_pump.quoting import literal
 
 if TYPE_CHECKING:
@@ -44,11 +44,6 @@ def open_duckdb() -> duckdb.DuckDBPyConnection:
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET disabled_optimizers = 'statistics_propagation'")
     return connection
-
-
-def duckdb_message(error: Exception) -> str:
-    """Return DuckDB's error message on one line."""
-    return " ".join(str(error).split())
 
 
 def _load(connection: duckdb.DuckDBPyConnection, extension: str) -> None:
@@ -100,6 +95,6 @@ def reach_storage(connection: duckdb.DuckDBPyConnection, settings: Settings) -> 
         connection.execute(f"CREATE SECRET ({', '.join(options)})")
     except duckdb.Error as error:
         raise LakeError(
-            f"DuckDB cannot read the lake in S3: {duckdb_message(error)}",
+            f"DuckDB cannot read the lake in S3: {one_line_of(error)}",
             "give the storage's access key and secret key, or set them up for AWS's own tools",
         ) from error

@@ -116,8 +116,8 @@ def _duckdb(settings: Settings, conninfo: str, namespace: str, name: str) -> str
     return f"""\
 # Python, with duckdb 1.5 and psycopg. The password is expected in ${PASSWORD}.
 # DuckDB cannot read a JDBC catalog, so each table becomes a view of its metadata file. The views stay at the frontier
-# at which they were made: run open_lake() again for a newer one. With maintenance do so once an hour: it deletes
-# metadata files that are older (metadata_grace_hours in `mirror-pump policy`), and a view of one fails then.
+# at which they were made: run open_lake() again for a newer one. If maintenance runs, do so once an hour: it deletes
+# older metadata files (metadata_grace_hours in `mirror-pump policy`), and a view of a deleted one fails.
 import duckdb
 import psycopg
 
@@ -170,9 +170,9 @@ def _pyiceberg(settings: Settings, access: LibpqAccess, namespace: str, name: st
     properties |= {key: value for key, value in storage.items() if value is not None}
     return f"""\
 # Python, with pyiceberg[sql-postgres,pyarrow] and psycopg. The password of {access.user} is expected in ${PASSWORD}.
-# pyiceberg 0.12 refuses snapshots with equality deletes. The mirror writes these for tables whose key index is beyond
-# --index-memory, and while a compaction runs, and turns them into position deletes. So this reads the newest snapshot
-# that has none: mostly the present one, an older one as long as such deletes keep coming.
+# pyiceberg 0.12 refuses snapshots with equality deletes. The mirror writes these for tables whose key index exceeds
+# --index-memory, and while a compaction runs, and later converts them to position deletes. So this reads the newest
+# snapshot that has none: usually the current one, but an older one while such deletes keep coming.
 from datetime import datetime
 
 from pyiceberg.catalog import load_catalog
@@ -183,9 +183,9 @@ readable, copying, frontier = [], False, None
 for snapshot in sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number):
     summary = snapshot.summary
     if summary.get("{ARCHIVE_CUT_LINE}") is not None:
-        continue  # Of the branch `cold`, for heap retention: it holds a part of the rows.
-    # Until a table is copied, its snapshots hold a part of the rows. One that only exchanges files leaves the frontier
-    # as it was.
+        continue  # It belongs to the branch `cold` (heap retention), which holds only a part of the rows.
+    # Until a table is copied, its snapshots hold only a part of the rows. A snapshot that only rewrites files keeps the
+    # frontier of the one before it.
     if summary.get("{COPYING_PROPERTY}") or snapshot.parent_snapshot_id is None:
         copying, frontier = True, None
     if summary.get("{FRONTIER_PROPERTY}"):
@@ -193,7 +193,7 @@ for snapshot in sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence
     if not copying and int(summary.get("total-equality-deletes") or 0) == 0:
         readable.append((snapshot, frontier))
 if copying:
-    raise SystemExit("the table is still being copied: `mirror-pump status` shows how far it is")
+    raise SystemExit("the table is still being copied: `mirror-pump status` shows its progress")
 if not readable:
     raise SystemExit("every snapshot has equality deletes: give the pump more --index-memory, or read with Spark")
 newest, frontier = readable[-1]

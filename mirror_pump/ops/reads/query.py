@@ -1,6 +1,6 @@
 """`mirror-pump sql`: runs one statement on an embedded DuckDB. Each mirrored table that it names is a view there.
 
-The mode decides as of what the tables of a statement are read. Everything it reads is pinned until the statement ends:
+The mode decides which state of the tables a statement reads. That state is pinned until the statement ends:
 
 - seam (the default): tables with heap retention are read whole, as the database held them in one database snapshot P
   (see mirror_pump/source/catalog/consistent_snapshot.py). The other tables come from the lake, all at one frontier,
@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import FileMissing, TableError, UsageError
+from mirror_pump.errors import FileMissing, TableError, UsageError, one_line_of
 from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId, TableName, TableState, format_lsn
-from mirror_pump.ops.duckdb.duckdb_connection import duckdb_message, open_duckdb, reach_storage
+from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.missing_files import explain_failed_read
 from mirror_pump.ops.reads.hybrid_reads import hybrid_reads
 from mirror_pump.ops.reads.table_reads import (
@@ -140,7 +140,7 @@ def _tables(settings: Settings, connection: duckdb.DuckDBPyConnection, statement
             explained = _explained(explained)
         used = connection.get_table_names(explained, qualified=True)
     except duckdb.Error as error:
-        raise UsageError(f"DuckDB cannot read the statement: {duckdb_message(error)}") from error
+        raise UsageError(f"DuckDB cannot read the statement: {one_line_of(error)}") from error
     with (
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-sql") as catalog,
         source_errors("reading the mirrored tables"),
@@ -251,7 +251,7 @@ def plain_reads(
         at = "" if frontier is None else f" {format_lsn(frontier)}"
         warn(
             f"{names}: as of the frontier{at}; the tables with heap retention: as of now. A transaction in between"
-            " shows in these alone (--mode lake: all of them at one frontier)"
+            " is visible in the latter only (--mode lake reads all of them at one frontier)"
         )
     reads = []
     for seam in seams:
@@ -297,11 +297,11 @@ def _past(when: PastPoint, moment: ConsistentSnapshot, storage: StorageOptions, 
     frontier, found = snapshots_at(when, histories, present, time.time_ns() // 1_000_000)
     for name, snapshot_id in found.items():
         moment.pin_also(seams[name].table.table_id, snapshot_id)
-    # Pinned snapshots are not thinned out any more. If a pin came too late, its snapshot is already gone.
+    # Once pinned, a snapshot stays. If a pin came too late, its snapshot is already gone.
     for name, snapshot_id in found.items():
         location = moment.main_now(seams[name].table.table_id)
         if read_metadata(location, storage).snapshot(snapshot_id) is None:
-            raise TableError(f"the history of {name} was thinned out this moment", "try again")
+            raise TableError(f"the history of {name} was thinned out during the read", "try again")
     warn(f"read at frontier {format_lsn(frontier)}")
     return [lake_read(seam, LakeSide(seam.main_location, found[name], None), storage) for name, seam in seams.items()]
 

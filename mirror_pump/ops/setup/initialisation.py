@@ -36,8 +36,8 @@ from sql import queries
 _SQL = queries("init")
 
 PROBE = ".mirror-pump-init"
-"""A file that is written to the warehouse and removed, so that an unwritable warehouse fails here, not in the first
-batch."""
+"""A file that is written to the warehouse and removed, so that an unwritable warehouse fails here and not during the
+first batch."""
 
 Say = Callable[[str], None]
 
@@ -144,8 +144,8 @@ def _triggers(connection: PgConnection, say: Say) -> None:
         say("event triggers: schema changes are followed where they happen")
     else:
         say(
-            "warning: this role may not create event triggers (a superuser may): schema changes are found within"
-            " seconds instead, and tables copied again where they cannot be followed"
+            "warning: this role may not create event triggers (a superuser may). The pump finds schema changes within"
+            " seconds instead, and copies a table again if it cannot follow its change"
         )
 
 
@@ -236,8 +236,8 @@ def _send_generated(connection: PgConnection, settings: Settings, say: Say) -> N
         shedding = [table.name for table in concerned if table.sheds]
         if shedding:
             say(
-                f"warning: stored generated columns stay left out: {', '.join(shedding)} would need them in old rows,"
-                " which the heap sheds; unregister it, run init again, then register it"
+                f"warning: stored generated columns are still not mirrored: {', '.join(shedding)} would need them in"
+                " old rows, which have left the heap; unregister it, run init again, then register it"
             )
             return
         altered = altered_tables(connection, settings.slot)

@@ -34,7 +34,7 @@ _SQL = queries("status")
 
 _WAITS = "it is copied again once the transactions that wrote to it before have ended"
 
-_KEYLESS = "it has no key: give it one, and it is copied again by itself"
+_KEYLESS = "it has no key: give it one, and the pump copies it again"
 
 
 class StatusReader:
@@ -61,8 +61,8 @@ class StatusReader:
         return self._read(read_files=True)
 
     def read_catalog(self) -> MirrorStatus:
-        """Like `read`, but without an access to the storage: tables that were committed to since the last `read` have
-        no `content` and no `maintenance`. It costs a few queries, however many tables change all the time."""
+        """Like `read`, but without access to the storage: tables that were committed to since the last `read` have no
+        `content` and no `maintenance`. It costs a few queries, however many tables change."""
         return self._read(read_files=False)
 
     def _read(self, *, read_files: bool) -> MirrorStatus:

@@ -12,6 +12,7 @@ from mirror_pump.errors import ConnectionLost, SourceError
 from mirror_pump.model import Lsn, MirroredTable, TableId, format_lsn
 from mirror_pump.pipeline.copy.copier import Copier
 from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.shared_connection import SharedConnection
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.index_builder import IndexBuilder
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
@@ -20,6 +21,7 @@ from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
 from mirror_pump.pipeline.retention.fold import Folder
 from mirror_pump.pipeline.retention.partition_shedding import PartitionShedding
 from mirror_pump.pipeline.schema.column_fill import FillJob
+from mirror_pump.pipeline.schema.decisions import SchemaChangeDecision
 from mirror_pump.pipeline.schema.publication_changes import copy_altered
 from mirror_pump.pipeline.schema.schema_watcher import SchemaWatcher, decide_from_note
 from mirror_pump.pipeline.session.history import follow, record_timeline, unusable_after_failover
@@ -33,7 +35,7 @@ from mirror_pump.pipeline.upkeep.upkeep_threads import Upkeep, conversion_worker
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.relations.change_notes import note_reader
+from mirror_pump.source.relations.change_notes import Note, note_reader
 from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.replication_stream import ReplicationStream
 from mirror_pump.source.stream.slot import (
@@ -80,16 +82,13 @@ def start_services(
     the slot or the publication is not what the mirror needs, HistoryDiverged when the server's history is not.
     """
 
-    def opened() -> PgConnection:
-        connection = context.connect()
-        closing.callback(connection.close)
-        return connection
-
-    connection = opened()
+    connection = context.connect()
+    closing.callback(connection.close)
     publication, applied, timeline = _checked_slot(connection, context, run_state)
     publisher = _publisher(context, epoch, indexes, timeline)
     closing.callback(publisher.close)
-    lookups = opened()
+    lookups = SharedConnection(context.connect)
+    closing.callback(lookups.close)
     source = StreamSource(
         open_stream=lambda lsn: ReplicationStream.start(context.dsn, context.slot, publication, lsn, timeline=timeline),
         start=applied,
@@ -101,12 +100,14 @@ def start_services(
         lookup=partial(_registered, lookups),
         mirrored=partial(_mirrored, lookups, context.slot),
         read_note=note_reader(connection, lambda xid: context.observer(Step.NOTE_REFUSED, xid=xid)),
-        decide=partial(decide_from_note, lookups),
+        decide=partial(_decision, lookups),
     )
     receiver = Receiver(context, source, indexes.packing, unpublished_files)
-    copier = Copier(context, epoch)
-    upkeep = Upkeep(context, _upkeep_jobs(context, indexes))
-    folder = Folder(context, indexes)
+    shared = SharedConnection(context.connect)
+    closing.callback(shared.close)
+    copier = Copier(context, shared, epoch)
+    upkeep = Upkeep(context, shared, _upkeep_jobs(context, indexes))
+    folder = Folder(context, shared, indexes)
     builder = IndexBuilder(context.runner, context.inbox)
     indexes.attach(builder, context.observer)
     # This runs before anything is received: for these tables, the stream does not continue what is in the lake.
@@ -124,7 +125,7 @@ def start_services(
         publisher.missing,
         context.settings.limits.completion_part_bytes,
     )
-    lake_watch = LakeWatch(context)
+    lake_watch = LakeWatch(context, shared)
     for thread in (receiver, copier, upkeep, folder, builder, watcher, retention, listener, lake_watch):
         thread.start()
         closing.callback(thread.stop)
@@ -219,13 +220,20 @@ def _checked_slot(connection: PgConnection, context: SessionContext, run_state: 
     return row.publication_name, row.applied_lsn, followed.timeline
 
 
-def _registered(connection: PgConnection, relation_id: int) -> MirroredTable | None:
-    table = load_table(connection, TableId(relation_id))
+def _registered(lookups: SharedConnection, relation_id: int) -> MirroredTable | None:
+    with lookups.use() as connection:
+        table = load_table(connection, TableId(relation_id))
     return None if table is None or table.state.has_ended else table
 
 
-def _mirrored(connection: PgConnection, slot: str) -> list[TableId]:
-    rows = connection.execute(_SQL["not_failed"], {"slot": slot}).fetchall()
+def _decision(lookups: SharedConnection, table: MirroredTable, note: Note) -> SchemaChangeDecision:
+    with lookups.use() as connection:
+        return decide_from_note(connection, table, note)
+
+
+def _mirrored(lookups: SharedConnection, slot: str) -> list[TableId]:
+    with lookups.use() as connection:
+        rows = connection.execute(_SQL["not_failed"], {"slot": slot}).fetchall()
     return [TableId(table_id) for (table_id,) in rows]
 
 

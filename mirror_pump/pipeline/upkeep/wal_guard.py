@@ -24,7 +24,7 @@ from mirror_pump.pipeline.upkeep.database_watch import database_watch
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.slot import copy_again, drop_slot
-from mirror_pump.source.stream.wal_room import WalRoom, growth, read_wal_room
+from mirror_pump.source.stream.wal_room import WalRoom, read_wal_room, seconds_to_invalidation
 from sql import queries
 
 _SQL = queries("wal_guard")
@@ -101,11 +101,11 @@ class WalGuard:
             self._forget()
             return
         self._add(sample)
-        left = self._seconds_left(sample)
+        left = self._seconds_to_invalidation(sample)
         if left is not None and left < self._settings.wal_warn_within:
             self._report(
                 "short",
-                seconds_left=round(left),
+                seconds_to_invalidation=round(left),
                 retained_bytes=sample.retained_bytes,
                 policy=self._settings.wal_guard,
                 **({"error": trouble.error} if trouble.error else {}),
@@ -140,12 +140,12 @@ class WalGuard:
         while len(self._samples) > 1 and _age(self._samples[1], sample) >= self._settings.limits.wal_guard_window:
             self._samples.popleft()
 
-    def _seconds_left(self, sample: WalRoom) -> float | None:
+    def _seconds_to_invalidation(self, sample: WalRoom) -> float | None:
         """Seconds until the slot has no room left at its present growth. None if it does not grow, has no limit, or has
         not been watched for a window yet."""
         if _age(self._samples[0], sample) < self._settings.limits.wal_guard_window:
             return None
-        return seconds_left(self._samples[0], sample, self._settings.wal_guard_bytes)
+        return seconds_to_invalidation(self._samples[0], sample, sample.room(self._settings.wal_guard_bytes))
 
     def _report(self, what: str, **details: object) -> None:
         """Report a shortage, unless the same was reported within the hour."""
@@ -268,15 +268,6 @@ class GuardedTable:
     @property
     def name(self) -> TableName:
         return TableName(self.schema_name, self.table_name)
-
-
-def seconds_left(first: WalRoom, last: WalRoom, limit: int) -> float | None:
-    """Seconds until a slot has no room left, if the WAL that it keeps goes on growing as between two moments. None if
-    it does not grow, or has no limit. `limit`: bytes that it may keep, besides max_slot_wal_keep_size; 0 for none."""
-    grown = growth(first, last)
-    if grown is None or not grown.bytes_per_second:
-        return None
-    return grown.lasts(last.room(limit))
 
 
 def holding_table(

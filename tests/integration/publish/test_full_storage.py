@@ -1,6 +1,6 @@
-"""Storage that runs full, the lake's, Spark's or the server's: said clearly, nothing lost, nothing half done or left.
+"""Full storage, of the lake, Spark or the server: reported clearly, nothing lost, half done or left behind.
 
-The file systems are real ones: small tmpfs mounts, which take a machine that lets us mount.
+The file systems are real: small tmpfs mounts, which require the permission to mount.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BALLOON = "balloon"
 
 @contextmanager
 def mounted(directory: Path, size: str, *, owner: str = "") -> Iterator[Callable[[str], None]]:
-    """A tmpfs on `directory` for the time of the block; yields what gives it another size."""
+    """A tmpfs on `directory` within the block. Yields a function that changes its size."""
 
     def mount(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["mount", *arguments, str(directory)], capture_output=True, text=True, check=False)
@@ -53,7 +53,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(directory: Path, left: int) -> Path:
-    """A file that leaves so many bytes of the file system free."""
+    """A file that leaves that many bytes of the file system free."""
     balloon = directory / _BALLOON
     with balloon.open("wb") as file:
         while (free := free_bytes(directory)) > left:
@@ -74,13 +74,13 @@ def files(directory: Path) -> set[str]:
 
 
 def await_referenced(directory: Path, mirror: Mirror, *tables: str) -> None:
-    """Returns once no file is without a reference, and none missing. Tasks that a pump abandons remove theirs when they
-    end."""
+    """Returns once every file is referenced and none is missing. Tasks that a pump abandons remove their files when
+    they end."""
     await_true(lambda: files(directory) == referenced(mirror, *tables), 30, "what is there is what is referred to")
 
 
 def last_retry(steps: Steps) -> tuple[str, str]:
-    """Error and remedy of the pump's last new try."""
+    """Error and remedy of the pump's last retry."""
     error, remedy = (steps.details(Step.RETRYING, name)[-1] for name in ("error", "remedy"))
     return str(error), str(remedy)
 
@@ -103,7 +103,8 @@ def referenced(mirror: Mirror, *tables: str) -> set[str]:
 
 @pytest.fixture
 def two(small: Path, database: Database, runner: TaskRunner) -> Mirror:
-    """Two live tables of a few rows, whose lake has 6 MB. That is there before the database, and after it."""
+    """Two live tables of a few rows, whose lake has 6 MB. The lake is created before the database and removed after
+    it."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "CREATE TABLE u (id int PRIMARY KEY, v text)",
@@ -135,7 +136,7 @@ def test_a_transaction_that_the_lake_has_no_room_for(two: Mirror, small: Path) -
         assert "no space left to write" in error
         assert str(small) in error
         assert "make room" in remedy
-        # Nothing of the transaction is to be seen, and what was written of it does not keep the storage full.
+        # Nothing of the transaction is visible, and its files do not keep the storage full.
         assert two.frontier() < database.lsn()
         assert (two.lake("public.t"), two.lake("public.u")) == (rows, two.lake("public.u"))
         assert "with it" not in str(two.lake("public.u"))
@@ -150,12 +151,12 @@ def test_a_transaction_that_the_lake_has_no_room_for(two: Mirror, small: Path) -
 
 
 def test_a_lake_that_gets_full_between_data_and_metadata(two: Mirror, small: Path) -> None:
-    """And a pump that is started again, instead of one that goes on."""
+    """Here a pump is started again, instead of one that continues."""
     database = two.database
 
     def take_the_rest(step: Step, _details: dict[str, object]) -> None:
         if step is Step.WRITTEN:
-            # Some bytes are left: a write takes a part of what it is given, and says nothing.
+            # Some bytes are left: a write accepts a part of its data, and reports no error.
             fill(small, 6000)
 
     steps = Steps(take_the_rest)
@@ -217,7 +218,7 @@ def test_sparks_own_files(small: Path, spark: SparkSession, monkeypatch: pytest.
 
 
 def test_a_server_that_has_no_room_to_decode(database: Database, warehouse: str, runner: TaskRunner) -> None:
-    """It keeps what a large transaction changes in files of the slot's, until it sees the commit."""
+    """It keeps a large transaction's changes in files of the slot until it sees the commit."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         f"ALTER DATABASE \"{database.name}\" SET logical_decoding_work_mem = '64kB'",
