@@ -106,10 +106,11 @@ UPDATE modak.mirror_tables
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state NOT IN ('waiting', 'copying', 'filling');
 
 -- name: follows
--- Whether the mirror continues on this server: the slot is there, and the timeline is the one that was published on. Otherwise
--- the database may be a restored copy, whose catalog does not know the files of the original.
+-- Whether the mirror continues on this server: the slot is there and not ahead of the catalog, and the timeline is the one that
+-- was published on. Otherwise the database, or schema modak, may have been restored, and the catalog does not know all files.
 SELECT s.timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int
-       AND EXISTS (SELECT FROM pg_replication_slots r WHERE r.slot_name = s.slot_name)
+       AND EXISTS (SELECT FROM pg_replication_slots r WHERE r.slot_name = s.slot_name
+                      AND r.confirmed_flush_lsn <= '0/0'::pg_lsn + s.applied_lsn)
   FROM modak.mirror_slots s WHERE s.slot_name = %(slot)s;
 
 -- name: published

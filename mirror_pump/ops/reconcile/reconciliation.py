@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import ConnectionLost, SourceError
+from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
+from mirror_pump.lake.contents.newer_metadata import NewerMetadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_lsn
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
@@ -25,9 +26,18 @@ from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.table_changes import TableChange
 from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
-from mirror_pump.pipeline.session.history import LostPublish, describe_loss, lost_publishes, record_timeline
+from mirror_pump.pipeline.session.history import record_timeline
+from mirror_pump.pipeline.session.lost_publishes import (
+    CatalogPosition,
+    LostPublishes,
+    describe_loss,
+    is_lost,
+    lost_publishes,
+    read_position,
+)
 from mirror_pump.source.catalog.tables import load_tables
 from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.retention.partitions import read_attached
 from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.consistent_point import ConsistentPoint
 from mirror_pump.source.stream.leader import Leader
@@ -116,8 +126,9 @@ def reconcile(
     """Make the mirror continue on the server's present history.
 
     `say` is called with one line for each thing that is found or done, `engine` compares all tables. Raises NotLeader
-    while a pump leads, SourceError if this is another cluster or the publication is not what the mirror needs, and
-    LakeError if the storage does not answer. After an error it can be repeated.
+    while a pump leads, SourceError if this is another cluster or the publication is not what the mirror needs,
+    HistoryDiverged if rows that left the heap could be lost, and LakeError if the storage does not answer. After an
+    error it can be repeated.
     """
     dsn, slot = settings.require_dsn(), settings.slot
     with (
@@ -129,19 +140,23 @@ def reconcile(
         check_identity(connection, slot, SystemIdentity(row.system_identifier, row.timeline, row.database_name))
         check_publication(connection, row.publication_name)
         history = read_timelines(dsn)
-        lost = _lost(connection, settings, row, history)
+        position = read_position(connection, slot)
+        found = _lost(connection, settings, position, history)
+        lost = _described(found, row, history)
         if lost is not None:
             say(lost)
+        if history.timeline == row.timeline:
+            _refuse_loss_of_rows(connection, position, found)
         unusable = _unusable(connection, slot, row.applied_lsn)
         if unusable is None:
-            record_timeline(connection, slot, history.timeline)
+            record_timeline(connection, slot, history.timeline, found.modified)
             say(f"slot {slot}: kept; it continues from frontier {format_lsn(row.applied_lsn)}")
             return Reconciled(history.timeline, row.timeline, lost, "kept", row.applied_lsn, ())
         say(f"slot {slot}: made again, because {unusable}; this waits for the transactions that are open now")
         drop_slot(connection, slot)
         with ConsistentPoint(dsn, slot, _POINT_TIMEOUT, temporary=False) as point:
             # A crash from here on leaves a slot ahead of the frontier, which every pump refuses.
-            record_timeline(connection, slot, history.timeline)
+            record_timeline(connection, slot, history.timeline, found.modified)
             say(f"slot {slot}: made at {point}; every table is compared with the heap at that position")
             reasons = _compared(connection, settings, point, engine, observe)
         tables = _publish(connection, settings, leader.epoch, history.timeline, point.lsn, reasons)
@@ -151,26 +166,56 @@ def reconcile(
 
 
 def _lost(
-    connection: PgConnection, settings: Settings, row: _RecordedMirrorRow, history: TimelineHistory
-) -> str | None:
+    connection: PgConnection, settings: Settings, position: CatalogPosition, history: TimelineHistory
+) -> LostPublishes:
     """What the lake has shown and the server no longer has. On the recorded timeline nothing says where the history
-    was left: then whatever the catalog does not know counts, if the slot is gone."""
+    was left: then whatever is beyond the catalog's frontier counts."""
     storage = StorageOptions(settings.storage_properties)
-    if history.has_ended(row.timeline):
-        lost = lost_publishes(connection, settings.slot, storage, history.ends[row.timeline])
-        return describe_loss(lost, row.timeline, history, row.applied_lsn) if lost else None
-    return _newer(lost_publishes(connection, settings.slot, storage, row.applied_lsn), row.applied_lsn)
+    left = history.timeline != position.timeline
+
+    def wanted(state: NewerMetadata) -> bool:
+        if left:
+            return is_lost(state.promise, history, position.timeline)
+        return state.frontier > position.applied or state.promise.timeline != position.timeline
+
+    return lost_publishes(connection, settings.slot, storage, wanted, accepted=position.accepted, cut_lines=not left)
 
 
-def _newer(newer: Sequence[LostPublish], applied: Lsn) -> str | None:
-    if not newer:
+def _described(lost: LostPublishes, row: _RecordedMirrorRow, history: TimelineHistory) -> str | None:
+    if not lost.tables:
         return None
-    newest = max(newer, key=lambda publish: publish.metadata.frontier)
+    if history.has_ended(row.timeline):
+        return describe_loss(lost.tables, row.timeline, history, row.applied_lsn)
+    newest = max(lost.tables, key=lambda publish: publish.metadata.frontier)
     return (
         f"the lake has metadata up to frontier {format_lsn(newest.metadata.frontier)}, of {newest.table} for instance"
-        f" ({newest.metadata.location}), and the catalog knows {format_lsn(applied)}. If the database was restored,"
-        " readers may have seen commits that it no longer has; if a pump was killed, the files were never published"
+        f" ({newest.metadata.location}), and the catalog knows {format_lsn(row.applied_lsn)}. If the database was"
+        " restored, readers may have seen commits that it no longer has; if a pump was killed, the files were never"
+        " published"
     )
+
+
+def _refuse_loss_of_rows(connection: PgConnection, position: CatalogPosition, lost: LostPublishes) -> None:
+    """Raise HistoryDiverged if files that the catalog does not know may be the only copy of rows: partitions left the
+    heap after the moment to which the catalog went back, and the heap did not go back with it.
+
+    A slot ahead of the catalog shows that: it goes back only with the server's files. Without a slot, a heap that went
+    back has the partitions that left it since.
+    """
+    for publish in lost.tables:
+        if publish.metadata.cut_line is None:
+            continue
+        heap_stayed = position.acknowledged > position.applied
+        cut = publish.moved_cut_line
+        ends = {attached.hi for attached in read_attached(connection, publish.table_id)}
+        if heap_stayed or (not position.acknowledged and cut is not None and cut not in ends):
+            raise HistoryDiverged(
+                f"{publish.table} has heap retention, and its catalog went back to frontier"
+                f" {format_lsn(position.applied)}, but its heap did not: rows that have left the heap since may be"
+                f" only in {publish.metadata.location}. Nothing was changed",
+                "restore the database as a whole, or a newer copy of schema modak. If neither exists, save the rows"
+                " from that file first (`iceberg_scan('...')` in DuckDB). Run no maintenance until then",
+            )
 
 
 def _unusable(connection: PgConnection, slot: str, applied: Lsn) -> str | None:

@@ -48,6 +48,10 @@ _LEADER_HANGS = (
     "Nothing for the mirror: this pump leads now, and the other one can publish nothing. Find out why the other one "
     "hangs: its process is stopped, its machine overloaded, or its network cut off from the database."
 )
+_UNKNOWN_METADATA = (
+    "Nothing if a pump was killed: it had not published the file. If the database, or its schema modak, was restored, "
+    "readers may have seen this last publish: tell them, and compare all tables by `mirror-pump verify`."
+)
 _CATCH_UP = (
     "Find out why the slot does not move: `mirror-pump status` names the error, or the open transaction. Meanwhile "
     "raise max_slot_wal_keep_size if the server's disk has room."
@@ -92,6 +96,8 @@ class Step(StrEnum):
     FAILOVER_FOLLOWED = "failover-followed", Level.INFO
     """The server was promoted since the last publish, and lacks nothing that readers have seen. The pump continues on
     its timeline."""
+    METADATA_UNKNOWN = "metadata-unknown", Level.WARNING, _UNKNOWN_METADATA
+    """At the start of a process: the lake has a metadata file beyond the frontier that the catalog does not know."""
     STREAMING = "streaming", Level.INFO
     RECEIVED = "received", Level.DEBUG
     """A batch was received up to its last commit. `receive` is the Period of its reception."""

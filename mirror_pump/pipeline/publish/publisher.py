@@ -168,7 +168,7 @@ class Publisher:
         self._staged = staged
         self.missing = MissingFiles(storage, self._stored_tables)
         """Decides what missing lake files mean."""
-        self._stager = Stager(storage, indexes, self._left_to_the_lake, self.missing)
+        self._stager = Stager(storage, indexes, self._left_to_the_lake, self.missing, timeline)
         self._applied = Lsn(0)
         self._publish_id = 0
         self.may_have_landed = False

@@ -24,7 +24,7 @@ from mirror_pump.pipeline.schema.column_fill import FillJob
 from mirror_pump.pipeline.schema.decisions import SchemaChangeDecision
 from mirror_pump.pipeline.schema.publication_changes import copy_altered
 from mirror_pump.pipeline.schema.schema_watcher import SchemaWatcher, decide_from_note
-from mirror_pump.pipeline.session.history import follow, record_timeline, unusable_after_failover
+from mirror_pump.pipeline.session.history import follow, record_timeline, unusable_slot
 from mirror_pump.pipeline.session.listener import Listener
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.stream.batch_application import BatchApplier
@@ -81,7 +81,6 @@ def start_services(
     `epoch` is the epoch of the leadership, and `until` the position where the stream may end. Raises SourceError when
     the slot or the publication is not what the mirror needs, HistoryDiverged when the server's history is not.
     """
-
     connection = context.connect()
     closing.callback(connection.close)
     publication, applied, timeline = _checked_slot(connection, context, run_state)
@@ -188,32 +187,31 @@ def _checked_slot(connection: PgConnection, context: SessionContext, run_state: 
         raise SourceError(f"slot {slot} is not in the catalog", "Run `mirror-pump init` first.")
     identity = SystemIdentity(row.system_identifier, row.timeline, row.database_name)
     check_identity(connection, slot, identity)
-    followed = follow(
-        connection,
-        context.dsn,
-        slot,
-        identity,
-        row.applied_lsn,
-        context.storage,
-        followed=run_state.timeline,
-        published=run_state.published,
-    )
+    followed = follow(connection, context.dsn, slot, context.storage, run_state)
     try:
         check_slot(connection, slot, applied_lsn=row.applied_lsn, identity=None, applied_at=row.applied_at)
     except ConnectionLost:
         raise
     except SourceError as error:
-        if followed.former is None:
-            raise
-        raise unusable_after_failover(error, followed) from error
+        raise unusable_slot(error, followed) from error
     check_publication(connection, row.publication_name)
     if followed.former is not None:
-        record_timeline(connection, slot, followed.timeline)
+        record_timeline(connection, slot, followed.timeline, followed.accepted)
+        # What this process published and the server lost is made again.
+        run_state.published = None
         context.observer(
             Step.FAILOVER_FOLLOWED,
             timeline=followed.timeline,
             former=followed.former,
             left_at=None if followed.left_at is None else format_lsn(followed.left_at),
+            frontier=row.applied_lsn,
+        )
+    for publish in followed.unpublished:
+        context.observer(
+            Step.METADATA_UNKNOWN,
+            table=str(publish.table),
+            metadata=publish.metadata.location,
+            lake_frontier=format_lsn(publish.metadata.frontier),
             frontier=row.applied_lsn,
         )
     run_state.timeline = followed.timeline
