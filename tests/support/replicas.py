@@ -151,6 +151,13 @@ class Replicated:
         self.primary.stop("immediate")
         self.promote()
 
+    def promote_again(self) -> None:
+        """The new primary becomes a standby without a primary, and is promoted once more."""
+        self.standby.stop()
+        (self.standby.directory / "data" / "standby.signal").touch()
+        self.standby.start()
+        self.promote()
+
     def promote(self) -> None:
         """Returns once the standby is a primary."""
         assert self.after.rows("SELECT pg_promote(true, 30)") == [(True,)]

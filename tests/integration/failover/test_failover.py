@@ -223,20 +223,25 @@ def test_commits_that_a_promotion_lost_are_told_and_healed(template: Path, wareh
         assert f"the catalog went back to frontier {format_lsn(Lsn(kept))}" in str(error).replace("The", "the")
         assert shown > kept
         assert "mirror-pump reconcile" in error.remedy
-        # A pump that remembers nothing says the same, and it is there for `status`.
-        assert str(await_error(after.start())) == str(error)
-        ((stored,),) = servers.after.rows("SELECT last_error ->> 'error' FROM modak.mirror_slots")
-        assert stored == str(error)
         # Readers that ask the catalog see nothing of it, and the lost rows can still be read.
         after.assert_equal("public.a", "public.b")
+        # A pump that remembers nothing says the same after one more promotion, when the server's WAL is beyond all
+        # that was published; and it is there for `status`.
+        servers.after.execute("UPDATE a SET n = 3 WHERE id <= 3", "SELECT pg_switch_wal()")
+        servers.promote_again()
+        assert servers.after.lsn() > shown
+        second = str(await_error(after.start()))
+        assert second == str(error).replace("writes timeline 2", "writes timeline 3")
+        ((stored,),) = servers.after.rows("SELECT last_error ->> 'error' FROM modak.mirror_slots")
+        assert stored == second
         location = re.search(r"public\.a \((\S+)\)", str(error))
         assert location is not None
         assert set(read_duckdb(location[1]).column("v").to_pylist()) == {"lost"}
 
         servers.after.execute("UPDATE b SET n = 7 WHERE id <= 10")
         found, lines = healed(after)
-        assert (found.slot, found.timeline, found.former_timeline) == ("kept", 2, 1)
-        assert found.lost == str(error)
+        assert (found.slot, found.timeline, found.former_timeline) == ("kept", 3, 1)
+        assert found.lost == second
         assert lines[0] == found.lost
         with after.pumping() as healthy:
             after.await_frontier()
@@ -281,7 +286,10 @@ def _pump_until_live(mirror: Mirror) -> None:
         mirror.await_frontier()
 
 
-def test_recovery_to_a_point_in_time(template: Path, warehouse: str) -> None:
+@pytest.mark.parametrize(
+    "twice", [pytest.param(False, id="once"), pytest.param(True, id="twice", marks=pytest.mark.soak)]
+)
+def test_recovery_to_a_point_in_time(template: Path, warehouse: str, twice: bool) -> None:
     """Slots are not in a base backup, the catalog is that of the moment, and the lake has gone on."""
     with directories() as root:
         archive = root / "archive"
@@ -309,7 +317,11 @@ def test_recovery_to_a_point_in_time(template: Path, warehouse: str) -> None:
                 30,
                 "the WAL is in the archive",
             )
+        again = copied(restored.directory, root / "again", restored._settings) if twice else None
         _recover(restored, target, lambda server: _heal_restored(mirror, server, published))
+        if again is not None:
+            # The archive knows nothing of the first recovery: this one begins a timeline of the same number.
+            _recover(again, target, lambda server: _refuse_other_history(mirror, server))
 
 
 def _recover(server: EmbeddedPostgres, target: str, then: Callable[[EmbeddedPostgres], None]) -> None:
@@ -337,11 +349,33 @@ def _heal_restored(mirror: Mirror, server: EmbeddedPostgres, published: int) -> 
     assert_right(after)
 
 
+def _refuse_other_history(mirror: Mirror, server: EmbeddedPostgres) -> None:
+    """What was published after the first recovery is not part of the second one's history, whatever its position."""
+    database = Database(server, DATABASE)
+    assert database.rows("SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)") == [("00000002",)]
+    after = moved(mirror.with_options(dsn=Settings(dsn=database.dsn).dsn), database)
+    lost = str(await_error(after.start()))
+    assert "the server lost commits that the lake has shown" in lost
+    location = re.search(r"public\.b \((\S+)\)", lost)
+    assert location is not None
+    assert set(read_duckdb(location[1]).column("v").to_pylist()) == {"after"}
+    assert {table.outcome for table in healed(after)[0].tables} == {"equal"}
+    with after.pumping():
+        after.await_frontier()
+    assert_right(after)
+
+
 @pytest.mark.parametrize(
-    "slot_survives",
-    [pytest.param(True, id="with the slot"), pytest.param(False, id="without it", marks=pytest.mark.soak)],
+    ("slot_survives", "remembers"),
+    [
+        pytest.param(True, False, id="with the slot"),
+        pytest.param(True, True, id="with the slot, while a pump runs", marks=pytest.mark.soak),
+        pytest.param(False, True, id="without it", marks=pytest.mark.soak),
+    ],
 )
-def test_a_server_that_was_restored_on_its_own_timeline(template: Path, warehouse: str, slot_survives: bool) -> None:
+def test_a_server_that_was_restored_on_its_own_timeline(
+    template: Path, warehouse: str, slot_survives: bool, remembers: bool
+) -> None:
     """A copy of the files, taken earlier, with the same identity and timeline: positions mean something else now."""
     with directories() as root, copied(template, root / "primary", {}) as primary:
         database = Database(primary, DATABASE)
@@ -351,13 +385,22 @@ def test_a_server_that_was_restored_on_its_own_timeline(template: Path, warehous
         primary.start()
         steps = Steps()
         pump = mirror.start(steps)
-        database.execute("UPDATE a SET v = 'lost'")
-        mirror.await_frontier()
+        for value in ("lost", "lost as well"):
+            database.execute(f"UPDATE a SET v = '{value}'")
+            published = mirror.await_frontier()
+        if not remembers:
+            pump.stop()
         primary.stop("immediate")
         former.port = primary.port
         with former:
             after = moved(mirror, Database(former, DATABASE))
-            if slot_survives:
+            if not remembers:
+                # It is beyond all that was published, so positions alone say nothing.
+                after.database.rows("SELECT pg_switch_wal()")
+                assert after.database.lsn() > published
+                error = await_error(after.start())
+                assert "the database went back: the lake was published up to" in str(error)
+            elif slot_survives:
                 error = await_error(pump)
                 assert "the database went back" in str(error)
             else:
