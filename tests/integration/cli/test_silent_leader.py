@@ -100,7 +100,14 @@ def pumps(mirror: Mirror, tmp_path: Path) -> Iterator[Pumps]:
     pumps.close()
 
 
-@pytest.mark.parametrize("trouble", [Step.STAGED, pytest.param(Step.PUBLISHED, marks=pytest.mark.soak), "cut off"])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        Step.STAGED,
+        pytest.param(Step.PUBLISHED, marks=pytest.mark.soak),
+        pytest.param("cut off", marks=pytest.mark.soak),
+    ],
+)
 def test_a_standby_takes_over_from_a_leader_that_is_silent(mirror: Mirror, pumps: Pumps, trouble: Step | str) -> None:
     """It is stopped with a commit staged, or one just published; or its network is gone while it goes on working."""
     database = mirror.database

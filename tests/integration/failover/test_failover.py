@@ -153,6 +153,7 @@ def test_a_pump_follows_a_promotion_under_writes(template: Path, warehouse: str)
         assert_right(after)
 
 
+@pytest.mark.soak
 def test_the_slot_is_told_nothing_that_a_standby_could_have_without_its_publish(template: Path, warehouse: str) -> None:
     """A standby that got the changes of a batch but not its publish: its slot must not be ahead of its catalog."""
     # Pumps report their position every third of this time.
@@ -254,6 +255,7 @@ def _doctor(mirror: Mirror) -> tuple[Finding, ...]:
     return examined.findings
 
 
+@pytest.mark.soak
 def test_a_slot_that_was_not_synchronised(template: Path, warehouse: str) -> None:
     """The new primary has no slot: what was written since the frontier is in no stream. Only the table that differs is
     copied again."""
@@ -286,9 +288,8 @@ def _pump_until_live(mirror: Mirror) -> None:
         mirror.await_frontier()
 
 
-@pytest.mark.parametrize(
-    "twice", [pytest.param(False, id="once"), pytest.param(True, id="twice", marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("twice", [pytest.param(False, id="once"), pytest.param(True, id="twice")])
 def test_recovery_to_a_point_in_time(template: Path, warehouse: str, twice: bool) -> None:
     """Slots are not in a base backup, the catalog is that of the moment, and the lake has gone on."""
     with directories() as root:
@@ -365,12 +366,13 @@ def _refuse_other_history(mirror: Mirror, server: EmbeddedPostgres) -> None:
     assert_right(after)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("slot_survives", "remembers"),
     [
         pytest.param(True, False, id="with the slot"),
-        pytest.param(True, True, id="with the slot, while a pump runs", marks=pytest.mark.soak),
-        pytest.param(False, True, id="without it", marks=pytest.mark.soak),
+        pytest.param(True, True, id="with the slot, while a pump runs"),
+        pytest.param(False, True, id="without it"),
     ],
 )
 def test_a_server_that_was_restored_on_its_own_timeline(
