@@ -275,9 +275,7 @@ class Stager:
         # rows are removed.
         if plan.forgets_index or row.rows_dropped:
             self._indexes.forget(request.table.table_id)
-        summary = _frontier_summary(
-            plan, known, frontier if live is None else live, live=live is not None, timeline=self._timeline
-        )
+        summary = _frontier_summary(plan, known, frontier, live, self._timeline)
         with StagedFiles(self._storage) as written:
             encoded = self._encoded(request.table, plan, known, row, written)
             staged = None
@@ -393,15 +391,16 @@ def _committed(known: LakeTable, change: RowDelta, row: Registration) -> StagedC
 
 
 def _frontier_summary(
-    plan: TablePlan, known: LakeTable, frontier: Lsn | None, *, live: bool, timeline: int
+    plan: TablePlan, known: LakeTable, frontier: Lsn | None, live: Lsn | None, timeline: int
 ) -> dict[str, str]:
     """Returns the summary entries about the snapshot's frontier (see the module's invariant)."""
-    if not live and plan.state in (TableState.WAITING, TableState.COPYING):
+    if live is None and plan.state in (TableState.WAITING, TableState.COPYING):
         return {COPYING_PROPERTY: "true"}
-    if not live and plan.state is TableState.FILLING:
+    if live is None and plan.state is TableState.FILLING:
         return {COPYING_PROPERTY: "true", FILLING_PROPERTY: "true"}
-    if frontier is not None:
-        return {FRONTIER_PROPERTY: format_lsn(frontier), TIMELINE_PROPERTY: str(timeline)}
+    promised = frontier if live is None else live
+    if promised is not None:
+        return {FRONTIER_PROPERTY: format_lsn(promised), TIMELINE_PROPERTY: str(timeline)}
     # A commit that moves no frontier keeps the frontier of the previous snapshot.
     former = (FRONTIER_PROPERTY, TIMELINE_PROPERTY)
     return {name: value for name in former if (value := known.summary.get(name)) is not None}

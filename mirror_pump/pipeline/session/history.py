@@ -139,7 +139,7 @@ def _examined(
 def went_back(applied: Lsn, published: Lsn) -> HistoryDiverged:
     """The error for a catalog that was restored on the same timeline."""
     return HistoryDiverged(
-        f"the database went back: this pump has published frontier {format_lsn(published)}, and the catalog says"
+        f"the database went back: this pump has seen frontier {format_lsn(published)}, and the catalog says"
         f" {format_lsn(applied)}. It was restored, and readers may have seen commits that it no longer has",
         RECONCILE,
     )

@@ -13,7 +13,8 @@ class RunState:
 
     frontier: Lsn
     published: Lsn | None = None
-    """The newest frontier that this process has published itself."""
+    """The newest frontier that this process has published, or found in the catalog. A catalog with an older one went
+    back."""
     commits: int = 0
     changes: int = 0
     isolated_transaction: Lsn | None = None

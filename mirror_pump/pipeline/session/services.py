@@ -197,8 +197,6 @@ def _checked_slot(connection: PgConnection, context: SessionContext, run_state: 
     check_publication(connection, row.publication_name)
     if followed.former is not None:
         record_timeline(connection, slot, followed.timeline, followed.accepted)
-        # What this process published and the server lost is made again.
-        run_state.published = None
         context.observer(
             Step.FAILOVER_FOLLOWED,
             timeline=followed.timeline,
@@ -215,6 +213,8 @@ def _checked_slot(connection: PgConnection, context: SessionContext, run_state: 
             frontier=row.applied_lsn,
         )
     run_state.timeline = followed.timeline
+    # After a promotion this may be less than before: what the server lost without harm is made again.
+    run_state.published = row.applied_lsn
     return row.publication_name, row.applied_lsn, followed.timeline
 
 

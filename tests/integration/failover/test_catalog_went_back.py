@@ -10,7 +10,7 @@ import pytest
 
 from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn
+from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.reconcile.reconciliation import Reconciled, reconcile
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
@@ -23,7 +23,7 @@ from mirror_pump.source.stream.leader import Leader
 from mirror_pump.source.stream.replication_stream import ReplicationStream
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
-from mirror_pump.testing.mirror import Mirror, Steps
+from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.events_table import RetentionTables
 from tests.support.kept_catalog import KeptCatalog
@@ -134,6 +134,25 @@ def test_the_last_publish_before_a_restore_is_pointed_out(mirror: Mirror) -> Non
     steps = pump_until_live(mirror, "public.a", "public.b")
     assert steps.details(Step.METADATA_UNKNOWN, "metadata") == [lost]
     assert not pump_until_live(mirror, "public.a", "public.b").count(Step.METADATA_UNKNOWN), "it went past that"
+
+
+def test_a_pump_at_rest_notices_that_its_catalog_went_back(mirror: Mirror) -> None:
+    """It has published nothing itself."""
+    database = mirror.database
+    kept = KeptCatalog(database, "kept")
+    mirror.database.execute("UPDATE a SET v = 'second'")
+    mirror.catch_up()
+    frontier = mirror.frontier()
+    steps = Steps()
+    pump = mirror.start(steps)
+    await_true(lambda: steps.count(Step.STREAMING), 30, "it streams")
+    kept.put_back()
+    database.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'mirror-pump%%'")
+    with pytest.raises(HistoryDiverged, match=f"this pump has seen frontier {format_lsn(Lsn(frontier))}"):
+        pump.join(60)
+    assert not steps.count(Step.PUBLISHED)
+    assert {table.outcome for table in healed(mirror).tables} == {"copied-again", "equal"}
+    pump_until_live(mirror, "public.a", "public.b")
 
 
 def test_nothing_is_deleted_where_no_pump_has_followed_to(mirror: Mirror) -> None:
