@@ -312,6 +312,11 @@ def test_recovery_to_a_point_in_time(template: Path, warehouse: str, twice: bool
             database.execute("UPDATE a SET v = 'lost'", "INSERT INTO b VALUES (1000, 0, 'lost')")
             mirror.catch_up()
             published = mirror.frontier()
+            # Beyond all that will be published after the recovery to the first position.
+            database.rows("SELECT pg_switch_wal()")
+            database.execute("UPDATE a SET v = 'later'")
+            mirror.catch_up()
+            ((later,),) = database.rows("SELECT pg_current_wal_lsn()::text")
             ((last,),) = database.rows("SELECT pg_walfile_name(pg_switch_wal())")
             await_true(
                 lambda: database.rows("SELECT last_archived_wal >= %s FROM pg_stat_archiver", (last,)) == [(True,)],
@@ -322,7 +327,7 @@ def test_recovery_to_a_point_in_time(template: Path, warehouse: str, twice: bool
         _recover(restored, target, lambda server: _heal_restored(mirror, server, published))
         if again is not None:
             # The archive knows nothing of the first recovery: this one begins a timeline of the same number.
-            _recover(again, target, lambda server: _refuse_other_history(mirror, server))
+            _recover(again, later, lambda server: _refuse_other_history(mirror, server))
 
 
 def _recover(server: EmbeddedPostgres, target: str, then: Callable[[EmbeddedPostgres], None]) -> None:
@@ -353,6 +358,7 @@ def _heal_restored(mirror: Mirror, server: EmbeddedPostgres, published: int) -> 
 def _refuse_other_history(mirror: Mirror, server: EmbeddedPostgres) -> None:
     """What was published after the first recovery is not part of the second one's history, whatever its position."""
     database = Database(server, DATABASE)
+    assert database.rows("SELECT DISTINCT v FROM a") == [("later",)]
     assert database.rows("SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)") == [("00000002",)]
     after = moved(mirror.with_options(dsn=Settings(dsn=database.dsn).dsn), database)
     lost = str(await_error(after.start()))
