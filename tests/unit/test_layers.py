@@ -91,6 +91,7 @@ _ROOMS = {
         "verify": {"duckdb", "status"},
         "reads": {"setup", "duckdb", "status", "verify"},
         "doctor": {"setup", "duckdb", "status"},
+        "reconcile": {"verify"},
     },
     "cli": {"terminal": set[str](), "arguments": {"terminal"}, "commands": {"terminal", "arguments"}},
 }

@@ -39,7 +39,8 @@ from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.pipeline.session.failure_record import FailureRecord
 from mirror_pump.pipeline.session.frontier_scheduler import Goal
 from mirror_pump.pipeline.session.leadership import acquire_leadership
-from mirror_pump.pipeline.session.session import Abandoned, PumpSession, RunState
+from mirror_pump.pipeline.session.run_state import RunState
+from mirror_pump.pipeline.session.session import Abandoned, PumpSession
 from mirror_pump.pipeline.upkeep.neglect_watch import NeglectWatch
 from mirror_pump.pipeline.upkeep.upkeep_threads import upkeep_tasks
 from mirror_pump.pipeline.upkeep.wal_guard import WalGuard
