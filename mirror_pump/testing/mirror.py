@@ -184,11 +184,21 @@ class Mirror:
         return self.start(steps, once=True).join(120)
 
     def register(
-        self, *tables: str, choices: ColumnChoices = NO_CHOICES, retention: RetentionWish | None = None
+        self,
+        *tables: str,
+        choices: ColumnChoices = NO_CHOICES,
+        retention: RetentionWish | None = None,
+        profile: str | None = None,
     ) -> None:
         """Registers tables without waiting for their copies. Raises the first refusal."""
         outcomes = register(
-            self.settings, tables, wait=False, on_progress=lambda _: None, choices=choices, retention=retention
+            self.settings,
+            tables,
+            wait=False,
+            on_progress=lambda _: None,
+            choices=choices,
+            retention=retention,
+            profile=profile,
         )
         for outcome in outcomes:
             if outcome.error is not None:

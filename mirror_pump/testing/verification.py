@@ -50,7 +50,7 @@ def _mirrors(database: Database) -> list[tuple[str, str, str]]:
         return []
     return database.rows(
         "SELECT s.slot_name, s.publication_name, p.warehouse FROM modak.mirror_slots s"
-        "  JOIN modak.storage_profiles p ON p.is_default JOIN pg_replication_slots r USING (slot_name)"
+        "  JOIN modak.storage_profiles p ON p.profile_name = 'default' JOIN pg_replication_slots r USING (slot_name)"
         " WHERE EXISTS (SELECT FROM modak.mirror_tables m WHERE m.slot_name = s.slot_name AND m.state = 'live')"
         "   AND r.wal_status <> 'lost' ORDER BY 1"
     )

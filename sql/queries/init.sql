@@ -4,8 +4,11 @@
 SELECT slot_name, publication_name, system_identifier, timeline, database_name, applied_lsn
   FROM modak.mirror_slots WHERE database_name = current_database() ORDER BY slot_name;
 
+-- name: profile
+SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE profile_name = 'default' FOR UPDATE;
+
 -- name: store_profile
-UPDATE modak.storage_profiles SET warehouse = %s, lake_format = 'iceberg', lake_config = %s WHERE is_default;
+UPDATE modak.storage_profiles SET warehouse = %s, lake_format = 'iceberg', lake_config = %s WHERE profile_name = 'default';
 
 -- name: store_slot
 INSERT INTO modak.mirror_slots

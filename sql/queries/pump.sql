@@ -1,9 +1,5 @@
 -- What the pump reads from the catalog (mirror_pump/pipeline/session/session.py, registration.py).
 
--- name: slot
-SELECT publication_name, system_identifier, timeline, database_name, applied_lsn, applied_at
-  FROM modak.mirror_slots WHERE slot_name = %(slot)s;
-
 -- name: copying
 -- Leaves out tables that wait until their owner adds a key, or until somebody publishes them again.
 SELECT count(*) FROM modak.mirror_tables m

@@ -1,16 +1,12 @@
 -- `mirror-pump resync` (mirror_pump/source/catalog/resync.py).
 
--- name: slot
-SELECT publication_name, system_identifier, timeline, database_name, applied_lsn, applied_at
-  FROM modak.mirror_slots WHERE slot_name = %(slot)s;
-
 -- name: begin_stream
 -- The stream begins at a new position. Nothing of what was committed between the former one and this one will ever come, so
--- the same transaction has to mark every table.
+-- the same transaction has to mark every table. The frontier does not move back, and the timeline stays.
 UPDATE modak.mirror_slots
-   SET applied_lsn = %(position)s, applied_at = clock_timestamp(), applied_commit_time = NULL, timeline = %(timeline)s,
-       last_error = NULL
- WHERE slot_name = %(slot)s;
+   SET applied_lsn = %(position)s, applied_at = clock_timestamp(), applied_commit_time = NULL, last_error = NULL
+ WHERE slot_name = %(slot)s AND applied_lsn <= %(position)s AND timeline = %(timeline)s
+RETURNING slot_name;
 
 -- name: mark
 -- Tables that are to be copied again wait until the stream describes them. Readers of a live table keep what they see: the

@@ -17,9 +17,9 @@ SELECT t.schema_name, t.table_name, modak.mirror_left_out(m.shape) AS columns
 -- name: register
 INSERT INTO modak.tables
        (table_id, schema_name, table_name, primary_key_cols, tier_key_col, tier_key_type, partition_scheme,
-        lake_format, lake_table_ref, mode, publication_name, slot_name, heap_retention_lag)
+        lake_format, lake_table_ref, storage_profile, mode, publication_name, slot_name, heap_retention_lag)
 VALUES (%(table_id)s, %(schema)s, %(name)s, %(key)s, %(tier_key)s, %(tier_key_type)s, '{}', 'iceberg', %(ref)s,
-        'mirrored', %(publication)s, %(slot)s, %(lag)s);
+        %(profile)s, 'mirrored', %(publication)s, %(slot)s, %(lag)s);
 
 -- name: cutline
 INSERT INTO modak.cutline

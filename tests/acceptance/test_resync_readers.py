@@ -78,7 +78,7 @@ class _Reader:
                     seen = connection.execute(_SEEN).fetchall()
                 self._compare(
                     {
-                        table: _Table(frontier, cut, resync, self._rows(duckdb, table, frontier, location))
+                        table: _ReadTable(frontier, cut, resync, self._rows(duckdb, table, frontier, location))
                         for table, frontier, cut, location, resync in seen
                     }
                 )
@@ -91,7 +91,7 @@ class _Reader:
         assert rows, f"{table} is empty at {format_lsn(Lsn(frontier))}"
         return rows
 
-    def _compare(self, tables: dict[str, _Table]) -> None:
+    def _compare(self, tables: dict[str, _ReadTable]) -> None:
         assert len({table.resync for table in tables.values()}) == 1, "all are marked, and all are shown, in one moment"
         for name, other_name in (("a", "b"), ("model", "events")):
             table, other = tables[name], tables[other_name]
@@ -110,7 +110,7 @@ class _Reader:
 
 
 @dataclass
-class _Table:
+class _ReadTable:
     """What a reader finds of one table."""
 
     frontier: int

@@ -9,6 +9,8 @@
    (sql/queries/publish.sql, touch_table), and the grace of metadata files is at least 30 minutes.
 4. Pins and published locations. Metadata files that the catalog names stay, and so do all that are newer than the
    oldest pinned snapshot, since its reader may open the metadata file that it was given again.
+5. The catalog's age. A sweep is refused on a server that no pump has followed to, and while there are files of
+   publishes that the catalog does not know: a restored copy would delete its original's (docs/design/failover.md).
 
 A table is not swept during its initial copy.
 """
@@ -27,6 +29,7 @@ from mirror_pump.lake.metadata.metadata_files import metadata_directory, seam_di
 from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.storage import StorageOptions, StoredFile, delete, join, list_files
 from mirror_pump.model import TableName
+from mirror_pump.pipeline.session.lost_publishes import refuse_restored_copy
 from mirror_pump.policy import Policy
 from mirror_pump.source.catalog.maintenance import MaintainedTable, begin_sweep, read_tables
 from mirror_pump.source.connect import PgConnection
@@ -88,6 +91,8 @@ def sweep(
     if not present or present[0].start_lsn != table.start_lsn or present[0].copying:
         return None
     current = present[0]
+    if not dry_run:
+        refuse_restored_copy(connection, slot, current.name, current.metadata_location, storage)
     state = LakeTable.load(current.metadata_location, storage)
     oldest_pin = _oldest_pin(state, current)
     listed = [file for root in _roots(state) for file in list_files(root, storage)]

@@ -13,16 +13,19 @@ from mirror_pump.backoff import Backoff
 from mirror_pump.config import Settings
 from mirror_pump.errors import NotLeader, SourceError
 from mirror_pump.model import Lsn, TableId, format_lsn
+from mirror_pump.pipeline.lake_storage import lake_storage
+from mirror_pump.pipeline.session.run_state import RunState
+from mirror_pump.pipeline.session.stream_start import examine_start
+from mirror_pump.source.catalog.catalog_slot import catalog_slot
 from mirror_pump.source.catalog.resync import (
     ResyncCandidate,
     begin_stream,
     mark_tables,
-    read_stream_start,
     resync_candidates,
 )
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.stream.leader import Leader, check_epoch
-from mirror_pump.source.stream.slot import SlotLost, SlotStatus, check_slot, create_slot, drop_slot, read_slot
+from mirror_pump.source.stream.slot import SlotLost, SlotStatus, create_slot, drop_slot, read_slot
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 1.0
@@ -34,19 +37,22 @@ def begin_again(connection: PgConnection, settings: Settings, say: Say) -> Lsn |
     """Makes the slot and marks every table that has not ended. Returns the slot's position, the frontier from then on.
 
     Returns None if the slot turns out to be usable: another command made it meanwhile. Raises NotLeader if a pump leads
-    for longer than a moment, and SourceError if the slot cannot be made.
+    for longer than a moment, HistoryDiverged if more than the slot
+    is wrong, and SourceError if the slot cannot be made.
     """
     with _lead(settings) as leader:
-        start = read_stream_start(connection, settings.slot)
         try:
-            check_slot(connection, settings.slot, applied_lsn=start.applied, identity=start.identity)
+            # What was examined before may have changed: nobody else changes it from here on.
+            storage = lake_storage(settings, make_directories=False)
+            examine_start(connection, settings, storage, RunState(Lsn(0)))
         except SlotLost:
             position = _new_position(connection, settings.slot, say)
         else:
             return None
-        if position < start.applied:
+        applied = catalog_slot(connection, settings.slot).applied
+        if position < applied:
             raise SourceError(
-                f"the new slot stands at {format_lsn(position)}, before the frontier {format_lsn(start.applied)}: WAL"
+                f"the new slot stands at {format_lsn(position)}, before the frontier {format_lsn(applied)}: WAL"
                 " positions of this server went back, as after pg_resetwal, and the frontier must not",
                 "a mirror cannot continue here: unregister the tables (--keep-lake keeps their files), drop schema"
                 " modak and the slot, then `mirror-pump init` and register them",

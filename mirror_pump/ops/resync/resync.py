@@ -8,18 +8,20 @@ from enum import StrEnum
 from typing import Any
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import Interrupted, MirrorPumpError, SourceError, TableError
+from mirror_pump.errors import HistoryDiverged, Interrupted, MirrorPumpError, SourceError, TableError
 from mirror_pump.model import Lsn, TableId, TableState, format_lsn
 from mirror_pump.ops.register.registration import CopyProgress, copies_progress, follow_copies
 from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.resync.new_slot import Say, begin_again
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
+from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.pipeline.session.listener import CHANNEL, RESYNC
+from mirror_pump.pipeline.session.run_state import RunState
+from mirror_pump.pipeline.session.stream_start import examine_start
+from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot
 from mirror_pump.source.catalog.resync import (
     ResyncCandidate,
-    StreamStart,
     mark_tables,
-    read_stream_start,
     resync_candidates,
 )
 from mirror_pump.source.connect import PgConnection, connect, source_errors
@@ -148,9 +150,9 @@ def _connect(settings: Settings) -> PgConnection:
 
 
 def _plan(connection: PgConnection, settings: Settings, names: Sequence[str]) -> Resync:
-    start = read_stream_start(connection, settings.slot)
-    check_publication(connection, start.publication)
-    lost = _slot_lost(connection, settings.slot, start)
+    recorded = catalog_slot(connection, settings.slot)
+    check_publication(connection, recorded.publication)
+    lost = _slot_lost(connection, settings, recorded)
     if lost is not None and names:
         raise SourceError(str(lost), f"all tables are concerned, not only those that are named: {COPY_AGAIN}")
     candidates = resync_candidates(connection, settings.slot)
@@ -164,19 +166,35 @@ def _plan(connection: PgConnection, settings: Settings, names: Sequence[str]) ->
         tables = [
             replace(table, error=None, note=str(table.error)) if table.state.has_ended else table for table in tables
         ]
-    return Resync(settings.slot, lost, start.applied, None, tuple(tables))
+    return Resync(settings.slot, lost, recorded.applied, None, tuple(tables))
 
 
-def _slot_lost(connection: PgConnection, slot: str, start: StreamStart) -> SlotLost | None:
-    """Return why the slot is lost, or None. Raises SourceError if the mirror cannot continue for another reason."""
-    present = read_slot(connection, slot)
-    if present is not None and present.active and is_led(connection, slot):
-        # The pump that reads it has checked it. The slot may be ahead of `start`, which was read before.
-        return None
+def _slot_lost(connection: PgConnection, settings: Settings, recorded: CatalogSlot) -> SlotLost | None:
+    """Return why the slot is lost, or None. Raises HistoryDiverged or another SourceError if the mirror cannot continue
+    for another reason, and LakeError if the storage does not answer."""
     try:
-        check_slot(connection, slot, applied_lsn=start.applied, identity=start.identity, applied_at=start.applied_at)
+        if not is_led(connection, settings.slot):
+            storage = lake_storage(settings, make_directories=False)
+            examine_start(connection, settings, storage, RunState(Lsn(0)))
+            return None
+        # A pump examines the server's history itself. What it publishes meanwhile would look like a divergence.
+        present = read_slot(connection, settings.slot)
+        if present is not None and present.active:
+            # The pump that reads it has checked it. The slot may be ahead of what is `recorded`, which was read before.
+            return None
+        check_slot(
+            connection,
+            settings.slot,
+            applied_lsn=recorded.applied,
+            identity=recorded.identity,
+            applied_at=recorded.applied_at,
+        )
     except SlotLost as lost:
         return lost
+    except HistoryDiverged:
+        if not is_led(connection, settings.slot):
+            raise
+        # A pump has begun meanwhile.
     return None
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.storage import StorageOptions, read_bytes
+from mirror_pump.lake.storage import read_bytes
 from mirror_pump.model import Lsn, TableId, TableName, TableState
 from mirror_pump.ops.status.alerts import alerts_of
 from mirror_pump.ops.status.lake_content import LakeContent, lake_content
@@ -19,6 +19,7 @@ from mirror_pump.ops.status.resync_state import resync_states
 from mirror_pump.ops.status.retention_state import retention_states
 from mirror_pump.ops.status.slot_state import slot_state
 from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, SlotState, TableStatus
+from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.source.catalog.former_locations import former_locations
 from mirror_pump.source.catalog.maintenance import is_served
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
@@ -45,7 +46,7 @@ class StatusReader:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._storage = StorageOptions(settings.storage_properties)
+        self._storage = lake_storage(settings)
         self._connection = self._connect()
         self._contents: dict[str, LakeContent] = {}
         self._caught_up_at: datetime | None = None

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mirror_pump.config import Settings
+from mirror_pump.cores import available_cores
+from mirror_pump.engine.spark_runtime.cluster import check_cluster
 from mirror_pump.engine.spark_runtime.local_runner import LocalTaskRunner
-from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session
+from mirror_pump.engine.spark_runtime.session import SparkSettings, maven_packages, spark_session
 from mirror_pump.errors import LakeError, UsageError, one_line_of
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
@@ -25,6 +27,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.verify import compare_duckdb
 from mirror_pump.ops.verify.comparison import Comparison
+from mirror_pump.pipeline.lake_storage import reachable_warehouses
 from mirror_pump.quoting import literal
 from mirror_pump.telemetry import get_logger
 
@@ -98,14 +101,14 @@ class EnginesBySize:
             return None
         self._closing.callback(duckdb.close)
         try:
-            reach_storage(duckdb, self._settings)
-        except LakeError:
+            reach_storage(duckdb, reachable_warehouses(self._storage))
+        except (LakeError, UsageError):
             return None
         memory, shown = self._limits.verify_memory, self._limits.verify_shown_rows
         spill = tempfile.mkdtemp(prefix="mirror-pump-verify-")
         self._closing.callback(shutil.rmtree, spill, ignore_errors=True)
         duckdb.execute(f"SET memory_limit = '{int(memory)}B'; SET temp_directory = {literal(spill)}")
-        runner = LocalTaskRunner(min(4, os.cpu_count() or 1))
+        runner = LocalTaskRunner(min(4, available_cores()))
         self._closing.callback(runner.close)
 
         def compare(heap: str, lake: str, schema: LakeSchema, line: CutLine | None) -> Comparison:
@@ -125,11 +128,23 @@ class EnginesBySize:
         from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
         from mirror_pump.ops.verify.compare_spark import compare
 
+        settings = self._settings
+        warehouse = settings.require_warehouse()
+        check_cluster(settings.master, settings.require_dsn(), warehouse)
         log = Path(tempfile.gettempdir()) / f"mirror-pump-spark-{os.getuid()}.log"
-        spark = spark_session(SparkSettings(master=self._settings.master, app_name="mirror-pump-verify", log=log))
-        runner = SparkTaskRunner(spark, os.cpu_count() or 1)
+        packages = maven_packages(*(warehouse.root for warehouse in reachable_warehouses(self._storage)))
+        spark = spark_session(
+            SparkSettings(
+                master=settings.master,
+                app_name="mirror-pump-verify",
+                log=log,
+                conf={"spark.jars.packages": ",".join(packages)},
+            )
+        )
+        runner = SparkTaskRunner.on(spark, available_cores())
         self._closing.callback(runner.close)
-        return ComparisonEngine(runner, partial(compare, spark, shown=self._limits.verify_shown_rows))
+        limits = self._limits
+        return ComparisonEngine(runner, partial(compare, spark, shown=limits.verify_shown_rows, storage=self._storage))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,8 @@ import psycopg
 
 from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
+from mirror_pump.cores import available_cores
+from mirror_pump.engine.spark_runtime.cluster import check_cluster
 from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.engine.spark_runtime.session import end_java
 from mirror_pump.errors import (
@@ -35,11 +36,13 @@ from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.key_index.index_builder import INDEX_TASKS
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.pipeline.session.failure_record import FailureRecord
 from mirror_pump.pipeline.session.frontier_scheduler import Goal
 from mirror_pump.pipeline.session.leadership import acquire_leadership
-from mirror_pump.pipeline.session.services import checked_slot
-from mirror_pump.pipeline.session.session import Abandoned, PumpSession, RunState
+from mirror_pump.pipeline.session.run_state import RunState
+from mirror_pump.pipeline.session.session import Abandoned, PumpSession
+from mirror_pump.pipeline.session.stream_start import check_start
 from mirror_pump.pipeline.upkeep.neglect_watch import NeglectWatch
 from mirror_pump.pipeline.upkeep.upkeep_threads import upkeep_tasks
 from mirror_pump.pipeline.upkeep.wal_guard import WalGuard
@@ -132,9 +135,14 @@ class Pump:
         table may be in copying any more. Raises KeyboardInterrupt after an orderly shutdown if Ctrl-C does so in this
         process.
 
+        Raises UsageError if tasks are to run on a cluster that cannot reach the database or the warehouse.
+
         Raises NotLeader while another pump leads. A `standby` instead waits, without Spark, until it can lead or until
         the leader has reached the goal. It waits again if it loses the leadership.
         """
+        if self._runner is None:
+            settings = self._settings
+            check_cluster(settings.master, settings.require_dsn(), settings.require_warehouse())
         run_state = RunState(Lsn(0))
         end = self._persist(self._wal_end, run_state) if once else None
         goal = Goal(end if once else until, copies or once)
@@ -160,16 +168,14 @@ class Pump:
     def _lead(self, leader: Leader, goal: Goal, run_state: RunState) -> None:
         """Lead until the goal is reached or the stop is requested, then release the leadership. Raises NotLeader once
         another pump leads."""
-        storage = StorageOptions(
-            self._settings.storage_properties, self._settings.storage_fsync, make_directories=False
-        )
+        storage = lake_storage(self._settings, make_directories=False)
         try:
             with self._while_leading():
                 if self._runner is not None:
                     self._sessions(leader, goal, run_state, storage, self._runner)
                     return
-                self._check_slot(leader)
-                cores = os.cpu_count() or 1
+                self._check_start(leader, storage, run_state)
+                cores = available_cores()
                 others = self._settings.copy_workers + upkeep_tasks(cores) + INDEX_TASKS
                 own = SparkTaskRunner.start(self._settings.master, cores, others)
                 try:
@@ -180,14 +186,14 @@ class Pump:
             # Sessions release the leadership themselves. This covers a run that ends before its first session.
             leader.release()
 
-    def _check_slot(self, leader: Leader) -> None:
+    def _check_start(self, leader: Leader, storage: StorageOptions, run_state: RunState) -> None:
         """Raises SourceError if no session can start. Otherwise it would lead for as long as Spark takes to start, each
-        time that its supervisor restarts it, and `resync` could not lead."""
+        time that its supervisor restarts it, and `resync` or `reconcile` could not lead."""
         try:
             with connect(self._settings.require_dsn(), autocommit=True) as connection:
-                checked_slot(connection, self._settings.slot)
-        except ConnectionLost:
-            # The session connects again.
+                check_start(connection, self._settings, storage, run_state, self._observer)
+        except _CURABLE:
+            # The session tries again.
             return
         except SourceError as error:
             self._failures.failed(error, Lsn(0), leader.epoch, retry_in=None)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 
-from mirror_pump.errors import SourceError
+from mirror_pump.cores import available_cores
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.copy.copier import Copier
 from mirror_pump.pipeline.flow.session_context import SessionContext
@@ -25,18 +23,18 @@ from mirror_pump.pipeline.schema.decisions import SchemaChangeDecision
 from mirror_pump.pipeline.schema.publication_changes import copy_altered
 from mirror_pump.pipeline.schema.schema_watcher import SchemaWatcher, decide_from_note
 from mirror_pump.pipeline.session.listener import Listener
+from mirror_pump.pipeline.session.run_state import RunState
+from mirror_pump.pipeline.session.stream_start import check_start
 from mirror_pump.pipeline.stream.batch_application import BatchApplier
 from mirror_pump.pipeline.stream.receiver import Receiver, StreamSource
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
 from mirror_pump.pipeline.upkeep.jobs import ConvertDeletesJob, Job, MergeJob, RewriteJob
 from mirror_pump.pipeline.upkeep.upkeep_threads import Upkeep, conversion_workers
-from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import Note, note_reader
-from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.replication_stream import ReplicationStream
-from mirror_pump.source.stream.slot import SystemIdentity, check_publication, check_slot
+from mirror_pump.source.stream.slot import flushed_end
 from sql import queries
 
 _SQL = queries("pump")
@@ -66,27 +64,28 @@ def start_services(
     unpublished_files: UnpublishedFiles,
     epoch: int,
     until: Lsn | None,
-    isolated_transaction: Lsn | None,
+    run_state: RunState,
 ) -> SessionServices:
     """Open and start all services. `closing` ends whatever was started, also after an error.
 
-    `epoch` is the epoch of the leadership, `until` the position where the stream may end, and `isolated_transaction`
-    the transaction (LSN of its commit) that is received by itself. Raises SourceError when the slot or the publication
-    is not what the mirror needs.
+    `epoch` is the epoch of the leadership, and `until` the position where the stream may end. Raises SourceError when
+    the slot or the publication is not what the mirror needs, HistoryDiverged when the server's history is not.
     """
-
     connection = context.connect()
     closing.callback(connection.close)
-    publication, applied = checked_slot(connection, context.slot)
-    publisher = _publisher(context, epoch, indexes)
+    start = check_start(connection, context.settings, context.storage, run_state, context.observer)
+    publication, applied, timeline = start.publication, start.applied, start.followed.timeline
+    publisher = _publisher(context, epoch, indexes, timeline)
     closing.callback(publisher.close)
     lookups = SharedConnection(context.connect)
     closing.callback(lookups.close)
     source = StreamSource(
-        open_stream=lambda lsn: ReplicationStream.start(context.dsn, context.slot, publication, lsn),
+        open_stream=lambda lsn: ReplicationStream.start(context.dsn, context.slot, publication, lsn, timeline=timeline),
         start=applied,
+        # The publish of the present frontier is visible, so it is before this.
+        recorded_at=flushed_end(connection),
         barrier=until,
-        isolated_transaction=isolated_transaction,
+        isolated_transaction=run_state.isolated_transaction,
         status_interval=_status_interval(connection),
         lookup=partial(_registered, lookups),
         mirrored=partial(_mirrored, lookups, context.slot),
@@ -123,7 +122,7 @@ def start_services(
     return SessionServices(applied, connection, publisher, applier, receiver, copier, upkeep, watcher, retention)
 
 
-def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes) -> Publisher:
+def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes, timeline: int) -> Publisher:
     return Publisher(
         context.connect,
         context.slot,
@@ -132,12 +131,13 @@ def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes) -> Publ
         RetryPolicy(context.settings.publish_attempts, context.settings.publish_backoff_max),
         indexes,
         staged=lambda request: context.observer(Step.STAGED, frontier=request.frontier),
+        timeline=timeline,
     )
 
 
 def _upkeep_jobs(context: SessionContext, indexes: KeyIndexes) -> tuple[Job, ...]:
     settings, observer = context.settings, context.observer
-    workers = conversion_workers(os.cpu_count() or 1)
+    workers = conversion_workers(available_cores())
     return (
         ConvertDeletesJob(settings.convert_rows, settings.convert_age, workers, observer),
         MergeJob(settings.merge_bytes, indexes.packing, observer),
@@ -150,34 +150,6 @@ def drop_stale_indexes(indexes: KeyIndexes, connection: PgConnection, slot: str)
     """Keep only the key indexes of live tables."""
     rows = connection.execute(_SQL["live"], {"slot": slot}).fetchall()
     indexes.keep_only([(TableId(table_id), Lsn(start)) for table_id, start in rows])
-
-
-@dataclass(frozen=True)
-class _SessionSlotRow:
-    """A row of the query `slot`."""
-
-    publication_name: str
-    system_identifier: str
-    timeline: int
-    database_name: str
-    applied_lsn: Lsn
-    applied_at: datetime | None
-    """When the frontier last moved."""
-
-
-def checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
-    """Check the catalog, the slot and the publication. Returns the publication and the frontier.
-
-    Another program may have changed the catalog since the last session. Raises SourceError if no session can start.
-    """
-    require_current(connection)
-    row = fetch_row(connection, _SessionSlotRow, _SQL["slot"], {"slot": slot})
-    if row is None:
-        raise SourceError(f"slot {slot} is not in the catalog", "Run `mirror-pump init` first.")
-    identity = SystemIdentity(row.system_identifier, row.timeline, row.database_name)
-    check_slot(connection, slot, applied_lsn=row.applied_lsn, identity=identity, applied_at=row.applied_at)
-    check_publication(connection, row.publication_name)
-    return row.publication_name, row.applied_lsn
 
 
 def _registered(lookups: SharedConnection, relation_id: int) -> MirroredTable | None:

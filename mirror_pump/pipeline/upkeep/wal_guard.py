@@ -16,15 +16,17 @@ from typing import Self
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import LakeError, SourceError
-from mirror_pump.lake.storage import StorageOptions, directory_answers, discard, join, write_bytes
+from mirror_pump.lake.storage import directory_answers, discard, join, write_bytes
 from mirror_pump.model import TableId, TableName
 from mirror_pump.pipeline.flow.events import TableGivenUp
 from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.pipeline.upkeep.database_watch import database_watch
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.slot import COPY_AGAIN, drop_slot
 from mirror_pump.source.stream.wal_room import WalRoom, read_wal_room, seconds_to_invalidation
+from mirror_pump.storage_profiles import warehouse_of
 from sql import queries
 
 _SQL = queries("wal_guard")
@@ -186,18 +188,17 @@ class WalGuard:
         began after the storage was seen to work: the second one to be counted from then on.
         """
         if self._suspect is None or self._suspect.table_id != table.table_id or attempts < self._suspect.attempts:
-            if not self._storage_works(error):
+            if not self._storage_works(error, warehouse_of(table.location)):
                 return False
             self._suspect = _Suspect(table.table_id, attempts)
         return True if attempts >= self._suspect.attempts + 2 else None
 
-    def _storage_works(self, error: str) -> bool:
+    def _storage_works(self, error: str, warehouse: str) -> bool:
         """Whether the warehouse takes a file. If it does not, the next table would meet the same error."""
         if _FULL in error.lower():
             # A small file may still find room.
             return False
-        storage = StorageOptions(self._settings.storage_properties, make_directories=False)
-        warehouse = self._settings.require_warehouse()
+        storage = lake_storage(self._settings, make_directories=False)
         location = join(warehouse, f"{_PROBE}{secrets.token_hex(8)}")
         try:
             if not directory_answers(warehouse, storage):

@@ -13,50 +13,17 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from mirror_pump.errors import SourceError
-from mirror_pump.model import Lsn, TableId, TableName, TableState, TierKind
+from mirror_pump.model import Lsn, TableId, TableName, TableState, TierKind, format_lsn
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.tier_keys import shown
-from mirror_pump.source.rows import fetch_row, fetch_rows
-from mirror_pump.source.stream.slot import SystemIdentity, system_identity
+from mirror_pump.source.rows import fetch_rows
+from mirror_pump.source.stream.slot import system_identity
 from mirror_pump.table_life import TableEvent, state_by, states_before
 from sql import queries
 
 _SQL = queries("resync")
 
 _KEYLESS = "it has no key. Readers keep what it held before; give it a key, and it is copied again by itself"
-
-
-@dataclass(frozen=True)
-class StreamStart:
-    """Where the stream stands, and in which database."""
-
-    publication: str
-    identity: SystemIdentity
-    applied: Lsn
-    """The frontier."""
-    applied_at: datetime | None
-    """When the frontier last moved."""
-
-
-@dataclass(frozen=True)
-class _StreamStartRow:
-    """A row of the query `slot`."""
-
-    publication_name: str
-    system_identifier: str
-    timeline: int
-    database_name: str
-    applied_lsn: Lsn
-    applied_at: datetime | None
-
-
-def read_stream_start(connection: PgConnection, slot: str) -> StreamStart:
-    """Reads where the stream of the slot stands. Raises SourceError if the catalog does not know the slot."""
-    row = fetch_row(connection, _StreamStartRow, _SQL["slot"], {"slot": slot})
-    if row is None:
-        raise SourceError(f"the catalog does not know slot {slot}", "run `mirror-pump init` first")
-    identity = SystemIdentity(row.system_identifier, row.timeline, row.database_name)
-    return StreamStart(row.publication_name, identity, row.applied_lsn, row.applied_at)
 
 
 @dataclass(frozen=True)
@@ -153,10 +120,16 @@ def mark_tables(
 
 
 def begin_stream(connection: PgConnection, slot: str, position: Lsn) -> None:
-    """Records that the stream begins at `position`, with a slot of this server. In the same transaction, the caller
-    marks every table that has not ended."""
+    """Records that the stream begins at `position`. In the same transaction, the caller marks every table that has not
+    ended. Raises SourceError if the frontier would move back, or if the server writes another timeline than the mirror
+    was published on: that is a matter of `reconcile`."""
     timeline = system_identity(connection).timeline
-    connection.execute(_SQL["begin_stream"], {"slot": slot, "position": position, "timeline": timeline})
+    parameters = {"slot": slot, "position": position, "timeline": timeline}
+    if connection.execute(_SQL["begin_stream"], parameters).fetchone() is None:
+        raise SourceError(
+            f"slot {slot}: the frontier cannot become {format_lsn(position)} on timeline {timeline}; nothing was done",
+            "run `mirror-pump resync --all` again",
+        )
 
 
 def _now(connection: PgConnection) -> datetime:

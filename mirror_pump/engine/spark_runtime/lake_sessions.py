@@ -1,0 +1,78 @@
+"""Sessions of one Spark in which the catalog `lake` reaches its files in different ways.
+
+Iceberg's JDBC catalog finds its tables by its own name, so each way needs a session of its own. Secrets are a session's
+settings only until its catalog has been made of them. Settings that Spark starts with are in its web interface, and
+those of a session go to every executor with each job, and into the event log, where Spark hides only settings that it
+was started with. Executors get what they need to open files with the table that a job reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mirror_pump.credentials import is_secret
+from mirror_pump.engine.spark_runtime.session import CATALOG, file_io, file_io_properties, jdbc_catalog, storage_conf
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class LakeSessions:
+    """Makes a session for each warehouse, and another one when its credentials have changed."""
+
+    def __init__(self, spark: SparkSession, dsn: str) -> None:
+        self._spark = spark
+        self._dsn = dsn
+        self._sessions: dict[str, tuple[dict[str, str], SparkSession]] = {}
+
+    def session(self, warehouse: str, properties: Mapping[str, str]) -> SparkSession:
+        """The session for tables in a warehouse. `properties` are those of pyiceberg's FileIO. Raises Spark's errors if
+        the database does not answer."""
+        conf = {**jdbc_catalog(CATALOG, self._dsn, warehouse), **storage_conf(CATALOG, warehouse, properties)}
+        # Jars come with Spark's start.
+        conf.pop("spark.jars.packages", None)
+        known = self._sessions.get(warehouse)
+        if known is None or known[0] != conf:
+            known = self._sessions[warehouse] = conf, self._open(conf)
+        return known[1]
+
+    def _open(self, conf: Mapping[str, str]) -> SparkSession:
+        session = self._spark.newSession()
+        for key, value in conf.items():
+            session.conf.set(key, value)
+        # Makes the catalog, of the settings of the thread's active session. It keeps them: they are not read again.
+        session._jvm.SparkSession.setActiveSession(session._jsparkSession)
+        session._jsparkSession.sessionState().catalogManager().catalog(CATALOG)
+        for key in conf:
+            if is_secret(key):
+                session.conf.unset(key)
+        return session
+
+
+def table_frame(spark: SparkSession, metadata_location: str, properties: Mapping[str, str]) -> DataFrame:
+    """The current snapshot of a metadata file as a DataFrame, whatever catalogs the session has.
+
+    `properties` are those of pyiceberg's FileIO. For a remote location they go to Iceberg alone, not into any setting.
+    """
+    from pyspark.sql import DataFrame as Frame
+
+    jvm = spark._jvm
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    options = jvm.java.util.HashMap()
+    for key, value in file_io_properties(properties).items():
+        options.put(key, value)
+    io = jvm.org.apache.iceberg.CatalogUtil.loadFileIO(file_io(metadata_location), options, conf)
+    operations = jvm.org.apache.iceberg.StaticTableOperations(metadata_location, io)
+    table = jvm.org.apache.iceberg.BaseTable(operations, metadata_location)
+    readable = jvm.org.apache.iceberg.spark.source.SparkTable(table)
+    none = jvm.scala.Option.empty()
+    relation = jvm.org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation.create(readable, none, none)
+    return Frame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, relation), spark)
+
+
+def catalog_properties(spark: SparkSession, catalog: str) -> dict[str, str]:
+    """The storage properties that the session has for one of its catalogs. Contains secrets."""
+    prefix = f"spark.sql.catalog.{catalog}."
+    found = {key.removeprefix(prefix): value for key, value in spark.conf.getAll.items() if key.startswith(prefix)}
+    return {key: value for key, value in found.items() if key.startswith(("s3.", "client."))}

@@ -1,0 +1,88 @@
+"""Where a session may begin to stream: the catalog, the server's history, the slot and the publication fit together.
+
+A pump begins only there, and `mirror-pump resync` begins anew only where nothing but the slot is wrong. Both ask here,
+so that they say the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import ConnectionLost, SourceError
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import Lsn, format_lsn
+from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.lake_storage import refresh_profiles
+from mirror_pump.pipeline.session.history import FollowedTimeline, follow, record_timeline, unusable_slot
+from mirror_pump.pipeline.session.run_state import RunState
+from mirror_pump.source.catalog.catalog_schema import require_current
+from mirror_pump.source.catalog.catalog_slot import catalog_slot
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.stream.slot import check_identity, check_publication, check_slot
+
+
+@dataclass(frozen=True)
+class StreamStart:
+    """Where the stream begins."""
+
+    publication: str
+    applied: Lsn
+    """The frontier."""
+    followed: FollowedTimeline
+    """The server's timeline."""
+
+
+def examine_start(
+    connection: PgConnection, settings: Settings, storage: StorageOptions, run_state: RunState
+) -> StreamStart:
+    """Where a stream can begin. Changes nothing.
+
+    Another program may have changed the catalog since the last session, and the server may be another one. Raises
+    SlotLost if nothing but the slot is wrong, HistoryDiverged if readers may have seen what the server does not have,
+    or if that cannot be told, SourceError for another cluster or a publication that is not what the mirror needs, and
+    LakeError if the storage does not answer.
+    """
+    slot = settings.slot
+    require_current(connection)
+    recorded = catalog_slot(connection, slot)
+    check_identity(connection, slot, recorded.identity)
+    refresh_profiles(storage, connection)
+    followed = follow(connection, settings.require_dsn(), slot, storage, run_state)
+    try:
+        check_slot(connection, slot, applied_lsn=recorded.applied, identity=None, applied_at=recorded.applied_at)
+    except ConnectionLost:
+        raise
+    except SourceError as error:
+        raise unusable_slot(error, followed) from error
+    check_publication(connection, recorded.publication)
+    return StreamStart(recorded.publication, recorded.applied, followed)
+
+
+def check_start(
+    connection: PgConnection, settings: Settings, storage: StorageOptions, run_state: RunState, observer: Observer
+) -> StreamStart:
+    """As `examine_start`, for the leader: records the timeline, and what `run_state` remembers of it."""
+    start = examine_start(connection, settings, storage, run_state)
+    followed = start.followed
+    if followed.former is not None:
+        record_timeline(connection, settings.slot, followed.timeline, followed.accepted)
+        observer(
+            Step.FAILOVER_FOLLOWED,
+            timeline=followed.timeline,
+            former=followed.former,
+            left_at=None if followed.left_at is None else format_lsn(followed.left_at),
+            frontier=start.applied,
+        )
+    for publish in followed.unpublished:
+        observer(
+            Step.METADATA_UNKNOWN,
+            table=str(publish.table),
+            metadata=publish.metadata.location,
+            lake_frontier=format_lsn(publish.metadata.frontier),
+            frontier=start.applied,
+        )
+    run_state.timeline = followed.timeline
+    # After a promotion this may be less than before: what the server lost without harm is made again.
+    run_state.published = start.applied
+    return start
