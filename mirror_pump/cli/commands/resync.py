@@ -41,7 +41,8 @@ def add(app: typer.Typer) -> None:
 
         Makes a new slot if the old one cannot be used any more. Readers keep the present content of the tables until
         one publish shows the new content of all of them, at one frontier. Choices of columns, heap retention and
-        policies stay, and so do rows that only the lake has.
+        policies stay, and so do rows that only the lake has. A server that was promoted or restored so that the pump
+        refuses it is a matter of reconcile.
 
         If resync is interrupted, run it again: it goes on. Exit code 1 if a table cannot be copied; the others are.
         """

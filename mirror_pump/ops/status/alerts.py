@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from mirror_pump.model import TableState, format_lsn
 from mirror_pump.ops.status.status_report import Alert, MirrorStatus, Severity, TableStatus
 from mirror_pump.source.catalog.pump_error import PumpError
+from mirror_pump.source.stream.slot import RECONCILE
 
 _FAILING_TOO_LONG = 60.0
 """Seconds for which a pump may fail and retry by itself before the alert becomes critical."""
@@ -61,6 +62,10 @@ def moment_text(moment: datetime) -> str:
 
 def _slot(status: MirrorStatus) -> list[Alert]:
     slot = status.slot
+    diverged = status.last_error
+    if slot.error is not None and diverged is not None and diverged.remedy.endswith(RECONCILE):
+        # The pump has looked at the lake too, and knows better than the slot alone tells.
+        return [Alert(Severity.CRITICAL, diverged.error, diverged.remedy)]
     if slot.error is not None:
         return [Alert(Severity.CRITICAL, str(slot.error), slot.error.remedy)]
     found = []

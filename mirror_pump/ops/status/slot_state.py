@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from mirror_pump.errors import ConnectionLost, SourceError
+from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
 from mirror_pump.model import Lsn
 from mirror_pump.ops.status.status_report import Holder, SlotState
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_row
-from mirror_pump.source.stream.slot import SystemIdentity, check_publication, check_slot
+from mirror_pump.source.stream.slot import (
+    RECONCILE,
+    SlotLost,
+    SystemIdentity,
+    check_publication,
+    check_slot,
+    system_identity,
+)
 from mirror_pump.source.stream.wal_room import WalRate, read_wal_room
 from sql import queries
 
@@ -108,9 +115,22 @@ def _error(connection: PgConnection, slot: str, row: _Slot) -> SourceError | Non
         check_slot(connection, slot, applied_lsn=Lsn(row.applied), identity=identity, applied_at=row.applied_at)
     except ConnectionLost:
         raise
+    except SlotLost as lost:
+        return _lost(lost, row.timeline, system_identity(connection).timeline)
     except SourceError as error:
         return error
     return None
+
+
+def _lost(lost: SlotLost, recorded: int, present: int) -> SourceError:
+    """The error for a slot that is lost. After a promotion or a restore, it is not the slot alone that may be."""
+    if present == recorded:
+        return lost
+    return HistoryDiverged(
+        f"the server was promoted or restored: it writes timeline {present}, and the mirror was published on timeline"
+        f" {recorded}. Since then {lost}",
+        RECONCILE,
+    )
 
 
 def _publication_error(connection: PgConnection, publication: str) -> str | None:

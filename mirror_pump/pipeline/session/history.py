@@ -25,16 +25,12 @@ from mirror_pump.pipeline.session.lost_publishes import (
 )
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.stream.slot import system_identity
+from mirror_pump.source.stream.slot import RECONCILE, system_identity
 from mirror_pump.source.stream.timelines import TimelineHistory, read_timelines
 from sql import queries
 
 _SQL = queries("history")
 
-RECONCILE = (
-    "`mirror-pump reconcile` says what was lost, continues on the present history, and copies again what differs."
-    " Readers keep the present content meanwhile"
-)
 _RECONCILE_OR_LEAVE = f"if the server is a former primary, stop it. If it was restored, {RECONCILE}"
 
 

@@ -24,7 +24,13 @@ COPY_AGAIN = (
     " `mirror-pump resync --all` makes a new slot and copies them in the background; readers keep the old content until"
     " all tables are complete"
 )
-"""What to do when a slot is lost."""
+"""What to do when a slot is lost, and nothing else is wrong."""
+
+RECONCILE = (
+    "`mirror-pump reconcile` says what was lost, continues on the present history, and copies again what differs."
+    " Readers keep the present content meanwhile"
+)
+"""What to do when the server was promoted or restored so that the pump refuses it, with or without a slot."""
 
 
 class SlotLost(SourceError):

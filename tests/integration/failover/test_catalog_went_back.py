@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.reconcile.reconciliation import Reconciled, reconcile
+from mirror_pump.ops.resync.resync import Resync, plan_resync
+from mirror_pump.ops.status.status_reader import StatusReader
+from mirror_pump.ops.status.status_report import Alert, Severity
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
 from mirror_pump.pipeline.session.lost_publishes import refuse_restored_copy
 from mirror_pump.source.catalog.maintenance import begin_sweep, read_tables
+from mirror_pump.source.catalog.resync import begin_stream, mark_tables, resync_candidates
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.stream.leader import Leader
 from mirror_pump.source.stream.replication_stream import ReplicationStream
+from mirror_pump.source.stream.slot import wal_end
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from mirror_pump.testing.verification import assert_verified
 from tests.support.events_table import RetentionTables
 from tests.support.kept_catalog import KeptCatalog
+from tests.support.resyncs import drop_slot, resynced
 
 STORAGE = StorageOptions(fsync=False)
 
@@ -155,6 +163,94 @@ def test_a_pump_at_rest_notices_that_its_catalog_went_back(mirror: Mirror) -> No
     pump_until_live(mirror, "public.a", "public.b")
 
 
+def resync_refused(mirror: Mirror, table: str) -> str:
+    """What `resync` says, of all tables and of one, and what it says beforehand."""
+    texts = set()
+    for names in ((), (table,)):
+        for command in (resync_tables, plan_resync):
+            with pytest.raises(HistoryDiverged) as failure:
+                command(mirror.settings, names)
+            assert "mirror-pump reconcile" in failure.value.remedy
+            texts.add(str(failure.value))
+    (text,) = texts
+    return text
+
+
+def resync_tables(settings: Settings, names: Sequence[str]) -> Resync:
+    return resynced(settings, *names)
+
+
+def alerts(mirror: Mirror) -> tuple[Alert, ...]:
+    with StatusReader(mirror.settings) as reader:
+        return reader.read().alerts
+
+
+def test_a_resync_neither_heals_nor_hides_a_catalog_that_went_back(mirror: Mirror) -> None:
+    database = mirror.database
+    kept = KeptCatalog(database, "kept")
+    for value in ("second", "third"):
+        database.execute(f"UPDATE a SET v = '{value}'")
+        mirror.catch_up()
+    kept.put_back()
+    error = resync_refused(mirror, "a")
+    assert "the database went back: the lake was published up to" in error
+    assert kept.differences(except_for={"mirror_slots"}) == []
+    assert str(refused(mirror)) == error
+    # A pump led at the moment, so the tables were marked: what it has to find is still found, also without a slot.
+    with connected(mirror) as connection, connection.transaction():
+        tables = [table.table_id for table in resync_candidates(connection, mirror.settings.slot)]
+        assert len(mark_tables(connection, mirror.settings.slot, tables, wal_end(connection), gap=False)) == 2
+    assert str(refused(mirror)) == error
+    drop_slot(mirror)
+    assert "the database went back" in resync_refused(mirror, "a")
+    assert_told_to_reconcile(mirror)
+    assert healed(mirror).slot == "made"
+    database.execute("UPDATE b SET v = 'fourth' WHERE id <= 10")
+    pump_until_live(mirror, "public.a", "public.b")
+    mirror.assert_equal("public.a", "public.b")
+    # From here on, a lost slot is nothing but that.
+    drop_slot(mirror)
+    database.execute("UPDATE b SET v = 'in no stream' WHERE id <= 20")
+    before = mirror.frontier()
+    resync = resynced(mirror)
+    assert resync.lost is not None
+    assert resync.position is not None
+    assert resync.position > before
+    steps = pump_until_live(mirror, "public.a", "public.b")
+    assert not steps.count(Step.METADATA_UNKNOWN)
+    mirror.assert_equal("public.a", "public.b")
+    assert assert_verified(database) == 2
+    assert not sweep_refused(mirror)
+
+
+def assert_told_to_reconcile(mirror: Mirror) -> None:
+    """`status` says the same as the pump that ended, and not what a lost slot alone would need."""
+    remedies = [alert.remedy for alert in alerts(mirror) if alert.severity is Severity.CRITICAL]
+    assert len(remedies) == 1
+    assert "mirror-pump reconcile" in remedies[0]
+    assert "resync" not in remedies[0]
+
+
+def test_a_slot_that_a_promotion_left_behind_is_a_matter_of_reconcile(mirror: Mirror) -> None:
+    """Before any pump has looked at the new primary."""
+    drop_slot(mirror)
+    frontier, slot = Lsn(mirror.frontier()), mirror.settings.slot
+    with connected(mirror) as connection:
+        ((timeline,),) = mirror.database.rows("SELECT timeline FROM modak.mirror_slots")
+        with pytest.raises(SourceError, match="nothing was done"):
+            begin_stream(connection, slot, Lsn(frontier - 1))
+        mirror.database.execute(f"UPDATE modak.mirror_slots SET timeline = {timeline + 1}")
+        with pytest.raises(SourceError, match="nothing was done"):
+            begin_stream(connection, slot, frontier)
+        mirror.database.execute(f"UPDATE modak.mirror_slots SET timeline = {timeline}")
+    (alert,) = [found for found in alerts(mirror) if "does not exist" in found.message]
+    assert "mirror-pump resync --all" in alert.remedy
+    mirror.database.execute("UPDATE modak.mirror_slots SET timeline = timeline + 1")
+    assert_told_to_reconcile(mirror)
+    with pytest.raises(HistoryDiverged, match="which is not part of the server's history"):
+        resynced(mirror)
+
+
 def test_nothing_is_deleted_where_no_pump_has_followed_to(mirror: Mirror) -> None:
     database = mirror.database
     assert not sweep_refused(mirror)
@@ -221,6 +317,7 @@ def test_rows_that_only_the_lake_has_survive(retention_tables: RetentionTables, 
         older.put_back()
         assert "the database went back" in str(refused(mirror))
         assert sweep_refused(mirror, "public.events")
+        assert "the database went back" in resync_refused(mirror, "events")
         before = KeptCatalog(database, f"before_{slot_dropped}".lower())
         with pytest.raises(HistoryDiverged, match=r"events has heap retention, and its catalog went back") as failure:
             healed(mirror)

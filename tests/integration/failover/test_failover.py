@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true
 from mirror_pump.testing.postgres import EmbeddedPostgres, free_port
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
+from tests.support.events_table import EventsTable
 from tests.support.pipeline import in_thread
 from tests.support.replicas import (
     DATABASE,
@@ -41,6 +43,7 @@ from tests.support.replicas import (
     replicated,
     servers_dsn,
 )
+from tests.support.resyncs import assert_one_swap, audit_promises, resynced
 
 pytestmark = pytest.mark.skipif(major_version() < 17, reason="slots are synchronised from 17 on")
 
@@ -248,6 +251,59 @@ def test_commits_that_a_promotion_lost_are_told_and_healed(template: Path, wareh
             after.await_frontier()
             assert not healthy.steps.count(Step.TABLE_COPIED_AGAIN)
         assert_right(after)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "slot_survives", [pytest.param(True, id="with the slot"), pytest.param(False, id="without it")]
+)
+def test_a_resync_after_commits_were_lost(template: Path, warehouse: str, slot_survives: bool) -> None:
+    """An asynchronous promotion, with a table of which the lake alone has old rows: `resync` refuses it until
+    `reconcile` has accepted what was lost, and copies everything then."""
+    with replicated(template, settings={}) as servers:
+        mirror = mirrored(servers.before, warehouse, servers.dsn)
+        events = EventsTable.manual(mirror)
+        with mirror.pumping() as running:
+            mirror.await_live("public.events")
+            events.advance(running)
+            servers.before.execute("ALTER TABLE events DETACH PARTITION p0", "DROP TABLE p0")
+            mirror.await_frontier()
+        if slot_survives:
+            servers.give_slot(mirror)
+        servers.caught_up()
+        servers.gate.shut()
+        kept = mirror.frontier()
+        with mirror.pumping() as running:
+            for value in ("lost", "lost as well"):
+                servers.before.execute(f"UPDATE a SET v = '{value}'", "DELETE FROM b WHERE id <= 100")
+                mirror.await_frontier()
+            events.advance(running)
+        servers.fail_over()
+        after = moved(mirror, servers.after)
+        old_rows = replace(events, database=servers.after, mirror=after, passed=1)
+        errors = set()
+        for names in ((), ("a",)):
+            with pytest.raises(HistoryDiverged) as failure:
+                resynced(after, *names)
+            errors.add(str(failure.value))
+        (error,) = errors
+        assert "the server lost commits that the lake has shown" in error
+        assert (after.frontier(), after.state("public.a")) == (kept, "live")
+        servers.after.execute("UPDATE b SET v = 'after' WHERE id > 290")
+        found, _ = healed(after)
+        assert (found.slot, found.lost) == ("kept" if slot_survives else "made", error)
+
+        audit_promises(servers.after)
+        begun = resynced(after)
+        assert (begun.lost, begun.failed) == (None, False)
+        assert {table.kept_below for table in begun.tables} == {None, str(events.width)}
+        _pump_until_live(after)
+        after.await_live("public.events")
+        assert_one_swap(servers.after, ("a", "b", "events"), found.frontier)
+        old_rows.assert_exact()
+        assert assert_verified(servers.after) == 3
+        after.assert_equal("public.a", "public.b")
+        after.assert_sound()
 
 
 def _doctor(mirror: Mirror) -> tuple[Finding, ...]:

@@ -12,6 +12,7 @@ from mirror_pump.errors import NotLeader, SourceError, TableError, UsageError
 from mirror_pump.limits import InternalLimits
 from mirror_pump.model import TableState, format_lsn
 from mirror_pump.ops.resync.resync import ResyncAction, plan_resync
+from mirror_pump.ops.setup.profiles import add_profile, described_profile
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.status.status_report import Severity
 from mirror_pump.pipeline.flow.steps import Step
@@ -53,11 +54,14 @@ def invalidate_slot(mirror: Mirror) -> None:
 
 
 def live_mirror(database: Database, warehouse: str, runner: Any, **options: Any) -> Mirror:
-    """A mirror of `t`, `other` and `chosen`, up to date, without a pump."""
+    """A mirror of `t`, `other`, and `chosen` in a warehouse of its own, up to date, without a pump."""
     database.execute(*TABLES, *CHOSEN)
     mirror = Mirror.create(database, warehouse, runner, copy_chunk_bytes=8192, **options)
     mirror.register("t", "other")
-    mirror.register("chosen", choices=parse_choices(["amount=decimal(20,4)"], ["secret"]))
+    add_profile(
+        mirror.settings, described_profile("second", f"{warehouse}-second", [], None, None, None), default=False
+    )
+    mirror.register("chosen", choices=parse_choices(["amount=decimal(20,4)"], ["secret"]), profile="second")
     mirror.catch_up()
     return mirror
 
