@@ -130,7 +130,9 @@ def resync(
     Readers keep what the tables hold now, until one publish shows the new content of all of them. A running pump copies
     the tables; if none runs, a pump within this process does. Tables that are being copied already are not begun again.
     If the slot is lost, a new one is made, which needs all tables: SourceError is raised if names are given, if another
-    pump leads, or if the slot cannot be made. Ctrl-C raises Interrupted; the same command then continues.
+    pump leads, or if the slot cannot be made. HistoryDiverged is raised, and nothing is changed, if the server was
+    promoted or restored so that `reconcile` has to continue. Ctrl-C raises Interrupted; the same command then
+    continues.
     """
     with _connect(settings) as connection, source_errors("having tables copied again"):
         try:

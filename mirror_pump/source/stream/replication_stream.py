@@ -356,9 +356,9 @@ def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceErro
         return ConnectionLost(f"the stream from slot {slot} broke: {detail}", "mirror-pump connects again by itself")
     if state == "42704":
         remedy = (
-            "`mirror-pump init` makes publication and slot; if the slot was dropped, or if this is what it says with a"
-            " publication that is there again (before version 18, what was written without one cannot be decoded),"
-            " unregister the tables, drop the slot, `mirror-pump init`, and register them again"
+            "if the publication is gone, `mirror-pump init` makes it again; if the slot is, `mirror-pump resync --all`"
+            " does. If the publication is there again (before version 18, what was written without one cannot be"
+            f" decoded): SELECT pg_drop_replication_slot('{slot}'), then `mirror-pump resync --all`"
         )
     elif state == "55000":
         remedy = "if the slot was invalidated, `mirror-pump resync --all` makes a new one and copies the tables again"
