@@ -198,7 +198,8 @@ def _refuse_loss_of_rows(connection: PgConnection, position: CatalogPosition, lo
                 f" {format_lsn(position.applied)}, but its heap did not: rows that have left the heap since may be"
                 f" only in {publish.metadata.location}. Nothing was changed",
                 "restore the database as a whole, or a newer copy of schema modak. If neither exists, save the rows"
-                " from that file first (`iceberg_scan('...')` in DuckDB). Run no maintenance until then",
+                " from that file first (`iceberg_scan('...')` in DuckDB). Run no maintenance until then. If nothing was"
+                " restored, but a pump was killed and somebody moved the slot: drop the slot, and repeat",
             )
 
 
