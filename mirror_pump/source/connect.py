@@ -21,6 +21,7 @@ from psycopg import conninfo, pq
 from psycopg.pq.abc import PGconn
 
 from mirror_pump.errors import ConnectionLost, SourceError, UsageError
+from sql import queries
 
 PgConnection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 """An ordinary connection whose rows are plain tuples."""
@@ -61,6 +62,10 @@ PINNED_SETTINGS: dict[str, str] = {
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
+
+UNLIMITED_TRANSACTIONS = queries("server")["unlimited_transactions"]
+"""One more limit for interactive users. Servers before 17 do not know it, and would refuse it in a startup packet. It also
+ends a walsender that takes longer to decode a transaction, again on each attempt."""
 
 PINNED_FOR_VALUES: dict[str, str] = {
     # regclass and similar types print a schema name only for relations outside of the search path.
@@ -116,7 +121,10 @@ def connect(dsn: str, *, autocommit: bool = False, application_name: str = "mirr
     """
     try:
         text = _conninfo(dsn, _PINNED_FOR_ANSWERS, application_name=application_name)
-        return psycopg.connect(text, autocommit=autocommit)
+        connection = psycopg.connect(text, autocommit=autocommit)
+        # Below psycopg, which would begin a transaction.
+        connection.pgconn.exec_(UNLIMITED_TRANSACTIONS.encode())
+        return connection
     except psycopg.Error as error:
         raise _connect_error(str(error), dsn) from error
 
@@ -146,6 +154,7 @@ def replication_connect(dsn: str, *, application_name: str = "mirror-pump-stream
     if failed:
         connection.finish()
         raise _connect_error(failed, dsn)
+    connection.exec_(UNLIMITED_TRANSACTIONS.encode())
     return connection
 
 

@@ -40,6 +40,17 @@ def test_samples_are_kept_for_an_hour_and_never_closer_than_the_interval(status:
     assert samples[-1] - samples[0] == pytest.approx(SPAN, abs=2 * INTERVAL)
 
 
+def test_a_clock_that_is_set_back_begins_the_history_anew(status: MirrorStatus) -> None:
+    """Otherwise rates, and with them the time to invalidation, would be those of before for an hour."""
+    history = StatusHistory()
+    for start, growth in ((10_000.0, 1000), (6400.0, 5)):
+        for place in range(5):
+            moved = replace(status, wal_position=Lsn(growth * place))
+            history.add(StatusSample.of(moved, start + place * INTERVAL, 0), moved)
+        assert history.wal_bytes_per_second == pytest.approx(growth / INTERVAL)
+    assert history.to_json(status)["samples"]["at"][0] == 6400
+
+
 @pytest.mark.parametrize(
     ("reserves", "seconds"),
     [
