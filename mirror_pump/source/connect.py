@@ -64,8 +64,8 @@ PINNED_SETTINGS: dict[str, str] = {
 }
 
 UNLIMITED_TRANSACTIONS = queries("server")["unlimited_transactions"]
-"""One more limit for interactive users. Servers before 17 do not know it, and would refuse it in a startup packet. It also
-ends a walsender that takes longer to decode a transaction, again on each attempt."""
+"""One more limit for interactive users. Servers before 17 do not know it, and would refuse it in a startup packet. It
+also ends a walsender that takes longer to decode a transaction, again on each attempt."""
 
 PINNED_FOR_VALUES: dict[str, str] = {
     # regclass and similar types print a schema name only for relations outside of the search path.

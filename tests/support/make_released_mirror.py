@@ -10,6 +10,7 @@ import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from mirror_pump.engine.rewrite.file_merge import merge_files
 from mirror_pump.ops.maintenance.policies import change
@@ -34,7 +35,7 @@ from tests.support.released_mirror import (
     wal_file,
 )
 
-_SETTINGS = {"index_memory": 0, "merge_bytes": 0, "copy_chunk_bytes": 8192, "retention_interval": 0.1}
+_SETTINGS: dict[str, Any] = {"index_memory": 0, "merge_bytes": 0, "copy_chunk_bytes": 8192, "retention_interval": 0.1}
 
 _TABLES = (
     "CREATE TYPE mood AS ENUM ('ok', 'it''s, \"bad\"')",
@@ -55,9 +56,10 @@ _TABLES = (
 )
 
 _NOT_HELD = (
-    # Kept as text, beside the typed columns.
-    "INSERT INTO kinds (id, c10, c4, c12, c13) VALUES (3, 'infinity', 'NaN', '-infinity', '294276-12-31 23:59:59.999999')"
+    "INSERT INTO kinds (id, c10, c4, c12, c13)"
+    " VALUES (3, 'infinity', 'NaN', '-infinity', '294276-12-31 23:59:59.999999')"
 )
+"""Values that are kept as text, beside the typed columns."""
 
 
 def _first_life(mirror: Mirror) -> tuple[EventsTable, int, list[list[object]]]:
@@ -68,7 +70,9 @@ def _first_life(mirror: Mirror) -> tuple[EventsTable, int, list[list[object]]]:
         mirror.register("kinds", "converted", "pending", "filling")
         mirror.register("partial", choices=ColumnChoices(excluded=frozenset({"hidden"})))
         events = EventsTable.automatic(mirror, partitions=3, rows=10)
-        mirror.await_live(*(f"public.{name}" for name in ("kinds", "converted", "pending", "filling", "partial", "events")))
+        mirror.await_live(
+            *(f"public.{name}" for name in ("kinds", "converted", "pending", "filling", "partial", "events"))
+        )
         events.await_state(p0="dropped")
         change(mirror.settings, "converted", {"snapshot_retention_hours": 48})
         database.execute(

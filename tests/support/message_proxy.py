@@ -56,8 +56,8 @@ class MessageProxy:
         threading.Thread(target=self._accept, name="message-proxy", daemon=True).start()
 
     def cut_at(self, number: int | None) -> None:
-        """The next `number` messages of watched connections pass, in both directions together; at the one after them its
-        connection is cut. None: no connection is cut."""
+        """The next `number` messages of watched connections pass, in both directions together; at the one after them
+        its connection is cut. None: no connection is cut."""
         with self._lock:
             self.passed.clear()
             self._left = number

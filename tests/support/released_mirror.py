@@ -2,13 +2,14 @@
 
 `make fixture` makes the archive of the present version; tests put it up again on a server of their own.
 
-**Where it is.** Metadata, manifests and position deletes of a lake hold absolute paths. So the lake is written to, and put
-back at, one place of the machine (LAKE); a lock keeps two tests, or a test and `make fixture`, from using it at once.
+**Where it is.** Metadata, manifests and position deletes of a lake hold absolute paths. So the lake is written to, and
+put back at, one place of the machine (LAKE); a lock keeps two tests, or a test and `make fixture`, from using it at
+once.
 
 **The server.** An upgrade of the program keeps the server, with its OIDs, its WAL positions and its slot. The catalog
-refers to all three, and a plain dump has none of them. They are put up as pg_upgrade does: pg_dump --binary-upgrade keeps
-the OIDs of relations and types and the numbers of files; pg_resetwal begins the WAL shortly before the frozen frontier,
-and transaction IDs beyond the frozen ones. A slot is then made there and advanced to the frontier, where the
+refers to all three, and a plain dump has none of them. They are put up as pg_upgrade does: pg_dump --binary-upgrade
+keeps the OIDs of relations and types and the numbers of files; pg_resetwal begins the WAL shortly before the frozen
+frontier, and transaction IDs beyond the frozen ones. A slot is then made there and advanced to the frontier, where the
 frozen one stood: the WAL in between has no change of a table. Only the cluster's own identity cannot be kept:
 modak.mirror_slots gets the new one.
 """
@@ -39,7 +40,8 @@ LAKE = Path("/tmp/mirror-pump-released-lake")
 DATABASE = "released"
 
 WAL_SEGMENT = 0x20
-"""The segment of WAL (16 MiB) in which frozen mirrors are written. A restored server writes what it restores before it."""
+"""The segment of WAL (16 MiB) in which frozen mirrors are written. A restored server writes what it restores before
+it."""
 
 _RESTORE_SEGMENT = 0x08
 _NEXT_XID = 20_000
@@ -118,7 +120,14 @@ def ctids(database: Database) -> str:
 def freeze(database: Database, description: Description, directory: Path) -> Path:
     """Writes the archive, by way of `directory`. Nothing may use the mirror meanwhile."""
     catalog = directory / "database.sql"
-    dump = [database.server.binary("pg_dump"), "--binary-upgrade", "--file", catalog, "--dbname", database.dsn]
+    dump = [
+        str(database.server.binary("pg_dump")),
+        "--binary-upgrade",
+        "--file",
+        str(catalog),
+        "--dbname",
+        database.dsn,
+    ]
     subprocess.run(dump, check=True)
     (directory / "description.json").write_text(json.dumps(asdict(description), indent=1))
     archive = RELEASED / f"{description.version}.tar.xz"
@@ -132,7 +141,8 @@ def freeze(database: Database, description: Description, directory: Path) -> Pat
 
 @contextmanager
 def restored(archive: Path, directory: Path) -> Iterator[ReleasedMirror]:
-    """The mirror of an archive, on a server of its own, for the time of the block. `directory` is for temporary files."""
+    """The mirror of an archive, on a server of its own, for the time of the block. `directory` is for temporary
+    files."""
     with lake_directory(), tarfile.open(archive) as tar:
         tar.extractall(directory, filter="data")
         description = Description(**json.loads((directory / "description.json").read_text()))
@@ -144,12 +154,21 @@ def restored(archive: Path, directory: Path) -> Iterator[ReleasedMirror]:
 
 def _restore(server: EmbeddedPostgres, catalog: Path, description: Description) -> Database:
     server.stop()
-    server.run_stopped("pg_resetwal", f"--next-wal-file={wal_file(_RESTORE_SEGMENT)}", f"--next-transaction-id={_NEXT_XID}")
+    server.run_stopped(
+        "pg_resetwal", f"--next-wal-file={wal_file(_RESTORE_SEGMENT)}", f"--next-transaction-id={_NEXT_XID}"
+    )
     server.start("-b")
     database = Database(server, DATABASE)
     server.create_database(DATABASE)
     # No trigger and no event trigger of the mirror acts on what is restored.
-    command = [server.binary("psql"), "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--file", catalog, database.dsn]
+    command = [
+        str(server.binary("psql")),
+        "--no-psqlrc",
+        "--quiet",
+        "--set=ON_ERROR_STOP=1",
+        f"--file={catalog}",
+        database.dsn,
+    ]
     environment = {**os.environ, "PGOPTIONS": "-c session_replication_role=replica"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"the dump cannot be restored: {done.stderr[-3000:]}"

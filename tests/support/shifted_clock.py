@@ -10,8 +10,8 @@ import pytest
 class ShiftedClock:
     """Shifts time.time() and time.time_ns() by `offset` seconds, which a test changes while a pump runs.
 
-    That is the clock of the pump and of its tasks, if they run in threads. PostgreSQL, the file system and Spark's JVM keep
-    the right time. time.monotonic() goes on as it does when an administrator sets the clock.
+    That is the clock of the pump and of its tasks, if they run in threads. PostgreSQL, the file system and Spark's JVM
+    keep the right time. time.monotonic() goes on as it does when an administrator sets the clock.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

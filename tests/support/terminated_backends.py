@@ -24,8 +24,8 @@ SELECT pid, CASE WHEN backend_type = 'walsender' THEN 'walsender' ELSE applicati
 def terminating(
     database: Database, seed: int, shortest: float, longest: float, spared: tuple[str, ...] = ()
 ) -> Iterator[Counter[str]]:
-    """Ends one of the sessions after each pause of a random length, in seconds, for the time of the block. Yields how many
-    it has ended so far, by application name. `spared`: application names that it leaves alone."""
+    """Ends one of the sessions after each pause of a random length, in seconds, for the time of the block. Yields how
+    many it has ended so far, by application name. `spared`: application names that it leaves alone."""
     ended: Counter[str] = Counter()
 
     def work(stop: threading.Event) -> None:

@@ -142,12 +142,13 @@ def _task_failed(name: str, lines: Sequence[str]) -> TaskFailed:
     found = next((line for line in lines if any(sign in line for sign in _NO_MEMORY)), None)
     if found is None:
         return TaskFailed(
-            f"a task of {name} failed: {shown}", "the pump retries by itself; if it fails every time, report this with the log"
+            f"a task of {name} failed: {shown}",
+            "the pump retries by itself; if it fails every time, report this with the log",
         )
     return TaskFailed(
         f"a task of {name} had not enough memory, or was killed for want of it: {found}",
-        "nothing is lost, and the pump retries by itself. If it happens again, give the machine or Spark's executors more"
-        " memory, or lower segment_bytes (stream) and copy_chunk_bytes (copies), and copy_workers",
+        "nothing is lost, and the pump retries by itself. If it happens again, give the machine or Spark's executors"
+        " more memory, or lower segment_bytes (stream), copy_chunk_bytes and copy_workers (copies)",
     )
 
 

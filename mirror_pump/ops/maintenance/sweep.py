@@ -12,8 +12,8 @@
 5. Numbers. A metadata file with a higher number than the one that the catalog names may be in a publish under way, and
    stays, however old its time says that it is: somebody may have set a clock.
 
-No decision relies on one clock alone: the present is the earlier one of the server's clock and this machine's, and files may
-bear times that are off by CLOCK_SKEW.
+No decision relies on one clock alone: the present is the earlier one of the server's clock and this machine's, and
+files may bear times that are off by CLOCK_SKEW.
 
 A table is not swept during its initial copy.
 """
@@ -157,8 +157,8 @@ def _is_metadata(file: StoredFile) -> bool:
 
 
 def _may_be_staged(file: StoredFile, state: LakeTable) -> bool:
-    """Whether it is a metadata file that a publish may be about to name. Such a publish builds on the present metadata, or on
-    a later one, and gives its files the next number."""
+    """Whether it is a metadata file that a publish may be about to name. Such a publish builds on the present metadata,
+    or on a later one, and gives its files the next number."""
     if not _is_metadata(file):
         return False
     number = metadata_number(file.location)

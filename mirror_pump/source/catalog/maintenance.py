@@ -208,12 +208,13 @@ def file_request(connection: PgConnection, table_id: TableId, by: str) -> dateti
 
 
 def safe_time(connection: PgConnection) -> float:
-    """The present, seconds since 1970: the earlier one of the server's clock and this machine's. What is old by it is old,
-    although one of the two may have jumped ahead."""
+    """The present, seconds since 1970: the earlier one of the server's clock and this machine's. What is old by it is
+    old, although one of the two may have jumped ahead."""
     with source_errors("reading the server's clock"):
         row = connection.execute(_SQL["clock"]).fetchone()
     assert row is not None
-    return min(time.time(), row[0].timestamp())
+    there: datetime = row[0]
+    return min(time.time(), there.timestamp())
 
 
 def withdraw_requests(connection: PgConnection, table_ids: Collection[TableId], by: str) -> None:

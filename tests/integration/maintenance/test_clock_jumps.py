@@ -42,7 +42,9 @@ def test_the_pumps_clock_jumps_while_it_works(retention_tables: RetentionTables,
     events = retention_tables.automatic(partitions=3, fold_age=0.05, convert_age=0.3, index_memory=0)
     mirror, steps = events.mirror, Steps()
     database = mirror.database
-    database.execute("CREATE TABLE t (id int PRIMARY KEY, n int)", "INSERT INTO t SELECT g, 0 FROM generate_series(1, 50) g")
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, n int)", "INSERT INTO t SELECT g, 0 FROM generate_series(1, 50) g"
+    )
     with mirror.pumping(steps):
         mirror.register("t")
         mirror.await_live("public.events", "public.t")
@@ -56,7 +58,9 @@ def test_the_pumps_clock_jumps_while_it_works(retention_tables: RetentionTables,
             mirror.assert_equal("public.t")
             assert pending(mirror, "public.t") or steps.count(Step.CONVERTED), "there is something to convert"
             await_true(lambda: not pending(mirror, "public.t"), 20, f"deletes are converted, {offset:+.0f} s")
-            await_true(lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 20, "corrections are folded")
+            await_true(
+                lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 20, "corrections are folded"
+            )
             events.assert_exact()
         assert steps.count(Step.RETRYING) == 0
     for table in ("public.t", "public.events"):

@@ -1,8 +1,8 @@
 """Storage that runs full, the lake's, Spark's or the server's: said clearly, nothing lost, nothing half done or left.
 
-The file systems are real ones: small tmpfs mounts. Where only root may mount, they are in a name space of their own, which a
-process of ours holds open; where even that is forbidden, these tests are skipped. A server that may not write (enough) is
-had in any case, by the kernel's limit on the size of a process's files.
+The file systems are real ones: small tmpfs mounts. Where only root may mount, they are in a name space of their own,
+which a process of ours holds open; where even that is forbidden, these tests are skipped. A server that may not write
+(enough) is had in any case, by the kernel's limit on the size of a process's files.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def mounted(directory: Path, size: str, *, owner: str = "") -> Iterator[Callable
 
 @contextmanager
 def mounted_apart(directory: Path, size: str) -> Iterator[Path]:
-    """A tmpfs for the time of the block, without any right to mount. Yields the path by which processes of this user reach
-    it."""
+    """A tmpfs for the time of the block, without any right to mount. Yields the path by which processes of this user
+    reach it."""
     mount = f"mount -t tmpfs -o size={size} tmpfs '{directory}' && echo mounted && exec cat"
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount]
     with subprocess.Popen(
@@ -259,7 +259,7 @@ def test_a_server_that_has_no_room_to_decode(database: Database, warehouse: str,
     steps = Steps()
     with mounted(slot, "1m", owner=f",mode=0700,uid={owner.st_uid},gid={owner.st_gid}") as resize:
         (slot / "state").write_bytes(state)
-            os.chown(slot / "state", owner.st_uid, owner.st_gid)
+        os.chown(slot / "state", owner.st_uid, owner.st_gid)
         database.execute("INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 30000) g")
         running = mirror.start(steps)
         await_true(lambda: steps.count(Step.RETRYING) >= 2, 60, "the server has failed twice")
@@ -273,7 +273,9 @@ def test_a_server_that_has_no_room_to_decode(database: Database, warehouse: str,
         await_true(lambda: not database.rows("SELECT FROM pg_replication_slots WHERE active"), 30, "nobody streams")
 
 
-def test_a_server_that_may_not_write_what_it_decodes(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+def test_a_server_that_may_not_write_what_it_decodes(
+    database: Database, warehouse: str, tasks: ThreadTaskRunner
+) -> None:
     """A walsender that cannot write its files: also where nobody lets us mount."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",

@@ -1,4 +1,5 @@
-"""Sessions that stay idle, ours and those of users, for longer than any limit: limits of milliseconds stand for an hour."""
+"""Sessions that stay idle, ours and those of users, for longer than any limit: limits of milliseconds stand for an
+hour."""
 
 from __future__ import annotations
 
