@@ -20,7 +20,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.support.events_table import EventsTable, upsert
 from tests.support.pending_deletes import pending
-from tests.support.released_mirror import RELEASED, ReleasedMirror, describe_states, restored
+from tests.support.released_mirror import RELEASED, UNFOLDED, ReleasedMirror, describe_states, restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,7 +90,7 @@ def assert_goes_on(released: ReleasedMirror, spark: SparkSession) -> None:
         mirror.assert_equal(*(f"public.{name}" for name in PLAIN))
         events.assert_exact()
         await_true(lambda: not pending(mirror, "public.pending"), 30, "deletes that were pending are converted")
-        await_true(lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 30, "corrections are folded")
+        await_true(lambda: database.rows(UNFOLDED) == [(0,)], 30, "corrections are folded")
         assert events.states()["p1"] == "tiered", "its reader is still there"
         with database.connect() as connection:
             connection.execute("DELETE FROM modak.read_pins WHERE table_id = 'events'::regclass::oid::bigint")

@@ -26,6 +26,7 @@ from tests.support.pending_deletes import pending
 from tests.support.released_mirror import (
     DATABASE,
     LAKE,
+    UNFOLDED,
     WAL_SEGMENT,
     Description,
     ctids,
@@ -89,7 +90,7 @@ def _first_life(mirror: Mirror) -> tuple[EventsTable, int, list[list[object]]]:
         with database.connect(autocommit=False) as connection:
             for number in range(6):
                 upsert(connection, number * 7, number, "corrected")
-        await_true(lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 30, "corrections are folded")
+        await_true(lambda: database.rows(UNFOLDED) == [(0,)], 30, "corrections are folded")
         # The reader that has pinned p0's end still needs p1 in the heap.
         events.grow()
         events.await_state(p1="tiered")

@@ -43,6 +43,9 @@ WAL_SEGMENT = 0x20
 """The segment of WAL (16 MiB) in which frozen mirrors are written. A restored server writes what it restores before
 it."""
 
+UNFOLDED = "SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL"
+"""Corrections that the lake does not have. Others stay as long as readers have pinned an older snapshot."""
+
 _RESTORE_SEGMENT = 0x08
 _NEXT_XID = 20_000
 """Beyond all transaction IDs in an archive, and on the first page of pg_xact."""
