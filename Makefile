@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint bench soak compose fixture wheel try-wheel first-hour requirements clean distclean
+.PHONY: help setup demo test lint audit bench soak compose fixture wheel try-wheel first-hour requirements clean distclean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -20,7 +20,8 @@ UV = $$(if uv --version >/dev/null 2>&1; then echo uv; else echo $(BOOTSTRAP)/bi
 help:
 	@echo 'make demo          mirror a pgbench load live, prove the result, print how to query it'
 	@echo 'make test          all tests but benchmarks and soak'
-	@echo 'make lint          ruff, and mypy in strict mode'
+	@echo 'make lint          ruff, mypy in strict mode, and audit'
+	@echo 'make audit         known vulnerabilities of the requirements, where a registry knows of them'
 	@echo 'make bench         speed beside the limits of this machine; results in build/bench/'
 	@echo 'make soak          hours of faults'
 	@echo 'make compose       the services of deploy/compose as processes, with its Spark cluster'
@@ -87,6 +88,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@$(MAKE) --no-print-directory audit
+
+audit: $(READY)
+	@$(BIN)/python -m tests.bare_machine.audit "$(UV)"
 
 # ClickHouse, half a gigabyte that only `read` needs, in a directory of its own: tests neither load it nor wait for it.
 # Without its dependencies: what is used of it needs none. Where it cannot be had, `read` says so and does without.

@@ -123,8 +123,9 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     }
     lines = [
         Line(f"retire: {rows:,} rows, due to dropped", f"{times.dropped - due:.1f} s", "", "", "",
-             f"sealed after {times.sealed - due:.1f} s, passed by T {times.passed - times.sealed:.1f} s later, proven"
-             f" {times.proven - times.passed:.1f} s later (the proof {proof[0]:.1f} s), dropped"
+             f"sealed after {times.sealed - due:.1f} s, passed by the cut-line"
+             f" {times.passed - times.sealed:.1f} s later,"
+             f" proven {times.proven - times.passed:.1f} s later (the proof {proof[0]:.1f} s), dropped"
              f" {times.dropped - times.proven:.1f} s later; {times.refused} steps tried again; {cpu_text(cpu)}"),
         Line("retire: longest wait of another session for a lock", f"{wait * 1000:,.0f} ms", "", "", "",
              f"{', '.join(f'{name} {seconds * 1000:,.0f}' for name, seconds in waits.items())}; {writes:,.0f} writes/s;"
@@ -161,7 +162,7 @@ def _times(steps: list[Taken], due: float) -> _Times:
     passed = [one.at for one in steps if one.step is Step.TIER_ADVANCED]
     refused = sum(one.step is Step.RETENTION_REFUSED for one in steps)
     if not passed or not {"seal", "prove", "drop"} <= retention.keys():
-        raise BenchmarkFailed(f"steps are missing: {sorted(retention)}, T moved {len(passed)} times")
+        raise BenchmarkFailed(f"steps are missing: {sorted(retention)}, the cut-line moved {len(passed)} times")
     return _Times(due, retention["seal"], passed[0], retention["prove"], retention["drop"], refused)
 
 

@@ -112,7 +112,7 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
                 took |= {(reader.engine, state, query): one for query, one in found.items()}
                 wrong += failures
     figures["seam.verified"] = not wrong
-    lines = [Line("seam: T has passed 90 % of the rows", f"{leaving:.0f} s", "", "", "",
+    lines = [Line("seam: the cut-line has passed 90 % of the rows", f"{leaving:.0f} s", "", "", "",
                   f"{_PARTITIONS - 1} partitions sealed, passed and proven, one after the other")]  # fmt: skip
     for engine in ENGINES:
         for state in (EMPTY, CORRECTED):

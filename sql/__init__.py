@@ -71,7 +71,11 @@ def queries(name: str) -> dict[str, str]:
     return dict(zip(parts[1::2], (statement.strip().rstrip(";") for statement in parts[2::2]), strict=True))
 
 
+def role_script(name: str) -> str:
+    """The text of sql/roles/`name`.sql, for psql: `admin`, `pump` or `reader`."""
+    return (resources.files(__name__) / "roles" / f"{name}.sql").read_text(encoding="utf-8")
+
+
 def reader_role(quoted: str) -> str:
     """The statements that let a role read the mirror; `quoted` is its name as SQL has it."""
-    text = (resources.files(__name__) / "roles" / "reader.sql").read_text(encoding="utf-8")
-    return text.replace(':"reader"', quoted)
+    return role_script("reader").replace(':"reader"', quoted)

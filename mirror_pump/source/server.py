@@ -21,9 +21,6 @@ OLDEST_MAJOR = 14
 NEWEST_MAJOR = 18
 """The newest version that the tests run on. A later one may change what pgoutput sends."""
 
-_MANAGED_REPLICATION_ROLES = ("rds_replication", "cloudsqlsuperuser", "azure_pg_admin")
-"""Managed services grant the replication privilege by membership in these roles; rolreplication stays false."""
-
 
 @dataclass(frozen=True)
 class ServerFacts:
@@ -51,6 +48,9 @@ class ServerSettings:
     used_senders: int
     in_recovery: bool
     may_replicate: bool
+    """By an attribute of the role. On Amazon RDS nobody gets the attribute, but membership in rds_replication."""
+    on_rds: bool
+    """Whether the role rds_replication exists."""
     may_create: bool
     keep_mb: int
     """max_slot_wal_keep_size in MB; -1 for no limit."""
@@ -88,7 +88,7 @@ class ServerProblem:
 def read_server(conn: PgConnection) -> ServerSettings:
     """Reads the server's settings and the rights of the connection's role. Raises SourceError."""
     with source_errors("checking the server's settings"):
-        server = fetch_row(conn, ServerSettings, _SQL["facts"], {"roles": list(_MANAGED_REPLICATION_ROLES)})
+        server = fetch_row(conn, ServerSettings, _SQL["facts"])
     assert server is not None
     return server
 
@@ -149,7 +149,9 @@ def _rights_problems(conn: PgConnection, server: ServerSettings) -> Iterator[Ser
         yield ServerProblem(
             ServerSubject.RIGHTS,
             "the role that mirror-pump connects as may not stream changes",
-            f"ALTER ROLE {identifier(server.role)} REPLICATION",
+            f"GRANT rds_replication TO {identifier(server.role)}"
+            if server.on_rds
+            else f"ALTER ROLE {identifier(server.role)} REPLICATION",
         )
     if not server.may_create and not server.schema_exists:
         yield ServerProblem(

@@ -15,7 +15,7 @@ $$;
 -- names all columns, so one that lacks a column is older. `waiting`: waits for corrections that other transactions have
 -- locked, and does not skip them.
 CREATE OR REPLACE FUNCTION modak.complete_corrections(id bigint, columns jsonb, waiting boolean) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
 DECLARE
     given text;
@@ -32,8 +32,9 @@ BEGIN
     IF given IS NULL THEN
         RETURN;
     END IF;
-    EXECUTE (SELECT 'SELECT ' || p.expression || ' FROM (SELECT ' || given || ') r' || p.further
-               FROM modak.row_payload(id::oid, numbers) p) INTO image;
+    SELECT o.image INTO image FROM modak.as_owner(
+        id::oid, (SELECT 'SELECT NULL::bigint, NULL::text, NULL::smallint, ' || p.expression || ' FROM (SELECT ' || given || ') r'
+                         || p.further FROM modak.row_payload(id::oid, numbers) p), 0) o;
     IF waiting THEN
         UPDATE modak.delta d SET payload = image || d.payload
          WHERE d.table_id = id AND d.op = 0 AND NOT d.payload ?& names;

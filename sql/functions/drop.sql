@@ -65,9 +65,11 @@ BEGIN
     IF pin IS NOT NULL THEN
         RETURN pin;
     END IF;
-    RETURN format('process %s reads a snapshot of %s, from before the cut-line passed the partition', a.pid, a.xact_start)
+    -- Of other roles' sessions, a role without pg_read_all_stats sees neither type nor start, but their snapshot.
+    RETURN format('process %s reads a snapshot of %s, from before the cut-line passed the partition', a.pid,
+                  coalesce(a.xact_start::text, 'another role'))
       FROM pg_stat_activity a
-     WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.backend_type <> 'autovacuum worker'
+     WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.backend_type IS DISTINCT FROM 'autovacuum worker'
        AND age(a.backend_xmin) >= age(partition.advanced_xid::text::xid8::xid) ORDER BY a.xact_start LIMIT 1;
 END $$;
 

@@ -1,6 +1,9 @@
 -- Notes: transactional messages which say, at the exact position in the stream, that a mirrored table has changed its shape.
 
--- Puts a note into the stream, at its place in this transaction.
+-- Puts a note into the stream, at its place in this transaction. An empty message follows it: logical decoding gives a message
+-- the position at which its record ends. That is also where the next record begins, which is the position of a row change. Where
+-- the note was emitted in a subtransaction and the next change was not, PostgreSQL may send that change first. It may still do so
+-- with the empty message, which nobody reads.
 CREATE OR REPLACE FUNCTION modak.mirror_message(content jsonb) RETURNS pg_lsn
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 -- The server sends a message's bytes as they are, whatever the database's encoding.
@@ -8,7 +11,8 @@ SELECT pg_logical_emit_message(true, 'mirror-pump', convert_to(
            encode(sha256(convert_to(secret || encode(sha256(convert_to(
                secret || pg_current_xact_id()::xid::text || ' ' || content::text, 'UTF8')), 'hex'), 'UTF8')), 'hex')
            || content::text, 'UTF8'))
-  FROM modak.mirror_secret
+  FROM modak.mirror_secret;
+SELECT pg_logical_emit_message(true, 'mirror-pump.end', '');
 $$;
 
 -- The values that older rows have in columns that a command added with a constant default (pg_attribute.attmissingval), as

@@ -63,7 +63,7 @@ BEGIN
     END IF;
     held := modak.held_image(TG_RELID, TG_ARGV[2]::int, TG_ARGV[3]::int[]);
     IF TG_OP <> 'DELETE' THEN
-        EXECUTE held INTO present USING NEW;
+        SELECT * INTO present FROM modak.as_owner(TG_RELID, held, NEW);
         key := present.pk;
         IF kind = 'cold' AND present.op = 0 AND modak.is_infinite(id, present.tier) THEN
             RAISE EXCEPTION USING ERRCODE = 'check_violation', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
@@ -71,7 +71,7 @@ BEGIN
         END IF;
     END IF;
     IF TG_OP <> 'INSERT' THEN
-        EXECUTE held INTO former USING OLD;
+        SELECT * INTO former FROM modak.as_owner(TG_RELID, held, OLD);
         IF key IS DISTINCT FROM former.pk THEN
             PERFORM modak.put_change(kind, id, TG_ARGV[1], former.pk, former.op, former.tier, former.image);
         END IF;
@@ -106,8 +106,16 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- SQL that returns 1 if two rows, $1[1] and $1[2], differ in the key's columns, and NULL otherwise.
+CREATE OR REPLACE FUNCTION modak.key_changed(leaf oid, keys int[]) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT 'SELECT CASE WHEN ' || string_agg(format('format(''%%s'', ($1)[1].%1$I) <> format(''%%s'', ($1)[2].%1$I)', a.attname), ' OR ')
+       || ' THEN 1 END'
+  FROM pg_attribute a WHERE a.attrelid = leaf AND a.attnum = ANY (keys)
+$$;
+
 -- On the DEFAULT partition: moves a row below the cut-line to modak.delta, as other triggers have left it, and refuses any
--- other row.
+-- other row. The DELETE fires triggers of the table's owner, with the owner's rights.
 CREATE OR REPLACE FUNCTION modak.route_old_row() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
@@ -117,27 +125,32 @@ DECLARE
     tier bigint;
     key text;
     image jsonb;
+    unchanged boolean;
     kept boolean;
 BEGIN
     IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
         RETURN NULL;
     END IF;
-    IF TG_OP = 'UPDATE' AND NOT EXISTS (
-            SELECT FROM pg_attribute a WHERE a.attrelid = TG_RELID AND a.attnum = ANY (keys)
-               AND to_jsonb(OLD) -> a.attname::text IS DISTINCT FROM to_jsonb(NEW) -> a.attname::text) THEN
-        -- Changed by a trigger that fired before this one. This trigger fires again for that change.
-        RETURN NULL;
+    IF TG_OP = 'UPDATE' THEN
+        SELECT o.tier IS NULL INTO unchanged
+          FROM modak.as_owner(TG_RELID, modak.key_changed(TG_RELID, keys), ARRAY[OLD, NEW]) o;
+        IF unchanged THEN
+            -- Changed by a trigger that fired before this one. This trigger fires again for that change.
+            RETURN NULL;
+        END IF;
     END IF;
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         PERFORM modak.refuse_outdated(TG_RELID);
     END IF;
-    EXECUTE format('WITH gone AS (DELETE FROM ONLY %s t WHERE %s RETURNING t.*)'
-                   ' SELECT i.tier, i.pk, i.image FROM gone g CROSS JOIN LATERAL (%s) AS i(tier, pk, image)', TG_RELID::regclass,
-                   matched, modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, true, 'g'))
-       INTO tier, key, image USING NEW;
+    SELECT o.tier, o.pk, o.image INTO tier, key, image FROM modak.as_owner(
+        TG_RELID,
+        format('WITH gone AS (DELETE FROM ONLY %s t WHERE %s RETURNING t.*) SELECT i.tier, i.pk, 0::smallint, i.image'
+               ' FROM gone g CROSS JOIN LATERAL (%s) AS i(tier, pk, image)', TG_RELID::regclass, matched,
+               modak.row_image(TG_RELID, TG_ARGV[2]::int, keys, true, 'g')),
+        NEW) o;
     IF tier IS NULL THEN
-        EXECUTE format('SELECT EXISTS (SELECT FROM ONLY %s t WHERE %s)', TG_RELID::regclass, matched)
-           INTO kept USING NEW;
+        SELECT o.tier > 0 INTO kept
+          FROM modak.as_owner(TG_RELID, format('SELECT count(*) FROM ONLY %s t WHERE %s', TG_RELID::regclass, matched), NEW) o;
         IF kept THEN
             RAISE EXCEPTION USING ERRCODE = 'triggered_data_change_violation',
                 MESSAGE = format('the row is below the cut-line, and a DELETE trigger keeps it in %s', TG_RELID::regclass),
@@ -166,6 +179,7 @@ DECLARE
     arguments text;
     name text;
 BEGIN
+    PERFORM modak.owner_function(leaf);
     SELECT format('%L, %L, %L, %L, %L', root::bigint, held_by, n.tier, n.keys, kind) INTO arguments
       FROM modak.key_numbers(root, leaf) n;
     EXECUTE format('CREATE OR REPLACE TRIGGER zz_modak_row AFTER %s ON %s FOR EACH ROW EXECUTE FUNCTION modak.%I(%s)',

@@ -1,11 +1,13 @@
 -- The publication and its tables.
 
--- Removes a relation from a publication. False if it is not in it. Takes the OID, since a name may have characters that the
--- client's encoding lacks.
+-- Removes a relation from a publication of the mirror. False if it is not in it. Takes the OID, since a name may have
+-- characters that the client's encoding lacks. Runs as the publication's owner: the pump removes tables that have failed, and
+-- need not own the publication for that.
 CREATE OR REPLACE FUNCTION modak.mirror_unpublish(publication text, relation bigint) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
+                     JOIN modak.mirror_slots s ON s.publication_name = p.pubname
                     WHERE p.pubname = publication AND r.prrelid = relation::oid) THEN
         RETURN false;
     END IF;
@@ -27,3 +29,5 @@ SELECT m.table_id, concat_ws(' ', p.oid, p.xmin, r.oid),
   LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
  WHERE m.slot_name = mirror_published.slot AND m.state NOT IN ('failed', 'dropped')
 $$;
+
+REVOKE EXECUTE ON FUNCTION modak.mirror_unpublish(text, bigint) FROM PUBLIC;

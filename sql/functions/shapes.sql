@@ -49,7 +49,8 @@ SELECT EXISTS (SELECT FROM modak.tables t JOIN pg_publication p ON p.pubname = t
                   AND to_jsonb(p) ->> 'pubgencols' = 's')
 $$;
 
--- Everything about a table that determines the meaning of its rows and changes. NULL for a dropped table.
+-- Everything about a table that determines the meaning of its rows and changes. NULL for a dropped table. `owned`: the owner of
+-- schema modak may publish it. The pump may be another role, and its notes must not differ from those of event triggers.
 -- Of columns:
 --   filled      rows that exist may have a value in it that no rewrite put there. A partitioned table's own attributes do not
 --               say so, as it has no rows; its partitions' do.
@@ -90,7 +91,8 @@ SELECT jsonb_build_object(
     'inherits', EXISTS (SELECT FROM pg_inherits i JOIN pg_class child ON child.oid = i.inhrelid
                          WHERE c.oid IN (i.inhrelid, i.inhparent) AND NOT child.relispartition
                            AND child.relkind IN ('r', 'f')),
-    'owned', pg_has_role(c.relowner, 'USAGE'), 'row_security', row_security_active(c.oid),
+    'owned', pg_has_role((SELECT m.nspowner FROM pg_namespace m WHERE m.nspname = 'modak'), c.relowner, 'USAGE'),
+    'row_security', row_security_active(c.oid),
     'identity', modak.mirror_identity(c.oid),
     'columns', (SELECT jsonb_agg(jsonb_build_object(
                            'attnum', a.attnum, 'name', a.attname, 'type', a.atttypid::bigint, 'modifier', a.atttypmod,

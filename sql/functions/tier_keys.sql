@@ -44,9 +44,14 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET datestyle = 'I
 DECLARE
     bound text;
     parts text[];
-    type text := (SELECT format_type(a.atttypid, NULL) FROM pg_partitioned_table p
-                    JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = (p.partattrs::int2[])[0]
-                   WHERE p.partrelid = root);
+    -- A domain's base type: the domain's checks would run with the caller's rights.
+    type text := (WITH RECURSIVE reduced(type, base) AS (
+                      SELECT t.oid, t.typbasetype FROM pg_partitioned_table p
+                        JOIN pg_attribute a ON a.attrelid = p.partrelid AND a.attnum = (p.partattrs::int2[])[0]
+                        JOIN pg_type t ON t.oid = a.atttypid
+                       WHERE p.partrelid = root
+                      UNION ALL SELECT t.oid, t.typbasetype FROM reduced r JOIN pg_type t ON t.oid = r.base)
+                  SELECT format_type(r.type, NULL) FROM reduced r WHERE r.base = 0);
 BEGIN
     FOR relation, bound IN
         SELECT c.oid, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid

@@ -37,8 +37,11 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('the mirror has not followed a change of the key of %s yet', relation);
     END IF;
-    EXECUTE modak.row_image(relation, tier_number, numbers, false, format('(jsonb_populate_record(NULL::%s, $1))', relation))
-       INTO tier, canonical, image USING key;
+    SELECT o.tier, o.pk, o.image INTO tier, canonical, image FROM modak.as_owner(
+        relation,
+        format('SELECT i.tier, i.pk, 1::smallint, i.image FROM (%s) AS i(tier, pk, image)',
+               modak.row_image(relation, tier_number, numbers, false, format('(jsonb_populate_record(NULL::%s, $1))', relation))),
+        key) o;
     IF tier >= cut OR modak.is_infinite(relation::oid::bigint, tier) THEN
         RETURN false;
     END IF;

@@ -61,3 +61,8 @@ SELECT format('GRANT %%s ON %%s TO %%s%%s', a.privilege_type, o.target, coalesce
  CROSS JOIN LATERAL aclexplode(o.acl) a
   LEFT JOIN pg_roles r ON r.oid = a.grantee
  WHERE o.name = %(object)s AND a.grantee <> o.owner AND (r.oid IS NOT NULL OR o.is_view);
+
+-- name: other_owner
+-- The owner of schema modak, if that is another role than this one, which may act for it.
+SELECT r.rolname::text FROM pg_namespace m JOIN pg_roles r ON r.oid = m.nspowner
+ WHERE m.nspname = 'modak' AND r.rolname <> current_user AND pg_has_role(r.oid, 'MEMBER');

@@ -26,3 +26,7 @@ SELECT format('%%I.%%I', n.nspname, c.relname)
 -- name: snapshot
 -- The first transaction ID that a new snapshot has not seen assigned, and those before it that are still open.
 SELECT pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT pg_snapshot_xip(s)::text::bigint) FROM pg_current_snapshot() s;
+
+-- name: key_match
+-- The condition that row t of a table has the key of row k.
+SELECT modak.key_match(%(oid)s::bigint::oid, %(numbers)s::int[], 'k');

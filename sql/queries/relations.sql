@@ -13,16 +13,20 @@ SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
  WHERE lower(c.relname) = lower(%(name)s) AND c.relkind IN ('r', 'p') ORDER BY 1 LIMIT 3;
 
 -- name: relation
+-- `publisher`: the role that has to own the table, since it owns the publication too: the owner of schema modak, and before
+-- `init` the role of this connection. The pump may be another role.
 SELECT n.nspname AS schema_name, c.relname AS relation_name, c.relkind::text AS kind, c.relpersistence::text AS persistence,
        rn.nspname AS root_schema, r.relname AS root_name,
        EXISTS (SELECT FROM pg_inherits i JOIN pg_class child ON child.oid = i.inhrelid
                WHERE c.oid IN (i.inhrelid, i.inhparent) AND NOT child.relispartition
                  AND child.relkind IN ('r', 'f')) AS inherits,
-       pg_has_role(c.relowner, 'USAGE') AS owned, row_security_active(c.oid) AS row_security,
+       pg_has_role(publisher.oid, c.relowner, 'USAGE') AS owned, row_security_active(c.oid) AS row_security,
        current_setting('block_size')::int AS block_bytes,
-       current_user::text AS role, pg_get_userbyid(c.relowner)::text AS owner
+       current_user::text AS role, publisher.rolname::text AS publisher, pg_get_userbyid(c.relowner)::text AS owner
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_roles publisher ON publisher.oid = coalesce((SELECT m.nspowner FROM pg_namespace m WHERE m.nspname = 'modak'),
+                                                      (SELECT r.oid FROM pg_roles r WHERE r.rolname = current_user))
   LEFT JOIN pg_class r ON r.oid = CASE WHEN c.relispartition THEN pg_partition_root(c.oid) END
   LEFT JOIN pg_namespace rn ON rn.oid = r.relnamespace
  WHERE c.oid = %(oid)s;

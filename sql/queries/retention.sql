@@ -38,6 +38,12 @@ SELECT a.relation::bigint AS relation_id, n.nspname AS schema_name, c.relname AS
   JOIN pg_class c ON c.oid = a.relation JOIN pg_namespace n ON n.oid = c.relnamespace
  ORDER BY a.hi, a.lo;
 
+-- name: other_owner
+-- The owner of a table, unless that is the role of this connection, and whether the owner may create tables in its schema.
+SELECT r.rolname::text, has_schema_privilege(r.oid, c.relnamespace, 'CREATE')
+  FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
+ WHERE c.oid = to_regclass(%(table)s) AND r.rolname <> current_user;
+
 -- name: partition_key
 -- How the table is partitioned: strategy, number of columns, the column (NULL: an expression), its type, depth of the tree.
 SELECT p.partstrat::text AS strategy, p.partnatts::int AS columns, a.attname AS column,

@@ -9,8 +9,8 @@ SELECT current_user::text AS role, (SELECT rolsuper FROM pg_roles WHERE rolname 
        (SELECT count(*) FROM pg_stat_replication)::int AS used_senders,
        pg_is_in_recovery() AS in_recovery,
        (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user)
-       OR EXISTS (SELECT FROM pg_roles r
-                   WHERE rolname = ANY (%(roles)s) AND pg_has_role(r.oid, 'MEMBER')) AS may_replicate,
+       OR EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'rds_replication' AND pg_has_role(r.oid, 'MEMBER')) AS may_replicate,
+       EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'rds_replication') AS on_rds,
        has_database_privilege(current_database(), 'CREATE') AS may_create,
        (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size') AS keep_mb,
        coalesce((SELECT setting::bigint FROM pg_settings WHERE name = 'idle_replication_slot_timeout'), 0) AS idle_timeout,

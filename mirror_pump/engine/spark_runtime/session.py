@@ -125,6 +125,8 @@ def _base_conf(settings: SparkSettings) -> dict[str, str]:
         "spark.log.level": "ERROR",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # What the web interface and event logs hide, where they are switched on: Spark's own pattern, and `access-key`.
+        "spark.redaction.regex": "(?i)secret|password|token|access[.-]?key",
         "spark.sql.session.timeZone": "UTC",
         "spark.python.worker.reuse": "true",
         "spark.python.daemon.module": "mirror_pump.engine.spark_runtime.worker_daemon",

@@ -12,6 +12,7 @@ from typing import Any
 from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, SourceError
 from mirror_pump.ops.setup.stored_settings import complete_from
+from mirror_pump.source.catalog.mirror_roles import MirrorRole, read_role
 from mirror_pump.source.connect import PgConnection, connect
 
 DEADLINE = 20.0
@@ -115,6 +116,17 @@ class Site:
                 return complete_from(connection, self.settings)
         except MirrorPumpError:
             return None
+
+    @cached_property
+    def is_reader(self) -> bool:
+        """Whether the role may only read the mirror, so that what a pump or the admin needs is not asked of it."""
+        if self._away:
+            return False
+        try:
+            with self.connection() as connection:
+                return read_role(connection).part is MirrorRole.READER
+        except MirrorPumpError:
+            return False
 
     def require_mirror(self) -> Settings:
         """The settings of the mirror. Raises SourceError if there is none."""

@@ -20,7 +20,8 @@ from mirror_pump.ops.doctor.event_triggers import EVENT_TRIGGERS
 from mirror_pump.ops.doctor.java import JARS, JAVA
 from mirror_pump.ops.doctor.publication import PUBLICATION
 from mirror_pump.ops.doctor.replication import REPLICATION
-from mirror_pump.ops.doctor.server import RIGHTS, SERVER
+from mirror_pump.ops.doctor.rights import RIGHTS
+from mirror_pump.ops.doctor.server import SERVER
 from mirror_pump.ops.doctor.storage import STORAGE
 from mirror_pump.ops.doctor.tables import TABLES
 from mirror_pump.telemetry import get_logger, redact

@@ -56,6 +56,8 @@ def _senders(server: ServerSettings) -> Iterator[Finding]:
 
 def _streams(site: Site) -> Iterator[Finding]:
     """Open a connection that could stream changes: pg_hba.conf, a pooler or a lack of walsenders may prevent it."""
+    if site.is_reader:
+        return
     try:
         replication_connect(site.settings.require_dsn(), application_name="mirror-pump-doctor").finish()
     except SourceError as error:

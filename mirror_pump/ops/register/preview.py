@@ -97,10 +97,12 @@ def _preview(
             return TablePreview(str(table_name), registered=True)
         seen = chosen(connection, describe(connection, table_id, settings.publication), choices)
         refuse(seen)
-        plan = None
+        leaving = None
         if wish is not None:
-            plan = plan_retention(connection, seen, wish, partial(session_time_zone, settings.require_dsn()))
-        leaving = None if plan is None else _leaving(connection, table_id, plan)
+            # Looking at rows makes a function that does so as the table's owner, where there is none yet.
+            with source_errors(f"looking at {table_name}"), connection.transaction(force_rollback=True):
+                plan = plan_retention(connection, seen, wish, partial(session_time_zone, settings.require_dsn()))
+                leaving = _leaving(connection, table_id, plan)
     except MirrorPumpError as error:
         return TablePreview(name, error)
     return TablePreview(

@@ -58,7 +58,7 @@ def _default(connection: PgConnection, table: MirroredTable, leaf: Attached, sto
         return False
     with source.limited(connection):
         connection.execute(f"LOCK TABLE ONLY {leaf.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-        filled = source.holds_rows(connection, leaf.name)
+        filled = source.holds_rows(connection, leaf.relation_id)
         if not filled:
             source.install(connection, table.table_id, leaf.relation_id, str(leaf.name), "default")
     if filled:

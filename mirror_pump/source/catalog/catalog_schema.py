@@ -16,6 +16,7 @@ import psycopg.rows
 
 import sql
 from mirror_pump.errors import SourceError
+from mirror_pump.quoting import identifier
 from mirror_pump.source.catalog.catalog_functions import (
     FunctionDifference,
     apply_functions,
@@ -113,8 +114,9 @@ def _refuse_newer(difference: FunctionDifference | None) -> None:
 def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
     """Runs the missing migrations and applies changed functions, in one transaction (the caller's, if one is open).
 
-    Concurrent calls wait for each other. If there is nothing to do, no other lock is taken. Raises SourceError if the
-    schema is newer than this program, belongs to another program, or if this role lacks privileges.
+    Everything is created by the owner of schema modak, whoever calls. Concurrent calls wait for each other. If there is
+    nothing to do, no other lock is taken. Raises SourceError if the schema is newer than this program, belongs to
+    another program, or if this role lacks privileges.
     """
     with _readable(), connection.transaction():
         connection.execute(_LOCK)
@@ -122,6 +124,10 @@ def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
         if before:
             _refuse_newer(function_difference(connection))
         pending = [step for step in sql.migrations() if step.version > before]
+        # What a superuser adds would run with a superuser's rights.
+        others: list[tuple[str]] = connection.execute(_SQL["other_owner"]).fetchall()
+        for (owner,) in others:
+            connection.execute(f"SET LOCAL ROLE {identifier(owner)}".encode())
         if pending and before == 0:
             # CREATE SCHEMA IF NOT EXISTS would require the privilege to create schemas even if this one exists.
             if _one(connection, "SELECT to_regnamespace('modak') IS NULL")[0]:
@@ -133,6 +139,8 @@ def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
                 "INSERT INTO modak.mirror_migrations (version, name) VALUES (%s, %s)", (step.version, step.name)
             )
         functions = apply_functions(connection, everything=bool(pending))
+        if others:
+            connection.execute("SET LOCAL ROLE NONE")
     applied = tuple(f"{step.version:04d}_{step.name}" for step in pending)
     return MigrationResult(before, pending[-1].version if pending else before, applied, functions)
 

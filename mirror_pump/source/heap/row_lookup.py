@@ -90,13 +90,17 @@ def _read(
         )
     )
     names = [f"v{place}" for place in range(len(table.key))]
-    matched = " AND ".join(
-        f"t.{in_query(identifier(present[column.attnum].name))} = k.{name}::{in_query(column.type_sql)}"
+    typed = ", ".join(
+        f"v.{name}::{in_query(column.type_sql)} AS {in_query(identifier(present[column.attnum].name))}"
         for name, column in zip(names, table.key_columns, strict=True)
     )
+    # With the operators of the key's index, wherever they are: others may have put theirs into the search path.
+    numbers = [column.attnum for column in table.key_columns]
+    ((matched,),) = connection.execute(_SQL["key_match"], {"oid": table.table_id, "numbers": numbers}).fetchall()
     lists = ", ".join("%s::text[]" for _ in names)
     source = relation.replace("%", "%%")
-    query = f"SELECT {selected} FROM {source} t JOIN unnest({lists}) AS k({', '.join(names)}) ON {matched}"
+    given = f"SELECT {typed} FROM unnest({lists}) AS v({', '.join(names)})"
+    query = f"SELECT {selected} FROM {source} t JOIN ({given}) k ON {in_query(matched)}"
     key_columns = [list(part) for part in zip(*keys, strict=True)]
     return connection.execute(query.encode(), key_columns).fetchall()
 

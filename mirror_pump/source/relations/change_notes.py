@@ -5,9 +5,9 @@ does not distinguish a renamed column from one that was dropped and added, nor a
 one with USING. So event triggers emit a transactional logical message (`pg_logical_emit_message`, prefix `mirror-pump`)
 after every command that changes a mirrored table. The message contains the table's whole present shape: columns with
 attribute numbers, key, partitions, labels of enums. Because it is part of the transaction, it comes between the row
-changes before and after the command. Any role may emit messages, so ours bear a signature. It is computed from the
-transaction's number, the content, and a secret that only the catalog's owner can read. Messages without a signature, or
-with that of another transaction, are ignored.
+changes before and after the command (modak.mirror_message() says what it takes to be so). Any role may emit messages,
+so ours bear a signature. It is computed from the transaction's number, the content, and a secret that only the
+catalog's owner can read. Messages without a signature, or with that of another transaction, are ignored.
 
 A rewrite of the heap by ALTER TABLE is announced too (event table_rewrite). Rewrites by VACUUM FULL and CLUSTER are
 not: they do not change rows. A trigger on each partition announces its TRUNCATE. If that trigger is missing, or the

@@ -64,7 +64,7 @@ class RelationDescription:
     inherits: bool
     """Whether the relation has parents or children by INHERITS."""
     owned: bool
-    """Whether our role is a member of the owning role, which is required to add the table to a publication."""
+    """Whether the publisher is a member of the owning role, which is required to add the table to a publication."""
     row_security: bool
     block_bytes: int
     full_needs_generated: bool = False
@@ -74,8 +74,10 @@ class RelationDescription:
     """Columns that are published, but excluded by the user."""
     role: str = field(default="...", compare=False)
     """Our role, for remedies."""
+    publisher: str = field(default="...", compare=False)
+    """The owner of schema modak and of the publication, for remedies. Before `init`, our role."""
     owner: str = field(default="...", compare=False)
-    """The owning role, for remedies. A description from a change note names neither."""
+    """The owning role, for remedies. A description from a change note names none of these."""
 
     @property
     def key(self) -> tuple[str, ...]:

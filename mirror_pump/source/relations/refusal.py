@@ -86,8 +86,8 @@ def _refuse_access(relation: RelationDescription) -> None:
     name = relation.name
     if not relation.owned:
         raise TableError(
-            f"the role that mirror-pump connects as does not own {name}; adding a table to a publication requires that",
-            f"GRANT {identifier(relation.owner)} TO {identifier(relation.role)}",
+            f"the owner of schema modak does not own {name}; adding a table to a publication requires that",
+            f"GRANT {identifier(relation.owner)} TO {identifier(relation.publisher)}",
         )
     hidden = [str(leaf.name) for leaf in relation.leaves if leaf.row_security]
     if relation.row_security or hidden:

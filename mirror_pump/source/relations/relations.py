@@ -99,6 +99,7 @@ def describe(conn: PgConnection, oid: int, publication: str | None = None) -> Re
         block_bytes=row.block_bytes,
         full_needs_generated=full_needs_generated(conn),
         role=row.role,
+        publisher=row.publisher,
         owner=row.owner,
     )
 
@@ -119,6 +120,7 @@ class _RelationRow:
     row_security: bool
     block_bytes: int
     role: str
+    publisher: str
     owner: str
 
     @property

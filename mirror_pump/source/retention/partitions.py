@@ -390,11 +390,10 @@ def written(connection: PgConnection, attached: Sequence[Attached]) -> tuple[tup
 def newest_key(connection: PgConnection, tier: Tier, attached: Sequence[Attached]) -> int | None:
     """The largest tier key in the heap; None if the heap has no rows. Reads partitions from the top until one has a
     row. The connection must have no open transaction, because a partition may be dropped at the same time."""
-    column = identifier(tier.column)
+    query = "SELECT modak.newest_tier(%s::bigint::oid, %s::text::name)"
     for partition in reversed([partition for partition in attached if not partition.is_default]):
-        query = f"SELECT modak.tier_value(max({column})) FROM ONLY {partition.name.quoted}"
         try:
-            row = connection.execute(query.encode()).fetchone()
+            row = connection.execute(query, (partition.relation_id, tier.column)).fetchone()
         except psycopg.errors.UndefinedTable:
             # It was dropped since `attached` was read.
             continue
@@ -475,7 +474,7 @@ def make_partition(
                 "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)",
                 (LOCKED_TIMEOUT, make_timeout),
             )
-            connection.execute(statement.encode())
+            _create_partition(connection, table, name, statement)
     except psycopg.errors.QueryCanceled:
         return f"it takes longer than {make_timeout}, while the table is locked: VACUUM the DEFAULT partition"
     except psycopg.Error as error:
@@ -488,13 +487,34 @@ def create_default(connection: PgConnection, table: TableName) -> TableName:
     suffix = "_old_rows"
     stem = table.name.encode()[: _NAME_BYTES - len(suffix)].decode(errors="ignore")
     name = TableName(table.schema, stem + suffix)
-    connection.execute(f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} DEFAULT".encode())
+    _create_partition(connection, table, name, f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} DEFAULT")
     return name
 
 
-def holds_rows(connection: PgConnection, name: TableName) -> bool:
-    """Whether a partition has any rows."""
-    row = connection.execute(f"SELECT EXISTS (SELECT FROM ONLY {name.quoted})".encode()).fetchone()
+def _create_partition(connection: PgConnection, table: TableName, name: TableName, statement: str) -> None:
+    """Creates a partition that belongs to the owner of the table. ALTER TABLE requires that its caller owns every
+    partition, and so do our own steps, which may be those of yet another role.
+
+    It is created by the owner, if that role may create tables in the schema: building its indexes calls functions that
+    the owner chose, with the rights of the partition's owner at that moment.
+    """
+    found: list[tuple[str, bool]] = connection.execute(_SQL["other_owner"], {"table": table.quoted}).fetchall()
+    if not found:
+        connection.execute(statement.encode())
+        return
+    ((owner, creates),) = found
+    if creates:
+        connection.execute(f"SET LOCAL ROLE {identifier(owner)}".encode())
+        connection.execute(statement.encode())
+        connection.execute("SET LOCAL ROLE NONE")
+        return
+    connection.execute(statement.encode())
+    connection.execute(f"ALTER TABLE {name.quoted} OWNER TO {identifier(owner)}".encode())
+
+
+def holds_rows(connection: PgConnection, relation_id: int) -> bool:
+    """Whether a partition has any rows. Raises psycopg.errors.UndefinedTable if it is gone."""
+    row = connection.execute("SELECT modak.holds_rows(%s::bigint::oid)", (relation_id,)).fetchone()
     return row is not None and bool(row[0])
 
 

@@ -107,7 +107,7 @@ def plan_retention(
             )
         attached = retention.read_attached(connection, seen.table_id)
         for partition in attached:
-            if partition.is_default and retention.holds_rows(connection, partition.name):
+            if partition.is_default and retention.holds_rows(connection, partition.relation_id):
                 raise TableError(
                     f"DEFAULT partition {partition.name} of {name} holds rows",
                     "move them to partitions of their own: old rows that arrive late are routed through it",
@@ -151,7 +151,7 @@ def enter_default(connection: PgConnection, table: MirroredTable) -> bool:
     for partition in attached:
         if partition.is_default:
             connection.execute(f"LOCK TABLE ONLY {partition.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-            if retention.holds_rows(connection, partition.name):
+            if retention.holds_rows(connection, partition.relation_id):
                 raise TableError(
                     f"DEFAULT partition {partition.name} of {table.name} holds rows",
                     "move them to partitions of their own, then register the table again",
@@ -184,7 +184,7 @@ def leave_partitions(connection: PgConnection, table: MirroredTable) -> None:
     if not retention.made_default(connection, table.table_id):
         return
     for partition in retention.read_attached(connection, table.table_id):
-        if partition.is_default and partition.routes and not retention.holds_rows(connection, partition.name):
+        if partition.is_default and partition.routes and not retention.holds_rows(connection, partition.relation_id):
             connection.execute(f"DROP TABLE {partition.name.quoted}".encode())
 
 

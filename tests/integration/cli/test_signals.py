@@ -58,7 +58,9 @@ class InterruptedCommands:
         code = process.wait(60)
         lines = self.lines(process)
         assert not any("Traceback" in line for line in lines), lines
-        return code, [str(orjson.loads(line)["event"]) for line in lines if line.startswith('{"')]
+        events = [str(orjson.loads(line)["event"]) for line in lines if line.startswith('{"')]
+        assert code == 0 or events, f"exit code {code} without a word: {lines}"
+        return code, events
 
     def query_runs(self, application: str, condition: str = "true") -> bool:
         return self.rows(

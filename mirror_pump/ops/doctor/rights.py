@@ -1,0 +1,136 @@
+"""What the role is to the mirror, and whether it has the rights for that: admin, pump or reader (docs/roles.md)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import sql
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, ok, warning
+from mirror_pump.ops.doctor.server import finding
+from mirror_pump.quoting import identifier
+from mirror_pump.source.catalog.mirror_roles import (
+    MirrorRole,
+    RoleFacts,
+    lacking,
+    read_role,
+    retained_tables_rights,
+    table_owners,
+)
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.server import ServerProblem, ServerSubject, read_server, server_problems
+
+_SHOWN = 3
+"""Missing privileges that a finding names; the script grants them all."""
+
+
+def _run(site: Site) -> Iterator[Finding]:
+    with site.connection() as connection:
+        facts = read_role(connection)
+        server = read_server(connection)
+        problems = [
+            problem
+            for problem in server_problems(connection, server, slot_exists=False)
+            if problem.subject is ServerSubject.RIGHTS
+        ]
+        yield from _part(connection, facts, problems)
+        if facts.part is MirrorRole.PUMP:
+            yield from _retention(connection, facts)
+        if facts.part in (MirrorRole.ADMIN, MirrorRole.PUMP):
+            yield from _trusted(facts, table_owners(connection))
+    if facts.part not in (MirrorRole.READER, MirrorRole.STRANGER) and not facts.sees_sessions:
+        yield warning(
+            "other roles' sessions are hidden: `status` cannot name an open transaction that keeps WAL",
+            f"GRANT pg_read_all_stats TO {identifier(facts.role)}",
+        )
+
+
+def _part(connection: PgConnection, facts: RoleFacts, problems: Sequence[ServerProblem]) -> Iterator[Finding]:
+    """What the role is, and what it lacks."""
+    role = f"role {facts.role}"
+    if facts.part is MirrorRole.STRANGER:
+        yield failed(
+            f"{role} may not use schema modak: it is neither admin, pump nor reader of this mirror",
+            f"as {facts.admin}, for a pump: {_grant_pump(facts)}; for a reader: {_grant_reader(facts)}",
+        )
+        return
+    if facts.part is MirrorRole.READER:
+        if missing := lacking(connection, MirrorRole.READER):
+            yield failed(f"{role} is a reader, but lacks {_some(missing)}", _grant_reader(facts))
+        else:
+            yield ok(f"{role} is a reader: `sql`, `wait`, `connect`. `run` and `register` take other roles")
+        return
+    if facts.superuser:
+        yield ok(f"{role} is a superuser, which helps `init`; the pump itself needs far fewer rights")
+    elif facts.part is MirrorRole.PUMP and (missing := lacking(connection, MirrorRole.PUMP)):
+        yield failed(f"{role} is a pump, but lacks {_some(missing)}", _grant_pump(facts))
+    elif not problems:
+        yield ok(f"{role} {_MAY[facts.part]}")
+    yield from map(finding, problems)
+
+
+_MAY = {
+    MirrorRole.NOBODY_YET: "may stream changes and create what the mirror needs: `init` makes it the admin",
+    MirrorRole.ADMIN: "is the admin, who owns schema modak: `init`, `register`, `unregister`, `reader`",
+    MirrorRole.PUMP: "is a pump, and owns nothing of the mirror: `run`, `maintain`, `verify`, `status`, `retain`",
+}
+
+
+def _some(missing: Sequence[str]) -> str:
+    more = len(missing) - _SHOWN
+    return ", ".join(missing[:_SHOWN]) + (f" and {more} more rights" if more > 0 else "")
+
+
+def _grant_pump(facts: RoleFacts) -> str:
+    script = Path(sql.__file__).parent / "roles.sql"
+    names = " ".join(
+        f"-v {shlex.quote(f'{name}={role}')}" for name, role in (("admin", facts.admin), ("pump", facts.role))
+    )
+    return f'psql {names} -f {shlex.quote(str(script))} "$ADMIN_DSN"'
+
+
+def _grant_reader(facts: RoleFacts) -> str:
+    return f'mirror-pump reader {shlex.quote(facts.role)} --dsn "$ADMIN_DSN"'
+
+
+def _retention(connection: PgConnection, facts: RoleFacts) -> Iterator[Finding]:
+    """What keeps a pump from dropping partitions, and from creating them."""
+    for table in retained_tables_rights(connection):
+        if not table.owned:
+            yield failed(
+                f"partitions of {table.table_name} cannot leave the heap: that takes the rights of their owner,"
+                f" {table.owner}",
+                f"GRANT {identifier(table.owner)} TO {identifier(facts.role)}",
+                table.table_name,
+            )
+        elif not table.creates:
+            yield warning(
+                f"partitions of {table.table_name} cannot be created ahead: their owner, {table.owner}, may create"
+                f" nothing in schema {table.schema_name}",
+                f"GRANT CREATE ON SCHEMA {identifier(table.schema_name)} TO {identifier(table.owner)}",
+                table.table_name,
+            )
+
+
+def _trusted(facts: RoleFacts, owners: Sequence[str]) -> Iterator[Finding]:
+    """Whom the role has to trust: what owners of tables put into them runs with its rights when it reads them."""
+    others = [owner for owner in owners if owner != facts.role]
+    if not others:
+        return
+    named = ", ".join(others)
+    where = "where it reads their tables, as `run`, `verify`, and `register` without a pump do"
+    if facts.superuser:
+        yield warning(
+            f"owners of mirrored tables ({named}) can run code as a superuser by role {facts.role}, {where}: PostgreSQL"
+            " evaluates functions of a table's indexes and types for whoever reads it",
+            "use the roles of docs/roles.md, none of which is a superuser",
+        )
+    else:
+        yield ok(
+            f"owners of mirrored tables ({named}) can run code with the rights of role {facts.role}, {where}"
+            " (SECURITY.md): those who must not trust each other need a mirror of their own"
+        )
+
+
+RIGHTS = DoctorCheck("rights", _run, needs=("database",))

@@ -1,0 +1,17 @@
+-- The privileges in schema modak that a role needs for `run`, `maintain`, `verify`, `status` and `retain`. It owns nothing: it can
+-- neither alter the catalog nor the publication. It has to read modak.mirror_secret, which signs change notes. Can be run
+-- again, and has to be run after `mirror-pump init` has upgraded the catalog.
+--   psql -v pump=mirror_pump -f pump.sql
+GRANT USAGE ON SCHEMA modak TO :"pump";
+GRANT SELECT ON ALL TABLES IN SCHEMA modak TO :"pump";
+GRANT USAGE ON ALL SEQUENCES IN SCHEMA modak TO :"pump";
+-- All functions, but those by which the admin runs statements with the rights of tables' owners (modak.owner_function).
+SELECT format('GRANT EXECUTE ON FUNCTION %s TO %I', p.oid::regprocedure, :'pump') FROM pg_proc p
+ WHERE p.pronamespace = 'modak'::regnamespace AND p.proname !~ '^owner_[0-9]+$' \gexec
+
+-- Registrations and the position of the slot change, but the pump neither makes nor ends them.
+GRANT UPDATE ON modak.tables, modak.mirror_tables, modak.mirror_slots, modak.mirror_shapes TO :"pump";
+
+GRANT INSERT, UPDATE, DELETE ON modak.cutline, modak.partitions, modak.delta, modak.mirror_captured, modak.read_pins, modak.op_log,
+    modak.lake_stats, modak.maintenance_requests, modak.copy_progress, modak.copy_chunks, modak.former_locations,
+    modak.iceberg_tables, modak.iceberg_namespace_properties TO :"pump";
