@@ -17,7 +17,7 @@ _REGISTER_SECONDS = 1800.0
 
 
 def fill(connection: psycopg.Connection[Any], rows: int, step: int, bounds: Sequence[int]) -> None:
-    """Makes the table, with a partition between each two `bounds` and rows with the keys step .. rows * step."""
+    """Creates the table, with a partition between each two `bounds` and rows with the keys step .. rows * step."""
     connection.execute(Path(__file__).with_name("aging.sql").read_bytes())
     for number, (low, high) in enumerate(itertools.pairwise(bounds)):
         connection.execute(
@@ -25,7 +25,7 @@ def fill(connection: psycopg.Connection[Any], rows: int, step: int, bounds: Sequ
                 sql.Identifier("public", f"aging_{number}"), sql.Literal(low), sql.Literal(high)
             )
         )
-    # Nobody measures how fast it is made.
+    # The time for creating it is not measured.
     connection.execute("SET synchronous_commit = off")
     connection.execute("SET maintenance_work_mem = '512MB'")
     connection.execute("CALL public.bench_age(%s, %s)", (rows, step))
@@ -33,6 +33,6 @@ def fill(connection: psycopg.Connection[Any], rows: int, step: int, bounds: Sequ
 
 
 def register(mirror: BenchmarkMirror, lag: int) -> None:
-    """Copies it, and has partitions leave that lie wholly more than `lag` behind the highest key."""
+    """Copies it, and lets partitions leave the heap that are completely more than `lag` below the highest key."""
     chosen = ("--heap-retention", str(lag), "--drop-grace", "0s", "--yes")
     mirror.program.run("register", TABLE, *chosen, timeout=_REGISTER_SECONDS)

@@ -1,8 +1,8 @@
-"""cdc: a backlog of 1,000,000 changes to 4,000,000 rows, beside pg_recvlogical draining an equal slot.
+"""cdc: a backlog of 1,000,000 changes to 4,000,000 rows, compared with pg_recvlogical draining an equal slot.
 
-Both read the same WAL with pgoutput and the same publication. Limit and pump take turns, so that whatever else the
-machine does meets both. A run of the pump is repeated by putting catalog and slot back to where they were:
-Iceberg's files never change, so the pointers are all there is to restore.
+Both read the same WAL with pgoutput and the same publication. Limit and pump take turns, so that other load on the
+machine affects both. A run of the pump is repeated by putting catalog and slot back: Iceberg's files never change, so
+only the pointers have to be restored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _StreamRun:
 
 
 def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
-    """The table must be live, and no pump running. Leaves it mirrored up to the last change."""
+    """The table must be live, and no pump may run. Leaves it mirrored up to the last change."""
     rows = rows_at(options)
     changes = rows // 4
     _save(mirror, options.repeat)
@@ -95,7 +95,7 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
 
 def _write(mirror: BenchmarkMirror, changes: int, rows: int) -> None:
     with mirror.connect() as connection:
-        # Nobody measures how fast they are written.
+        # The time for writing them is not measured.
         connection.execute("SET synchronous_commit = off")
         connection.execute("CALL public.bench_changes(%s, %s)", (changes, rows))
 
@@ -132,7 +132,7 @@ def _limit(mirror: BenchmarkMirror, slot: str, end: Lsn) -> float:
 
 
 def _save(mirror: BenchmarkMirror, repeats: int) -> None:
-    """Copies of the slot for the limit and for further runs, and what the catalog says now."""
+    """Saves copies of the slot, for the limit and for further runs, and the present rows of the catalog."""
     with mirror.connect() as connection:
         connection.execute("DROP SCHEMA IF EXISTS bench_saved CASCADE")
         connection.execute("CREATE SCHEMA bench_saved")
@@ -145,7 +145,7 @@ def _save(mirror: BenchmarkMirror, repeats: int) -> None:
 
 
 def _restore(mirror: BenchmarkMirror, number: int) -> None:
-    """Everything is as it was before the first run."""
+    """Restores the state before the first run."""
     _drop_slot(mirror, mirror.name)
     spare = f"{mirror.name}_again_{number}"
     with mirror.connect() as connection:
@@ -159,7 +159,7 @@ def _restore(mirror: BenchmarkMirror, number: int) -> None:
 
 
 def _drop_slot(mirror: BenchmarkMirror, name: str) -> None:
-    """A walsender needs a moment to let go of its slot."""
+    """A walsender needs a moment to release its slot."""
     deadline = time.monotonic() + 20
     with mirror.connect() as connection:
         while True:
@@ -175,6 +175,6 @@ def _drop_slot(mirror: BenchmarkMirror, name: str) -> None:
 
 
 def _verify(mirror: BenchmarkMirror) -> bool:
-    """Every column of every row; False tells the suite to fail."""
+    """Compares every column of every row. False makes the suite fail."""
     report = orjson.loads(mirror.program.run("verify", "--json", TABLE, timeout=_TIMEOUT))
     return all(table["equal"] for table in report["tables"]) and len(report["tables"]) == 1

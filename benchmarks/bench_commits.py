@@ -1,4 +1,4 @@
-"""commits: does a commit get slower as commits pile up? One small transaction, one publish, five thousand times."""
+"""commits: does a commit get slower as commits accumulate? One small transaction, one publish, five thousand times."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from benchmarks.writing import write_one_by_one
 from mirror_pump.pipeline.flow.steps import Step
 
 ROWS = 400_000
-"""Of a table of its own, if `read` has not left a larger one: enough for each transaction's delete to find a row."""
+"""Rows of its own table, if `read` has not left a larger one: enough for each transaction's delete to find a row."""
 COMMITS = 5_000
 _WARM_UP = 500
-"""Commits before those that count: the JVM compiles its code meanwhile, the history fills up to what is kept."""
+"""Commits before the measured ones: meanwhile the JVM compiles its code, and the history fills up to its limit."""
 _WINDOW = 500
 
 
 @dataclass(frozen=True)
 class _MetadataSize:
-    """What the table's metadata comes to."""
+    """The size of the table's metadata."""
 
     metadata_bytes: int
     manifests: int
@@ -126,7 +126,7 @@ def _tenths(values: list[float]) -> list[float]:
 
 
 def _durations(steps: list[Taken]) -> tuple[list[float], list[float]]:
-    """Milliseconds of each batch: of its commit (from all files written to published), and from received."""
+    """Milliseconds of each batch: of its commit (from all files written to published), and since it was received."""
     commits: list[float] = []
     batches: list[float] = []
     received = written = None

@@ -1,6 +1,6 @@
 """conversion: 1,000 updates of random keys a second on 50,000,000 rows: do equality deletes stay few, and at what cost?
 
-Not part of a run of everything, as the table takes minutes to make: `make bench ARGS='--only conversion'`.
+Only runs if it is named, as the table takes minutes to create: `make bench ARGS='--only conversion'`.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ def rows_at(options: Options) -> int:
 
 
 def fill(connection: psycopg.Connection[Any], rows: int) -> None:
-    """Makes the table, before there is a slot: to decode 50,000,000 inserts that it is not to send takes it minutes."""
+    """Creates the table before there is a slot: the walsender would take minutes to decode 50,000,000 inserts that it
+    does not send."""
     connection.execute(Path(__file__).with_name("big.sql").read_bytes())
-    # Nobody measures how fast it is made.
+    # The time for creating it is not measured.
     connection.execute("SET synchronous_commit = off")
     connection.execute("SET maintenance_work_mem = '1GB'")
     connection.execute("INSERT INTO public.big SELECT i, 0 FROM generate_series(1, %s::bigint) i", (rows,))
@@ -68,14 +69,14 @@ def fill(connection: psycopg.Connection[Any], rows: int) -> None:
 
 
 def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
-    """The table must be there, and not registered yet."""
+    """The table must exist, and not be registered yet."""
     rows = rows_at(options)
     began = time.monotonic()
     mirror.program.run("register", TABLE, timeout=_COPY_SECONDS)
     copied = time.monotonic() - began
     settings = {**options.settings}
     if "index_memory" in Settings.model_fields:
-        # With positions from an index no equality delete is ever visible, and nothing would be converted.
+        # With positions from an index, no equality delete would ever be visible, and nothing converted.
         settings.setdefault("index_memory", "0")
     with MeasuredProcess(mirror, "conversion", "run", settings, profiling=options.profiling) as process:
         process.wait_for(Step.STREAMING)
@@ -89,7 +90,7 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
         mirror.program.run("wait", "--now", "--timeout", "120")
         equal = _equal(mirror)
         process.stop()
-    seconds, found = _resolves(steps, begin)
+    seconds, found = _conversions(steps, begin)
     if not seconds and any(look.pending for look in looks):
         raise BenchmarkFailed("equality deletes came, and nothing was converted")
     middle, last = (
@@ -157,8 +158,8 @@ def _look(connection: psycopg.Connection[Any]) -> _Look:
     )
 
 
-def _resolves(steps: list[Taken], begin: float) -> tuple[list[float], int]:
-    """Seconds that tasks took in each conversion since `begin`, and how many deletes were converted."""
+def _conversions(steps: list[Taken], begin: float) -> tuple[list[float], int]:
+    """Seconds that the tasks of each conversion since `begin` took, and the number of converted deletes."""
     seconds: list[float] = []
     deletes = 0
     since: float | None = None
@@ -176,14 +177,14 @@ def _resolves(steps: list[Taken], begin: float) -> tuple[list[float], int]:
 
 
 def _markers(mirror: BenchmarkMirror) -> int:
-    """Transactions that were written."""
+    """The transactions that were written."""
     return (mirror.directory / "conversion.markers").stat().st_size // RECORD.size
 
 
 def _equal(mirror: BenchmarkMirror) -> bool:
-    """Count and sums that tie the values to their keys; nobody may write meanwhile.
+    """Compares count and sums that tie the values to their keys. Nobody may write meanwhile.
 
-    DuckDB would take very long to read past equality deletes, so their end is waited for.
+    Waits until there are no equality deletes, since DuckDB would take very long to apply them.
     """
     deadline = time.monotonic() + _CONVERTED_SECONDS
     with mirror.connect() as connection:

@@ -1,4 +1,4 @@
-"""copy: a table of 4,000,000 rows from the first chunk to live, beside COPY in binary format to nowhere."""
+"""copy: a table of 4,000,000 rows from the first chunk to live, compared with COPY in binary format to /dev/null."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LIMIT_RUNS = 3
 
 
 def rows_at(options: Options) -> int:
-    """Rows of public.acct; a multiple of what the changes of cdc need."""
+    """Rows of public.acct: a multiple of what the changes of cdc need."""
     return options.scaled(ROWS, 40_000, 4_000)
 
 
 def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
-    """Leaves the table registered and live. `repeat` runs, between runs of the limit."""
+    """Leaves the table registered and live. Makes `repeat` runs, between runs of the limit."""
     rows = rows_at(options)
     limits = [_limit(mirror)]
     seconds: list[float] = []

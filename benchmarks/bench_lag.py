@@ -1,5 +1,5 @@
-"""lag: 1,000 changes a second in transactions of ten; from each commit until a polling reader sees that the frontier
-passed it."""
+"""lag: 1,000 changes a second in transactions of ten, from each commit until a polling reader sees that the frontier
+has passed it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PER_SECOND = 100
 _WARM_UP = 5.0
 """Seconds of the same load before the measured ones."""
 _AFTER = 15.0
-"""Seconds that the load goes on afterwards at most, until the last measured commit is visible."""
+"""Longest time in seconds that the load continues afterwards, until the last measured commit is visible."""
 _POLL = 0.005
 BATCH_AGE = 0.2
 DEFAULT_BATCH_AGE = 1.0
@@ -37,8 +37,8 @@ def rows_at(options: Options) -> int:
 
 
 def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
-    """At BATCH_AGE, which the figures are for; at the default age; at BATCH_AGE beside a compaction. The table must be
-    live."""
+    """Runs at BATCH_AGE, at which the figures are; at the default age; and at BATCH_AGE during a compaction. The table
+    must be live."""
     age = float(options.settings.get("batch_age", BATCH_AGE))
     phases = [_Phase("lag", "lag.", age), _Phase("lag_compaction", "lag.compaction_", age, compacting=True)]
     if "batch_age" not in options.settings:
@@ -55,9 +55,9 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
 @dataclass(frozen=True)
 class _Phase:
     name: str
-    """Of the process, and in the names of its memory's figures."""
+    """The name of the process, also used in the names of its memory figures."""
     prefix: str
-    """Of the names of all other figures."""
+    """The prefix of the names of all other figures."""
     batch_age: float
     compacting: bool = False
 
@@ -103,7 +103,7 @@ def _measure(mirror: BenchmarkMirror, process: MeasuredProcess, begin: float, en
         seen_at, frontiers = _poll(mirror, process, file, end)
     committed, targets = _markers(file)
     measured = (committed >= begin) & (committed < end)
-    # The first look at which frontier had reached the commit's position.
+    # The first poll at which the frontier had reached the commit's position.
     place = np.searchsorted(np.array(frontiers), targets[measured])
     if not measured.any() or place.max() >= len(frontiers):
         raise BenchmarkFailed("not every commit became visible")
@@ -112,8 +112,8 @@ def _measure(mirror: BenchmarkMirror, process: MeasuredProcess, begin: float, en
 
 
 def _poll(mirror: BenchmarkMirror, process: MeasuredProcess, file: Path, end: float) -> tuple[list[float], list[int]]:
-    """The frontier at each of its changes and when it was seen, until it has passed everything that was committed
-    before `end`."""
+    """The frontier at each of its changes and the time when it was seen, until it has passed everything that was
+    committed before `end`."""
     seen_at: list[float] = []
     frontiers: list[int] = []
     target: int | None = None

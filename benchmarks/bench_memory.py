@@ -1,4 +1,4 @@
-"""memory: one transaction of 2,000,000 rows beside one of 200,000: the peak must not grow with it."""
+"""memory: a transaction of 2,000,000 rows compared with one of 200,000: the peak must not grow with the size."""
 
 from __future__ import annotations
 

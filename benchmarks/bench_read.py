@@ -1,8 +1,8 @@
-"""read: what engines that we did not write take for a table under load, beside the same table freshly compacted.
+"""read: how long independent engines take for a table under load, compared with the same table freshly compacted.
 
-After the initial copy, 1,000,000 changes arrive in 500 commits; then maintenance compacts the table, beside the pump.
-Snapshots never change, so all states are read at the end, in turns: the pump runs and commits all the while, and what
-else the machine does meets every state. Each answer is compared with what the heap held at that the frontier.
+After the initial copy, 1,000,000 changes arrive in 500 commits; then maintenance compacts the table while the pump
+runs. Snapshots never change, so all states are read at the end, in turns: the pump runs and commits meanwhile, and
+other load on the machine affects every state. Each answer is compared with the heap at that frontier.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ Figures = dict[str, float | int | str | bool]
 
 
 class ReadBenchmark:
-    """`run`, then whatever else happens to the table, then `run_later`."""
+    """`run`, then other changes of the table, then `run_later`."""
 
     def __init__(self) -> None:
         self._keys: tuple[int, ...] = ()
         self._maintained: Moment | None = None
 
     def run(self, mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
-        """The table must be live, and no change have been made to it yet."""
+        """The table must be live and unchanged since."""
         transactions = options.scaled(COMMITS, 20)
         tens = mirror.rows // 40 // transactions
         self._keys = _keys(mirror, transactions * tens)
@@ -80,7 +80,7 @@ class ReadBenchmark:
             Line("read: after the load", moments[LOAD].files, "", "", "",
                  f"{transactions * tens * 10:,} changes in {commits} commits in {seconds:.0f} s"),
             Line("read: after maintenance", moments[MAINTAINED].files, "", "", "",
-                 f"{maintenance:.0f} s beside the pump"),
+                 f"{maintenance:.0f} s while the pump ran"),
         ]  # fmt: skip
         for engine in ENGINES:
             if engine not in readings:
@@ -95,11 +95,11 @@ class ReadBenchmark:
         return BenchmarkResult(figures, tuple(lines))
 
     def run_later(self, mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
-        """After many small commits on top of the maintained table; no pump may run."""
+        """Runs after many small commits on top of the maintained table. No pump may run."""
         assert self._maintained is not None
         with MeasuredProcess(mirror, "read-later", "run", _settings(options), profiling=options.profiling) as process:
             process.wait_for(Step.STREAMING)
-            # Deletes that the pump's start bridges with, and converts, are no part of what an hour leaves.
+            # Equality deletes that the pump writes after its start, and converts, are not part of what an hour leaves.
             later, _ = without_equality_deletes(mirror, moment(mirror, self._keys))
             readings, versions = _read(mirror, process, {HOUR: later, MAINTAINED: self._maintained})
         figures: Figures = {
@@ -118,18 +118,19 @@ class ReadBenchmark:
 
 
 def _settings(options: Options) -> dict[str, object]:
-    """A batch closes with the transaction that it begins with, so that each is a commit."""
+    """A batch closes after one transaction, so that each transaction is a commit."""
     return {"batch_age": 0, **options.settings}
 
 
 def _keys(mirror: BenchmarkMirror, calls: int) -> tuple[int, ...]:
-    """Of rows that the changes may have touched, of the first and last inserted, of one deleted and of none."""
+    """Keys of rows that the changes may have touched, of the first and last inserted row, of a deleted row and of
+    none."""
     n = mirror.rows
     return (n // 3 // 40 * 40 + 7, n // 2 // 40 * 40 + 11, n - 1, n + 1, n + calls * 4, 40, 10**12)
 
 
 def _maintain(mirror: BenchmarkMirror) -> float:
-    """Seconds until nothing of the deletes is left; a second pass takes what came in the way of the first."""
+    """Seconds until no deletes are left. A second pass handles what interfered with the first."""
     began = time.monotonic()
     for _ in range(2):
         mirror.program.run("maintain", TABLE, timeout=_MAINTAIN_SECONDS)
@@ -204,7 +205,7 @@ def _compared(
 
 
 def _wrong(readings: Mapping[str, Mapping[str, Reading]]) -> list[str]:
-    """Answers that differ from the heap."""
+    """The answers that differ from the heap."""
     return [
         f"{engine}, {state}: {one.error}" for engine, states in readings.items() for state, one in states.items()
         if one.wrong

@@ -1,8 +1,8 @@
-"""retire: a partition of 1,000,000 rows is sealed, passed by the cut-line, proven and dropped, beside 200 writes/s
-into it.
+"""retire: a partition of 1,000,000 rows is sealed, passed by the cut-line, proven and dropped, during 200 writes/s into
+it.
 
-How long each step takes, and how long any other session waits for a lock meanwhile. Afterwards a seam read has to find
-every row, with every write that was acknowledged.
+Measures how long each step takes, and how long other sessions wait for a lock meanwhile. Afterwards a seam read has to
+find every row, with every acknowledged write.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from mirror_pump.pipeline.flow.steps import Step
 
 ROWS = 1_000_000
 _BEFORE = 10.0
-"""Seconds of the same writes before the partition is due: what they take without retention."""
+"""Seconds of the same writes before the partition is due, to measure them without retention."""
 _AFTER = 5.0
-"""Seconds of them after its drop."""
+"""Seconds of writes after its drop."""
 _LONGEST = 600.0
 _POLL = 0.05
 
@@ -44,7 +44,7 @@ Figures = dict[str, float | int | str | bool]
 
 @dataclass(frozen=True)
 class _Times:
-    """time.monotonic() of what happened to the partition."""
+    """time.monotonic() of the partition's events."""
 
     due: float
     sealed: float
@@ -52,7 +52,7 @@ class _Times:
     proven: float
     dropped: float
     refused: int
-    """Steps that could not be taken at once, and were tried again."""
+    """Steps that were refused and tried again."""
 
 
 def rows_at(options: Options) -> int:
@@ -60,12 +60,12 @@ def rows_at(options: Options) -> int:
 
 
 def fill(connection: psycopg.Connection[Any], rows: int) -> None:
-    """The partition, with even keys, and an empty one above it."""
+    """Creates the partition, with even keys, and an empty one above it."""
     aging.fill(connection, rows, 2, (0, 2 * rows + 1, 10 * rows))
 
 
 def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
-    """The table must be there, and not registered yet."""
+    """The table must exist, and not be registered yet."""
     rows = rows_at(options)
     aging.register(mirror, rows)
     with mirror.connect() as connection:
@@ -76,7 +76,7 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
         with LateWrites(mirror, rows) as late:
             began = time.monotonic()
             _pause(late, process, _BEFORE)
-            # Due from now on: the highest key is so far above the partition as it is to be.
+            # It is due from now on, since the highest key is `lag` above it.
             highest = 3 * rows + 1
             due = time.monotonic()
             mirror.execute("INSERT INTO public.aging VALUES (%s, 0, 0, '', now())", highest)
@@ -96,7 +96,7 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
         "seal": (due, times.sealed),
         "pass": (times.sealed, times.passed),
         "prove": (times.passed, times.proven),
-        # A step is told of once its locks are given back, or shortly before.
+        # A step is reported once its locks are released, or shortly before.
         "drop": (times.proven, ended),
     }
     waits = {name: late.longest_wait(*phase) for name, phase in phases.items()}
@@ -167,7 +167,7 @@ def _times(steps: list[Taken], due: float) -> _Times:
 
 
 def _seam(mirror: BenchmarkMirror) -> tuple[Any, ...]:
-    """The sums as DuckDB's seam read has them."""
+    """The sums in DuckDB's seam read."""
     settings = complete(load_settings({"dsn": mirror.dsn}))
     with open_query(settings, Query(_SUMS), lambda _: None) as connection:
         row: tuple[Any, ...] | None = connection.execute(_SUMS).fetchone()

@@ -1,4 +1,4 @@
-"""schema: a column with a constant default on 10,000,000 rows, beside copying the same table again."""
+"""schema: a column with a constant default on 10,000,000 rows, compared with copying the table again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMEOUT = 1800.0
 
 _FILLED = f"ALTER TABLE {TABLE} ADD COLUMN flag int NOT NULL DEFAULT 7"
 _COPIED = f"ALTER TABLE {TABLE} ADD COLUMN chance float8 DEFAULT random()"
-"""Volatile: every row has another value, so that only the heap can tell."""
+"""Volatile: every row has another value, which only the heap can tell."""
 
 
 def rows_at(options: Options) -> int:

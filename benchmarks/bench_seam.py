@@ -1,8 +1,8 @@
-"""seam: reads of 10,000,000 rows, 90 % of them in the lake, beside reads of the same rows from the heap alone.
+"""seam: reads of 10,000,000 rows, 90 % of them in the lake, compared with reads of the same rows from the heap alone.
 
-A pin keeps the heap's old partitions from being dropped while the cut-line passes them: so both reads find all rows, in
-one table, and what is written to an old partition, a correction, is in the heap as well. The pump has stopped before
-anything is read: it would fold the corrections away.
+A pin keeps the heap's old partitions from being dropped while the cut-line passes them. So both reads find all rows, in
+one table, and a write to an old partition is a correction and in the heap as well. The pump has stopped before the
+reads, since it would fold the corrections.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ CORRECTIONS = 10_000
 ENGINES = ("spark", "duckdb")
 SEAM, HEAP = "seam", "heap"
 EMPTY, CORRECTED = "empty", "delta"
-"""States: of modak.delta."""
+"""The states of modak.delta."""
 _PARTITIONS = 10
-"""Of one size; all but the last leave."""
+"""The number of partitions, of equal size; all but the last one leave."""
 _ROUNDS = 3
 _BUDGET = 60.0
-"""Seconds for an engine's rounds in one state, after which no further one begins."""
+"""Seconds for an engine's rounds in one state, after which no further round begins."""
 _LEAVING_SECONDS = 900.0
 _ANSWER_SECONDS = 600.0
 _POLL = 0.2
@@ -60,7 +60,7 @@ class _Took:
 
     @property
     def ratio(self) -> float:
-        """Of the seam to the heap."""
+        """Ratio of the seam read to the heap read."""
         return self.median(SEAM) / self.median(HEAP)
 
 
@@ -68,8 +68,8 @@ class _SeamReader(ReaderProcess):
     module = "benchmarks.seam_process"
 
     def _environment(self) -> dict[str, str]:
-        # Neither settings of the program that whoever runs us has set, nor a time zone in which Spark's JDBC source
-        # would shift times: docs/reading.md.
+        # Neither the user's own settings of the program, nor a time zone in which Spark's JDBC source would shift times
+        # (docs/reading.md).
         chosen = {key: value for key, value in os.environ.items() if not key.startswith("MIRROR_PUMP_")}
         return {**chosen, "TZ": "UTC"}
 
@@ -79,12 +79,12 @@ def rows_at(options: Options) -> int:
 
 
 def fill(connection: psycopg.Connection[Any], rows: int) -> None:
-    """Makes the table, before there is a slot."""
+    """Creates the table before there is a slot."""
     aging.fill(connection, rows, 1, [1 + rows // _PARTITIONS * number for number in range(_PARTITIONS + 1)])
 
 
 def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
-    """The table must be there, and not registered yet."""
+    """The table must exist, and not be registered yet."""
     rows = rows_at(options)
     corrections = options.scaled(CORRECTIONS, 100)
     edge = rows - rows // _PARTITIONS + 1
@@ -128,7 +128,7 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
 
 
 def _leave(mirror: BenchmarkMirror, options: Options) -> float:
-    """Seconds until all partitions that are due are proven; none is dropped, for the pin. The pump has ended then."""
+    """Seconds until all due partitions are proven; the pin prevents their drop. Then the pump has ended."""
     with MeasuredProcess(mirror, "seam", "run", options.settings, profiling=options.profiling) as process:
         process.wait_for(Step.STREAMING)
         began = time.monotonic()
@@ -155,13 +155,13 @@ def _correct(mirror: BenchmarkMirror, corrections: int, edge: int) -> float:
         row = connection.execute(_DELTA).fetchone()
     if row is None or row[0] != corrections:
         raise BenchmarkFailed(f"{row} corrections are in the delta, not {corrections}")
-    # As readers of the heap find it some time after such writes.
+    # The state in which readers of the heap find it some time after such writes.
     mirror.execute("VACUUM public.aging")
     return seconds
 
 
 def _heap_checks(mirror: BenchmarkMirror) -> tuple[Checks, float]:
-    """What Postgres itself answers, and its seconds."""
+    """Postgres's own answers, and its seconds."""
     with mirror.connect() as connection:
         began = time.monotonic()
         row = connection.execute(POSTGRES.scan(TABLE).encode()).fetchone()
@@ -173,7 +173,8 @@ def _heap_checks(mirror: BenchmarkMirror) -> tuple[Checks, float]:
 def _compare(
     reader: ReaderProcess, mirror: BenchmarkMirror, state: str, expected: Checks
 ) -> tuple[dict[str, _Took], list[str]]:
-    """Each query in both modes, in turns, and what went wrong. Readings are noted in a file as they come."""
+    """Runs each query in both modes, in turns. Returns the times and the errors. Readings are appended to a file as
+    they come."""
     results: dict[str, object] = {SUMS: expected, SCAN: expected["rows"]}
     seconds: dict[str, dict[str, list[float]]] = {query: {SEAM: [], HEAP: []} for query in results}
     with (mirror.directory / "seam.readings").open("ab", buffering=0) as file:
@@ -189,7 +190,7 @@ def _compare(
                 return 0.0, f"{reader.engine}, {state}, {mode}, {query}: {found}"
             return float(answer["seconds"]), ""
 
-        # An engine's first query is about its own start; a seam read goes through all that a read of the heap does.
+        # An engine's first query includes its start. A seam read does everything that a read of the heap does.
         for query in results if state == EMPTY else ():
             if error := ask(SEAM, query)[1]:
                 return {}, [error]
@@ -207,7 +208,7 @@ def _compare(
 
 
 def _figures(engine: str, state: str, sums: _Took, scan: _Took) -> Figures:
-    """With an empty delta, the ratios' names are without the state."""
+    """With an empty delta, the ratios' names do not contain the state."""
     prefix = f"seam.{engine}" if state == EMPTY else f"seam.{engine}_{state}"
     figures: Figures = {
         f"{prefix}_ratio": round(sums.ratio, 3),

@@ -1,4 +1,4 @@
-"""`mirror-pump maintain` beside a pump, again and again for some time, each in a process of its own that is watched."""
+"""Runs `mirror-pump maintain` repeatedly while a pump runs, each time in a process whose resources are measured."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SELECT count(*), coalesce(sum((details -> 'counts' ->> 'rewritten_data_files_cou
 
 @dataclass(frozen=True)
 class Done:
-    """What came of it."""
+    """The results."""
 
     runs: int
-    """Processes that ended with success."""
+    """Processes that succeeded."""
     longest: float
-    """Seconds, the start of Spark included."""
+    """Seconds, including the start of Spark."""
     rewrites: int
     files: int
     """Data files that were replaced."""
@@ -49,7 +49,8 @@ class Done:
 
 
 class Compactions:
-    """A thread that runs them, the first at `begin`, none after `end` (time.monotonic()); ends with the last."""
+    """A thread that runs them, the first one at `begin`, none after `end` (time.monotonic()). It ends with the last
+    one."""
 
     def __init__(self, mirror: BenchmarkMirror, begin: float, end: float) -> None:
         self._mirror = mirror
@@ -75,7 +76,8 @@ class Compactions:
         self._thread.join()
 
     def done(self) -> Done:
-        """After the end. BenchmarkFailed if a process failed, or nothing was rewritten: then nothing was measured."""
+        """The results, after the end. BenchmarkFailed if a process failed, or if nothing was rewritten and so nothing
+        measured."""
         with self._mirror.connect() as connection:
             row: tuple[Any, ...] | None = connection.execute(_JOURNAL, (self._since,)).fetchone()
         assert row is not None

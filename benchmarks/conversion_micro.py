@@ -1,9 +1,9 @@
 """Cost of converting on one core: `python -m benchmarks.conversion_micro [--rows 50000000]`.
 
 A table of that many rows in files of 500,000, bigint keys in random order, gets 1,000 updates of random keys a second,
-in ten commits between two conversions. No Postgres and no Spark: the functions that the tasks run, and the commits. A
-convert keeps up when it takes less than the ten seconds that its deletes came in; the report has its share of one core.
-At last, what DuckDB and pyiceberg make of the table.
+in ten commits between two conversions. No Postgres and no Spark: only the tasks' functions, and the commits.
+Conversions keep up if each takes less than the ten seconds in which its deletes arrive; the report has its share of one
+core. At the end, DuckDB and pyiceberg read the table.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ SCHEMA = LakeSchema(
 STORAGE = StorageOptions(fsync=False)
 FILE_ROWS = 500_000
 UPDATES = 1_000
-"""A second."""
+"""Updates per second."""
 COMMITS = 10
-"""Between two conversions, one a second."""
+"""Commits between two conversions, one a second."""
 
 
 def data(location: str, keys: np.ndarray[tuple[int], np.dtype[np.int64]], number: int) -> WrittenFile:

@@ -1,7 +1,7 @@
 """Cost of decoding a segment on one thread, alone and with Parquet: `python -m benchmarks.decode_micro`.
 
-The main case is the benchmark's table public.acct under its mix of changes; the others show what other keys, unchanged
-TOAST values and REPLICA IDENTITY FULL cost, and what a tiny segment costs at least.
+The main case is the benchmark's table public.acct with its mix of changes. The others show the cost of other keys, of
+unchanged TOAST values and of REPLICA IDENTITY FULL, and the least cost of a tiny segment.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def acct_mix(count: int, make_key: Callable[[int], list[Cell]], *, full: bool = 
 
 
 def toast_mix(count: int) -> EncodedSegment:
-    """Updates of 2,000 rows again and again, each with a large value that is mostly not sent."""
+    """Repeated updates of 2,000 rows, each with a large value that is usually not sent."""
     random = np.random.default_rng(1)
     keys, sent = random.integers(0, 2000, count), random.random(count) < 0.05
     document = "a document " * 300
@@ -100,10 +100,10 @@ def cases(count: int) -> dict[str, MicroCase]:
 
 
 def write(results: list[TableChanges]) -> int:
-    """Bytes of the Parquet files that a task would write, in memory: the disk is not what is measured."""
+    """Bytes of the Parquet files that a task would write. They stay in memory, since the disk is not measured."""
     size = 0
     for result in results:
-        # Dictionaries for numbers, times and unique notes are built only to be thrown away.
+        # Dictionaries for numbers, times and unique notes would be built in vain.
         for table in (result.rows, result.deleted_keys):
             target = io.BytesIO()
             pq.write_table(table, target, compression="zstd", use_dictionary=False)
@@ -112,7 +112,7 @@ def write(results: list[TableChanges]) -> int:
 
 
 def best(run: Callable[[], object], times: int = 7) -> float:
-    """Seconds of CPU of the fastest run: the others, and the clock, measure the neighbours."""
+    """CPU seconds of the fastest run: slower runs, and the clock, measure other load on the machine."""
     seconds = []
     for _ in range(times):
         start = time.process_time()

@@ -1,6 +1,6 @@
-"""What each engine does to read the table: one scan and one look-up, with its stock settings.
+"""How each engine reads the table: one scan and one look-up, with its default settings.
 
-Runs in a process per engine (reader_process.py). A scan comes down to CHECKS, a few sums that tie every column to the
+Runs in one process per engine (reader_process.py). A scan is reduced to CHECKS, a few sums that tie every column to the
 key: they are equal in every engine and in Postgres only if the rows are.
 """
 
@@ -48,7 +48,7 @@ _POINT = "SELECT id, branch, {cents}, note, {micros} FROM {table} WHERE id = {ke
 
 @dataclass(frozen=True)
 class Dialect:
-    """The two expressions of _SCAN and _POINT that every engine writes in a way of its own."""
+    """The two expressions of _SCAN and _POINT that differ by engine."""
 
     cents: str
     micros: str
@@ -66,14 +66,14 @@ DUCKDB = Dialect("CAST(balance * 100 AS BIGINT)", "epoch_us(updated)")
 
 
 class Engine(Protocol):
-    """One engine, started. `location` is a metadata file's URI, `snapshot` the current snapshot in it."""
+    """A started engine. `location` is a metadata file's URI, `snapshot` the current snapshot in it."""
 
     @property
     def version(self) -> str:
         """Its name and version."""
 
     def scan(self, location: str, snapshot: int) -> object:
-        """Every column of every row; what is returned goes to `checks`, outside of what is measured."""
+        """Reads every column of every row. The result is passed to `checks`, which is not measured."""
 
     def checks(self, scanned: Any) -> Checks:
         """CHECKS of what a scan returned."""
@@ -84,12 +84,12 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class SqlEngine:
-    """An engine that is asked in SQL."""
+    """An engine that reads SQL."""
 
     version: str
     dialect: Dialect
     table: Callable[[str, int], str]
-    """How a query names the snapshot, from location and snapshot."""
+    """How a query names the snapshot, by location and snapshot."""
     rows: Callable[[str], Sequence[Sequence[Any]]]
     """Runs a query."""
 
@@ -105,7 +105,7 @@ class SqlEngine:
 
 
 def spark(dsn: str, warehouse: str, log: Path) -> Engine:
-    """Spark SQL with Iceberg's runtime. JdbcCatalog is asked for the table in each query."""
+    """Spark SQL with Iceberg's runtime. JdbcCatalog looks up the table in each query."""
     from mirror_pump.engine.spark_runtime.session import ICEBERG_PACKAGE, SparkSettings, jdbc_catalog, spark_session
 
     session = spark_session(SparkSettings(app_name="bench-read", log=log), jdbc_catalog("lake", dsn, warehouse))
@@ -153,7 +153,7 @@ def clickhouse(warehouse: str) -> Engine:
 
 
 class PyIceberg:
-    """scan().to_arrow(), and nothing but that is measured."""
+    """scan().to_arrow(), which alone is measured."""
 
     def __init__(self) -> None:
         self.version = f"pyiceberg {importlib.metadata.version('pyiceberg')}"
@@ -181,7 +181,7 @@ class PyIceberg:
 
 
 def checks(values: Sequence[Any]) -> Checks:
-    """CHECKS of a scan's row; sums that came as decimals or text are integers."""
+    """CHECKS of a scan's row; sums returned as decimals or text become integers."""
     named = dict(zip(CHECKS, values, strict=True))
     return {name: value if name in _TEXTS else int(value) for name, value in named.items()}
 
@@ -221,7 +221,7 @@ def _arrow_row(one: Mapping[str, Any]) -> Row:
 
 
 def _single(rows: list[Row]) -> Row | None:
-    """A second row with the key is a wrong result that must not be hidden."""
+    """A second row with the key is a wrong result that must not go unnoticed."""
     if len(rows) > 1:
         raise ValueError(f"{len(rows)} rows have the key {rows[0][0]}")
     return rows[0] if rows else None

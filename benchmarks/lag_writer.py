@@ -1,8 +1,8 @@
-"""The process that writes the lag benchmark's changes at a steady pace, and notes when and where each was committed.
+"""The process that writes the lag benchmark's changes at a steady pace, and records when and where each was committed.
 
-Reads its request as JSON from stdin: `dsn`, `rows`, `per_second` (transactions of ten changes), `first` (number of
-the first), `file`, `function` (of a number and `rows`, makes the changes). Writes a RECORD for each transaction: the
-time.monotonic() at which COMMIT had returned, and a WAL position that the frontier has to pass. Goes on until SIGTERM.
+Reads its request as JSON from stdin: `dsn`, `rows`, `per_second` (transactions of ten changes), `first` (number of the
+first), `file`, `function` (makes the changes from a number and `rows`). Writes a RECORD for each transaction: the
+time.monotonic() at which COMMIT had returned, and a WAL position that the frontier has to pass. Runs until SIGTERM.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
             assert row is not None
             file.write(RECORD.pack(committed, row[0]))
             number += 1
-            # A pace that was missed is caught up with, as a queue of waiting clients would.
+            # A missed pace is caught up with, like a queue of waiting clients.
             due += interval
             time.sleep(max(0.0, due - time.monotonic()))
 

@@ -1,4 +1,4 @@
-"""Sessions that use public.aging while a partition of it leaves the heap, and how long their statements took."""
+"""Sessions that use public.aging while one of its partitions leaves the heap, and how long their statements took."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WRITERS = 4
 _READS_PER_SECOND = 20
 _INSERT_EVERY = 4
 _LOOK = 0.005
-"""Seconds between looks at who waits for a lock."""
+"""Seconds between checks of which session waits for a lock."""
 
 _UPDATE = "UPDATE public.aging SET balance = balance + 1 WHERE id = %s"
 _INSERT = "INSERT INTO public.aging VALUES (%s, 0, 0, 'late', now())"
@@ -39,24 +39,24 @@ class _Session:
     statements: list[tuple[float, float]] = field(default_factory=list)
     """time.monotonic() at the beginning, and seconds."""
     updates: int = 0
-    """Rows that were updated."""
+    """The number of updated rows."""
     inserts: int = 0
     inserted_ids: int = 0
-    """Their sum."""
+    """The sum of the updates."""
 
 
 @dataclass(frozen=True)
 class _Wait:
     at: float
-    """time.monotonic(), when it was seen."""
+    """time.monotonic() when it was seen."""
     seconds: float
     """How long it had lasted by then."""
 
 
 class LateWrites:
-    """Four writers, PER_SECOND statements in all, three updates of random rows to an insert, each a transaction; a
-    reader with look-ups by key; and a look every 5 ms at which of them waits for a lock. As a context manager: its end
-    stops them, and raises BenchmarkFailed if a statement of theirs had failed."""
+    """Four writers, with PER_SECOND statements in all, three updates of random rows for each insert, each a
+    transaction; a reader with look-ups by key; and a check every 5 ms of which of them waits for a lock. A context
+    manager: its end stops them, and raises BenchmarkFailed if one of their statements failed."""
 
     def __init__(self, mirror: BenchmarkMirror, rows: int) -> None:
         """`rows`: those with the even keys 2 .. 2 * rows are updated; odd keys are inserted."""
@@ -88,7 +88,7 @@ class LateWrites:
     def check(self) -> None:
         """BenchmarkFailed if a statement has failed."""
         if self._failures:
-            raise BenchmarkFailed(f"a session beside the retention failed: {self._failures[0]}") from self._failures[0]
+            raise BenchmarkFailed(f"a session failed during the retention: {self._failures[0]}") from self._failures[0]
 
     @property
     def updates(self) -> int:
@@ -107,7 +107,7 @@ class LateWrites:
         return sum(begin <= at < end for one in self._writers for at, _ in one.statements)
 
     def longest_statement(self, begin: float, end: float) -> float:
-        """Seconds of the longest statement, of writers and the reader, that ran in that time. Its commit included."""
+        """Seconds of the longest statement in that time, of writers and the reader, including its commit."""
         return max(
             (seconds for one in (*self._writers, self._reader) for at, seconds in one.statements
              if at < end and at + seconds >= begin),
@@ -115,7 +115,7 @@ class LateWrites:
         )  # fmt: skip
 
     def longest_wait(self, begin: float, end: float) -> float:
-        """Seconds of the longest wait for a lock that was seen in that time; one of less than 5 ms may not be."""
+        """Seconds of the longest wait for a lock that was seen in that time; waits below 5 ms may be missed."""
         return max((one.seconds for one in self._waits if begin <= one.at <= end), default=0.0)
 
     def _guarded(self, work: Callable[[psycopg.Connection[Any], int], None], number: int) -> None:
@@ -160,7 +160,7 @@ class LateWrites:
                 self._waits.append(_Wait(time.monotonic(), float(row[0] or 0.0)))
 
     def _paced(self, per_second: float) -> Iterator[int]:
-        """Numbers at that pace, until it stops; a pace that was missed is caught up with."""
+        """Yields numbers at that pace until it is stopped; a missed pace is caught up with."""
         due = time.monotonic()
         count = 0
         while not self._stopping.wait(max(0.0, due - time.monotonic())):

@@ -1,4 +1,4 @@
-"""What goes into a benchmark and what comes out of it."""
+"""Options and results of benchmarks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from benchmarks.pumping import Profiling
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line chose."""
+    """The options of the command line."""
 
     scale: float = 1.0
-    """Factor to the issue's numbers of rows, changes, seconds and commits."""
+    """Factor to the numbers of rows, changes, seconds and commits."""
     repeat: int = 1
-    """Runs of cdc and copy; medians count."""
+    """Runs of cdc and copy, whose median counts."""
     verify: bool = True
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the pump that go over the benchmarks' own."""
+    """Settings of the pump that override the benchmarks' own."""
     profiling: Profiling | None = None
 
     def scaled(self, number: int, least: int, multiple: int = 1) -> int:
@@ -28,7 +28,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table that people read."""
+    """A line of the printed table."""
 
     what: str
     ours: str
@@ -47,5 +47,5 @@ class BenchmarkResult:
 
 
 def cpu_text(seconds: Mapping[str, float]) -> str:
-    """CPU seconds by role, the roles that used any."""
+    """CPU seconds by role, for the roles that used any."""
     return "CPU s: " + ", ".join(f"{role} {used:.1f}" for role, used in seconds.items() if used >= 0.05)

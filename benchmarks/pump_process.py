@@ -1,4 +1,4 @@
-"""The process that is measured: the pump, or a register, with a line in a file for each step that it takes.
+"""The measured process: a pump, or a register, that writes a line to a file for each of its steps.
 
 Reads its request as JSON from stdin: `settings`, `steps` (the file), `action` (`register` or `run`), `until` (an LSN).
 """

@@ -1,4 +1,4 @@
-"""Starts the process that is measured, follows its steps, and sees to it that it ends."""
+"""Starts the measured process, follows its steps, and makes sure that it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mirror_pump.pipeline.flow.steps import Step
 START_SECONDS = 120.0
 """Longest wait for the pump's first step."""
 _STOP_SECONDS = 120.0
-"""Longest wait for its end. Long, because what was measured is lost otherwise, and a busy machine takes its time."""
+"""Longest wait for its end. Long, because otherwise the measurements are lost, and the machine may be busy."""
 _POLL = 0.02
 
 
@@ -41,13 +41,13 @@ class Taken:
 
 @dataclass(frozen=True)
 class Profiling:
-    """Where py-spy's flame graphs go."""
+    """Where py-spy writes its flame graphs."""
 
     directory: Path
 
 
 class MeasuredProcess:
-    """A pump or a register in a process of its own, as a context manager that ends it."""
+    """A pump or a register in a separate process, as a context manager that ends it."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class MeasuredProcess:
         self._profiler: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> MeasuredProcess:
-        # Neither settings of the program that whoever runs us has set, nor modules compiled anew in every process.
+        # Neither the user's own settings of the program, nor modules that every process compiles again.
         environment = {
             key: value
             for key, value in os.environ.items()
@@ -124,11 +124,11 @@ class MeasuredProcess:
         raise BenchmarkFailed(f"{self._name}: no step {step}, see {self._log}{self._said()}")
 
     def wait_for(self, step: Step, timeout: float = START_SECONDS) -> None:
-        """Return once the step was taken."""
+        """Returns once the step was taken."""
         self._wait(lambda: any(taken.step is step for taken in self.steps()), f"step {step}", timeout)
 
     def finish(self, timeout: float) -> None:
-        """Wait for the process to end by itself; BenchmarkFailed if it fails or takes longer."""
+        """Waits for the process to end by itself; BenchmarkFailed if it fails or takes longer."""
         try:
             code = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -137,7 +137,7 @@ class MeasuredProcess:
             raise BenchmarkFailed(f"{self._name} ended with {code}{self._said()}")
 
     def stop(self) -> None:
-        """SIGTERM, and wait for the end."""
+        """Sends SIGTERM, and waits for the end."""
         self._process.send_signal(signal.SIGTERM)
         self.finish(_STOP_SECONDS)
 
@@ -159,7 +159,8 @@ class MeasuredProcess:
 
 
 def _profile(pid: int, path: Path) -> subprocess.Popen[bytes]:
-    """py-spy on the pump and its Python workers, until they end. Costs some speed: for looking, not for figures."""
+    """Runs py-spy on the pump and its Python workers until they end. It costs speed, so do not use the figures of such
+    a run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     command = ["py-spy", "record", "--pid", str(pid), "--subprocesses", "--threads", "--rate", "100", "--nonblocking",
                "--output", str(path)]  # fmt: skip

@@ -1,8 +1,8 @@
 """The process in which one engine reads: a request per line on stdin, an answer per line on stdout, both JSON.
 
-The first line says which `engine`, with `dsn`, `warehouse` and `log`; its answer has the engine's `version`. Each
-further one has `location`, `snapshot` and, for a look-up, `key`; its answer has `seconds` and `result`. Whatever fails
-is an answer with `error`.
+The first request names the `engine`, with `dsn`, `warehouse` and `log`; its answer has the engine's `version`. Each
+further one has `location`, `snapshot` and, for a look-up, `key`; its answer has `seconds` and `result`. A failure is an
+answer with `error`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks import engines
 
 
 def main() -> None:
-    # What engines print must not end up among the answers.
+    # Output of the engines must not get between the answers.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     engine: engines.Engine | None = None

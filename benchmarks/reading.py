@@ -1,4 +1,5 @@
-"""Moments of the mirrored table, with what the heap held then, and the processes that read them by other engines."""
+"""States of the mirrored table, with the heap's content at their frontier, and the processes that read them with other
+engines."""
 
 from __future__ import annotations
 
@@ -26,18 +27,18 @@ from benchmarks.scene import ROOT, BenchmarkMirror
 
 ENGINES = ("spark", "duckdb", "pyiceberg", "chdb")
 LONGEST = 90.0
-"""Seconds after which a reader is given up."""
+"""Seconds after which a reader is abandoned."""
 _START_SECONDS = 120.0
 _CONVERTED_SECONDS = 120.0
 _RUNS = 5
-"""Rounds that count, after one that warms up."""
+"""Rounds that count, after one to warm up."""
 _LEAST_RUNS = 2
 _BUDGET = 60.0
-"""Seconds for an engine's rounds, after which those beyond _LEAST_RUNS are left out."""
+"""Seconds for an engine's rounds, after which rounds beyond _LEAST_RUNS are left out."""
 _TIMED_KEYS = 3
 """Look-ups in a run; all keys are looked up in the first one, unless scans are slow."""
 _SLOW = 30.0
-"""Seconds of a scan from which on one round is enough, be it the first, and few keys are looked up."""
+"""Scans of at least this many seconds: a single round is enough, even the first one, and few keys are looked up."""
 
 _POINTER = """
 SELECT i.metadata_location, c.replicated_lsn
@@ -53,16 +54,16 @@ VALUES ('public.acct'::regclass::oid::bigint, %s, -9223372036854775808, now() + 
 
 @dataclass(frozen=True)
 class Moment:
-    """A snapshot of the lake at some frontier, and what the heap held at that the frontier."""
+    """A snapshot of the lake at some frontier, and the heap's content at that frontier."""
 
     frontier: int
     location: str
-    """Of the metadata file whose current snapshot it is."""
+    """The metadata file whose current snapshot it is."""
     snapshot: int
     summary: Mapping[str, str]
     checks: Checks
     rows: Mapping[int, Row | None]
-    """By key: what a look-up has to find."""
+    """By key: the row that a look-up has to find."""
 
     @property
     def equality_deletes(self) -> int:
@@ -70,7 +71,7 @@ class Moment:
 
     @property
     def files(self) -> str:
-        """What a reader has to open, for people."""
+        """The files that a reader has to open, for people."""
         total = {name: int(self.summary.get(f"total-{name}", "0")) for name in
                  ("data-files", "delete-files", "position-deletes", "equality-deletes")}  # fmt: skip
         return (
@@ -93,7 +94,7 @@ def current_snapshot(content: Mapping[str, Any]) -> tuple[int, Mapping[str, str]
 
 
 def current(mirror: BenchmarkMirror) -> tuple[str, int]:
-    """Where the table's newest metadata is, and the frontier."""
+    """The location of the table's newest metadata, and the frontier."""
     with mirror.connect() as connection:
         found = connection.execute(_POINTER).fetchone()
     assert found is not None
@@ -101,7 +102,7 @@ def current(mirror: BenchmarkMirror) -> tuple[str, int]:
 
 
 def moment(mirror: BenchmarkMirror, keys: Sequence[int]) -> Moment:
-    """The present one. Nobody else may write: the frontier then passes all that there is, and the heap stays as it is.
+    """The present state. Nobody else may write, so that the frontier passes everything, and the heap does not change.
 
     The snapshot is pinned, so that it stays in the table's history, where Spark looks for it.
     """
@@ -117,7 +118,7 @@ def moment(mirror: BenchmarkMirror, keys: Sequence[int]) -> Moment:
 
 
 def without_equality_deletes(mirror: BenchmarkMirror, found: Moment) -> tuple[Moment, float]:
-    """The same rows in the first snapshot that has no equality deletes, and the seconds until it was there.
+    """The same rows in the first snapshot without equality deletes, and the seconds until it existed.
 
     Nobody else may write meanwhile. BenchmarkFailed if there is none in time.
     """
@@ -144,22 +145,22 @@ def _heap_row(connection: psycopg.Connection[Any], key: int) -> Row | None:
 
 @dataclass(frozen=True)
 class Reading:
-    """How long one engine took for one moment, in seconds; medians. None: it gave no answer."""
+    """How long one engine took for one state, in seconds; medians. None: it gave no answer."""
 
     scan: float | None
     point: float | None
     scans: tuple[float, ...]
-    """All that count."""
+    """All times that count."""
     error: str = ""
-    """What it said, or that its answer was wrong."""
+    """Its error, or that its answer was wrong."""
     wrong: bool = False
 
 
 class ReaderProcess:
-    """One engine in a process of its own, as a context manager that ends it."""
+    """One engine in a separate process, as a context manager that ends it."""
 
     module = "benchmarks.reader_process"
-    """What runs in the process."""
+    """The process's command line."""
 
     def __init__(self, engine: str, mirror: BenchmarkMirror) -> None:
         self.engine = engine
@@ -174,7 +175,7 @@ class ReaderProcess:
         return self
 
     def _start(self) -> dict[str, Any]:
-        """A new process; returns its first answer."""
+        """Starts a new process; returns its first answer."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", self.module],
@@ -208,11 +209,11 @@ class ReaderProcess:
         self._process.wait()
 
     def compare(self, moments: Mapping[str, Moment]) -> dict[str, Reading]:
-        """Scans and look-ups of each moment, in rounds, so that whatever else the machine does meets all of them."""
+        """Scans and look-ups of each state, in rounds, so that other load on the machine affects all of them."""
         scans: dict[str, list[float]] = {name: [] for name in moments}
         points: dict[str, list[float]] = {name: [] for name in moments}
         failed: dict[str, Reading] = {}
-        # An engine's very first query is about its own start: it counts for none of the states.
+        # An engine's very first query includes its start, so it counts for none of the states.
         first, *_ = moments.values()
         self._checked(first, None, first.checks)
         began = time.monotonic()
@@ -243,9 +244,9 @@ class ReaderProcess:
         }  # fmt: skip
 
     def _checked(self, one: Moment, key: int | None, expected: object) -> float | Reading:
-        """Seconds of one request, or what is wrong with its answer."""
+        """Seconds of one request, or the error in its answer."""
         if self._process.poll() is not None:
-            # It was given up, or fell, over the request before.
+            # It was abandoned, or crashed, during the request before.
             self._start()
         answer = self.ask({"location": one.location, "snapshot": one.snapshot, "key": key}, LONGEST)
         if "error" in answer:
@@ -256,7 +257,7 @@ class ReaderProcess:
         return float(answer["seconds"])
 
     def ask(self, request: Mapping[str, object], timeout: float) -> dict[str, Any]:
-        """Sends a request and returns its answer; one with an `error` if there is none in time, or none at all."""
+        """Sends a request and returns its answer; an answer with `error` if there is none in time, or none at all."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -267,7 +268,7 @@ class ReaderProcess:
             return {"error": "the reader has ended"}
         ready, _, _ = select.select([stdout], [], [], timeout)
         if not ready:
-            # It cannot be interrupted, and what it answers later would be taken for another request's answer.
+            # It cannot be interrupted, and a later answer would be mistaken for that of another request.
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             return {"error": f"no answer within {timeout:.0f} s"}
@@ -279,6 +280,6 @@ class ReaderProcess:
 
 
 def _median(seconds: Iterable[float]) -> float:
-    """Without the first, unless it is the only one."""
+    """The median without the first value, unless it is the only one."""
     first, *rest = seconds
     return statistics.median(rest or [first])

@@ -1,4 +1,4 @@
-"""The machine, the table that people read, latest.json, and the figures in docs/performance.md."""
+"""The machine, the printed table, latest.json, and the figures in docs/performance.md."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ COLUMNS = ("what", "ours", "limit", "ratio", "goal", "remark")
 
 
 def machine() -> dict[str, str | float | int]:
-    """What the figures depend on most. The load average tells whether the machine was ours alone."""
+    """What the figures depend on most. The load average tells whether the machine did anything else."""
     cpu = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     memory = [line.split()[1] for line in _lines("/proc/meminfo") if line.startswith("MemTotal:")]
     return {
         "machine.cpu": cpu[0] if cpu else platform.processor(),
         "machine.cores": os.cpu_count() or 0,
         "machine.memory_mb": round(int(memory[0]) * 1024 / 1e6) if memory else 0,
-        # The version alone: what comes after it names somebody's build.
+        # The version only: the rest names a build.
         "machine.system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "machine.load_average_before": round(os.getloadavg()[0], 2),
         "version.python": platform.python_version(),
@@ -56,7 +56,7 @@ def write_json(path: Path, figures: Mapping[str, object], lines: Iterable[Line])
 
 
 def write_document(path: Path, results: Path) -> None:
-    """Put what `results` (latest.json) says between the markers of the document."""
+    """Writes the content of `results` (latest.json) between the markers of the document."""
     content = orjson.loads(results.read_bytes())
     rows = [" | ".join(("", *cells, "")).strip() for cells in content["report"]]
     table = "\n".join([" | ".join(("", *COLUMNS, "")).strip(), "|" + " --- |" * len(COLUMNS), *rows])
@@ -64,7 +64,7 @@ def write_document(path: Path, results: Path) -> None:
 
 
 def write_readers_document(path: Path, results: Path) -> bool:
-    """The same for the document on readers. False, and nothing is written, if the last run was without `read`."""
+    """The same for the document on readers. Returns False, and writes nothing, if the last run was without `read`."""
     content = orjson.loads(results.read_bytes())
     if "read.rows" not in content:
         return False

@@ -15,7 +15,7 @@ from pathlib import Path
 INTERVAL = 0.1
 """Seconds between two samples."""
 _LOOK_EVERY = 5
-"""Samples between two looks for new processes: the pump's are there from its start."""
+"""Samples between two searches for new processes: the pump's exist from its start."""
 
 DRIVER, JVM, WORKERS, WALSENDER, POSTGRES = "driver", "jvm", "workers", "walsender", "postgres"
 PUMP_ROLES = (DRIVER, JVM, WORKERS)
@@ -26,7 +26,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Peak:
-    """Most memory at one time, in MB (10^6 bytes); `total` is the peak of the sum, not the sum of the peaks."""
+    """Most memory at any time, in MB (10^6 bytes); `total` is the peak of the sum, not the sum of the peaks."""
 
     driver: float
     jvm: float
@@ -54,7 +54,7 @@ class _Sample:
 
 @dataclass
 class Sampler:
-    """A thread that watches the tree below `pump` and the children of `postmaster`, from `start` to `stop`."""
+    """A thread that samples the process tree below `pump` and the children of `postmaster`, from `start` to `stop`."""
 
     pump: int
     postmaster: int
@@ -115,7 +115,7 @@ def parent_of(pid: int) -> int:
 
 
 def _roles(pump: int, postmaster: int) -> dict[int, str]:
-    """What each process of interest is, by process id."""
+    """The role of each process of interest, by process ID."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - twice as fast as Path.iterdir, and we share the cores
         if entry.isdigit():
@@ -125,7 +125,7 @@ def _roles(pump: int, postmaster: int) -> dict[int, str]:
     todo = [(child, DRIVER) for child in children.get(pump, [])]
     while todo:
         pid, parent_role = todo.pop()
-        # The JVM is started through a shell script, which becomes it; what the JVM starts are the Python workers.
+        # A shell script starts the JVM and becomes it; the JVM's children are the Python workers.
         role = WORKERS if parent_role in (JVM, WORKERS) else JVM
         roles[pid] = role
         todo += [(child, role) for child in children.get(pid, [])]
@@ -137,7 +137,7 @@ def _roles(pump: int, postmaster: int) -> dict[int, str]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name, which may hold anything: [0] is the state, [1] the parent."""
+    """The fields of /proc/PID/stat after the name, which may contain anything: [0] is the state, [1] the parent."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
 
 

@@ -1,4 +1,4 @@
-"""Where benchmarks happen: a server with fsync on, and in it a mirrored database for each benchmark."""
+"""The server of the benchmarks, with fsync on, and in it a mirrored database for each benchmark."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from mirror_pump.testing.program import Program
 ROOT = Path(__file__).resolve().parents[1]
 
 SERVER_SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB", "checkpoint_timeout": "5min"}
-"""What differs from a server as installed, besides wal_level. fsync and synchronous_commit stay on, as they should."""
+"""Differences from a default installation, besides wal_level. fsync and synchronous_commit stay on."""
 
 SHOWN_SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "wal_level", "shared_buffers", "max_wal_size")
 
 
 @dataclass(frozen=True)
 class BenchmarkMirror:
-    """A database that `init` was run on, with a public.acct that is not registered yet."""
+    """A database after `init`, with a public.acct that is not registered yet."""
 
     server: EmbeddedPostgres
     program: Program
     dsn: str
     directory: Path
     name: str
-    """Of the database, the slot and the publication."""
+    """The name of the database, the slot and the publication."""
     rows: int
-    """In public.acct at first."""
+    """Rows in public.acct at first."""
 
     def connect(self) -> psycopg.Connection[Any]:
         """A plain connection in autocommit; the caller closes it."""
@@ -52,7 +52,7 @@ class BenchmarkMirror:
 
 
 class BenchmarkScene:
-    """The server and the directory that everything lies in, which goes away at the end unless `keep` is set."""
+    """The server, and the directory with all files, which is removed at the end unless `keep` is set."""
 
     def __init__(self, directory: Path, *, keep: bool) -> None:
         self._directory = directory
@@ -82,10 +82,11 @@ class BenchmarkScene:
     def mirror(
         self, name: str, rows: int, fill: Callable[[psycopg.Connection[Any]], None] = lambda _: None
     ) -> Iterator[BenchmarkMirror]:
-        """A fresh database, with rows 1 .. `rows` in public.acct, and a warehouse; both, and its slots, go at the end.
+        """A new database with rows 1 .. `rows` in public.acct, and a warehouse; both are removed at the end, with the
+        slots.
 
-        `fill` makes what else there is to be. All rows are there before the slot is, as in a database that somebody
-        begins to mirror. They are vacuumed, so that nobody's first read has to write hint bits, and on disk.
+        `fill` creates everything else. All rows exist before the slot, as in a database that is mirrored for the first
+        time. They are vacuumed, so that the first read need not write hint bits, and on disk.
         """
         directory = self._directory / name
         directory.mkdir()

@@ -1,9 +1,9 @@
 """The process in which one engine reads public.aging: requests on stdin, answers on stdout, each a line of JSON.
 
-The first request says which `engine` (spark or duckdb), with `dsn`, `warehouse` and `log`; its answer has the engine's
+The first request names the `engine` (spark or duckdb), with `dsn`, `warehouse` and `log`; its answer has the engine's
 `version`. Each further one has a `mode` (seam or heap) and a `query`: `sums`, of every column, tied to the key, or
-`scan`, of all rows, which go nowhere. Its answer has `seconds`, from asking for the table to letting go of its pins,
-and the `result`: CHECKS of engines.py, or how many rows came. Whatever fails is an answer with `error`.
+`scan`, of all rows, which are discarded. Its answer has `seconds`, from the request for the table to the release of its
+pins, and the `result`: CHECKS of engines.py, or the number of rows. A failure is an answer with `error`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TimedRead = Callable[[str, str], Checks | int]
 
 
 def main() -> None:
-    # What engines print must not end up among the answers.
+    # Output of the engines must not get between the answers.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     read: TimedRead | None = None
@@ -75,7 +75,7 @@ def _spark(request: dict[str, Any]) -> tuple[str, TimedRead]:
 
 
 def _duckdb(request: dict[str, Any]) -> tuple[str, TimedRead]:
-    """What `mirror-pump sql` does, without the start of its process: a DuckDB for each query."""
+    """What `mirror-pump sql` does, without starting its process: a DuckDB for each query."""
     from mirror_pump.config import load_settings
     from mirror_pump.ops.reads.query import Query, open_query
     from mirror_pump.ops.reads.table_reads import ReadMode

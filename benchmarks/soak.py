@@ -1,8 +1,8 @@
-"""`make soak`: faults for as long as one likes. Stops at the first thing that does not hold, naming its seed.
+"""`make soak`: faults for as long as you like. Stops at the first violation, and prints its seed.
 
-Rounds of the property test (tests/support/mirror_state_machine.py) with a fresh seed each, in turn with tasks in
-threads, which makes many mirrors, and in Spark, which makes them real; between them the larger tests of copies, kills
-and verify.
+Rounds of the property test (tests/support/mirror_state_machine.py), each with a new seed, in turn with tasks in
+threads, which makes many mirrors, and with tasks in Spark, as in real use; between them the larger tests of copies,
+kills and verify.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the chosen benchmarks and reports. A slow figure fails nothing; a wrong result, or none, does."""
+"""Runs the chosen benchmarks and reports. Slow figures do not fail it; wrong or missing results do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from mirror_pump.testing.program import ProgramFailed
 
 USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "schema")
 BENCHMARKS = (*USUAL, "conversion")
-"""conversion only when it is named: its table takes minutes to make."""
+"""conversion only runs if it is named: its table takes minutes to create."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
 READERS_DOCUMENT = ROOT / "docs" / "readers.md"
@@ -55,7 +55,7 @@ class Suite:
         self.failures: list[str] = []
 
     def run(self) -> None:
-        """copy and cdc share a table of 4,000,000 rows, read and commits another; the rest have one each."""
+        """copy and cdc share a table of 4,000,000 rows, read and commits share another; the rest have one each."""
         if self._chosen & {"copy", "cdc"}:
             with self._guarded("copy and cdc"), self._mirror("bench_acct", bench_copy.rows_at(self._options)) as mirror:
                 if "copy" in self._chosen:
@@ -82,7 +82,7 @@ class Suite:
                     self._measure(name, bench.run, mirror)
 
     def _read_and_commits(self) -> None:
-        """commits follows read on its table, and then makes the hour of small commits that read looks at once more."""
+        """commits follows read on its table, and then makes the hour of small commits after which read looks again."""
         read = bench_read.ReadBenchmark() if "read" in self._chosen else None
         rows = bench_commits.ROWS if read is None else bench_copy.rows_at(self._options)
         with self._guarded("read and commits"), self._mirror("bench_read", rows) as mirror:

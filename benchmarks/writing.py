@@ -22,7 +22,7 @@ _NEXT = "SELECT greatest(0, (max(id) - %s + 3) / 4) FROM public.acct"
 
 
 def next_number(mirror: BenchmarkMirror) -> int:
-    """The first number that bench_ten was not called with yet."""
+    """The first number with which bench_ten was not called yet."""
     with mirror.connect() as connection:
         row = connection.execute(_NEXT, (mirror.rows,)).fetchone()
     assert row is not None
@@ -30,8 +30,8 @@ def next_number(mirror: BenchmarkMirror) -> int:
 
 
 def write_one_by_one(mirror: BenchmarkMirror, process: MeasuredProcess, transactions: int, tens: int) -> float:
-    """So many transactions of `tens` times ten changes, each once the frontier has passed the one before. Returns the
-    seconds."""
+    """Writes that many transactions of `tens` times ten changes, each once the frontier has passed the one before.
+    Returns the seconds."""
     first = next_number(mirror)
     began = time.monotonic()
     with mirror.connect() as connection:
@@ -42,8 +42,7 @@ def write_one_by_one(mirror: BenchmarkMirror, process: MeasuredProcess, transact
                     "SELECT count(public.bench_ten(i, %s)) FROM generate_series(%s::bigint, %s) i",
                     (mirror.rows, at, at + tens - 1),
                 )
-                # Before the commit record: after it, the position might already be beyond what frontier will ever be
-                # told.
+                # Before the commit record: after it, the position might be higher than the frontier will ever be.
                 row = connection.execute("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
             assert row is not None
             deadline = time.monotonic() + _LONGEST
@@ -67,7 +66,8 @@ def steady_writer(
     function: str = "public.bench_ten",
     rows: int | None = None,
 ) -> Iterator[None]:
-    """A process that writes so many transactions of ten changes a second, and notes them in `file` (lag_writer.py)."""
+    """A process that writes that many transactions of ten changes a second, and records them in `file`
+    (lag_writer.py)."""
     request = {
         "dsn": mirror.dsn,
         "rows": mirror.rows if rows is None else rows,

@@ -117,7 +117,7 @@ class Settings(BaseSettings):
     wal_guard: Annotated[
         Literal["off", "warn", "fail-table", "drop-slot"], Unit("off|warn|fail-table|drop-slot", "a word")
     ] = Field(
-        default="off", description="What the pump does before the slot is lost for want of WAL (docs/operations.md)"
+        default="off", description="What the pump does before the slot keeps more WAL than it may (docs/operations.md)"
     )
     wal_guard_bytes: SizeOrNone = Field(
         default=ByteSize(0),

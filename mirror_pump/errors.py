@@ -67,6 +67,11 @@ class LakeError(MirrorPumpError):
     """Files or metadata of the lake cannot be read or written. The operator of the storage has to act."""
 
 
+class CredentialsError(LakeError):
+    """The storage refuses the credentials, or there are none. Whoever has them has to act. Retried: they may be renewed
+    meanwhile."""
+
+
 class FileMissing(LakeError):
     """A file of the lake that is referred to, or its directory, does not exist, although the storage answered.
     `lake.commit.presence` finds out whether that concerns one table or the whole storage."""

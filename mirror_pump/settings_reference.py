@@ -38,7 +38,8 @@ environment variable, or as a key of `{CONFIG_FILE}` in the working directory (o
 The name of the environment variable is `{ENV_PREFIX}` and the key in capitals: `{ENV_PREFIX}BATCH_AGE`. Options
 override environment variables, which override the file. `mirror-pump config --example > {CONFIG_FILE}` writes a file to
 start from, with every setting commented out. Secrets have no option, because every user of a machine can read the
-command lines of its processes."""
+command lines of its processes. Credentials of [storage profiles](storage-profiles.md) are no settings: they have
+variables of their own."""
 
 
 _LIMITS_HEAD = """\

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import re
@@ -11,22 +12,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
+import psycopg
 import pytest
 
 from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session
-from mirror_pump.testing.database import Database
+from mirror_pump.source.catalog.catalog_schema import migrate
+from mirror_pump.testing.database import Database, keeping_connections
 from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests import spark_java
 from tests.support.events_table import RetentionTables
+from tests.support.memory import in_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PASSED = pytest.StashKey[bool]()
+
+_ROOT = Path(__file__).parent
+_WITH_CATALOG = (
+    "acceptance",
+    *(f"integration/{subject}" for subject in ("copy", "lake", "maintenance", "publish", "reads", "retention")),
+    *(f"integration/{subject}" for subject in ("schema", "stream", "types", "verify")),
+)
+"""Where tests are about something else than what `init` does to an empty database."""
 
 # No deadline per example: the machine is shared, and the oracle is a real server.
 hypothesis.settings.register_profile(
@@ -38,13 +50,13 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default-run"))
 
-# Processes that tests start inherit it: their Sparks are no less short-lived.
+# Processes that tests start inherit it: their Spark is just as short-lived.
 os.environ |= spark_java.environment()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Draws the seed where none was given, so that the header can print it: every run differs, and can be redone."""
+    """Draws the seed if none was given, so that the header can print it: runs differ, but each can be repeated."""
     if config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
 
@@ -85,6 +97,12 @@ def _shares_its_module(item: pytest.Item) -> bool:
     return any(definition[-1].scope in ("module", "package", "class") for definition in definitions)
 
 
+def pytest_collection_finish() -> None:
+    """Takes what was imported and collected out of the rounds of the garbage collector: it stays."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"to draw the same examples again: --hypothesis-seed={config.getoption('--hypothesis-seed')}"
 
@@ -92,30 +110,53 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[EmbeddedPostgres]:
     """The run's PostgreSQL server."""
-    with EmbeddedPostgres() as server:
+    with EmbeddedPostgres(temporary_in=in_memory()) as server:
         yield server
 
 
+@pytest.fixture(scope="session")
+def catalog_template(postgres: EmbeddedPostgres) -> str:
+    """The name of a database that has the catalog, and nothing else. To copy it is much cheaper than to create one."""
+    name = "with_catalog"
+    with psycopg.connect(postgres.create_database(name), autocommit=True) as connection:
+        migrate(connection)
+    with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
+        # Nobody may be connected to it while it is copied.
+        connection.execute(f"ALTER DATABASE {name} WITH ALLOW_CONNECTIONS false")
+    return name
+
+
 @pytest.fixture
-def new_database(postgres: EmbeddedPostgres, request: pytest.FixtureRequest) -> Iterator[Callable[[], Database]]:
-    """Makes as many fresh databases as a test asks for; they go away, with their slots, after it. Before that, every
-    live table of a mirror in them is verified."""
+def new_database(
+    postgres: EmbeddedPostgres, catalog_template: str, request: pytest.FixtureRequest
+) -> Iterator[Callable[[], Database]]:
+    """Creates as many new databases as a test needs, and drops them after it, with their slots. Before that, every live
+    table of a mirror in them is verified. In the directories of _WITH_CATALOG they have the catalog already, as after
+    an `init` that was interrupted, unless the test is marked `empty_database`."""
     made: list[Database] = []
     stem = re.sub(r"[^a-z0-9]+", "_", request.node.name.lower())[:40].strip("_")
+    empty = request.node.get_closest_marker("empty_database") is not None or not any(
+        request.path.is_relative_to(_ROOT / directory) for directory in _WITH_CATALOG
+    )
 
     def make() -> Database:
-        # Slots are named by tests, databases by us: the counter keeps two runs of one parametrised test apart.
+        # Slots are named by tests, databases by us: the counter distinguishes two runs of one parametrised test.
         name = f"t_{stem}_{os.urandom(3).hex()}"
-        postgres.create_database(name)
+        postgres.create_database(name, template="template0" if empty else catalog_template)
         made.append(Database(postgres, name))
+        if not empty:
+            made[-1].execute(
+                "UPDATE modak.mirror_secret SET secret = gen_random_uuid()::text || gen_random_uuid()::text"
+            )
         return made[-1]
 
-    yield make
     try:
-        # What a test has shown itself to be wrong, or made wrong on purpose, needs no second opinion.
-        if request.node.stash.get(_PASSED, False) and request.node.get_closest_marker("unverified") is None:
-            for database in made:
-                assert_verified(database)
+        with keeping_connections():
+            yield make
+            # A table that the test has shown to be wrong, or made wrong on purpose, is not verified again.
+            if request.node.stash.get(_PASSED, False) and request.node.get_closest_marker("unverified") is None:
+                for database in made:
+                    assert_verified(database)
     finally:
         for database in made:
             postgres.drop_database(database.name)
@@ -123,7 +164,7 @@ def new_database(postgres: EmbeddedPostgres, request: pytest.FixtureRequest) -> 
 
 @pytest.fixture
 def database(new_database: Callable[[], Database]) -> Database:
-    """A fresh, empty database for one test."""
+    """A new database for one test."""
     return new_database()
 
 
@@ -137,7 +178,7 @@ def warehouse(tmp_path: Path) -> str:
 
 @pytest.fixture
 def retention_tables(database: Database, warehouse: str) -> Iterator[RetentionTables]:
-    """Makes a mirror with a table with heap retention, which the pump or the test itself moves into the lake."""
+    """Creates a mirror with a table with heap retention, whose cut-line the pump or the test itself moves."""
     tables = RetentionTables(database, warehouse)
     yield tables
     tables.close()
@@ -171,7 +212,7 @@ def lake(spark: SparkSession, database: Database, warehouse: str) -> SparkSessio
 
 @pytest.fixture
 def runner(spark: SparkSession) -> TaskRunner:
-    """Tasks go to the run's Spark, which outlives every pump."""
+    """Runs tasks in the run's Spark, which outlives every pump."""
     return SparkTaskRunner(spark, 4)
 
 

@@ -1,7 +1,8 @@
-"""How Spark's Java is started in tests: with little compilation, and with its classes from an archive.
+"""How tests start Spark's Java: with little compilation, and with its classes from an archive.
 
-Loading and verifying the classes of Spark is half of the CPU that its start costs. `make test` makes the archive once:
-`python -m tests.spark_java`. Without one, or with one of another Java or Spark, Java starts all the same, only slower.
+Loading and verifying Spark's classes is half of the CPU that its start costs. `make test` makes the archive once:
+`python -m tests.spark_java`. Without an archive, or with one of another Java or Spark, Java starts as well, only
+slower.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
 ARCHIVE = _ROOT / "build" / "spark.jsa"
-"""Classes as Java lays them out in memory; empty if this Java cannot make an archive."""
+"""Classes in Java's memory layout; empty if this Java cannot make an archive."""
 _DEFAULTS = _ROOT / "tests" / "spark-defaults.conf"
 
 _FEW_CYCLES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Compiling costs the JVM of a test, which lives for seconds and sees a few rows, more CPU than it ever saves."""
+"""A test's JVM lives for seconds and sees a few rows, so compiling costs more CPU than it saves."""
 
 
 def environment(archive_option: str | None = None) -> dict[str, str]:
-    """Variables by which every Spark of this process and of those that it starts gets the settings of tests."""
+    """Environment variables that give the settings of tests to every Spark of this process and of those that it
+    starts."""
     if archive_option is None:
         archived = ARCHIVE.exists() and ARCHIVE.stat().st_size > 0
-        # An archive that does not fit is not worth a word, where every line of Java's becomes one of the log.
+        # No warning about an archive that does not fit, since every line that Java prints becomes a line of the log.
         archive_option = f"-XX:SharedArchiveFile={ARCHIVE} -Xlog:disable" if archived else ""
     options = f"{_FEW_CYCLES} {archive_option}".strip()
     arguments = ["--properties-file", str(_DEFAULTS), "--conf", f"spark.driver.defaultJavaOptions={options}"]

@@ -17,6 +17,7 @@ from mirror_pump.cli.commands import (
     init,
     maintain,
     policy,
+    profile,
     reader,
     register,
     retain,
@@ -106,6 +107,7 @@ for _module in (
     maintain,
     policy,
     retain,
+    profile,
     doctor,
     config,
 ):

@@ -5,19 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
-from mirror_pump.errors import FileMissing, LakeError, StorageFull
+from mirror_pump.credentials import without_secrets
+from mirror_pump.errors import CredentialsError, FileMissing, LakeError, StorageFull
+from mirror_pump.lake.object_store import attempts, open_store, refuses_credentials
+
+_Result = TypeVar("_Result")
 
 _LOCAL = "file://"
 _PARALLEL_LOOKS = 16
@@ -33,19 +36,48 @@ _FULL_REMEDY = (
     " when mirror-pump is started again. Until then the frontier does not move and the server keeps the WAL"
 )
 
+_REFUSED_REMEDY = (
+    "give other credentials, or give these the rights to read, write, list and delete below the location; nothing is"
+    " lost: until then the frontier does not move"
+)
+
+
+class StorageAccess(Protocol):
+    """Knows the storage profiles (mirror_pump.lake.profile_access)."""
+
+    def properties_of(self, location: str) -> Mapping[str, str]:
+        """The FileIO properties with which a remote location is reached. Raises CredentialsError, and LakeError."""
+        ...
+
+    def remedy_of(self, location: str) -> str:
+        """What to do if the store does not accept the credentials for a location."""
+        ...
+
 
 @dataclass(frozen=True)
 class StorageOptions:
-    """How to reach the storage. Picklable: it travels to tasks."""
+    """How to reach the storage. Picklable: it travels to tasks. `repr()` shows no secrets."""
 
-    properties: Mapping[str, str] = field(default_factory=dict)
-    """pyiceberg FileIO properties, such as `s3.endpoint` and `s3.access-key-id`; none are needed for file:// URIs."""
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """pyiceberg FileIO properties, such as `s3.endpoint` and `s3.access-key-id`; none are needed for file:// URIs. To
+    read them, use `properties_of`."""
     fsync: bool = True
     """Flush local files and their directory entries to disk before anything refers to them: a publish that survives a
     power failure must not point to files that did not. Measured on ext4: 0.3 ms for a small file (0.06 without)."""
     make_directories: bool = True
     """Make the local directories that files are written into. Not for a pump: the directories of a table exist from its
     registration on, and one that is gone later is an error, not a place to begin again."""
+    profiles: StorageAccess | None = field(default=None, repr=False, compare=False)
+    """If set, each location is reached as its storage profile says, and `properties` is not used."""
+
+    def properties_of(self, location: str) -> Mapping[str, str]:
+        """The FileIO properties for a remote location. They contain secrets: never print them. Raises CredentialsError
+        if there are no credentials, and LakeError."""
+        return self.properties if self.profiles is None else self.profiles.properties_of(location)
+
+    def remedy_of(self, location: str) -> str:
+        """What to do if the store does not accept the credentials for a location."""
+        return _REFUSED_REMEDY if self.profiles is None else self.profiles.remedy_of(location)
 
 
 def join(base: str, *parts: str) -> str:
@@ -70,25 +102,32 @@ def make_directory(location: str, storage: StorageOptions) -> None:
     Raises LakeError."""
     path = local_path(location)
     if path is not None:
-        with _lake_errors("make", location):
+        with _lake_errors("make", location, storage):
             _make_directory(path, storage)
 
 
 def read_bytes(location: str, storage: StorageOptions) -> bytes:
     """The content of a file. Raises FileMissing, and LakeError if it cannot be read."""
-    with _lake_errors("read", location):
-        path = local_path(location)
-        if path is not None:
+    path = local_path(location)
+    if path is not None:
+        with _lake_errors("read", location, storage):
             return path.read_bytes()
-        filesystem, key = _remote(location, storage)
-        with filesystem.open_input_file(key) as stream:
-            return bytes(stream.read())
+    return _repeated("read", location, storage, _read_whole)
+
+
+def _read_whole(filesystem: Any, key: str) -> bytes:
+    with filesystem.open_input_file(key) as stream:
+        content = bytes(stream.read())
+        # Arrow takes a short answer for the end of the file.
+        if len(content) != stream.size():
+            raise OSError(f"the answer was cut off after {len(content)} of {stream.size()} bytes")
+        return content
 
 
 @contextmanager
 def open_input(location: str, storage: StorageOptions) -> Iterator[pa.NativeFile]:
     """Opens a file for reading at any position. Raises FileMissing, and LakeError if it cannot be read."""
-    with _lake_errors("read", location):
+    with _lake_errors("read", location, storage):
         path = local_path(location)
         if path is not None:
             with pa.OSFile(str(path), "rb") as source:
@@ -121,7 +160,7 @@ def _write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions, writ
         if path is None:
             remote.append((location, content))
             continue
-        with _lake_errors("write", location):
+        with _lake_errors("write", location, storage):
             temporary = _temporary(path)
             descriptor = _open_new(temporary, storage)
             try:
@@ -167,26 +206,34 @@ def list_files(location: str, storage: StorageOptions) -> Iterator[StoredFile]:
     """Every file below a location; an empty or missing location is not an error. Raises LakeError."""
     from pyarrow.fs import FileSelector, FileType, LocalFileSystem
 
-    with _lake_errors("list", location):
-        path = local_path(location)
-        filesystem, key = (LocalFileSystem(), str(path)) if path is not None else _remote(location, storage)
-        key = key.rstrip("/")
-        for found in filesystem.get_file_info(FileSelector(key, recursive=True, allow_not_found=True)):
-            if found.type == FileType.File:
-                uri = location.rstrip("/") + found.path[len(key) :]
-                yield StoredFile(uri, found.size or 0, (found.mtime_ns or 0) / 1e9)
+    def listing(filesystem: Any, key: str) -> tuple[int, list[Any]]:
+        selector = FileSelector(key.rstrip("/"), recursive=True, allow_not_found=True)
+        return len(selector.base_dir), filesystem.get_file_info(selector)
+
+    path = local_path(location)
+    if path is None:
+        root, listed = _repeated("list", location, storage, listing)
+    else:
+        with _lake_errors("list", location, storage):
+            root, listed = listing(LocalFileSystem(), str(path))
+    for found in listed:
+        if found.type == FileType.File:
+            uri = location.rstrip("/") + found.path[root:]
+            yield StoredFile(uri, found.size or 0, (found.mtime_ns or 0) / 1e9)
 
 
 def exists(location: str, storage: StorageOptions) -> bool:
     """Whether a file exists. Raises LakeError if the storage does not answer."""
-    with _lake_errors("look for", location):
-        path = local_path(location)
-        if path is not None:
+    path = local_path(location)
+    if path is not None:
+        with _lake_errors("look for", location, storage):
             return _is_there(path)
-        from pyarrow.fs import FileType
+    from pyarrow.fs import FileType
 
-        filesystem, key = _remote(location, storage)
+    def look(filesystem: Any, key: str) -> bool:
         return bool(filesystem.get_file_info(key).type == FileType.File)
+
+    return _repeated("look for", location, storage, look)
 
 
 def missing_files(locations: Iterable[str], storage: StorageOptions) -> frozenset[str]:
@@ -211,14 +258,16 @@ def missing_files(locations: Iterable[str], storage: StorageOptions) -> frozense
 def directory_answers(location: str, storage: StorageOptions) -> bool:
     """Whether a warehouse is there to be asked: a local directory that has something in it, as the place where a file
     system is to be mounted has not; or a bucket. Raises LakeError if the storage does not answer."""
-    with _lake_errors("look for", location):
-        path = local_path(location)
-        if path is not None:
+    path = local_path(location)
+    if path is not None:
+        with _lake_errors("look for", location, storage):
             return _is_there(path) and any(entry.name != "lost+found" for entry in os.scandir(path))
-        from pyarrow.fs import FileType
+    from pyarrow.fs import FileType
 
-        filesystem, key = _remote(location, storage)
+    def look(filesystem: Any, key: str) -> bool:
         return bool(filesystem.get_file_info(key.partition("/")[0]).type == FileType.Directory)
+
+    return _repeated("look for", location, storage, look)
 
 
 def _is_there(path: Path | str) -> bool:
@@ -232,25 +281,27 @@ def _is_there(path: Path | str) -> bool:
     return True
 
 
-def delete(location: str, storage: StorageOptions) -> None:
-    """Removes a file; a missing file is not an error. Raises LakeError."""
-    with _lake_errors("delete", location):
-        path = local_path(location)
-        if path is not None:
+def delete(location: str, storage: StorageOptions, *, once: bool = False) -> None:
+    """Removes a file; a missing file is not an error. `once`: without repeating what fails for a moment. Raises
+    LakeError."""
+    path = local_path(location)
+    if path is not None:
+        with _lake_errors("delete", location, storage):
             path.unlink(missing_ok=True)
-            return
-        filesystem, key = _remote(location, storage)
-        try:
+        return
+
+    def remove(filesystem: Any, key: str) -> None:
+        with suppress(FileNotFoundError):
             filesystem.delete_file(key)
-        except FileNotFoundError:
-            return
+
+    _repeated("delete", location, storage, remove, once=once)
 
 
 def discard(locations: Iterable[str], storage: StorageOptions) -> None:
     """Removes files that nothing refers to. Ignores failures: a later sweep (`maintain`) removes what is left."""
     for location in locations:
         with suppress(LakeError):
-            delete(location, storage)
+            delete(location, storage, once=True)
 
 
 class StagedFiles:
@@ -285,13 +336,16 @@ class StagedFiles:
 
 def delete_tree(location: str, storage: StorageOptions) -> None:
     """Removes everything below a location; a missing location is not an error. Raises LakeError."""
-    with _lake_errors("delete", location):
-        path = local_path(location)
-        if path is not None:
+    path = local_path(location)
+    if path is not None:
+        with _lake_errors("delete", location, storage):
             _remove_tree(path)
-            return
-        filesystem, key = _remote(location, storage)
+        return
+
+    def remove(filesystem: Any, key: str) -> None:
         filesystem.delete_dir_contents(key, missing_dir_ok=True)
+
+    _repeated("delete", location, storage, remove)
 
 
 def _remove_tree(path: Path) -> None:
@@ -317,13 +371,13 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
     """
     path = local_path(location)
     if path is None:
-        with _lake_errors("write", location):
+        with _lake_errors("write", location, storage):
             filesystem, key = _remote(location, storage)
             with filesystem.open_output_stream(key) as stream:
                 yield stream
         return
     temporary = _temporary(path)
-    with _lake_errors("write", location):
+    with _lake_errors("write", location, storage):
         os.close(_open_new(temporary, storage))
         try:
             with pa.OSFile(str(temporary), "wb") as stream:
@@ -342,8 +396,27 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
             _sync_directory(path.parent)
 
 
+def _repeated(
+    verb: str,
+    location: str,
+    storage: StorageOptions,
+    request: Callable[[Any, str], _Result],
+    *,
+    once: bool = False,
+) -> _Result:
+    """The result of a request to a remote store, which is repeated if it fails for a moment: it has the same effect
+    however often it is made. Raises FileMissing and LakeError."""
+    with _lake_errors(verb, location, storage):
+        for attempt in attempts(once=once):
+            with attempt:
+                # With credentials as they are now.
+                return request(*_remote(location, storage))
+    raise AssertionError("the last attempt returns or raises")
+
+
 @contextmanager
-def _lake_errors(verb: str, location: str) -> Iterator[None]:
+def _lake_errors(verb: str, location: str, storage: StorageOptions | None) -> Iterator[None]:
+    """Turns errors in the block into LakeError. `storage`: None for what is local."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -353,7 +426,12 @@ def _lake_errors(verb: str, location: str) -> Iterator[None]:
             raise StorageFull(f"no space left to {verb} {location}: {error}", _FULL_REMEDY) from error
         if isinstance(error, FileNotFoundError):
             raise FileMissing(f"cannot {verb} {location}: {error}", _REMEDY, location) from error
-        raise LakeError(f"cannot {verb} {location}: {error}", _REMEDY) from error
+        if storage is None or local_path(location) is not None:
+            raise LakeError(f"cannot {verb} {location}: {error}", _REMEDY) from error
+        text = without_secrets(f"cannot {verb} {location}: {error}", storage.properties_of(location))
+        if refuses_credentials(error):
+            raise CredentialsError(text, storage.remedy_of(location)) from None
+        raise LakeError(text, _REMEDY) from None
 
 
 def no_room(error: BaseException) -> bool:
@@ -384,7 +462,7 @@ def _make_directory(path: Path, storage: StorageOptions) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    with _lake_errors("flush", str(path)):
+    with _lake_errors("flush", str(path), None):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -394,30 +472,16 @@ def _sync_directory(path: Path) -> None:
 
 def _write_remote(file: tuple[str, bytes], storage: StorageOptions) -> None:
     location, content = file
-    with _lake_errors("write", location):
-        filesystem, key = _remote(location, storage)
+
+    def write(filesystem: Any, key: str) -> None:
         with filesystem.open_output_stream(key) as stream:
             stream.write(content)
 
+    _repeated("write", location, storage, write)
+
 
 def _remote(location: str, storage: StorageOptions) -> tuple[Any, str]:
-    """The Arrow file system and the key within it. Raises LakeError for a URI scheme that cannot be opened."""
-    # Imported here, so that a task that writes local files does not spend half a second importing pyiceberg.
-    from pyiceberg.io.pyarrow import PyArrowFileIO
-
+    """The Arrow file system and the key within it. Raises LakeError for a location that cannot be opened."""
     if "://" not in location:
-        raise LakeError(
-            f"{location!r} is not a storage location", "give a URI, such as file:///srv/lake or s3://bucket/lake"
-        )
-    scheme, host, key = PyArrowFileIO.parse_location(location)
-    return _filesystem(scheme, host, tuple(sorted(storage.properties.items()))), key
-
-
-@lru_cache(maxsize=16)
-def _filesystem(scheme: str, host: str, properties: tuple[tuple[str, str], ...]) -> Any:
-    from pyiceberg.io.pyarrow import PyArrowFileIO
-
-    try:
-        return PyArrowFileIO(dict(properties)).fs_by_scheme(scheme, host)
-    except ValueError as error:
-        raise LakeError(f"no storage is known for {scheme}:// locations: {error}", "use file:// or s3://") from error
+        return open_store(location, {})
+    return open_store(location, storage.properties_of(location))

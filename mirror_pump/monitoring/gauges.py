@@ -168,7 +168,7 @@ def observe(meter: Meter, state: PumpState, source: StatusSource) -> None:
         (
             "slot.time_until_invalidation",
             "s",
-            "Time until the slot may be invalidated at the present rate; absent if its reserve does not shrink",
+            "Time until the slot may be invalidated if its WAL goes on growing; absent if it does not grow",
             lambda: _seconds_to_invalidation(source.reading),
         ),
     ):

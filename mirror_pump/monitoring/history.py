@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from mirror_pump.model import TableState
 from mirror_pump.ops.status.status_report import MirrorStatus
+from mirror_pump.source.stream.wal_room import WalRate, WalRoom, seconds_to_invalidation, write_rate
 
 INTERVAL = 5.0
 """Seconds between two samples, or more while the database is slow to answer."""
@@ -30,9 +31,11 @@ class StatusSample:
     lag_seconds: float | None
     lag_bytes: int
     frontier: int
-    wal_position: int
     retained_bytes: int | None
+    wal: WalRoom | None
+    """None while there is no slot."""
     safe_wal_bytes: int | None
+    """WAL that may be written before the slot is lost; None without a limit."""
     changes: int
     """Row changes that this process had published."""
 
@@ -43,8 +46,8 @@ class StatusSample:
             lag_seconds=status.lag_seconds,
             lag_bytes=status.lag_bytes,
             frontier=status.frontier,
-            wal_position=status.wal_position,
             retained_bytes=status.slot.retained_bytes,
+            wal=status.slot.wal,
             safe_wal_bytes=status.slot.safe_wal_bytes,
             changes=changes,
         )
@@ -93,22 +96,25 @@ class StatusHistory:
     @property
     def changes_per_second(self) -> float | None:
         """Row changes published by this process, over the last minute."""
-        return self._rate(lambda sample: sample.changes)
+        recent = self._last_minute()
+        if len(recent) < 2:
+            return None
+        return (recent[-1].changes - recent[0].changes) / (recent[-1].at - recent[0].at)
 
     @property
-    def wal_bytes_per_second(self) -> float | None:
-        """WAL that the server wrote, over the last minute."""
-        return self._rate(lambda sample: sample.wal_position)
+    def wal_rate(self) -> WalRate | None:
+        """How fast the server wrote WAL over the last minute."""
+        first, last = self._wal_of_last_minute()
+        return None if first is None or last is None else write_rate(first, last)
 
     @property
     def seconds_to_invalidation(self) -> float | None:
-        """When the slot may be invalidated if its reserve keeps shrinking as in the last minute. None if it does not
-        shrink, or has no limit."""
-        last = self._samples[-1].safe_wal_bytes if self._samples else None
-        if last is None:
+        """Seconds until the slot may be lost if the WAL that it keeps goes on growing as in the last minute. None if it
+        does not grow, or has no limit."""
+        first, last = self._wal_of_last_minute()
+        if first is None or last is None:
             return None
-        rate = self._rate(lambda sample: sample.safe_wal_bytes)
-        return None if rate is None or rate >= 0 else max(0.0, last / -rate)
+        return seconds_to_invalidation(first, last, self._samples[-1].safe_wal_bytes)
 
     def copies(self, status: MirrorStatus) -> tuple[CopyEstimate, ...]:
         """The tables of `status` that are being copied."""
@@ -130,7 +136,7 @@ class StatusHistory:
         return {
             "interval_seconds": INTERVAL,
             "changes_per_second": self.changes_per_second,
-            "wal_bytes_per_second": self.wal_bytes_per_second,
+            "wal_bytes_per_second": None if self.wal_rate is None else self.wal_rate.bytes_per_second,
             "seconds_to_invalidation": self.seconds_to_invalidation,
             "copies": [_copy_json(progress) for progress in self.copies(status)],
             "samples": {
@@ -142,17 +148,15 @@ class StatusHistory:
             },
         }
 
-    def _rate(self, value: Callable[[StatusSample], int | None]) -> float | None:
-        """How `value` of a sample grows, per second, over the last minute."""
-        if not self._samples:
-            return None
-        last_at = self._samples[-1].at
-        recent = [(sample.at, value(sample)) for sample in self._samples if last_at - sample.at <= _RATE_SPAN]
-        known = [(at, number) for at, number in recent if number is not None]
-        if len(known) < 2 or known[-1][0] != last_at:
-            return None
-        (first_at, first), (_, last) = known[0], known[-1]
-        return (last - first) / (last_at - first_at)
+    def _last_minute(self) -> list[StatusSample]:
+        """Samples of the last minute, the oldest first."""
+        return [sample for sample in self._samples if self._samples[-1].at - sample.at <= _RATE_SPAN]
+
+    def _wal_of_last_minute(self) -> tuple[WalRoom | None, WalRoom | None]:
+        """The first known values of the last minute, and the present ones."""
+        recent = self._last_minute()
+        first = next((sample.wal for sample in recent if sample.wal is not None), None)
+        return first, recent[-1].wal if recent else None
 
     def _seconds_left(self, table: str, total: int) -> float | None:
         seen = self._copies.get(table)

@@ -59,7 +59,7 @@ KNOWN_BUGS = (
     # "Avoid re-distributing cache invalidation messages from other transactions during logical replication": a bug of
     # the fix for the first entry.
     KnownBug(
-        "can run out of memory in logical decoding when DDL runs beside long transactions, at each new attempt again",
+        "can run out of memory in logical decoding, on every attempt, if DDL runs during long transactions",
         _AUGUST_2025,
         since=_MAY_2025,
     ),

@@ -22,6 +22,24 @@ NEWEST_MAJOR = 18
 """The newest version that the tests run on. A later one may change what pgoutput sends."""
 
 
+class ManagedService(StrEnum):
+    """Services on which nobody is a superuser, and settings of the server are made elsewhere (docs/roles.md)."""
+
+    RDS = "Amazon RDS"
+    CLOUD_SQL = "Google Cloud SQL"
+    AZURE = "Azure"
+
+
+_LOGICAL = {
+    ManagedService.RDS: "rds.logical_replication = 1",
+    ManagedService.CLOUD_SQL: "cloudsql.logical_decoding = on",
+    ManagedService.AZURE: "wal_level = logical",
+}
+"""The service's own name of wal_level = logical."""
+
+_WITHOUT_RESTART = frozenset({"max_slot_wal_keep_size", "idle_replication_slot_timeout"})
+
+
 @dataclass(frozen=True)
 class ServerFacts:
     """The result of `check_server`."""
@@ -49,8 +67,8 @@ class ServerSettings:
     in_recovery: bool
     may_replicate: bool
     """By an attribute of the role. On Amazon RDS nobody gets the attribute, but membership in rds_replication."""
-    on_rds: bool
-    """Whether the role rds_replication exists."""
+    service: str | None
+    """The managed service that has its roles in the server, a value of ManagedService; None for other servers."""
     may_create: bool
     keep_mb: int
     """max_slot_wal_keep_size in MB; -1 for no limit."""
@@ -115,6 +133,15 @@ def server_problems(conn: PgConnection, server: ServerSettings, *, slot_exists: 
     yield from _warnings(conn.info.server_version, server)
 
 
+def how_to_set(server: ServerSettings, name: str, value: str) -> str:
+    """What to do so that a setting of the server has this value, which is as SQL has it."""
+    restart = "" if name in _WITHOUT_RESTART else ", then restart the server"
+    if server.service is None:
+        return f"ALTER SYSTEM SET {name} = {value}{restart or '; SELECT pg_reload_conf()'}"
+    text = _LOGICAL[ManagedService(server.service)] if name == "wal_level" else f"{name} = {value}"
+    return f"set {text} in the parameters that {server.service} has for the server{restart}"
+
+
 def _kind_problems(conn: PgConnection, server: ServerSettings) -> Iterator[ServerProblem]:
     major = conn.info.server_version // 10000
     if not OLDEST_MAJOR <= major <= NEWEST_MAJOR:
@@ -140,7 +167,7 @@ def _kind_problems(conn: PgConnection, server: ServerSettings) -> Iterator[Serve
         yield ServerProblem(
             ServerSubject.WAL_LEVEL,
             f"wal_level is {server.wal_level}: the WAL does not carry row changes",
-            "ALTER SYSTEM SET wal_level = 'logical', then restart the server",
+            how_to_set(server, "wal_level", "'logical'"),
         )
 
 
@@ -150,7 +177,7 @@ def _rights_problems(conn: PgConnection, server: ServerSettings) -> Iterator[Ser
             ServerSubject.RIGHTS,
             "the role that mirror-pump connects as may not stream changes",
             f"GRANT rds_replication TO {identifier(server.role)}"
-            if server.on_rds
+            if server.service == ManagedService.RDS
             else f"ALTER ROLE {identifier(server.role)} REPLICATION",
         )
     if not server.may_create and not server.schema_exists:
@@ -172,7 +199,7 @@ def _room_problems(server: ServerSettings, *, slot_exists: bool) -> Iterator[Ser
         yield ServerProblem(
             ServerSubject.SENDERS,
             "max_wal_senders is 0: the server cannot stream changes",
-            "ALTER SYSTEM SET max_wal_senders = 10, then restart the server",
+            how_to_set(server, "max_wal_senders", "10"),
         )
 
 
@@ -190,7 +217,6 @@ def _warnings(version: int, server: ServerSettings) -> Iterator[ServerProblem]:
         yield ServerProblem(
             ServerSubject.WAL_LIMIT,
             "max_slot_wal_keep_size is unlimited: while the pump is down, WAL is kept until the disk is full",
-            "ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; SELECT pg_reload_conf(); with as much as the disk has"
-            " to spare",
+            how_to_set(server, "max_slot_wal_keep_size", "'100GB'") + "; with as much as the disk has to spare",
             fatal=False,
         )

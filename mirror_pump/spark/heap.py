@@ -3,8 +3,8 @@
 Rows come through Spark's JDBC source, which pushes filters down and prunes columns, in several partitions. Each has its
 own connection and transaction, and all use the same exported snapshot. (Spark runs `sessionInitStatement` after turning
 autocommit off, which it does if the fetch size is above 0.) Rows with a value that JDBC does not transfer exactly
-(`source.heap.odd_row`) are read by the mirror's own copy code in Python tasks. Both parts together are the heap's side,
-with each row exactly once, since a row either has such a value or not.
+(mirror_pump.source.heap.heap_side.needs_exact_reader) are read by the mirror's own copy code in Python tasks. Both
+parts together are the heap's side, with each row exactly once, since a row either has such a value or not.
 
 Measured with Spark 4.1 and driver 42.7: from 1583 on, dates and times arrive exactly if the JVM's time zone is UTC (for
 1582 and before, they lose ten days and the era). With another time zone, some values are shifted: times before 1900,
@@ -36,7 +36,7 @@ from mirror_pump.source.heap.heap_side import HeapSide, needs_exact_reader, plai
 from mirror_pump.spark.types import spark_type
 
 _FETCH_ROWS = 10_000
-_PLACE = "mirror_pump_place"
+_CTID = "mirror_pump_ctid"
 """Name of ctid in the subquery; the heap is partitioned by it."""
 
 
@@ -45,10 +45,10 @@ def heap_frame(spark: SparkSession, settings: Settings, read: TableRead, partiti
     heap = read.heap
     assert heap is not None
     if not _exact_times(spark) and any(column.type.kind in _TIMES for column in read.columns):
-        return _copied(spark, settings, read, "")
+        return _by_tasks(spark, settings, read, "")
     plain = _by_jdbc(spark, settings, read, partitions)
     return (
-        plain.unionAll(_copied(spark, settings, read, needs_exact_reader(heap.table)))
+        plain.unionAll(_by_tasks(spark, settings, read, needs_exact_reader(heap.table)))
         if heap.exact_reader_needed
         else plain
     )
@@ -76,7 +76,7 @@ def _by_jdbc(spark: SparkSession, settings: Settings, read: TableRead, partition
     access = libpq_access(settings.require_dsn())
     heap_columns = {column.name: column for column in heap.table.columns}
     listed = ", ".join(
-        f"{_travelling(heap_columns[column.name])} AS {identifier(column.name)}"
+        f"{_transferred(heap_columns[column.name])} AS {identifier(column.name)}"
         for column in read.columns
         if not column.raw
     )
@@ -86,8 +86,8 @@ def _by_jdbc(spark: SparkSession, settings: Settings, read: TableRead, partition
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     frame = spark.read.jdbc(
         access.jdbc_url("pg_catalog"),
-        f"(SELECT {listed}, ctid AS {_PLACE} FROM {heap.table.name.quoted}{where}) heap",
-        predicates=_places(heap, partitions, settings.limits.spark_partition_blocks),
+        f"(SELECT {listed}, ctid AS {_CTID} FROM {heap.table.name.quoted}{where}) heap",
+        predicates=_block_ranges(heap, partitions, settings.limits.spark_partition_blocks),
         properties={
             "driver": "org.postgresql.Driver",
             "user": access.user,
@@ -118,15 +118,15 @@ def _session(snapshot: str) -> str:
     )
 
 
-def _places(heap: HeapSide, partitions: int, least_blocks: int) -> list[str]:
+def _block_ranges(heap: HeapSide, partitions: int, least_blocks: int) -> list[str]:
     """Conditions that partition the rows by ctid: ranges of blocks, the same for each leaf partition."""
     count = max(1, min(partitions, heap.blocks // least_blocks))
     bounds = [heap.blocks * number // count for number in range(1, count)]
     edges = [None, *bounds, None]
     conditions = []
     for low, high in itertools.pairwise(edges):
-        parts = [] if low is None else [f"{_PLACE} >= '({low},0)'::tid"]
-        parts += [] if high is None else [f"{_PLACE} < '({high},0)'::tid"]
+        parts = [] if low is None else [f"{_CTID} >= '({low},0)'::tid"]
+        parts += [] if high is None else [f"{_CTID} < '({high},0)'::tid"]
         conditions.append(" AND ".join(parts) or "true")
     return conditions
 
@@ -147,7 +147,7 @@ _TEXTS = frozenset({25, 1043})
 """pg_type.oid of text and varchar, for which the cast to text is free and changes nothing."""
 
 
-def _travelling(column: Column) -> str:
+def _transferred(column: Column) -> str:
     """SQL expression that JDBC transfers for the column. If it already has this type, Postgres sees no cast and can use
     indexes for filters that Spark pushes down."""
     name, kind = identifier(column.name), column.type.kind
@@ -172,7 +172,7 @@ def _arrived(column: OutputColumn) -> Any:
     return value.cast(spark_type(column.type)).alias(column.name)
 
 
-def _copied(spark: SparkSession, settings: Settings, read: TableRead, condition: str) -> DataFrame:
+def _by_tasks(spark: SparkSession, settings: Settings, read: TableRead, condition: str) -> DataFrame:
     """The rows that meet the condition, read by the mirror's own reader in Python tasks."""
     dsn = settings.require_dsn()
     heap, names = narrowed(read)

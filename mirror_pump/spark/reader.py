@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from mirror_pump.config import Settings, load_settings
+from mirror_pump.engine.spark_runtime.lake_sessions import catalog_properties, table_frame
 from mirror_pump.engine.spark_runtime.session import CATALOG
 from mirror_pump.errors import FileMissing, UsageError
 from mirror_pump.lake.storage import StorageOptions
@@ -26,6 +27,7 @@ from mirror_pump.ops.reads.hybrid_reads import Split, hybrid_reads
 from mirror_pump.ops.reads.query import Query, plain_reads
 from mirror_pump.ops.reads.table_reads import LakeSide, Point, ReadMode, TableRead
 from mirror_pump.ops.setup.stored_settings import complete
+from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.quoting import spark_identifier
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, mirrored_ids
 from mirror_pump.source.connect import connect
@@ -96,7 +98,7 @@ def read(
         raise UsageError(f"{mode!r} is not a read mode", f"the modes are {', '.join(ReadMode)}")
     wanted = ReadMode(mode)
     lsn = min_lsn if min_lsn is None or isinstance(min_lsn, int) else parse_lsn(min_lsn)
-    storage = StorageOptions(complete_settings.storage_properties, fsync=False)
+    storage = lake_storage(complete_settings, fsync=False)
     context = spark.sparkContext
     with connect(complete_settings.require_dsn(), autocommit=True, application_name="mirror-pump-read") as connection:
         ids = mirrored_ids(connection, [table])
@@ -126,7 +128,7 @@ def read(
         except FileMissing:
             explain_failed_read(complete_settings.require_dsn(), ids, storage)
             raise
-        frame = _frame(spark, complete_settings, table_read, partitions or context.defaultParallelism)
+        frame = _frame(spark, complete_settings, table_read, partitions or context.defaultParallelism, storage)
         pinned = PinnedDataFrame(frame._jdf, frame.sparkSession)
         pinned.read = table_read
         pinned._moments = tuple(moments)
@@ -134,7 +136,9 @@ def read(
     return pinned
 
 
-def _frame(spark: SparkSession, settings: Settings, read: TableRead, partitions: int) -> DataFrame:
+def _frame(
+    spark: SparkSession, settings: Settings, read: TableRead, partitions: int, storage: StorageOptions
+) -> DataFrame:
     parts = []
     key = [column.name for column in read.columns if column.name in read.table.key and not column.raw]
     hidden = None
@@ -142,7 +146,7 @@ def _frame(spark: SparkSession, settings: Settings, read: TableRead, partitions:
         columns = tuple(column for column in read.columns if column.name in key)
         hidden = f.broadcast(local_frame(spark, read.corrections.keys, columns))
     if read.lake is not None:
-        lake = _lake(spark, read, read.lake)
+        lake = _lake(spark, read, read.lake, storage)
         parts.append(_without(lake, hidden if read.corrections and read.corrections.of_lake else None, key))
     if read.heap is not None:
         heap = heap_frame(spark, settings, read, partitions)
@@ -162,18 +166,16 @@ def _without(frame: DataFrame, hidden: DataFrame | None, key: list[str]) -> Data
     return frame.join(hidden, on=key, how="left_anti").select([f.col(spark_identifier(name)) for name in names])
 
 
-def _lake(spark: SparkSession, read: TableRead, lake: LakeSide) -> DataFrame:
-    """The lake's rows: by the metadata file, or, for a lake in S3, which needs its FileIO, by the session's catalog."""
-    reader = spark.read.format("iceberg")
+def _lake(spark: SparkSession, read: TableRead, lake: LakeSide, storage: StorageOptions) -> DataFrame:
+    """The lake's rows, by the metadata file, whose current snapshot is the one to read."""
     if lake.location.startswith("file:"):
-        # The metadata file's current snapshot is the one to read.
-        frame = reader.load(lake.location)
+        frame = spark.read.format("iceberg").load(lake.location)
     else:
-        if lake.snapshot_id is not None and lake.snapshot_id != -1:
-            reader = reader.option("versionAsOf", str(lake.snapshot_id))
-        frame = reader.load(
-            ".".join(spark_identifier(part) for part in (CATALOG, read.table.name.schema, read.table.lake_table))
-        )
+        # Tables of several storage profiles may be joined, and the session's catalog knows one of them at most.
+        properties = storage.properties_of(lake.location)
+        if "s3.access-key-id" not in properties:
+            properties = {**catalog_properties(spark, CATALOG), **properties}
+        frame = table_frame(spark, lake.location, properties)
     selected = []
     initial = [] if read.initial is None else read.initial.column_names
     for column in read.columns:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, LiteralString, TypeAlias
 
@@ -16,7 +17,7 @@ _Connections: TypeAlias = dict[str, psycopg.Connection[Any]]
 
 
 class _Kept(threading.local):
-    """Connections that `rows` reuses, by DSN; None outside keeping_connections()."""
+    """This thread's connections that are reused, by DSN; None outside keeping_connections()."""
 
     connections: _Connections | None = None
 
@@ -26,7 +27,8 @@ _kept = _Kept()
 
 @contextmanager
 def keeping_connections() -> Iterator[None]:
-    """Within the block, Database.rows reuses its connections in this thread: a new one costs more than most queries."""
+    """Within the block, `execute`, `rows` and `session` of every Database reuse their connections in this thread: a new
+    one costs more than most statements."""
     if _kept.connections is not None:
         yield
         return
@@ -55,26 +57,60 @@ class Database:
         """A new connection, which the caller closes."""
         return psycopg.connect(self.dsn, autocommit=autocommit)
 
+    @contextmanager
+    def session(self) -> Iterator[psycopg.Connection[Any]]:
+        """A connection in autocommit mode for the block, as good as new: settings and locks of earlier blocks are gone.
+        Only what ALTER DATABASE or ALTER ROLE has set since it was opened may be missing: see `reconnect`."""
+        kept = _kept.connections
+        if kept is None:
+            with self.connect() as connection:
+                yield connection
+            return
+        # It is not kept during the block: a session within the block is another one.
+        connection = kept.pop(self.dsn) if self.dsn in kept else self.connect()
+        if _ended(connection):
+            connection.close()
+            connection = self.connect()
+        # The driver would not notice that DISCARD ALL forgets what it has prepared.
+        connection.prepare_threshold = None
+        clean = False
+        try:
+            yield connection
+            if not connection.closed:
+                connection.commit()
+                connection.execute("DISCARD ALL")
+                clean = True
+        finally:
+            if clean and self.dsn not in kept:
+                kept[self.dsn] = connection
+            else:
+                connection.close()
+
+    def reconnect(self) -> None:
+        """The next `execute`, `rows` or `session` begins with the settings that the database has now."""
+        if _kept.connections is not None and self.dsn in _kept.connections:
+            _kept.connections.pop(self.dsn).close()
+
     def execute(self, *statements: LiteralString) -> None:
         """Runs each statement in its own transaction."""
-        with self.connect() as connection:
+        with self.session() as connection:
             for statement in statements:
                 connection.execute(statement)
 
     def rows(self, query: LiteralString, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows that a query returns."""
-        kept = _kept.connections
-        if kept is None:
-            with self.connect() as connection:
-                return connection.execute(query, parameters or None).fetchall()
-        with suppress(KeyError, psycopg.OperationalError):
-            return kept[self.dsn].execute(query, parameters or None).fetchall()
-        # This is the first query, or the connection was ended meanwhile by the test or together with its server.
-        if self.dsn in kept:
-            kept.pop(self.dsn).close()
-        connection = kept[self.dsn] = self.connect()
-        return connection.execute(query, parameters or None).fetchall()
+        with self.session() as connection:
+            return connection.execute(query, parameters or None).fetchall()
 
     def lsn(self) -> int:
         """The WAL insert position, in bytes from 0/0."""
         return int(self.rows("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")[0][0])
+
+
+def _ended(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the server has ended an idle session: a test does that, alone or together with the whole server."""
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))

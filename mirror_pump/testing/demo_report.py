@@ -1,4 +1,4 @@
-"""What the demo found out, and how it tells people."""
+"""The demo's measurements, and the summary that it prints."""
 
 from __future__ import annotations
 

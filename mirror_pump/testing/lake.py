@@ -22,13 +22,18 @@ _opened: list[duckdb.DuckDBPyConnection] = []
 
 def metadata_location(dsn: str, table: str) -> str:
     """URI of the metadata file that the catalog has for `schema.name`. Raises LookupError for an unknown table."""
-    namespace, _, name = table.rpartition(".")
     with psycopg.connect(dsn, autocommit=True) as connection:
-        row = connection.execute(
-            "SELECT metadata_location FROM modak.iceberg_tables"
-            " WHERE catalog_name = 'lake' AND table_namespace = %s AND table_name = %s",
-            (namespace, name),
-        ).fetchone()
+        return metadata_location_on(connection, table)
+
+
+def metadata_location_on(connection: psycopg.Connection[Any], table: str) -> str:
+    """The same, over the caller's connection."""
+    namespace, _, name = table.rpartition(".")
+    row = connection.execute(
+        "SELECT metadata_location FROM modak.iceberg_tables"
+        " WHERE catalog_name = 'lake' AND table_namespace = %s AND table_name = %s",
+        (namespace, name),
+    ).fetchone()
     if row is None:
         raise LookupError(f"the lake has no table {table}")
     return str(row[0])

@@ -19,13 +19,13 @@ from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.register.registration import register
 from mirror_pump.ops.register.unregistration import unregister
 from mirror_pump.ops.setup.initialisation import initialise
-from mirror_pump.ops.status.wait_for_frontier import wait_for
+from mirror_pump.ops.status.wait_for_frontier import wait_on
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.session.pump import Pump, PumpResult
 from mirror_pump.source.relations.column_choices import NO_CHOICES, ColumnChoices
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database, keeping_connections
-from mirror_pump.testing.lake import metadata_location, read_duckdb
+from mirror_pump.testing.lake import metadata_location_on, read_duckdb
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 Row: TypeAlias = tuple[Any, ...]
 
 _POLL = 0.02
-"""Seconds between checks of a condition."""
+"""Seconds between checks of a condition, at least."""
+_POLL_MAX = 0.5
+_CHECKING = 0.2
+"""Share of the time that goes into checks: they must not take the CPU from what they wait for."""
 
 _AUDIT = """
 CREATE SCHEMA audit;
@@ -55,14 +58,18 @@ def await_true(condition: Callable[[], object], seconds: float, what: str) -> No
     """Returns once the condition holds. Raises AssertionError with `what` after this many seconds."""
     deadline = time.monotonic() + seconds
     with keeping_connections():
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-            time.sleep(_POLL)
+        while True:
+            began = time.monotonic()
+            if condition():
+                return
+            now = time.monotonic()
+            assert now < deadline, f"not within {seconds:g} s: {what}"
+            time.sleep(min(max(_POLL, (now - began) * (1 / _CHECKING - 1)), _POLL_MAX))
 
 
 def audit(database: Database) -> None:
     """Makes an initialised database record every move of the frontier and every published chunk."""
-    with database.connect() as connection:
+    with database.session() as connection:
         connection.execute(_AUDIT)
 
 
@@ -177,11 +184,21 @@ class Mirror:
         return self.start(steps, once=True).join(120)
 
     def register(
-        self, *tables: str, choices: ColumnChoices = NO_CHOICES, retention: RetentionWish | None = None
+        self,
+        *tables: str,
+        choices: ColumnChoices = NO_CHOICES,
+        retention: RetentionWish | None = None,
+        profile: str | None = None,
     ) -> None:
         """Registers tables without waiting for their copies. Raises the first refusal."""
         outcomes = register(
-            self.settings, tables, wait=False, on_progress=lambda _: None, choices=choices, retention=retention
+            self.settings,
+            tables,
+            wait=False,
+            on_progress=lambda _: None,
+            choices=choices,
+            retention=retention,
+            profile=profile,
         )
         for outcome in outcomes:
             if outcome.error is not None:
@@ -198,7 +215,8 @@ class Mirror:
     def await_frontier(self, target: int | None = None, seconds: float = 60) -> Lsn:
         """Returns the frontier once it has passed `target`, by default the current end of WAL."""
         target = self.database.lsn() if target is None else target
-        result = wait_for(self.settings, Lsn(target), seconds)
+        with self.database.session() as connection:
+            result = wait_on(connection, self.settings, Lsn(target), seconds)
         if result.error is not None:
             raise result.error
         return result.frontier
@@ -228,11 +246,12 @@ class Mirror:
 
     def location(self, table: str) -> str:
         """URI of the metadata file that the catalog has for `schema.name`."""
-        return metadata_location(self.database.dsn, table)
+        with self.database.session() as connection:
+            return metadata_location_on(connection, table)
 
     def heap(self, table: str) -> list[Row]:
         """All rows of the Postgres table, normalised and sorted."""
-        with self.database.connect() as connection:
+        with self.database.session() as connection:
             connection.execute("SET TimeZone = 'UTC'")
             return normalised(connection.execute(f"SELECT * FROM {table}".encode()).fetchall())
 

@@ -35,9 +35,9 @@ class ThreadTaskRunner:
 
 class GatedCopies:
     """A runner that holds back tasks of one function, by default those of initial copies, until a test releases them.
-    All other tasks pass.
+    All other tasks run at once.
 
-    On demand it also fails tasks after their work is done, which leaves files that nothing refers to.
+    A test may also have it fail tasks after their work is done, which leaves files that nothing refers to.
     """
 
     def __init__(self, runner: TaskRunner, held: Callable[..., Any] = copy_chunk) -> None:

@@ -50,7 +50,7 @@ def _mirrors(database: Database) -> list[tuple[str, str, str]]:
         return []
     return database.rows(
         "SELECT s.slot_name, s.publication_name, p.warehouse FROM modak.mirror_slots s"
-        "  JOIN modak.storage_profiles p ON p.is_default JOIN pg_replication_slots r USING (slot_name)"
+        "  JOIN modak.storage_profiles p ON p.profile_name = 'default' JOIN pg_replication_slots r USING (slot_name)"
         " WHERE EXISTS (SELECT FROM modak.mirror_tables m WHERE m.slot_name = s.slot_name AND m.state = 'live')"
         "   AND r.wal_status <> 'lost' ORDER BY 1"
     )
@@ -78,8 +78,8 @@ def _verified(database: Database, slot: str, publication: str, warehouse: str) -
 
 
 def _explained(database: Database, table: str) -> str:
-    """What the lake has of the table now: its snapshots and files, and how many rows are read when it is read again. So
-    a difference that is seen once tells whether files are wrong or were read wrongly."""
+    """The table's present snapshots and files, and the number of rows that a second read finds. This tells whether the
+    files are wrong or were read wrongly."""
     try:
         location = metadata_location(database.dsn, table)
     except LookupError as error:

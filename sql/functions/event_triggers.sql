@@ -1,5 +1,5 @@
--- What the event triggers run (sql/queries/event_triggers.sql creates them, which takes a superuser). A user's statement must
--- not fail because of the mirror.
+-- The functions of the event triggers, which sql/queries/event_triggers.sql creates (only a superuser may). A user's statement
+-- must not fail because of the mirror.
 
 -- At the end of a command that changes relations, types or schemas: emits a note for every mirrored table that it changed.
 CREATE OR REPLACE FUNCTION modak.mirror_ddl() RETURNS event_trigger

@@ -12,7 +12,7 @@ CREATE OR REPLACE FUNCTION modak.owner_function(relation oid) RETURNS name
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     owner CONSTANT oid := (SELECT c.relowner FROM pg_class c WHERE c.oid = relation);
-    wanted CONSTANT name := 'owner_' || owner;
+    wanted CONSTANT name := 'owner_' || coalesce(owner, 0);
     present CONSTANT oid := to_regprocedure(format('modak.%I(text, anyelement)', wanted));
     -- Names here are looked up along a search_path that the owner may have set.
     body CONSTANT text := format($body$

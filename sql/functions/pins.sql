@@ -3,8 +3,8 @@
 -- Pins tables, and returns for each its cut-line, published snapshot and frontier, the properties of its cut-line, the
 -- metadata file that the catalog names, and its registration, all as of one moment. This is one statement, which locks
 -- read_pins before it reads the cut-line and the published snapshot: pinning() and LOCK TABLE modak.read_pins rely on that.
--- `snapshot_id` and `cut`, if given, are pinned instead of the published snapshot and the cut-line. By `in_one_snapshot` the
--- caller promises what the comment on that column of read_pins says.
+-- `snapshot_id` and `cut`, if given, are pinned instead of the published snapshot and the cut-line. With `in_one_snapshot` the
+-- caller makes the promise that the comment on that column of read_pins describes.
 CREATE OR REPLACE FUNCTION modak.pin_tables(table_ids bigint[], duration interval, in_one_snapshot boolean DEFAULT true,
                                             snapshot_id bigint DEFAULT NULL, cut bigint DEFAULT NULL)
 RETURNS TABLE (pin_id bigint, table_id bigint, tier_key_hi bigint, lake_snapshot_id bigint, replicated_lsn bigint,
@@ -47,7 +47,7 @@ SELECT a.attname::text, c.field_id, coalesce(c.initial, stored.text)
   FROM modak.mirror_tables m
   JOIN pg_attribute a ON a.attrelid = m.table_id::oid AND a.attnum > 0 AND NOT a.attisdropped
   LEFT JOIN jsonb_to_recordset(m.columns) AS c(attnum int, field_id int, initial text) ON c.attnum = a.attnum
- -- Until the mirror has come to the column: partitions from before it have the value in the catalog.
+ -- Until the mirror has applied the column's addition, older partitions have its value in their catalog entries.
  LEFT JOIN LATERAL (
        SELECT (min(l.attmissingval::text)::text[])[1] AS text
          FROM modak.mirror_tree(m.table_id::oid) r

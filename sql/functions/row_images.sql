@@ -63,15 +63,16 @@ BEGIN
      WHERE a.attrelid = leaf AND a.attnum = ANY (keys);
 END $$;
 
--- The columns of a payload (`numbers`: their attribute numbers; NULL: all), and how JSON holds each one's values. `as_text`: as the text that its
--- type prints, since to_jsonb() would lose something (json's spaces), or the lake has text anyway (an array of arrays).
--- `exact`: what to_jsonb() makes of a value always leads back to it. Else that is checked for each value.
+-- The columns of a payload (`numbers`: their attribute numbers; NULL: all), and how JSON represents each one's values.
+-- `as_text`: by the text that the type prints, since to_jsonb() would lose something (the spaces of json), or since the lake
+-- has text anyway (an array of arrays). `exact`: the result of to_jsonb() always converts back to the value. For the other
+-- columns, each value is checked.
 CREATE OR REPLACE FUNCTION modak.payload_columns(relation oid, numbers int[])
 RETURNS TABLE (attnum smallint, name name, as_text boolean, exact boolean)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN QUERY
-    -- Each column's type, and what that consists of: domains' base types and arrays' elements.
+    -- Each column's type and the types that it consists of: base types of domains, element types of arrays.
     WITH RECURSIVE reduced(attnum, name, type, typtype, category) AS (
         SELECT a.attnum, a.attname, t.oid, t.typtype, t.typcategory FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
          WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
@@ -84,7 +85,7 @@ BEGIN
                                          WHEN b.typcategory = 'A' THEN b.typelem END)
     SELECT r.attnum, r.name,
            bool_or(r.typtype = 'c'
-                   -- int2vector and oidvector are called arrays, and are no JSON arrays.
+                   -- int2vector and oidvector are in the category of arrays, but to_jsonb() makes no JSON arrays of them.
                    OR r.type IN ('json'::regtype, 'jsonb'::regtype, 'int2vector'::regtype, 'oidvector'::regtype)
                    OR modak.is_user_type(r.type) AND EXISTS (
                       SELECT FROM pg_cast c
@@ -107,15 +108,15 @@ BEGIN
       JOIN pg_attribute a ON a.attrelid = relation AND a.attnum = k.attnum;
 END $$;
 
--- SQL for the payload of row `r`, of the columns `numbers` (NULL: all): an expression, and the FROM items behind `r` that it
--- needs. A value is in the payload as to_jsonb() has it if that leads back to it, else as the text that its type prints: -0, or
--- an array's odd bounds.
+-- SQL for the payload of row `r` with the columns `numbers` (NULL: all): an expression, and the FROM items after `r` that it
+-- needs. The payload has the result of to_jsonb() for a value if that converts back to the value, else the text that the
+-- type prints (for -0, or an array with unusual bounds).
 CREATE OR REPLACE FUNCTION modak.row_payload(relation oid, numbers int[], OUT expression text, OUT further text)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     -- The payload's columns, of row `r`.
     listed text;
-    -- Of those that have to be checked: name, value, and what its JSON leads back to (row `p`).
+    -- For the columns that have to be checked: name, value, and the value that its JSON converts back to (row `p`).
     checked text;
     -- Names and types of the payload's columns.
     typed text;
@@ -138,7 +139,7 @@ BEGIN
         || ') AS c(name, value, again) WHERE c.value IS DISTINCT FROM c.again)';
     further := further || CASE WHEN numbers IS NULL
         THEN format(' CROSS JOIN LATERAL jsonb_populate_record(NULL::%s, i.payload) p', relation::regclass)
-        -- Of a whole row the other columns would be NULL, which their types may not allow.
+        -- jsonb_populate_record() would set the other columns to NULL, which their types may not allow.
         ELSE format(' CROSS JOIN LATERAL jsonb_to_record(i.payload) AS p(%s)', typed) END;
 END $$;
 

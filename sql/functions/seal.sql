@@ -27,7 +27,7 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- Makes a partition hot again that is no longer due. Returns NULL, or why that is not possible. Discards captured changes: as
+-- Makes a partition hot again if it is no longer due. Returns NULL, or why that is not possible. Discards captured changes: as
 -- long as the cut-line has not passed the partition, the stream has all of them. Disables the triggers and does not drop
 -- them, as a drop would block readers.
 CREATE OR REPLACE FUNCTION modak.unseal(id bigint, held_by text) RETURNS text

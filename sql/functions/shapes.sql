@@ -52,20 +52,21 @@ $$;
 -- Everything about a table that determines the meaning of its rows and changes. NULL for a dropped table. `owned`: the owner of
 -- schema modak may publish it. The pump may be another role, and its notes must not differ from those of event triggers.
 -- Of columns:
---   filled      rows that exist may have a value in it that no rewrite put there. A partitioned table's own attributes do not
---               say so, as it has no rows; its partitions' do.
+--   filled      existing rows may have a value in it without having been rewritten. For a partitioned table this is taken
+--               from its partitions' attributes, since its own do not show it.
 --   altered     the transaction that wrote the attribute last, and its privileges, which are stored with it. ALTER TABLE with
 --               USING to a type that the column has already leaves no other trace while event triggers are off. VACUUM FULL
 --               leaves it alone, except for attributes with a missing value.
 --   generated   it is left out of the stream because it is generated.
 --   computed    Postgres computes it, whether it is in the stream or not.
 -- Of partitions:
---   file        its file; only where no event trigger tells why it is rewritten, or no trigger that it is truncated.
---   bound       with the table's `partition_key`, which rows it has, where its bounds tell that exactly. As bytes of this
---               machine, since to print a bound takes a lock on the partition.
+--   file        its file; only if no event trigger reports rewrites of it, or no trigger reports a TRUNCATE.
+--   bound       determines, together with the table's `partition_key`, which rows it has, if its bounds tell that exactly.
+--               As the server's node tree, since pg_get_expr() would lock the partition to print the bound.
 --   attached    the transaction that attached it last, for the same reason as `altered`.
+-- To plan this takes longer than to run it, and the plan is the same for every table.
 CREATE OR REPLACE FUNCTION modak.mirror_shape(relation oid) RETURNS jsonb
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 WITH RECURSIVE used(type) AS (
     SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
     UNION

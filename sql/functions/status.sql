@@ -29,4 +29,4 @@ SELECT t.table_id,
   FROM modak.tables t
   LEFT JOIN modak.cutline c ON c.table_id = t.table_id
   LEFT JOIN modak.mirror_tables m ON m.table_id = t.table_id;
-COMMENT ON VIEW modak.status IS 'One row a table, for people and dashboards';
+COMMENT ON VIEW modak.status IS 'One row per table, for people and dashboards';

@@ -1,7 +1,7 @@
--- Tier keys: the values that a table with heap retention is partitioned by, as bigint on one axis.
+-- Tier keys: the values of the column by which a table with heap retention is partitioned, as bigint.
 
--- A tier key as a number on the catalog's axis: integers as they are, times in microseconds and dates in days since
--- 1970-01-01 (in UTC; a timestamp as if it were in UTC). Infinities are the ends of the axis.
+-- The tier value of a tier key, as the catalog stores it: integers unchanged, times in microseconds and dates in days since
+-- 1970-01-01 (in UTC; a timestamp as if it were in UTC). Infinities become the lowest and the highest bigint.
 CREATE OR REPLACE FUNCTION modak.tier_value(value bigint) RETURNS bigint
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS 'SELECT value';
 CREATE OR REPLACE FUNCTION modak.tier_value(value timestamp) RETURNS bigint

@@ -1,7 +1,7 @@
 -- For applications: upsert() and delete() write a row in the heap or below the cut-line, wherever it is, with the caller's
 -- own privileges on the table.
 
--- The role that runs the statement, also within a SECURITY DEFINER function.
+-- The role that runs the statement, even within a SECURITY DEFINER function.
 CREATE OR REPLACE FUNCTION modak.caller() RETURNS name
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END

@@ -1,4 +1,4 @@
--- The tables of schema modak, with their indexes and constraints; docs/catalog-schema.md says what is in them.
+-- The tables of schema modak, with their indexes and constraints; docs/catalog-schema.md describes their columns.
 -- Plain integers, text and jsonb only: foreign engines read these tables through Postgres scanners.
 -- Functions, views and triggers are in sql/functions, whose files run after the migrations. So a migration that changes a
 -- column first drops the views that depend on it.
@@ -129,9 +129,9 @@ CREATE TABLE modak.op_log (
 );
 COMMENT ON TABLE modak.op_log IS 'Journal of operations on the lake, by which they are resumed and not repeated';
 CREATE INDEX modak_op_log_table_idx ON modak.op_log (table_id, updated_at);
--- Twice a second, servers look for requests whose maintainer has died. The journal keeps 30 days.
+-- Twice a second, maintainers look for requests whose maintainer has died. The journal keeps 30 days.
 CREATE INDEX modak_op_log_running_idx ON modak.op_log (table_id) WHERE phase = 'running';
--- `status` reads the last pass and sweep of each table, among many more folds and steps of retention.
+-- `status` reads the last pass and sweep of each table, among many more rows of folds and steps of retention.
 CREATE INDEX modak_op_log_maintenance_idx ON modak.op_log (table_id, updated_at) WHERE op_kind = 'maintenance';
 
 CREATE TABLE modak.load_labels (
@@ -214,7 +214,7 @@ CREATE TABLE modak.mirror_tables (
     slot_name       text        NOT NULL REFERENCES modak.mirror_slots (slot_name),
     state           text        NOT NULL CHECK (state IN ('waiting', 'copying', 'filling', 'live', 'failed', 'dropped')),
     start_lsn       bigint      NOT NULL,
-    born_sequence   bigint      NOT NULL,
+    start_sequence  bigint      NOT NULL,
     generation      int         NOT NULL DEFAULT 0,
     live_after_lsn  bigint,
     columns         jsonb       NOT NULL,
@@ -268,7 +268,8 @@ CREATE TABLE modak.mirror_shapes (
 );
 COMMENT ON TABLE modak.mirror_shapes IS 'Columns, key and partitions of each mirrored table, as last noted in the stream';
 
--- Any role may put messages into the stream. Ours bear a signature, which needs a secret and is valid in one transaction only.
+-- Any role may put messages into the stream. Change notes have a signature, which requires this secret and is valid in one
+-- transaction only.
 CREATE TABLE modak.mirror_secret (
     secret      text        NOT NULL
 );

@@ -1,15 +1,15 @@
 -- How schema modak is brought up to date (mirror_pump/source/catalog/catalog_schema.py, catalog_functions.py).
 
 -- name: catalogs
--- Whether our catalog is there, and the seam catalog.
+-- Whether the mirror's own catalog exists, and whether the seam catalog does.
 SELECT to_regclass('modak.mirror_migrations') IS NOT NULL, to_regclass('modak.schema_meta') IS NOT NULL;
 
 -- name: versions
 SELECT (SELECT coalesce(max(version), 0) FROM modak.mirror_migrations),
        (SELECT coalesce(max(version), 0) FROM modak.schema_meta);
 
--- name: ledger
--- Created before the first migration, which is recorded in it.
+-- name: create_migrations
+-- The table in which migrations are recorded, so it is created before the first of them.
 CREATE TABLE IF NOT EXISTS modak.mirror_migrations (
     version     int         PRIMARY KEY,
     name        text        NOT NULL,

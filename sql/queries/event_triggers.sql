@@ -1,5 +1,5 @@
 -- The event triggers (mirror_pump/source/relations/change_notes.py), each by its name; their functions are in sql/functions/event_triggers.sql.
--- It takes a superuser to create them.
+-- Only a superuser may create them.
 
 -- name: mirror_pump_ddl
 CREATE EVENT TRIGGER mirror_pump_ddl ON ddl_command_end

@@ -4,8 +4,11 @@
 SELECT slot_name, publication_name, system_identifier, timeline, database_name, applied_lsn
   FROM modak.mirror_slots WHERE database_name = current_database() ORDER BY slot_name;
 
+-- name: profile
+SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE profile_name = 'default' FOR UPDATE;
+
 -- name: store_profile
-UPDATE modak.storage_profiles SET warehouse = %s, lake_format = 'iceberg', lake_config = %s WHERE is_default;
+UPDATE modak.storage_profiles SET warehouse = %s, lake_format = 'iceberg', lake_config = %s WHERE profile_name = 'default';
 
 -- name: store_slot
 INSERT INTO modak.mirror_slots
@@ -16,7 +19,7 @@ ON CONFLICT (slot_name) DO UPDATE
        system_identifier = excluded.system_identifier, timeline = excluded.timeline;
 
 -- name: drop_slot
--- Slots belong to the whole server: another database may have got a slot of this name.
+-- Slots belong to the whole server: another database may have a slot of this name by now.
 SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
  WHERE slot_name = %(slot)s AND database = current_database();
 

@@ -7,8 +7,10 @@ SELECT format('%%I.%%I', n.nspname, c.relname)
   JOIN pg_class c ON c.oid = r.relation JOIN pg_namespace n ON n.oid = c.relnamespace ORDER BY 1;
 
 -- name: lake_tables
+-- Those below a location come first.
 SELECT table_namespace, table_name FROM modak.iceberg_tables
- WHERE catalog_name = 'lake' AND iceberg_type IS DISTINCT FROM 'VIEW' ORDER BY 1, 2;
+ WHERE catalog_name = 'lake' AND iceberg_type IS DISTINCT FROM 'VIEW'
+ ORDER BY coalesce(starts_with(metadata_location, %(root)s), false) DESC, 1, 2;
 
 -- name: tables
 SELECT t.table_id, t.schema_name, t.table_name FROM modak.mirror_tables m JOIN modak.tables t USING (table_id);

@@ -6,7 +6,7 @@
 SELECT modak.pinning(interval '15 min') IS NOT NULL;
 
 -- name: registrations
--- Where each table stands: see Registration in mirror_pump/pipeline/operations/registrations.py.
+-- The registration of each table: see Registration in mirror_pump/pipeline/operations/registrations.py.
 SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name AS namespace, m.lake_table,
        coalesce(m.staged_location, i.metadata_location, '') AS metadata_location, m.staged_location IS NOT NULL AS staged,
        i.metadata_location IS NULL AS lake_table_missing,
@@ -17,7 +17,7 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name AS namespac
           FROM modak.op_log o
          WHERE o.table_id = m.table_id AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s') AS rewrite_since,
        extract(epoch FROM m.swept_before)::float8 AS swept_before, clock_timestamp() AS read_at,
-       t.maintenance_policy AS policy, m.born_sequence AS data_sequence_number, c.lake_snapshot_id AS snapshot_id,
+       t.maintenance_policy AS policy, m.start_sequence AS data_sequence_number, c.lake_snapshot_id AS snapshot_id,
        m.dropped_rows IS NOT NULL AS rows_dropped,
        jsonb_path_query_array(m.columns, '$[*] ? (@.initial != null).field_id') AS initial_fields,
        t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
@@ -70,7 +70,7 @@ UPDATE modak.mirror_tables
        live_after_lsn = CASE WHEN %(again)s THEN NULL
                              ELSE greatest(live_after_lsn,
                                            CASE WHEN live_after_lsn IS NOT NULL THEN %(not_live_before)s::bigint END) END,
-       born_sequence = coalesce(%(born_sequence)s, born_sequence),
+       start_sequence = coalesce(%(start_sequence)s, start_sequence),
        key_index = coalesce(key_index, '{}') || %(key_index)s,
        updated_at = now()
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND generation = %(generation)s AND state NOT IN ('failed', 'dropped')
@@ -186,7 +186,7 @@ done AS (DELETE FROM modak.copy_progress WHERE table_id IN (SELECT table_id FROM
 SELECT table_id FROM live;
 
 -- name: promise
--- All live tables get the same frontier, also idle ones: whoever reads two tables at one frontier sees one point in time.
+-- All live tables get the same frontier, idle ones included: a reader of two tables at one frontier sees one point in time.
 UPDATE modak.cutline c
    SET replicated_lsn = %(frontier)s, updated_at = now()
   FROM modak.mirror_tables m

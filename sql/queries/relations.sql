@@ -7,7 +7,7 @@ SELECT c.oid::bigint AS table_id, n.nspname AS schema_name, c.relname AS relatio
  WHERE c.oid = to_regclass(%(name)s);
 
 -- name: similar
--- Tables that somebody may have meant by a name without its schema.
+-- Tables that a name without a schema may refer to.
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE lower(c.relname) = lower(%(name)s) AND c.relkind IN ('r', 'p') ORDER BY 1 LIMIT 3;

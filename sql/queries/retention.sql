@@ -27,7 +27,7 @@ SELECT p.partition_id, p.relation_id, p.tier_key_lo AS lo, p.tier_key_hi AS hi, 
  ORDER BY p.tier_key_hi, p.tier_key_lo;
 
 -- name: sizes
--- Rows as the server estimates them (below 0: it does not know) and bytes, of the table's partitions.
+-- The partitions' rows, as estimated by the server (below 0: unknown), and their bytes.
 SELECT a.relation::bigint AS relation_id, c.reltuples::float8 AS rows, pg_total_relation_size(c.oid) AS bytes
   FROM modak.tier_partitions(%(table_id)s::bigint::oid) a JOIN pg_class c ON c.oid = a.relation;
 
@@ -88,7 +88,7 @@ UPDATE modak.partitions SET state = 'hot', sealed_lsn = NULL, gone_as = NULL, re
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state IN ('hot', 'sealing');
 
 -- name: crowded
--- The same for a partition with too many captured changes. The limit grows, so that the cut-line passes it at some time.
+-- The same for a partition with too many captured changes. The limit grows, so that the cut-line passes it eventually.
 UPDATE modak.partitions p
    SET state = 'hot', sealed_lsn = NULL, capture_limit = 2 * capture_limit, updated_at = now()
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = 'sealing' AND modak.captured_too_many(p);

@@ -1,7 +1,7 @@
--- What the source server is like (mirror_pump/source/server.py).
+-- Facts about the source server (mirror_pump/source/server.py).
 
 -- name: facts
--- Settings that not every version has are looked up in pg_settings.
+-- Settings that some versions lack are looked up in pg_settings.
 SELECT current_user::text AS role, (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) AS superuser,
        current_setting('wal_level') AS wal_level, current_setting('max_replication_slots')::int AS slots,
        (SELECT count(*) FROM pg_replication_slots)::int AS used_slots,
@@ -10,7 +10,8 @@ SELECT current_user::text AS role, (SELECT rolsuper FROM pg_roles WHERE rolname 
        pg_is_in_recovery() AS in_recovery,
        (SELECT rolsuper OR rolreplication FROM pg_roles WHERE rolname = current_user)
        OR EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'rds_replication' AND pg_has_role(r.oid, 'MEMBER')) AS may_replicate,
-       EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'rds_replication') AS on_rds,
+       (SELECT min(CASE r.rolname WHEN 'rds_replication' THEN 'Amazon RDS' WHEN 'cloudsqlsuperuser' THEN 'Google Cloud SQL'
+                                  WHEN 'azure_pg_admin' THEN 'Azure' END) FROM pg_roles r) AS service,
        has_database_privilege(current_database(), 'CREATE') AS may_create,
        (SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_keep_size') AS keep_mb,
        coalesce((SELECT setting::bigint FROM pg_settings WHERE name = 'idle_replication_slot_timeout'), 0) AS idle_timeout,

@@ -6,7 +6,7 @@ SELECT puballtables, pubviaroot AND pubinsert AND pubupdate AND pubdelete AND pu
   FROM pg_publication WHERE pubname = %(publication)s;
 
 -- name: published_schemas
--- Whether it publishes whole schemas, which publications can from 15 on.
+-- Whether it publishes whole schemas, which publications can do since PostgreSQL 15.
 SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid
  WHERE p.pubname = %(publication)s LIMIT 1;
 
@@ -20,8 +20,8 @@ SELECT c.oid::bigint AS table_id, n.nspname AS schema_name, c.relname AS table_n
  ORDER BY c.oid;
 
 -- name: slot
--- Columns that not every version has are looked up by name in the row as a whole. 16 says only that a slot is invalid, not
--- why. On a standby there is no current position: what it has received stands for it.
+-- Columns that some versions lack are looked up by name in the whole row. PostgreSQL 16 says only that a slot is invalid, not
+-- why. A standby server has no current position, so the position that it has received is used.
 SELECT s.slot_name AS name, s.plugin, s.database, s.temporary, s.two_phase, s.active_pid,
        (s.restart_lsn - '0/0')::bigint AS restart_lsn, (s.confirmed_flush_lsn - '0/0')::bigint AS confirmed_flush_lsn,
        s.wal_status, s.safe_wal_size AS safe_wal_bytes,
@@ -33,7 +33,7 @@ SELECT s.slot_name AS name, s.plugin, s.database, s.temporary, s.two_phase, s.ac
   FROM pg_replication_slots s WHERE s.slot_name = %(slot)s;
 
 -- name: wal_room
--- An online checkpoint records the position at which it began, and when. The server's clock says what is how old.
+-- An online checkpoint records the position and the time at which it began. All times are by the server's clock.
 SELECT clock_timestamp() AS at, (pg_current_wal_lsn() - '0/0')::bigint AS wal_position,
        s.safe_wal_size AS safe_wal_bytes, (pg_current_wal_lsn() - s.restart_lsn)::bigint AS retained_bytes,
        (pg_current_wal_lsn() - s.confirmed_flush_lsn)::bigint AS unconfirmed_bytes, s.active_pid,
@@ -42,7 +42,7 @@ SELECT clock_timestamp() AS at, (pg_current_wal_lsn() - '0/0')::bigint AS wal_po
  WHERE s.slot_name = %(slot)s;
 
 -- name: identity
--- The database, its cluster, and the file of WAL that is written now, which a standby has not got.
+-- The database, its cluster, and the current WAL file, which a standby server does not have.
 SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier, current_database() AS database,
        CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_lsn()) END AS wal_file,
        (SELECT timeline_id FROM pg_control_checkpoint()) AS checkpoint_timeline;

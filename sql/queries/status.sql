@@ -2,8 +2,8 @@
 
 -- name: mirror
 -- One statement, so that the frontier and the WAL position are of the same moment. The position that the pump reports to its
--- walsender as applied counts as reached: an idle pump reports how far it has read, and publishes the frontier only now and
--- then (docs/architecture.md). The slot's confirmed position does not count, since somebody else may have moved it. The end of
+-- walsender as applied counts as reached: an idle pump reports how far it has read, and publishes the frontier only
+-- occasionally (docs/architecture.md). The slot's confirmed position does not count, since somebody else may have moved it. The end of
 -- WAL is the written position: the insert position may be behind the header of an empty page, so that an idle mirror would
 -- seem to lag.
 SELECT (pg_current_wal_lsn() - '0/0')::bigint AS wal_position, clock_timestamp() AS at, current_database() AS database,
@@ -41,7 +41,7 @@ SELECT s.system_identifier, s.timeline, s.database_name AS database, s.applied_l
  WHERE s.slot_name = %s;
 
 -- name: holder
--- A slot keeps WAL from the begin of the oldest open transaction on, wherever the frontier is. So `status` reports
+-- A slot keeps WAL from the beginning of the oldest open transaction, wherever the frontier is. So `status` reports
 -- transactions that began before the newest published commit. Those of other roles are visible to pg_read_all_stats only.
 SELECT kind, pid, application, prepared, extract(epoch FROM clock_timestamp() - since)::float8 AS seconds
   FROM (SELECT 'transaction' AS kind, pid, application_name AS application, NULL AS prepared, xact_start AS since

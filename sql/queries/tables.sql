@@ -3,7 +3,7 @@
 -- name: select
 -- All columns of mirrored tables. The program appends a condition.
 SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn,
-       m.born_sequence AS data_sequence_number, m.generation,
+       m.start_sequence AS data_sequence_number, m.generation,
        m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, '') AS shape, m.excluded,
        coalesce(m.dropped_rows, '[]') AS dropped_rows,
        t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
@@ -17,9 +17,9 @@ SELECT t.schema_name, t.table_name, modak.mirror_left_out(m.shape) AS columns
 -- name: register
 INSERT INTO modak.tables
        (table_id, schema_name, table_name, primary_key_cols, tier_key_col, tier_key_type, partition_scheme,
-        lake_format, lake_table_ref, mode, publication_name, slot_name, heap_retention_lag)
+        lake_format, lake_table_ref, storage_profile, mode, publication_name, slot_name, heap_retention_lag)
 VALUES (%(table_id)s, %(schema)s, %(name)s, %(key)s, %(tier_key)s, %(tier_key_type)s, '{}', 'iceberg', %(ref)s,
-        'mirrored', %(publication)s, %(slot)s, %(lag)s);
+        %(profile)s, 'mirrored', %(publication)s, %(slot)s, %(lag)s);
 
 -- name: cutline
 INSERT INTO modak.cutline
@@ -28,7 +28,7 @@ VALUES (%s, %s, %s, NULL, %s);
 
 -- name: mirror
 INSERT INTO modak.mirror_tables
-       (table_id, slot_name, state, start_lsn, born_sequence, generation, live_after_lsn, columns, key, lake_table,
+       (table_id, slot_name, state, start_lsn, start_sequence, generation, live_after_lsn, columns, key, lake_table,
         location, next_field_id, excluded, shape)
 VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, modak.mirror_shape(%s::bigint::oid));
 

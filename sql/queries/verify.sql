@@ -1,4 +1,4 @@
--- What `verify` reads (mirror_pump/ops/verify/verification.py).
+-- The statements of `verify` (mirror_pump/ops/verify/verification.py).
 
 -- name: live
 -- All tables with a heap that can be compared.

@@ -4,11 +4,11 @@
 --   psql -v reader=analyst -f reader.sql      or: mirror-pump reader analyst
 GRANT USAGE ON SCHEMA modak TO :"reader";
 
--- The seam protocol: modak.pin, and readers by others. An unpinned read is of no use where partitions leave the heap.
+-- The seam protocol: modak.pin, and readers of other programs. Where partitions leave the heap, only a pinned read is exact.
 GRANT SELECT ON modak.schema_meta, modak.tables, modak.cutline, modak.delta, modak.storage_profiles TO :"reader";
 GRANT SELECT, INSERT, UPDATE, DELETE ON modak.read_pins TO :"reader";
 
--- Iceberg's JDBC catalog: Spark, Trino, pyiceberg, and whoever wants the metadata file.
+-- Iceberg's JDBC catalog: for Spark, Trino, pyiceberg, and readers that need the metadata file.
 GRANT SELECT ON modak.iceberg_tables, modak.iceberg_namespace_properties TO :"reader";
 
 -- `mirror-pump sql`, `wait` and `connect`, mirror_pump.spark.read, modak.pin, modak.wait_for, and modak.status for dashboards.

@@ -1,5 +1,5 @@
-"""ClickHouse reads what is below the cut-line from the metadata file that readers are told of. A soak, since it takes
-half a gigabyte of ClickHouse, which `make soak` and `make bench` set up."""
+"""ClickHouse reads the rows below the cut-line from the metadata file that readers are told to use. A soak, since it
+needs half a gigabyte of ClickHouse, which `make soak` and `make bench` install."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_clickhouse_reads_the_archive_and_the_table(
     below = lake_rows(location[0])
     assert len(below) == 50
     assert (5, 1, 7, "new", None) in below
-    # It reads local files below the working directory only.
+    # It reads only local files below the working directory.
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(CHDB))
     assert _clickhouse(location[0]) == sorted(row[:4] for row in below)

@@ -1,4 +1,4 @@
-"""Conversions in a running pump, read by engines that we did not write: every kind of key, and what comes between."""
+"""Conversions in a running pump, read by independent engines: every kind of key, and changes in between."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_truncate_while_positions_are_looked_up(mirror: Mirror) -> None:
 
     def on_step(step: Step, _details: dict[str, object]) -> None:
         if step is Step.POSITIONS_WRITTEN and not truncated.is_set():
-            # In the resolver's thread: it goes on when the TRUNCATE is published.
+            # In the conversion's thread: it continues when the TRUNCATE is published.
             truncated.set()
             database.execute("TRUNCATE t", "INSERT INTO t SELECT g, 7 FROM generate_series(1, 50) g")
             mirror.await_frontier()
@@ -110,7 +110,7 @@ def test_another_engine_rewrites_the_files_meanwhile(mirror: Mirror, spark: Spar
         database.execute("UPDATE t SET n = 2 WHERE id % 5 = 0", "DELETE FROM t WHERE id % 7 = 0")
         await_converted(mirror, "public.t")
         mirror.assert_equal("public.t")
-        # A rewrite that finds nothing in its way, with position deletes to apply.
+        # A rewrite without interference, with position deletes to apply.
         session.sql(rewrite).collect()
         database.execute("UPDATE t SET n = 3 WHERE id % 11 = 0")
         await_converted(mirror, "public.t")
@@ -133,7 +133,7 @@ def test_nothing_is_converted_while_a_table_is_copied(mirror: Mirror) -> None:
         await_true(lambda: pending(mirror, "public.t"), 30, "deletes of the stream are in the lake")
         mirror.await_frontier()
         location = mirror.location("public.t")
-        # The resolver looks after other tables meanwhile, so it has passed this one over.
+        # The conversion job works on other tables meanwhile, so it has skipped this one.
         for number in (1, 2):
             mirror.database.execute(f"UPDATE other SET n = {number}")
             await_converted(mirror, "public.other")

@@ -1,4 +1,4 @@
-"""Merges in a running pump, read by engines that we did not write: with tasks in Spark, and what comes in between."""
+"""Merges in a running pump, read by independent engines: with tasks in Spark, and changes in between."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_small_files_are_merged_while_the_stream_goes_on(t: Database, warehouse:
 
 @pytest.mark.parametrize("what", ["truncate", "delete", "rewrite", "announce"])
 def test_what_comes_while_files_are_merged(t: Database, warehouse: str, spark: SparkSession, what: str) -> None:
-    """Each before the merge is published: it is refused, or lands with what was changed meanwhile."""
+    """Each change comes before the merge is published: the merge is refused, or lands with the change."""
     mirror = Mirror.create(t, warehouse, ThreadTaskRunner(), batch_bytes=1, convert_age=0)
     session = lake_session(spark, t.dsn, mirror.settings.require_warehouse())
     done, written = threading.Event(), threading.Event()
@@ -77,7 +77,7 @@ def test_what_comes_while_files_are_merged(t: Database, warehouse: str, spark: S
     def on_step(step: Step, _details: dict[str, object]) -> None:
         if step is not Step.MERGE_WRITTEN or done.is_set():
             return
-        # In the merger's thread: it goes on when this is published.
+        # In the merge's thread: it continues when this is published.
         done.set()
         if what == "truncate":
             t.execute("TRUNCATE t", "INSERT INTO t SELECT g, 7 FROM generate_series(1, 50) g")

@@ -1,5 +1,6 @@
-"""Readers that others wrote, by the published algorithm alone, beside late writes, folds, cut-lines that move, drops
-and maintenance: exact while the writer pauses; while it does not, exact as of some moment of the read for every row."""
+"""Readers of other programs, which only follow the published algorithm, during late writes, folds, cut-line moves,
+drops and maintenance. They are exact while the writer pauses. While it does not, every row is exact as of some time
+during the read."""
 
 from __future__ import annotations
 
@@ -31,25 +32,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ForeignReadLoad:
-    """How hard it is made."""
+    """How hard the test is."""
 
     seconds: float
-    """Of reads, at least."""
+    """The least duration of the reads, in seconds."""
     width: int
-    """Of the stream's partitions, tier keys."""
+    """Tier keys per partition of the stream."""
     inserts: int
-    """A second."""
+    """Inserts per second."""
     late: int
-    """Writes a second."""
+    """Late writes per second."""
     pauses: tuple[float, float]
-    """Seconds between two looks of a read, at most: drawn from between these."""
+    """Longest pause in seconds between two queries of a read: drawn from this range."""
     readers: int
-    """At work at the same time."""
+    """The number of readers at the same time."""
 
 
 @dataclass
 class Readers:
-    """Several readers at work, and what their reads were like."""
+    """Several readers at work, and the results of their reads."""
 
     database: Database
     load: ForeignReadLoad
@@ -58,7 +59,7 @@ class Readers:
     counting: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, *, paused: bool, seconds: float) -> None:
-        """Each reads for so long, and once at least. `paused`: no writer is at work."""
+        """Each reader reads for so long, and at least once. `paused`: no writer is at work."""
         until = time.monotonic() + seconds
         with ThreadPoolExecutor(self.load.readers) as pool:
             seeds = [self.chance.getrandbits(32) for _ in range(self.load.readers)]
@@ -83,7 +84,7 @@ class Readers:
                     self.done[kind] += 1
                     self.done["of a snapshot that was replaced meanwhile"] += read.snapshot_moved
                     self.done["of keys that changed meanwhile"] += touched > 0
-                # The cut-line, and the clearing of corrections, wait for an instant without a pin.
+                # The cut-line, and the clearing of corrections, wait for a moment without a pin.
                 threading.Event().wait(chance.uniform(0.1, 0.6))
                 if time.monotonic() >= until:
                     return
@@ -113,7 +114,7 @@ def _run(database: Database, warehouse: str, load: ForeignReadLoad, spark: Spark
             with stream.writing(chance.getrandbits(32), load.inserts, load.late):
                 readers.read(paused=False, seconds=turn)
                 await_true(lambda: stream.state_counts().get("dropped", 0) > dropped, 60, "a partition leaves")  # noqa: B023
-            # Folds, cut-lines and drops go on for what the writer has left behind.
+            # Folds, cut-line moves and drops go on with what the writer has left.
             readers.read(paused=True, seconds=turn)
         if spark is not None:
             await_true(lambda: passes, 120, "a pass of maintenance")
@@ -142,6 +143,6 @@ def test_readers_by_the_published_algorithm_are_exact(database: Database, tmp_pa
 def test_readers_by_the_published_algorithm_are_exact_for_long(
     database: Database, tmp_path: Path, spark: SparkSession
 ) -> None:
-    """Looks one to twenty seconds apart, beside maintenance."""
+    """Queries one to twenty seconds apart, during maintenance."""
     seconds = float(os.environ.get("READS_SECONDS", "600"))
     _run(database, tmp_path.as_uri(), ForeignReadLoad(seconds, 3000, 400, 60, (1.0, 20.0), 3), spark)

@@ -1,4 +1,5 @@
-"""Deletes by position at once: every kind of key, other engines' rewrites, a budget that is too small for all."""
+"""Deletes that are written by position at once: every kind of key, other engines' rewrites, and a memory budget too
+small for all indexes."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ REWRITE = "CALL lake.system.rewrite_data_files(table => 'public.t', options => m
 
 
 def rewrite(session: SparkSession) -> None:
-    """By hand: it fails whole if the pump exchanges files meanwhile, and is tried again."""
+    """A manual rewrite: it fails as a whole if the pump rewrites files meanwhile, and is retried."""
     for _ in range(10):
         try:
             session.sql(REWRITE).collect()
@@ -43,15 +44,14 @@ def rewrite(session: SparkSession) -> None:
 
 
 def deletes_shown(mirror: Mirror) -> list[DeleteMode]:
-    """What `status` says of the tables' deletes and indexes, by name."""
+    """The deletes and indexes of the tables as `status` shows them, by name."""
     with StatusReader(mirror.settings) as reader:
         return [table.deletes for table in reader.read().tables]
 
 
 def live_positions(mirror: Mirror, table: str) -> tuple[int, list[tuple[str, int]]]:
-    """Records in live data files, and what live position-delete files say of them. What these say of files that a merge
-    has taken away stays until they are merged themselves, and concerns nobody.
-    """
+    """Records in live data files, and the positions that live position-delete files name in them. Positions in files
+    that a merge has removed stay until they are merged themselves, and have no effect."""
     lake = LakeTable.load(mirror.location(table), StorageOptions())
     files = [file for found in Listing(lake.storage).files(lake.manifests).values() for file in found]
     data = {file.path: file.records for file in files if file.content is FileContent.DATA}
@@ -78,7 +78,7 @@ def test_every_kind_of_key(database: Database, warehouse: str, tasks: ThreadTask
         mirror.await_live(*tables)
         for name, table in zip(KEYS, tables, strict=True):
             await_index(mirror, steps, table, f"UPDATE {name} SET n = n + 1 WHERE random() < 0.1")
-        # A step is told after its publish, and before the next one begins.
+        # A step is reported after its publish, and before the next one begins.
         mirror.await_frontier()
         converted = steps.count(Step.CONVERTED)
         for turn in range(3):
@@ -145,7 +145,7 @@ def test_a_truncate_a_key_change_and_a_copy_again(mirror: Mirror) -> None:
 
 
 def test_another_engine_rewrites_the_files(mirror: Mirror, spark: SparkSession) -> None:
-    """The index follows: what it knows of files that are gone it takes from those that came, while rows change."""
+    """The index follows: rows in removed files get the positions in the new files, while rows change."""
     database = mirror.database
     session = lake_session(spark, database.dsn, mirror.settings.require_warehouse())
     steps = Steps()
@@ -199,7 +199,7 @@ def test_status_says_how_deletes_are_written_and_what_memory_holds(mirror: Mirro
         mirror.await_frontier()
         assert shown() == DeleteMode("position", "ready", 1001, shown().bytes)
     assert shown() == DeleteMode("position"), "who stops has no memory"
-    # As one that was killed leaves it.
+    # As a killed one leaves it.
     database.execute("""UPDATE modak.mirror_tables SET key_index = key_index || '{"phase": "ready", "bytes": 9}'""")
     with mirror.pumping():
         database.execute("INSERT INTO t VALUES (-2, 0, '')")
@@ -208,7 +208,8 @@ def test_status_says_how_deletes_are_written_and_what_memory_holds(mirror: Mirro
 
 
 def test_another_engine_rewrites_the_files_while_a_commit_is_staged(mirror: Mirror, spark: SparkSession) -> None:
-    """The commit is tried again on top of the rewrite, with the same files: they have not gone with those before it."""
+    """The commit is retried on top of the rewrite with the same files: they were not removed with the first attempt's
+    metadata."""
     database = mirror.database
     session = lake_session(spark, database.dsn, mirror.settings.require_warehouse())
     due = threading.Event()
@@ -280,7 +281,7 @@ def test_pinned_and_older_snapshots_stay_as_they_were(mirror: Mirror, spark: Spa
 
 
 def test_an_index_that_is_built_while_rows_change(mirror: Mirror) -> None:
-    """What commits meanwhile is written by key, and is in the index once that is ready."""
+    """Deletes that are committed meanwhile are written by key, and are in the index once that is ready."""
     database = mirror.database
     gate = GatedCopies(ThreadTaskRunner(), held=read_keys)
     gate.hold()

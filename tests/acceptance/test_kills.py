@@ -1,4 +1,4 @@
-"""kill -9 at every step: the next pump goes on where the frontier stands; nothing is lost, nothing is there twice."""
+"""kill -9 at every step: the next pump continues from the frontier; nothing is lost, and nothing is there twice."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def die(
     meanwhile: Callable[[], object] = lambda: None,
     **options: object,
 ) -> None:
-    """A pump in a process of its own that is killed at that step. Fails if it gets to its end. `meanwhile` is called
-    again and again until it is dead."""
+    """A pump in a separate process that is killed at that step. Fails if the process ends before. `meanwhile` is called
+    repeatedly until the process is dead."""
     settings = mirror.settings
     given = {"batch_age": 0, "storage_fsync": "false", **options}
     arguments = [
@@ -104,7 +104,7 @@ def die(
 
 
 def write(database: Database, first: int) -> None:
-    """Transactions that touch two tables, each in every way, so that one applied twice or not at all shows."""
+    """Transactions that change two tables in every way, so that a transaction applied twice or not at all shows."""
     for number in range(first, first + 4):
         base = number * 100
         with database.connect(autocommit=False) as connection:
@@ -120,7 +120,7 @@ def write(database: Database, first: int) -> None:
 
 
 def change(database: Database) -> None:
-    """Some rows of both tables change, in every way, as often as it is called."""
+    """Changes some rows of both tables, in every way, as often as it is called."""
     with database.connect(autocommit=False) as connection:
         run = connection.execute
         run("UPDATE a SET n = n + 1 WHERE id % 7 = (SELECT count(*) FROM b) % 7")
@@ -133,7 +133,7 @@ def change(database: Database) -> None:
 
 
 def done_chunks(database: Database) -> int:
-    """Chunks of copies under way that are published."""
+    """Chunks of running copies that are published."""
     return int(database.rows("SELECT count(*) FROM modak.copy_chunks WHERE done_at IS NOT NULL")[0][0])
 
 
@@ -175,7 +175,7 @@ def test_a_pump_killed_at_every_step_of_the_stream(mirror: Mirror, spark: SparkS
 
 
 def test_a_copy_killed_at_every_step(mirror: Mirror) -> None:
-    """While rows change: each kill leaves chunks published, copied for nothing, or not begun."""
+    """While rows change: each kill leaves chunks published, copied in vain, or not begun."""
     mirror.register("a", "b")
     for number, step in enumerate(COPY_STEPS):
         write(mirror.database, number * 10 + 10)
@@ -199,7 +199,7 @@ def test_a_copy_killed_at_every_step(mirror: Mirror) -> None:
 
 
 def test_a_delete_conversion_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> None:
-    """While rows change. The file that no publish names is garbage; one that a publish names is not written again."""
+    """While rows change. A file that no publish names is removed; one that a publish names is not written again."""
     mirror.register("a", "b")
     mirror.catch_up()
     for number, step in enumerate(CONVERSION_STEPS):
@@ -232,8 +232,8 @@ def test_a_delete_conversion_killed_at_every_step(mirror: Mirror, spark: SparkSe
 
 
 def test_an_index_killed_at_every_step(mirror: Mirror) -> None:
-    """While rows change, with deletes that are written by position as they are committed, and files that are merged:
-    the next pump builds its index from what is published, whatever was under way."""
+    """While rows change, deletes are written by position as they are committed, and files are merged. The next pump
+    builds its index from what is published, whatever was under way."""
     mirror.register("a", "b")
     mirror.catch_up()
     for step in INDEX_STEPS:
@@ -260,7 +260,7 @@ def test_an_index_killed_at_every_step(mirror: Mirror) -> None:
 
 
 def test_a_merge_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> None:
-    """While rows change, and conversions land beside it."""
+    """While rows change, and conversions land."""
     mirror.register("a", "b")
     mirror.catch_up()
     for number, step in enumerate(MERGE_STEPS):
@@ -286,7 +286,8 @@ def test_a_merge_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> No
 def test_a_fill_of_a_table_with_old_rows_killed_at_every_step(
     retention_tables: RetentionTables, database: Database
 ) -> None:
-    """While corrections come. Each kill leaves a fill that the next pump ends, or finds that another column came."""
+    """While corrections are written. Each kill leaves a fill that the next pump completes, unless another column was
+    added."""
     events = retention_tables.manual(rows=20, fold_age=0.1)
     mirror = events.mirror
     with mirror.pumping() as running:

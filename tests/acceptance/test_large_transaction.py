@@ -1,4 +1,5 @@
-"""One transaction of 5,000,000 rows through the real program: memory as for 500,000, the result exact. Linux only."""
+"""One transaction of 5,000,000 rows through the real program: memory as for 500,000, and an exact result. Linux
+only."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ SMALL, LARGE = 500_000, 5_000_000
 
 
 def drained(mirror: Mirror, program: Program) -> Peak:
-    """The memory that `mirror-pump run` takes until everything committed now is published."""
+    """The memory that `mirror-pump run` needs until everything committed now is published."""
     until = format_lsn(mirror.database.lsn())
     options = ("--slot", mirror.settings.slot, "--until-lsn", until)
     process = program.start("run", *options, log="run.log")
@@ -69,14 +70,15 @@ def test_memory_does_not_grow_with_the_transaction(database: Database, warehouse
     assert large.driver < small.driver * 1.3 + 50, "the driver's memory"
     assert large.workers < small.workers * 1.3 + 50, "the workers' memory"
     assert large.total < small.total * 1.3 + 200, "all together; the Java heap grows towards its limit"
-    # Updates of every row. What grows is the key index, which has a budget of its own, and what a commit tells it.
+    # Updates of every row. Memory grows only for the key index, which has a budget of its own, and for a commit's
+    # changes of it.
     for name, where in (("small", f"id <= {SMALL}"), ("large", f"id > {SMALL}")):
         with database.connect() as connection:
             connection.execute(f"UPDATE t SET n = n + 1 WHERE {where}".encode())
         peaks[name] = drained(mirror, program)
     print(f"updates: {SMALL:,} rows {peaks['small']}; {LARGE:,} rows {peaks['large']}")
     mirror.assert_equal("public.u")
-    # By Spark: the deletes of the first of these transactions are by key, which takes DuckDB hours.
+    # By Spark: the first of these transactions writes its deletes by key, which would take DuckDB hours.
     process = program.start("run", "--slot", mirror.settings.slot, log="run.log")
     try:
         program.run("verify", "--slot", mirror.settings.slot, timeout=1500)

@@ -1,8 +1,8 @@
-"""All types, all schema changes, all row changes at once, between kills, faults, restarts and copies: the frontier is
+"""All types, all schema changes, all row changes at once, with kills, faults, restarts and copies: the frontier is
 exact.
 
-Every frontier that is promised on the way is compared, with every row and column of every table: a trigger of the
-test's on the catalog keeps a record of what was promised, whichever process did, dead or alive.
+Every frontier that is promised on the way is compared, with every row and column of every table. A trigger of the test
+on the catalog records what was promised, whichever process did so, dead or alive.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ ROOT = Path(__file__).parents[2]
 
 SECONDS = 8.0
 WORLD_SECONDS = 40.0
-"""How long one database and its tables are pushed around: then tables are large and settled, and new ones find more."""
+"""How long one database and its tables are used: then tables are large and settled, and new ones find more."""
 
 _SETTLE = 90.0
-"""Seconds in which the mirror has to catch up when nobody writes."""
+"""Seconds within which the mirror has to catch up when nobody writes."""
 
 _STEPS = (
     Step.RECEIVED, Step.WRITTEN, Step.STAGED, Step.PUBLISHED, Step.ACKNOWLEDGED, Step.COPY_PLANNED, Step.CHUNK_COPIED,
     Step.CHUNKS_PUBLISHED, Step.LIVE, Step.CONVERTING, Step.POSITIONS_WRITTEN, Step.CONVERTED, Step.MERGING,
     Step.MERGE_WRITTEN, Step.MERGED, Step.INDEX_BUILDING, Step.INDEX_READY, Step.TABLE_CHANGED, Step.TABLE_COPIED_AGAIN,
 )  # fmt: skip
-"""At which pumps are killed, or their connections lost."""
+"""Steps at which pumps are killed, or their connections lost."""
 
 _LED = "SELECT FROM pg_stat_activity WHERE application_name = 'mirror-pump-leader' AND datname = current_database()"
 
@@ -82,14 +82,15 @@ class World:
         return self.mirror.database
 
     def push(self, until: float) -> None:
-        """Random transactions with a pump that is stopped, killed or disturbed again and again, until then at least."""
+        """Runs random transactions until then, at least, with a pump that is repeatedly stopped, killed or
+        disturbed."""
         while True:
             self.chance.choice([self._pumped, self._pumped, self._killed, self._unwatched])()
             if time.monotonic() > until:
                 return
 
     def settle(self) -> None:
-        """Lets a pump catch up, then compares every point since the last time."""
+        """Lets a pump catch up, then compares every frontier since the last time."""
         self.gate.let_go()
         steps = Steps()
         with self.mirror.pumping(steps):
@@ -193,7 +194,7 @@ class World:
                 self._write(chance.randint(1, 4))
                 self.gate.let_go(chance.randint(0, 2))
                 if chance.random() < 0.2:
-                    # A table leaves the mirror, and another registration of it begins.
+                    # A table is unregistered, and registered again.
                     name = self.writer.table(chance.choice(list(self.writer.table_ids)))
                     mirror.unregister(name)
                     mirror.register(name)
@@ -208,7 +209,7 @@ class World:
         self.found["changes followed"] += steps.count(Step.TABLE_CHANGED)
 
     def _killed(self) -> None:
-        """A pump in a process of its own that dies by kill -9: at a step of its own, or at some moment."""
+        """A pump in a separate process that dies by kill -9: at a given step, or at a random time."""
         settings = self.mirror.settings
         options = {"storage_fsync": False, **self._options()}
         command = [
@@ -223,10 +224,10 @@ class World:
                 pump.wait(self.chance.random() * 4)
             pump.kill()
             pump.wait()
-            # The server notices a moment later; until then nobody else may lead.
+            # The server notices a moment later; until then nobody else can lead.
             await_true(lambda: not self.database.rows(_LED), 20, "the lead is free")
             output.seek(0)
-            # 0: it had caught up before that step came.
+            # 0: it had caught up before that step.
             assert pump.returncode in (-signal.SIGKILL, 0), output.read()[-3000:]
         self.found["killed"] += pump.returncode != 0
 

@@ -1,4 +1,4 @@
-"""Random transactions and faults: at every published frontier, heap and lake hold the same."""
+"""Random transactions and faults: at every published frontier, heap and lake hold the same rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mirror_pump.testing.postgres import EmbeddedPostgres
 from tests.support.mirror_state_machine import MirrorMachine
 
 SECONDS = 8.0
-"""New rounds begin until then: some 4 mirrors on two idle cores. `make soak` goes on for much longer."""
+"""New rounds begin until then: some 4 mirrors on two idle cores. `make soak` runs for much longer."""
 
 EXAMPLES = 4
 """Mirrors per round."""
@@ -39,7 +39,7 @@ def test_at_every_published_frontier_the_lake_is_the_heap(
             and min(MirrorMachine.conversions, MirrorMachine.indexed, MirrorMachine.merges) > EXAMPLES * rounds // 4
         )
 
-    # One round on a slow machine may have been too short to say anything of merges.
+    # On a slow machine, a single round may have been too short for merges.
     while rounds == 0 or time.monotonic() < deadline or (not enough() and time.monotonic() < deadline + 90):
         rounds += 1
         seed = seeds.randrange(2**32)
@@ -50,7 +50,8 @@ def test_at_every_published_frontier_the_lake_is_the_heap(
                 max_examples=EXAMPLES,
                 stateful_step_count=STEPS,
                 deadline=None,
-                # The pump runs at its own pace, so a smaller example need not fail: what failed is reported as it was.
+                # The pump runs at its own pace, so a smaller example need not fail: the failing example is reported
+                # unchanged.
                 phases=[Phase.generate],
                 suppress_health_check=list(HealthCheck),
                 database=None,

@@ -1,10 +1,10 @@
-"""Readers in all modes beside writers, the pump, retention and folds: every read is a state that the database had.
+"""Readers in all modes during writes, publishes, retention and folds: every read is a state that the database had.
 
 The table with retention has a model, a plain table that gets the same changes in the same transactions. A seam read is
-compared with the model in the very snapshot that it was read in. Plain tables are read in a way that a state in part
-would show: amounts move between them, and their sum stays. A second table with retention takes a stream of inserts, and
-late writes where partitions are on their way out (tests/support/late_writes.py). The pump is killed at random steps,
-and maintenance compacts and expires what it may, at once.
+compared with the model in the snapshot in which it was read. Plain tables are read in a way that shows a partial state:
+amounts move between them, and their sum stays. A second table with retention gets a stream of inserts, and late writes
+to partitions that are leaving the heap (tests/support/late_writes.py). The pump is killed at random steps, and
+maintenance compacts and expires whatever it may, without a grace period.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _cut(mirror: Mirror) -> int:
 
 @contextmanager
 def _seam_in_duckdb(mirror: Mirror, statement: str, table: str = "public.events") -> Iterator[tuple[list[Row], str]]:
-    """What the statement, which names the table, finds; and the snapshot that it was read in."""
+    """The rows that the statement, which names the table, finds; and the snapshot in which it was read."""
     ids = [TableId(mirror.database.rows("SELECT %s::regclass::oid::bigint", (table,))[0][0])]
     storage = StorageOptions(mirror.settings.storage_properties, fsync=False)
     with ExitStack() as stack:
@@ -96,12 +96,12 @@ def _transfer(connection: psycopg.Connection[Any], chance: random.Random) -> Non
     connection.execute("UPDATE debit SET n = n + %s WHERE abs(id) = %s", (amount, debit))
     connection.execute("UPDATE credit SET n = n - %s WHERE id = %s", (amount, credit))
     if chance.randrange(4) == 0:
-        # The account gets another number, beyond the split and back.
+        # The account's number changes, across the split and back.
         connection.execute("UPDATE debit SET id = -id WHERE abs(id) = %s", (debit,))
 
 
 def _kinds(mirror: Mirror, spark: SparkSession, max_wait: float) -> dict[str, Callable[[], object]]:
-    """Reads, each of which fails unless it finds a state that the database had."""
+    """Kinds of reads, each of which fails unless it finds a state that the database had."""
 
     def duckdb() -> None:
         with _seam_in_duckdb(mirror, f"SELECT {_QUOTED} FROM public.events") as (found, snapshot):
@@ -134,7 +134,7 @@ def _kinds(mirror: Mirror, spark: SparkSession, max_wait: float) -> dict[str, Ca
 def _stream_kinds(
     mirror: Mirror, stream: LateStream, spark: SparkSession, connection: DuckDBPyConnection
 ) -> dict[str, Callable[[], object]]:
-    """The same of the stream with late writes: by the product, and by hand."""
+    """The same for the stream with late writes: by the product, and by the protocol's statements."""
 
     def by_duckdb() -> None:
         query = f"{stream.digest} FROM {STREAM} GROUP BY 1"
@@ -161,7 +161,8 @@ def _stream_kinds(
 def _read_for(
     kinds: Mapping[str, Callable[[], object]], seconds: float, chance: random.Random, between: Callable[[], object]
 ) -> dict[str, int]:
-    """Reads of every kind for so long, and each at least once; how often each was. `between` is called after each."""
+    """Makes reads of every kind for so long, and at least one of each. Returns how many of each. `between` is called
+    after each."""
     done = dict.fromkeys(kinds, 0)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline or not all(done.values()):
@@ -210,18 +211,18 @@ def _run(retention_tables: RetentionTables, database: Database, spark: SparkSess
 
 @dataclass(frozen=True)
 class ReadLoad:
-    """How hard it is made."""
+    """How hard the test is."""
 
     seconds: float
-    """Of reads."""
+    """Seconds of reads."""
     width: int
-    """Of the stream's partitions, tier keys."""
+    """Tier keys per partition of the stream."""
     inserts: int
-    """A second."""
+    """Inserts per second."""
     late: int
-    """Writes a second."""
+    """Late writes per second."""
     lives: tuple[float, float]
-    """Seconds after which a pump is killed at the latest: drawn from between these."""
+    """Longest time in seconds until a pump is killed: drawn from this range."""
 
 
 def _run_beside_everything(
@@ -293,7 +294,7 @@ def test_every_read_is_a_state_that_the_database_had(
     _run(retention_tables, database, spark, 6)
 
 
-@pytest.mark.soak  # Its kills take minutes on a busy machine.
+@pytest.mark.soak  # The kills take minutes on a busy machine.
 def test_every_read_is_exact_beside_kills_maintenance_and_late_writes(
     retention_tables: RetentionTables, database: Database, spark: SparkSession
 ) -> None:

@@ -1,5 +1,4 @@
-"""Random schema changes between random row changes: at every published frontier, each live table is what the heap was
-then."""
+"""Random schema changes and row changes: at every published frontier, each live table is what the heap was then."""
 
 from __future__ import annotations
 
@@ -23,10 +22,10 @@ from tests.support.ddl_workload import DDL, SCHEMA, TABLES, DdlWriter, comparabl
 from tests.support.error_bounds import SOAK_SECONDS, printed_seed
 
 _TRANSACTIONS = 60
-"""Of each round."""
+"""The number of transactions in each round."""
 
 _SETTLE = 60.0
-"""Seconds in which the mirror has to catch up when nobody writes."""
+"""Seconds within which the mirror has to catch up when nobody writes."""
 
 _LIVE = """
 SELECT c.table_id, c.replicated_lsn, c.lake_props ->> 'metadata_location'
@@ -36,7 +35,7 @@ SELECT c.table_id, c.replicated_lsn, c.lake_props ->> 'metadata_location'
 
 @pytest.mark.parametrize("event_triggers", [True, False], ids=["event triggers", "no event triggers"])
 def test_every_published_frontier_is_exact(database: Database, warehouse: str, event_triggers: bool) -> None:
-    """Without event triggers, the frontier is exact again once the pump has compared the catalogs: then only the end
+    """Without event triggers, the frontier is exact again once the pump has compared the catalogs, so only the end
     counts."""
     _play(database, warehouse, random.Random(printed_seed()), event_triggers)
 
@@ -44,7 +43,7 @@ def test_every_published_frontier_is_exact(database: Database, warehouse: str, e
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_SECONDS + 300)
 def test_every_published_frontier_is_exact_for_long(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
-    """Rounds with databases of their own, with and without event triggers in turn."""
+    """Rounds with separate databases, with and without event triggers in turn."""
     chance = random.Random(printed_seed())
     deadline = time.monotonic() + SOAK_SECONDS
     rounds = statements = 0
@@ -60,7 +59,7 @@ def test_every_published_frontier_is_exact_for_long(postgres: EmbeddedPostgres, 
 
 
 def _play(database: Database, warehouse: str, chance: random.Random, event_triggers: bool) -> int:
-    """A mirror that goes through random transactions; returns how many statements committed."""
+    """Runs random transactions against a mirror. Returns how many statements committed."""
     database.execute(*DDL)
     runner = ThreadTaskRunner(3)
     mirror = Mirror.create(database, warehouse, runner, copy_chunk_bytes=8192, convert_age=0.2)
@@ -115,7 +114,7 @@ def _play(database: Database, warehouse: str, chance: random.Random, event_trigg
 
 
 def _await_settled(mirror: Mirror, writer: DdlWriter) -> None:
-    """Returns once every table is live at the present end of WAL and holds what the heap does."""
+    """Returns once every table is live at the present end of WAL and holds the heap's rows."""
     deadline = time.monotonic() + _SETTLE
     while True:
         mirror.await_frontier()
@@ -131,7 +130,7 @@ def _await_settled(mirror: Mirror, writer: DdlWriter) -> None:
 
 
 def _differences(writer: DdlWriter, points: set[tuple[int, int, str]]) -> list[str]:
-    """Where a table in the lake is not what the heap was."""
+    """The tables whose lake content differs from the heap's former content."""
     problems = []
     with duckdb_connection() as duckdb:
         for table_id, frontier, location in sorted(points, key=lambda point: point[1]):

@@ -1,7 +1,7 @@
-"""The read algorithm of the seam protocol as it is written, and each invariant that its consumers rely on, attacked.
+"""The read algorithm of the seam protocol as published, and attacks on each invariant that its consumers rely on.
 
-Tests bear the sentences' names. Most share one mirror, whose table goes on losing old partitions: each test makes its
-own become due. Reads are DuckDB's and pyiceberg's.
+Tests are named after the protocol's sentences. Most share one mirror, with a table whose old partitions keep moving to
+the lake: each test makes a partition of its own due. Reads are DuckDB's and pyiceberg's.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def scene(postgres: EmbeddedPostgres, lake_root: Path) -> Iterator[SeamScene]:
 
 @pytest.mark.parametrize("ended_by", ["delete", "rollback", "never pinned"])
 def test_a_conforming_read_is_a_consistent_point_in_time_view(scene: SeamScene, ended_by: str) -> None:
-    """Step by step. All of it in one REPEATABLE READ transaction, so that the model tells what one moment is; a pin
-    that is deleted is committed before, and then its cut-line and the published snapshot are the ones that are read,
+    """Step by step. All of it in one REPEATABLE READ transaction, so that the model shows the same point in time. A pin
+    that is deleted is committed before; then its cut-line and the published snapshot are the ones that are read,
     whatever has moved since."""
     where = {"table_oid": scene.table_oid}
     stale = 0
@@ -138,7 +138,7 @@ def test_doing_the_insert_and_the_read_in_one_transaction_makes_the_pin_atomic(s
 
 
 def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together(scene: SeamScene) -> None:
-    """The connection of the advance dies when the cut-line is moved already, and nothing is committed: twice."""
+    """The connection of the advance dies when the cut-line has been moved, and before the commit: twice."""
     scene.database.execute(
         "CREATE SEQUENCE audit.attempts",
         "CREATE FUNCTION audit.die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
@@ -173,7 +173,7 @@ def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together
     assert scene.rows("SELECT last_value >= 4 FROM audit.attempts") == [(True,)], "two died, two came through"
     assert scene.running.steps.count(Step.RETRYING) >= retries + 2
     assert len({t for t, _, _ in seen}) >= 2
-    # Every state that a transaction left, also those that nobody saw.
+    # Every state after a transaction, also those that no reader saw.
     left = scene.rows(
         "SELECT t, s, location, snapshot"
         " FROM (SELECT DISTINCT ON (xid) * FROM audit.cutlines ORDER BY xid, seen DESC) c ORDER BY seen"
@@ -188,9 +188,9 @@ def test_t_is_monotonic_per_table_and_t_s_and_metadata_location_advance_together
 def test_rows_at_or_above_t_are_in_the_heap_rows_below_it_in_the_lake_at_s_as_corrected_by_the_delta(
     scene: SeamScene,
 ) -> None:
-    """At any committed instant, while partitions are sealed, passed by the cut-line, and dropped; nothing in both,
-    nothing in neither. A pin keeps the first of them attached for a while: what is in the heap below the cut-line is
-    nobody's."""
+    """At any committed point in time, while partitions are sealed, passed by the cut-line, and dropped: no row is in
+    both, and none in neither. A pin keeps the first of them attached for a while: rows in the heap below the cut-line
+    do not count."""
     pin = scene.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")[0][0]
     attached = 0
     with scene.busy(2):
@@ -227,7 +227,7 @@ def test_every_delta_row_targets_a_cold_row_and_a_row_corrected_mid_fold_survive
     turns: list[str] = []
 
     def correct(step: Step, _: dict[str, object]) -> None:
-        # What is staged is the fold as a rule. Where it was a merge, the row did not have to survive anything.
+        # Usually the fold is what is staged. If it was a merge, the row did not have to survive anything.
         if step is Step.STAGED and turns:
             scene.upsert(5, turns.pop())
         elif step is Step.FOLDED:
@@ -254,7 +254,7 @@ def test_every_delta_row_targets_a_cold_row_and_a_row_corrected_mid_fold_survive
 
 
 def test_rows_below_the_retention_line_when_set_have_been_expired_from_the_lake(scene: SeamScene) -> None:
-    """It is never set: nothing of the lake expires. The lowest keys of all are read, corrected, folded, not purged."""
+    """It is never set: no row of the lake expires. The lowest keys of all are read, corrected, folded, not purged."""
     lowest = -(2**63)
     with scene.busy():
         for turn in scene.advancing(1):
@@ -271,7 +271,7 @@ def test_rows_below_the_retention_line_when_set_have_been_expired_from_the_lake(
 
 
 def test_versions_come_from_one_sequence_and_are_assignment_ordered(scene: SeamScene) -> None:
-    """Several sessions at the same few keys: of partitions that are gone, sealed, and passed by the cut-line but
+    """Several sessions write the same few keys, in partitions that are dropped, sealed, and passed by the cut-line but
     attached."""
     first = scene.rows("SELECT coalesce(max(seen), 0) FROM audit.corrections")[0][0]
     pin = scene.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")[0][0]
@@ -328,7 +328,7 @@ def test_versions_come_from_one_sequence_and_are_assignment_ordered(scene: SeamS
                 assert (None if found is None else found[2]) == (payload["n"] if op == 0 else None), key
                 checked += 1
     assert checked == 8
-    # The model knows nothing of these rows.
+    # The model does not have these rows.
     with scene.database.connect() as connection:
         for at in places:
             for number in (2000, 2001):
@@ -343,7 +343,8 @@ def test_versions_come_from_one_sequence_and_are_assignment_ordered(scene: SeamS
 def test_lake_maintenance_never_expires_a_pinned_snapshot_and_never_changes_what_a_live_one_serves(
     scene: SeamScene, spark: SparkSession, lake_root: Path
 ) -> None:
-    """Folds and an advance after the pin, then compaction, expiry and sweep with everything old enough to go."""
+    """Folds and an advance after the pin, then compaction, expiry and a sweep, with everything old enough to be
+    removed."""
     maintained = Maintained(scene.mirror, spark)
     scene.await_quiet()
     (pinned,) = scene.rows("SELECT pin_id, s, metadata_location FROM modak.pin('events', in_one_snapshot => true)")
@@ -376,8 +377,8 @@ def test_lake_maintenance_never_expires_a_pinned_snapshot_and_never_changes_what
 
 
 def test_pk_is_the_canonical_text_encoding_of_the_primary_key(database: Database, warehouse: str) -> None:
-    """By every path that writes corrections, from sessions that print values in ways of their own; and the delta finds
-    its row in the lake by it."""
+    """By every path that writes corrections, in sessions that print values differently. The correction's key finds its
+    row in the lake."""
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), retention_interval=0.1, fold_age=3600)
     database.execute(
         "CREATE TABLE named (name text, at bigint, flag boolean, v text, PRIMARY KEY (name, at, flag))"
@@ -400,8 +401,8 @@ def test_pk_is_the_canonical_text_encoding_of_the_primary_key(database: Database
             connection.execute("INSERT INTO timed VALUES (%s, 'first')", (time,))
     mirror.register("public.named", retention=at_once("50"))
     mirror.register("public.timed", retention=at_once("1 day"))
-    # Held by a pin from before the cut-line moves: what is below the cut-line stays in the heap, and plain UPDATE and
-    # DELETE reach it.
+    # Held by a pin from before the cut-line moves: the rows below the cut-line stay in the heap, where plain UPDATE and
+    # DELETE reach them.
     database.rows("SELECT pin_id FROM modak.pin('named', in_one_snapshot => true)")
     database.rows("SELECT pin_id FROM modak.pin('timed', in_one_snapshot => true)")
     mirror.catch_up()

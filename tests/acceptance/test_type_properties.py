@@ -1,6 +1,6 @@
-"""Random tables out of all types, random values from their edges, random changes, cuts, restarts, also during the copy.
+"""Random tables of all types, random edge values, random changes, cuts and restarts, also during the copy.
 
-At each frontier the lake equals the heap by what Postgres prints.
+At each frontier the lake equals the heap, as Postgres prints it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RandomTable:
         keys = [n for n, case in enumerate(CASES) if case.type in KEYS]
         self.key = tuple(chance.sample(keys, chance.choice((1, 1, 2, 3))))
         others = [n for n, case in enumerate(CASES) if n not in self.key and (case.values or case.unheld)]
-        # Those with a sidecar are worth more.
+        # Types with a raw text column are more interesting.
         weights = [3 if CASES[n].unheld else 1 for n in others]
         self.columns = sorted({*self.key, *chance.choices(others, weights, k=chance.randrange(1, 14))})
         self.changes = 0
@@ -66,7 +66,7 @@ class RandomTable:
         return f"{self.name} ({', '.join(CASES[n].type + (' key' if n in self.key else '') for n in self.columns)})"
 
     def change(self) -> None:
-        """One change in its own savepoint: keys that are taken, and values that a domain refuses, happen."""
+        """One change in its own savepoint, since keys may be taken, and a domain may refuse a value."""
         chance = self._chance
         try:
             with self._connection.transaction():
@@ -89,7 +89,7 @@ class RandomTable:
         self.changes += 1
 
     def rows(self, held: list[Held], connection: psycopg.Connection[Any]) -> Counter[str]:
-        """Rows in comparable form: of each column what is typed, and what is beside it."""
+        """Rows in comparable form: for each column the typed value and the raw text."""
         names = [f"c{n}" for n in self.columns]
         selected = ", ".join(["n", "big", *names])
         result = connection.execute(f"SELECT {selected} FROM public.{self.name}".encode()).pgresult

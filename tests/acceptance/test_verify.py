@@ -1,4 +1,4 @@
-"""verify: no false alarm while writes go on, and no single changed byte that it misses."""
+"""verify: no false alarm during writes, and no changed byte that it misses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RUNS = 10 if os.environ.get("SOAK") else 1
-"""Verifications beside a writer."""
+"""The number of verifications during writes."""
 
 
 def make_table(database: Database, name: str, rows: int) -> None:
@@ -75,7 +75,7 @@ def test_no_false_alarm_while_writes_go_on(
                 assert [table["equal"] for table in report["tables"]] == [True, True], report
                 assert all(table["heap_rows"] == table["lake_rows"] > 0 for table in report["tables"])
                 assert all(table["differences"] == [] for table in report["tables"])
-    # Nothing is left of it: no slot that holds WAL back, no pin that holds snapshots back, no files.
+    # Nothing of it is left: no slot that holds back WAL, no pin that holds snapshots, no files.
     assert database.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == [
         (mirror.settings.slot,)
     ]
@@ -85,12 +85,12 @@ def test_no_false_alarm_while_writes_go_on(
 
 @dataclass
 class HookedRunner:
-    """A runner that has something done before a chunk of a heap is read."""
+    """A runner that calls a function before a chunk of a heap is read."""
 
     runner: TaskRunner
     before: Callable[[Chunk], None]
     names: list[str] = field(default_factory=list)
-    """Of the heaps that were read."""
+    """The heaps that were read."""
 
     def submit(self, function: Callable[[Any], Any], task: Any) -> Future[Any]:
         if function is copy_chunk:
@@ -101,7 +101,7 @@ class HookedRunner:
 
 @pytest.fixture
 def partitioned(database: Database, warehouse: str) -> Mirror:
-    """Tables p, of two partitions, and u, live."""
+    """Tables p, with two partitions, and u, live."""
     make_table(database, "u", 10)
     database.execute(
         "CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
@@ -118,13 +118,13 @@ def partitioned(database: Database, warehouse: str) -> Mirror:
 def test_a_table_that_is_copied_again_meanwhile_is_compared_once_it_is_live(
     partitioned: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers have it as of a former frontier, which the heap is beyond."""
+    """Readers see it as of a former frontier, and the heap has changed since."""
     gate = GatedCopies(partitioned.runner)
     gate.hold()
     states = []
 
     def alter(chunk: Chunk) -> None:
-        # With a value of its own in each row, which only a copy brings.
+        # With a different value in each row, which only a copy brings.
         partitioned.database.execute("ALTER TABLE p ADD COLUMN IF NOT EXISTS own uuid DEFAULT gen_random_uuid()")
 
     def await_them(settings: Settings, table_ids: Sequence[TableId]) -> None:
@@ -202,7 +202,8 @@ def test_a_table_that_never_comes_to_rest_is_given_up(partitioned: Mirror, monke
 
 
 def write_in_place(rows: pa.Table, path: Path) -> None:
-    """A file of exactly the former size, which the manifest knows: smaller by better compression, then padded."""
+    """Writes a file of exactly the former size, which the manifest records: smaller because of better compression, then
+    padded."""
     size = path.stat().st_size
     padding = 0
     for _ in range(10):
@@ -254,7 +255,7 @@ def test_a_single_changed_byte_is_found(
     tables = ("public.byte", "public.extra", "public.good", "public.missing", "public.twice")
     for table in tables:
         make_table(database, table, 1000)
-    # Files are written anew in place: positions in them must not be looked up meanwhile.
+    # Files are rewritten in place, so positions in them must not be looked up meanwhile.
     mirror = Mirror.create(database, warehouse, tasks, convert_age=3600)
     with mirror.pumping():
         mirror.register(*tables)
@@ -268,11 +269,11 @@ def test_a_single_changed_byte_is_found(
         program = Program(database.dsn, tmp_path)
         report = orjson.loads(program.run("verify", "--json", code=1))
         of_spark = spark_report(mirror.settings, spark)
-    # The program compared these small tables by DuckDB: Spark finds and shows the same.
+    # The program compared these small tables by DuckDB. Spark finds and shows the same differences.
     for table in (*report["tables"], *of_spark["tables"]):
         del table["frontier"]
     assert report["tables"] == of_spark["tables"]
-    # What every other test ends with finds the same.
+    # The check at the end of every other test finds the same.
     with pytest.raises(AssertionError) as caught:
         assert_verified(database)
     named = {name for name in tables if f"'{name}'" in str(caught.value)}

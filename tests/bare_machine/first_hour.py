@@ -1,7 +1,7 @@
 """`make first-hour`: executes the README on a bare machine, from the installation to a query result in DuckDB.
 
-The wheel of the checkout stands in for the registry's, an embedded PostgreSQL for the user's server. Prints how long
-each command took; fails if one of them fails, not if they are slow.
+The wheel of the checkout replaces the registry's, and an embedded PostgreSQL the user's server. Prints how long each
+command took. Fails if a command fails, but not if it is slow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.bare_machine.readme import shell_lines
 from tests.bare_machine.steps import ScriptStep, StepFailed, run_steps
 
 ROWS = 100_000
-"""Of the table that is mirrored."""
+"""The name of the mirrored table."""
 _GOAL = 300
 """Seconds to the query's result."""
 _TIMEOUT = 1800
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _commands(dsn: str, machine: BareMachine) -> list[str]:
-    """The README's, but for the user's own server and directory."""
+    """The README's commands, except for the user's own server and directory."""
     lines = [*shell_lines("Install"), *shell_lines("A first mirror of your own")]
     examples = {"postgresql://user:password@host/database": dsn, "/srv/lake": str(machine.work / "lake")}
     for example, own in examples.items():

@@ -1,4 +1,4 @@
-"""A machine that has a shell, Python and nothing else: neither Java, nor files from before, nor this checkout."""
+"""A machine with a shell and Python and nothing else: without Java, earlier files, or this checkout."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 CHECKOUT = Path(__file__).parents[2]
 
 _HIDDEN = ("JAVA_HOME", "PYTHON", "VIRTUAL_ENV", "MIRROR_PUMP_", "SPARK_", "PYSPARK_", "XDG_", "IVY_", "HOME")
-"""Beginnings of environment variables that a bare machine does not have. Settings of pip and of TLS stay: they are the
-site's."""
+"""Prefixes of environment variables that a bare machine does not have. Settings of pip and of TLS stay: they belong to
+the site."""
 
 
 class BareMachine:
-    """Lives in `directory`, which must be empty and outside of the checkout."""
+    """A machine in `directory`, which must be empty and outside of the checkout."""
 
     def __init__(self, directory: Path) -> None:
         self.home = directory / "home"
@@ -28,7 +28,7 @@ class BareMachine:
         self._link_programs()
 
     def _link_programs(self) -> None:
-        """Links to the system's programs but Java and Python, as a PATH that leads to nothing else."""
+        """Links to the system's programs except Java and Python, for a PATH that leads to nothing else."""
         for place in ("/usr/bin", "/bin", "/usr/sbin", "/sbin"):
             for program in Path(place).iterdir() if Path(place).is_dir() else ():
                 link = self._programs / program.name
@@ -41,11 +41,12 @@ class BareMachine:
         python.chmod(0o755)
 
     def build_wheel(self) -> Path:
-        """Builds the checkout's wheel. `pip install mirror-pump` takes it from then on, as if a registry had it."""
+        """Builds the checkout's wheel. From then on, `pip install mirror-pump` installs it, as if it came from a
+        registry."""
         command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(self._wheels)]
         subprocess.run(command, cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         (wheel,) = self._wheels.glob("*.whl")
-        # A registry that has other versions of that name must not win.
+        # Versions of that name in a registry must not win.
         (self._wheels / "constraints.txt").write_text(f"mirror-pump=={wheel.name.split('-')[1]}\n")
         return wheel
 

@@ -1,4 +1,4 @@
-"""The commands of the README's code blocks, and what they print."""
+"""The commands of the README's code blocks, and their output."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def shell_lines(section: str) -> list[str]:
-    """The lines of all blocks of shell commands in a section, named by its heading: a reader pastes them in turn."""
+    """The lines of all blocks of shell commands in a section, named by its heading, in the order in which a reader
+    pastes them."""
     return [line for block in _blocks(section, "sh") for line in block.splitlines() if line.strip()]
 
 
 def printed_lines(section: str) -> list[str]:
-    """The lines that the section says its commands print. Numbers are examples; `...` stands for anything."""
+    """The lines that the section's commands print. Numbers are examples; `...` stands for anything."""
     return [line for block in _blocks(section, "text") for line in block.splitlines() if line.strip()]
 
 
 def is_printed(expected: str, output: str) -> bool:
-    """Whether a line of `output` is the expected one, whatever its numbers, sizes and spaces are."""
+    """Whether a line of `output` is the expected one, apart from its numbers, sizes and spaces."""
     pattern = "".join(_piece(piece) for piece in re.split(f"({_EXAMPLE})", expected.rstrip()))
     return re.search(rf"^{pattern}\s*$", output, re.MULTILINE) is not None
 

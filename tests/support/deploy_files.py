@@ -50,6 +50,6 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def image_entrypoint() -> list[str]:
-    """What the image starts."""
+    """The image's entrypoint."""
     entrypoint: list[str] = json.loads(next(rest for word, rest in instructions() if word == "ENTRYPOINT"))
     return entrypoint

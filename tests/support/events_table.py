@@ -48,9 +48,9 @@ class EventsTable(RetentionTable):
         premake: int = 0,
         computed: str | None = None,
     ) -> EventsTable:
-        """Creates a table whose partitions the pump seals, moves the cut-line past and drops; a pump has to copy it.
-        It is not registered if `lag` is None. `computed` is the expression of one more column, `g bigint`, which is
-        stored."""
+        """Creates a table whose partitions the pump seals and drops, and whose cut-line it moves. A pump has to copy
+        it. It is not registered if `lag` is None. `computed` is the expression of an additional stored column `g
+        bigint`."""
         self = cls(mirror.database, partitions, mirror=mirror)
         definitions = "at bigint, id bigint, n int, v text"
         if computed is not None:
@@ -77,7 +77,7 @@ class EventsTable(RetentionTable):
         return self
 
     def _fill(self, rows: int, values: str) -> None:
-        """Inserts `rows` rows a partition, evenly."""
+        """Inserts `rows` rows per partition, evenly spread."""
         with self.database.connect(autocommit=False) as connection:
             for table in ("events", "model"):
                 run(
@@ -87,7 +87,7 @@ class EventsTable(RetentionTable):
                 )
 
     def grow(self) -> None:
-        """Another partition, with rows above all others, so that one more below becomes due."""
+        """Adds another partition with rows above all others, so that one more below becomes due."""
         number = self.partitions
         with self.database.connect(autocommit=False) as connection:
             self.make_partition(connection, number)
@@ -99,11 +99,11 @@ class EventsTable(RetentionTable):
         self.partitions += 1
 
     def seal(self) -> None:
-        """Seals the partition that the cut-line is to pass next."""
+        """Seals the partition that the cut-line passes next."""
         self.begin_seal(f"p{self.passed}")
 
     def try_advance(self, running: RunningPump) -> str | None:
-        """Requests once that the pump move the cut-line past the sealed partition; why it did not, or None."""
+        """Asks the pump once to move the cut-line past the sealed partition. Returns why it did not, or None."""
         with connect(self.database.dsn, autocommit=True) as connection:
             table = load_table(connection, self.table_id)
         assert table is not None
@@ -119,14 +119,14 @@ class EventsTable(RetentionTable):
         self.finish_advance(running)
 
     def finish_advance(self, running: RunningPump) -> None:
-        """Has the pump move the cut-line past the partition that is sealed."""
+        """Has the pump move the cut-line past the sealed partition."""
         self.mirror.await_frontier()
         await_true(lambda: self.try_advance(running) is None, 30, "the cut-line moved")
         self.passed += 1
 
     def seam(self, duckdb: DuckDBPyConnection | None = None) -> tuple[list[Row], list[Row]]:
-        """The table as a seam read finds it, and the model, both as of one Postgres snapshot. The published snapshot
-        is scanned without a filter."""
+        """The table as a seam read finds it, and the model, both as of one Postgres snapshot. The published snapshot is
+        scanned without a filter."""
         with self.database.connect(autocommit=False) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             row = connection.execute(
@@ -152,12 +152,12 @@ class EventsTable(RetentionTable):
         return normalised([*hot, *cold.values()]), normalised(model)
 
     def assert_exact(self, duckdb: DuckDBPyConnection | None = None) -> None:
-        """Fails unless a seam read finds exactly what the table holds."""
+        """Fails unless a seam read finds exactly the rows of the table."""
         found, wanted = self.seam(duckdb)
         assert_same(wanted, found, f"the read across the cut-line {self.cut}")
 
     def write(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
-        """One transaction's changes, anywhere in the table, and the same to the model."""
+        """The changes of one transaction, anywhere in the table, also applied to the model."""
         top = self.partitions * WIDTH
         at, key, value = chance.randrange(top), chance.randrange(60), f"{chance.random()}"
         match chance.randrange(6):
@@ -196,10 +196,10 @@ class EventsTable(RetentionTable):
 
 
 class RetentionTables:
-    """Makes mirrors with a table with heap retention in one database; the fixture `retention_tables`.
+    """Creates mirrors with a table with heap retention in one database; the fixture `retention_tables`.
 
-    Both methods take fields of Settings as further arguments. `runner` runs the pump's tasks: by default threads, which
-    end with the test.
+    Both methods take fields of Settings as further arguments. `runner` runs the pump's tasks: by default in threads,
+    which end with the test.
     """
 
     def __init__(self, database: Database, warehouse: str) -> None:
@@ -218,7 +218,7 @@ class RetentionTables:
         runner: TaskRunner | None = None,
         **settings: Any,
     ) -> EventsTable:
-        """A table whose partitions the pump seals and drops: EventsTable.automatic. Retention looks for work ten times
+        """A table whose partitions the pump seals and drops (EventsTable.automatic). Retention looks for work ten times
         a second."""
         mirror = self._mirror(runner, {"retention_interval": 0.1, **settings})
         return EventsTable.automatic(mirror, partitions, rows, lag=lag, premake=premake, computed=computed)
@@ -226,7 +226,7 @@ class RetentionTables:
     def manual(
         self, partitions: int = 3, rows: int = 50, *, runner: TaskRunner | None = None, **settings: Any
     ) -> EventsTable:
-        """A table whose cut-line the test moves: EventsTable.manual."""
+        """A table whose cut-line the test moves (EventsTable.manual)."""
         return EventsTable.manual(self._mirror(runner, settings), partitions, rows)
 
     def _mirror(self, runner: TaskRunner | None, settings: dict[str, Any]) -> Mirror:
@@ -242,8 +242,8 @@ class RetentionTables:
 
 
 def cold_rows(location: str, columns: str, initial: Sequence[Row], duckdb: DuckDBPyConnection | None) -> dict[Row, Row]:
-    """Rows of the published snapshot by their first two columns, without a filter. What published snapshot does not
-    have yet is `initial` (names, field IDs, texts), of int or text columns."""
+    """Rows of the published snapshot by their first two columns, without a filter. `initial` (names, field IDs, texts)
+    gives the values of int or text columns that the published snapshot does not have yet."""
     if duckdb is None:
         table = read_duckdb(location)
     else:
@@ -268,7 +268,7 @@ def cold_rows(location: str, columns: str, initial: Sequence[Row], duckdb: DuckD
 
 
 def upsert(connection: psycopg.Connection[Any], at: int, key: int, value: str) -> None:
-    """A whole row, wherever its key is."""
+    """Upserts a whole row, wherever its key is."""
     connection.execute(
         "SELECT modak.upsert('events', jsonb_build_object('at', %s::bigint, 'id', %s::bigint, 'n', 7, 'v', %s::text))",
         (at, key, value),
@@ -278,7 +278,7 @@ def upsert(connection: psycopg.Connection[Any], at: int, key: int, value: str) -
 
 
 def delete(connection: psycopg.Connection[Any], at: int, key: int) -> None:
-    """The row of a key, wherever it is."""
+    """Deletes the row of a key, wherever it is."""
     connection.execute(
         "SELECT modak.delete('events', jsonb_build_object('at', %s::bigint, 'id', %s::bigint))", (at, key)
     )

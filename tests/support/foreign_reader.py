@@ -1,9 +1,10 @@
-"""A reader that somebody else wrote: it does what the published algorithm of the seam protocol says, and no more.
+"""A reader as another project would write it: it follows the published algorithm of the seam protocol, and nothing
+else.
 
-It pins by the two statements, in READ COMMITTED. It looks at the delta twice, without a filter by the cut-line: for the
-keys that replace rows of the lake, and again, seconds later, for the rows that replace them. It reads the heap by a
-plain SELECT, in whatever order, and the lake at the pinned snapshot by DuckDB. Each look is a transaction of its own,
-or all of them are one, which is rolled back instead of the pin being released.
+It pins with the two statements, in READ COMMITTED. It queries the delta twice, without a filter by the cut-line: for
+the keys that replace rows of the lake, and seconds later for the rows that replace them. It reads the heap with a plain
+SELECT, in whatever order, and the lake at the pinned snapshot with DuckDB. Each query is a separate transaction, or all
+of them are one, which is rolled back instead of releasing the pin.
 """
 
 from __future__ import annotations
@@ -36,35 +37,35 @@ CREATE FUNCTION stream_history() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 CREATE TRIGGER history AFTER INSERT OR UPDATE OR DELETE ON stream_model
     FOR EACH ROW EXECUTE FUNCTION stream_history();
 """
-"""Every version that a key of the model has had from here on; `n` is NULL where the key was deleted."""
+"""Every version that a key of the model has had from here on; `n` is NULL if the key was deleted."""
 
 _DELTA: LiteralString = "SELECT pk, op, version, payload FROM modak.delta WHERE table_id = %(table_oid)s"
 _ROWS = pa.schema([("pk", pa.string()), ("n", pa.int64())])
 _KEY = '"at" || chr(31) || id'
-"""The protocol's key of a row in DuckDB: of two integers, there is nothing to escape."""
+"""The protocol's key of a row in DuckDB: two integers need no escaping."""
 
 
 @dataclass
 class Read:
-    """What one read found: for each row its canonical key and its value, in no order."""
+    """The result of one read: for each row its canonical key and its value, in no order."""
 
     rows: pa.Table
     cut_moved: bool
-    """The table's cut-line was not the pinned one any more when the read was done."""
+    """The table's cut-line was no longer the pinned one when the read was done."""
     snapshot_moved: bool
-    """The same of the snapshot."""
+    """The same for the snapshot."""
 
 
 @dataclass
 class ForeignReader:
-    """Reads public.stream. `duckdb`: nobody else's connection."""
+    """Reads public.stream. `duckdb`: a connection that nobody else uses."""
 
     database: Database
     duckdb: DuckDBPyConnection
     chance: random.Random
 
     def read(self, pause: float, *, one_transaction: bool) -> Read:
-        """One read, with pauses of up to `pause` seconds between its looks."""
+        """One read, with pauses of up to `pause` seconds between its queries."""
         with self.database.connect(autocommit=False) as connection:
             row = connection.execute("SELECT 'stream'::regclass::oid::bigint").fetchone()
             assert row is not None
@@ -111,7 +112,7 @@ class ForeignReader:
         return [(f"{at}\x1f{key}", n) for at, key, n in rows]
 
     def _lake(self, location: str, replaced: list[str]) -> pa.Table:
-        """The rows at the pinned snapshot, without those whose key the delta has."""
+        """The rows at the pinned snapshot, without those whose key is in the delta."""
         self.duckdb.register("replaced", pa.table({"pk": pa.array(replaced, pa.string())}))
         found = self.duckdb.execute(
             f"SELECT {_KEY} AS pk, n FROM iceberg_scan('{location}') WHERE {_KEY} NOT IN (SELECT pk FROM replaced)"
@@ -120,7 +121,7 @@ class ForeignReader:
 
 
 def _newest(delta: list[Any]) -> list[tuple[str, int]]:
-    """The rows of the upserts: of several candidates for a key the largest version."""
+    """The rows of the upserts: of several candidates for a key, the largest version."""
     newest: dict[str, tuple[int, int, Any]] = {}
     for pk, op, version, payload in delta:
         if pk not in newest or newest[pk][1] < version:
@@ -130,13 +131,13 @@ def _newest(delta: list[Any]) -> list[tuple[str, int]]:
 
 @dataclass
 class Judge:
-    """Holds what readers find against the model of the table and its history."""
+    """Compares the results of readers with the model of the table and its history."""
 
     database: Database
     duckdb: DuckDBPyConnection
 
     def before(self) -> tuple[pa.Table, str]:
-        """The model now, and the snapshot of the database that it is of."""
+        """The model now, and the database snapshot in which it was read."""
         with self.database.connect(autocommit=False) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
@@ -144,11 +145,11 @@ class Judge:
             return self._table(connection, "SELECT at, id, n FROM stream_model"), row[0]
 
     def judge(self, read: Read, before: tuple[pa.Table, str], what: str) -> int:
-        """Fails unless every row is as it was at some moment between `before` and now, and every key that nothing
-        happened to in between is there, once, as it was. Returns how many keys something happened to: 0 means that the
-        read had to be the model."""
+        """Fails unless every row is as it was at some time between `before` and now, and every key without a change in
+        between is there once, unchanged. Returns the number of keys with a change: 0 means that the read had to equal
+        the model."""
         model, snapshot = before
-        with self.database.connect() as connection:
+        with self.database.session() as connection:
             versions = self._table(
                 connection,
                 "SELECT at, id, n FROM stream_history WHERE NOT pg_visible_in_snapshot(xid, %(snapshot)s::pg_snapshot)",

@@ -1,4 +1,4 @@
-"""What the lake has to be at each frontier: exact commit positions from a slot of the test's own, and a model of
+"""The expected content of the lake at each frontier: exact commit positions from a slot of the test, and a model of the
 tables."""
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _MESSAGE = struct.Struct(">cBQ")
 
 
 class CommitLog:
-    """Tells where the test's transactions end in WAL, each of which says its number in a logical message.
+    """Finds out where the test's transactions end in the WAL. Each of them writes its number in a logical message.
 
-    A second slot decodes them, with a publication of no table: the positions are the server's own.
+    A second slot decodes them, with a publication without tables: the positions are the server's own.
     """
 
     def __init__(self, database: Database, slot: str) -> None:
         self._database = database
         self._slot = slot
-        with database.connect() as connection:
+        with database.session() as connection:
             connection.execute(f"CREATE PUBLICATION {slot}".encode())
             connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
 
     @staticmethod
     def mark(connection: Any, number: int) -> None:
-        """Inside a transaction: gives it its number."""
+        """Gives the current transaction its number."""
         connection.execute("SELECT pg_logical_emit_message(true, 'oracle', %s)", (str(number),))
 
     def ends(self) -> dict[int, int]:
@@ -64,7 +64,7 @@ class History:
 
     log: CommitLog
     tables: dict[str, Contents]
-    """As they stand now."""
+    """Their present contents."""
     _number: int = 0
     _waiting: dict[int, dict[str, Contents]] = field(default_factory=dict)
     _ends: list[int] = field(default_factory=list)
@@ -76,7 +76,7 @@ class History:
         return self._number
 
     def committed(self, number: int, changed: Mapping[str, Contents]) -> None:
-        """Transaction `number` has just committed, and left these tables so."""
+        """Transaction `number` has just committed, and left the tables in this state."""
         self.tables = {**self.tables, **{name: dict(contents) for name, contents in changed.items()}}
         self._waiting[number] = self.tables
 

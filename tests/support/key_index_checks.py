@@ -1,4 +1,4 @@
-"""Compares the key indexes of a pump that rests with what its tables hold."""
+"""Compares the key indexes of an idle pump with the content of its tables."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from mirror_pump.testing.mirror import await_true
 
 
 def check_indexes(pump: Pump, runner: TaskRunner, database: Database) -> int:
-    """Every index that is ready names exactly the live rows of its table, as one that is built anew does. Returns how
-    many there were. Nobody may write: merges of files may land meanwhile, so equality has to come within seconds."""
+    """Fails unless every ready index names exactly the live rows of its table, like a newly built one. Returns the
+    number of indexes. Nobody may write. Merges may land meanwhile, so equality has to be reached within seconds."""
     live = {row[0] for row in database.rows("SELECT table_id FROM modak.mirror_tables WHERE state = 'live'")}
     ready = [
         (table_id, tracked)
@@ -41,7 +41,7 @@ def _exact(table_id: TableId, tracked: TableIndex, runner: TaskRunner) -> bool:
 
 
 def contents(index: KeyIndex, numbers: FileNumbers) -> dict[tuple[int, int], tuple[str, int]]:
-    """By packed key, file and position."""
+    """File and position by packed key."""
     found = {}
     for run in (*index._leaves, *index._recent):
         second = run.keys.first if run.keys.second is None else run.keys.second

@@ -46,23 +46,24 @@ SCHEMA = LakeSchema(
 START_MS = 1_760_000_000_000
 STORAGE = StorageOptions(fsync=False)
 TARGET = 1 << 25
-"""Bytes from which on a data file is not merged."""
+"""Data files of at least this many bytes are not merged."""
 
 Rows = dict[int, str | None]
 
 
 @dataclass(frozen=True)
 class PendingRewrite:
-    """A rewrite of all data files under way."""
+    """A rewrite of all data files that is under way."""
 
     table: LakeTable
-    """The state that it began at."""
+    """The state at which it began."""
     rows: Rows
 
 
 @dataclass
 class SmallTable:
-    """public.t (id, v): commits at a clock of its own, 1 s apart, and moves the catalog's pointer if there is one."""
+    """public.t (id, v). Its commits have a clock of their own, 1 s apart, and move the catalog's pointer if there is
+    one."""
 
     location: str
     dsn: str | None = None
@@ -70,7 +71,7 @@ class SmallTable:
     locations: list[str] = field(default_factory=list)
     """Metadata locations of all commits."""
     sizes: MergeSizes = field(default_factory=MergeSizes)
-    """What its merges go by."""
+    """The sizes that decide about its merges."""
 
     def __post_init__(self) -> None:
         self.listing = Listing(STORAGE, (1, PATH_ID))
@@ -82,12 +83,12 @@ class SmallTable:
         return dict(self.table.metadata.snapshots[-1].summary.entries)
 
     def data(self, rows: Rows) -> WrittenFile:
-        """A data file of these rows."""
+        """Writes a data file of these rows."""
         table = pa.table({"id": list(rows), "v": pa.array(rows.values(), pa.string())}, schema=SCHEMA.arrow)
         return write_data_file(table, SCHEMA, self.location, STORAGE)
 
     def deletes(self, keys: Iterable[int]) -> WrittenFile:
-        """A delete file of these keys."""
+        """Writes a delete file of these keys."""
         return write_equality_deletes(
             pa.table({"id": pa.array(keys, pa.int64())}, schema=SCHEMA.key.arrow), SCHEMA, self.location, STORAGE
         )
@@ -105,7 +106,7 @@ class SmallTable:
         return staged
 
     def compute(self) -> FileRewrite | None:
-        """What a conversion of the present state comes to; None if there is nothing to convert."""
+        """The result of a conversion of the present state; None if there is nothing to convert."""
         plan = plan_conversion(self.table, self.listing)
         if plan is None:
             return None
@@ -113,14 +114,14 @@ class SmallTable:
 
     def convert(self) -> StagedCommit | None:
         """A whole conversion."""
-        resolution = self.compute()
-        return None if resolution is None else self.commit(RowDelta((), replaces=resolution))
+        file_rewrite = self.compute()
+        return None if file_rewrite is None else self.commit(RowDelta((), replaces=file_rewrite))
 
     def compute_merge(self, target_bytes: int = TARGET) -> FileRewrite | None:
-        """What a merge of the present state comes to; None if nothing has piled up."""
+        """The result of a merge of the present state; None if too little has accumulated."""
         return self._computed(plan_merge(self.table, self.listing, target_bytes, self.sizes))
 
-    def compute_renewal(self) -> FileRewrite | None:
+    def compute_rewrite(self) -> FileRewrite | None:
         """The rewrite of the file with the most deleted rows; None if no file has enough."""
         return self._computed(plan_rewrite(self.table, self.listing, self.sizes))
 
@@ -133,19 +134,19 @@ class SmallTable:
         )
 
     def merge(self, target_bytes: int = TARGET) -> StagedCommit | None:
-        """A whole merge, or a whole renewal if nothing has piled up."""
-        resolution = self.compute_merge(target_bytes) or (self.compute_renewal() if target_bytes else None)
-        return None if resolution is None else self.commit(RowDelta((), replaces=resolution))
+        """A whole merge, or a whole rewrite of a much-deleted file if too little has accumulated."""
+        file_rewrite = self.compute_merge(target_bytes) or (self.compute_rewrite() if target_bytes else None)
+        return None if file_rewrite is None else self.commit(RowDelta((), replaces=file_rewrite))
 
     def begin_rewrite(self, rows: Rows) -> PendingRewrite:
-        """Another engine begins to rewrite all data files; `rows` are what a reader sees now."""
+        """Another engine begins to rewrite all data files; `rows` are those that a reader sees now."""
         return PendingRewrite(self.table, rows)
 
     def end_rewrite(self, rewrite: PendingRewrite) -> bool:
-        """The other engine commits as Iceberg does: its file has the number that the rewrite began at, equality
-        deletes that came since stay, but for those that are older than all data files that it did not write (see
-        mirror_pump.lake.commit.concurrent_rewrites, 3). False, and nothing is done, if it finds a file gone or a new
-        position delete."""
+        """The other engine commits as Iceberg does: its file has the sequence number at which the rewrite began.
+        Equality deletes that landed since stay, except those that are older than all data files that it did not write
+        (see mirror_pump.lake.commit.concurrent_rewrites, 3). Returns False and does nothing if a file is missing or has
+        a new position delete."""
         began, now = rewrite.table, self.table
         replaced = {file.path for file in began.live_data_files()}
         positions = {delete.path for delete in self._deletes(now) if delete.content is FileContent.POSITION_DELETES}
@@ -192,7 +193,7 @@ class SmallTable:
         return [file for files in found.values() for file in files]
 
     def reload(self) -> None:
-        """Forgets what is in memory, as a restarted pump does; takes other engines' commits in."""
+        """Forgets what is in memory, as a restarted pump does, and loads other engines' commits."""
         location = self.table.metadata_location
         if self.dsn is not None:
             with psycopg.connect(self.dsn) as connection:
@@ -200,7 +201,7 @@ class SmallTable:
         self.table = LakeTable.load(location, STORAGE)
 
     def duckdb(self, options: str = "") -> Rows:
-        """The live rows as DuckDB reads them; fails on a key that is there twice."""
+        """The live rows as DuckDB reads them; fails on a key that occurs twice."""
         location = self.table.metadata_location
         found = read_duckdb(location, f"SELECT id, v FROM iceberg_scan('{location}'{options})").to_pylist()
         return by_key([(row["id"], row["v"]) for row in found])
@@ -238,7 +239,7 @@ class SmallTable:
 
 
 def by_key(rows: Iterable[tuple[int, str | None]]) -> Rows:
-    """Rows as a dict; AssertionError for a key that occurs twice, which is what a wrong sequence number looks like."""
+    """Rows as a dict; AssertionError for a key that occurs twice, which shows a wrong sequence number."""
     found = list(rows)
     result = dict(found)
     assert len(result) == len(found), f"a key occurs twice in {sorted(found)}"

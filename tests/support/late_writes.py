@@ -1,10 +1,10 @@
 """A stream of inserts into a table with heap retention, and late writes into the partitions that are leaving.
 
-Inserts bring one row a tier key to `public.stream`, its value the key; late writes change, delete, add and move rows
-from two partitions below the cut-line to one above, where partitions are sealed, passed by the cut-line, proven and
-dropped. `public.stream_model` is a plain table that gets the same in the same transactions. Values of late writes come
-from a sequence, so that no two are alike: a digest of keys and values per partition tells a lost, doubled or outdated
-row.
+Each insert adds a row with the next tier key to `public.stream`, with the key as its value. Late writes change, delete,
+add and move rows from two partitions below the cut-line to one above, where partitions are sealed, passed by the
+cut-line, proven and dropped. `public.stream_model` is a plain table that gets the same changes in the same
+transactions. Values of late writes come from a sequence, so that they all differ: a digest of keys and values per
+partition shows a lost, duplicate or outdated row.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ class LateStream(RetentionTable):
 
     @classmethod
     def create(cls, mirror: Mirror, width: int) -> LateStream:
-        """Creates and registers the table with four partitions of `width` tier keys, of which three are filled; a pump
-        has to copy it."""
+        """Creates and registers the table with four partitions of `width` tier keys, three of them filled. A pump has
+        to copy it."""
         self = cls(mirror.database, 4, "stream", "stream_", width, mirror=mirror)
         self.create_tables("at bigint, id bigint, n bigint NOT NULL, PRIMARY KEY (at, id)", model="stream_model")
-        with mirror.database.connect() as connection:
+        with mirror.database.session() as connection:
             connection.execute(_LATE_WRITES)
             self._insert(connection, 3 * width)
         mirror.register(STREAM, retention=at_once(str(width)))
@@ -113,8 +113,8 @@ class LateStream(RetentionTable):
 
     @property
     def digest(self) -> str:
-        """A row a partition: how many rows, and sums that no other rows are likely to have. For Postgres and DuckDB;
-        for Spark with backticks."""
+        """One row per partition: the number of rows, and sums that no other rows are likely to have. For Postgres and
+        DuckDB; for Spark with backticks."""
         each = '("at" * 31 + id * 7) % 1000003'
         sums = {
             "part": f'("at" - "at" % {self.width}) / {self.width}',
@@ -131,8 +131,8 @@ class LateStream(RetentionTable):
 
     @contextlib.contextmanager
     def writing(self, seed: int, inserts: int, late: int) -> Iterator[None]:
-        """So many inserts and late writes a second, as far as the machine lets them, for the time of the block. An
-        error of a writer is raised at its end."""
+        """Writes that many inserts and late writes a second within the block, if the machine is fast enough. An error
+        of a writer is raised at the end of the block."""
         stop = threading.Event()
         began = time.monotonic()
         turns = 20
@@ -168,11 +168,11 @@ class LateStream(RetentionTable):
         self, work: Callable[[psycopg.Connection[Any]], None], turns: int, stop: threading.Event, seed: int
     ) -> None:
         try:
-            with self.mirror.database.connect() as connection:
+            with self.mirror.database.session() as connection:
                 connection.execute("SELECT setseed(%s)", (random.Random(seed).uniform(-1, 1),))
                 due = time.monotonic()
                 while not stop.wait(max(due - time.monotonic(), 0)):
-                    # What could not be done in its time is not made up for.
+                    # Writes that are late are not made up for.
                     due = max(due + 1 / turns, time.monotonic())
                     work(connection)
         except BaseException as error:  # noqa: BLE001 - raised at the end of the block
@@ -183,14 +183,14 @@ class LateStream(RetentionTable):
         first, self.top = self.top, self.top + count
         with connection.transaction():
             for table in ("stream", "stream_model"):
-                # Late writes come as far up as the cut-line and a partition: that is below what retention keeps.
+                # Late writes reach up to one partition above the cut-line: that is below the rows that retention keeps.
                 connection.execute(
                     f"INSERT INTO {table} SELECT g, 0, g FROM generate_series({first}, {self.top - 1}) g".encode()
                 )
         return count
 
     def state_counts(self) -> dict[str, int]:
-        """How many partitions are in which state."""
+        """The number of partitions by state."""
         return dict(
             self.mirror.database.rows(
                 "SELECT state, count(*) FROM modak.partitions"
@@ -199,18 +199,19 @@ class LateStream(RetentionTable):
         )
 
     def read(self, duckdb: DuckDBPyConnection, *, pinned_for: float | None) -> bool:
-        """One read by the protocol's statements, compared with the model; whether the cut-line or the published
-        snapshot had moved on by then.
+        """One read by the protocol's statements, compared with the model. Returns whether the cut-line or the published
+        snapshot had moved by its end.
 
-        `pinned_for` None: unpinned. Else the pin is taken, and the read begins when the published snapshot has moved,
-        or after so many seconds."""
+        `pinned_for` None: unpinned. Otherwise the read begins after its pin, when the published snapshot has moved or
+        this many seconds have passed.
+        """
         pin: Row | None = None
         if pinned_for is not None:
             (pin,) = self.mirror.database.rows(
                 "SELECT pin_id, t, metadata_location FROM modak.pin('stream', in_one_snapshot => true)"
             )
             deadline = time.monotonic() + pinned_for
-            with self.mirror.database.connect() as looker:
+            with self.mirror.database.session() as looker:
                 moved = False
                 while not moved and time.monotonic() < deadline:
                     looker.execute("SELECT pg_sleep(0.05)")

@@ -1,4 +1,4 @@
-"""A mirror with a maintainer beside it, for the tests of maintenance."""
+"""A mirror and a maintainer for it, for the tests of maintenance."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Maintained:
 
     @cached_property
     def session(self) -> SparkSession:
-        """A session with the mirror's catalog. One for all, as a maintainer has: a session's catalog keeps its
+        """A session with the mirror's catalog. All share one, as in a maintainer: a session's catalog keeps its
         connections until the JVM happens to collect it."""
         return lake_session(self.spark, self.mirror.settings.require_dsn(), self.mirror.settings.require_warehouse())
 
     @contextmanager
     def maintainer(self, starting: Callable[[], None] = lambda: None) -> Iterator[Maintenance]:
-        """A maintainer of its own: connection and heartbeat. `starting` is called whenever it wants a Spark."""
+        """A maintainer with its own connection and heartbeat. `starting` is called whenever it needs Spark."""
         dsn = self.mirror.settings.require_dsn()
         session = self.session
 
@@ -68,16 +68,16 @@ class Maintained:
 
     def policy(self, table: str, **values: Any) -> None:
         """Sets keys of the table's policy; nothing is validated."""
-        with self.mirror.database.connect() as connection:
+        with self.mirror.database.session() as connection:
             change_policy(connection, self.table_id(table), values)
 
     def request(self, table: str) -> None:
         """Files a request."""
-        with self.mirror.database.connect() as connection:
+        with self.mirror.database.session() as connection:
             file_request(connection, self.table_id(table), "test")
 
     def maintain(self, table: str, *, requested: bool = True) -> PassResult:
-        """One pass, which has to take place; a requested one unless told otherwise."""
+        """One pass, which has to take place; by default a requested one."""
         if requested:
             self.request(table)
         with self.maintainer() as maintainer:
@@ -92,7 +92,7 @@ class Maintained:
         return backlog
 
     def lake_table(self, table: str) -> LakeTable:
-        """What the catalog names now."""
+        """The lake table that the catalog names now."""
         return LakeTable.load(self.mirror.location(table), STORAGE)
 
     def published(self, table: str) -> tuple[int, str]:
@@ -115,16 +115,16 @@ class Maintained:
         ]
 
     def read(self, table: str, suffix: str = "") -> list[Row]:
-        """Every row by Spark; `suffix` such as `VERSION AS OF 'tag'`."""
+        """Every row, read by Spark; `suffix` such as `VERSION AS OF 'tag'`."""
         return normalised(read_spark(self.session, f"{table} {suffix}"))
 
     def assert_equal(self, table: str) -> None:
-        """Heap and lake hold the same rows, by DuckDB and by Spark. Nobody may write meanwhile."""
+        """Heap and lake hold the same rows, as DuckDB and Spark read them. Nobody may write meanwhile."""
         self.mirror.assert_equal(table)
         self.assert_equal_by_spark(table)
 
     def assert_equal_by_spark(self, table: str) -> None:
-        """The same, by Spark alone: DuckDB takes rows x deletes where many equality deletes are pending."""
+        """The same, with Spark alone: DuckDB compares rows x deletes if many equality deletes are pending."""
         assert_same(self.mirror.heap(table), self.read(table), f"{table} by Spark")
         self.mirror.assert_sound()
 
@@ -136,8 +136,8 @@ class Maintained:
 
 @contextmanager
 def maintaining(maintained: Maintained, tables: Sequence[str]) -> Iterator[list[PassResult]]:
-    """One requested pass after the other over these tables, in a thread, for the time of the block. Yields what they
-    did, which grows. An error that ends the thread is raised at the end of the block."""
+    """Makes one requested pass after the other over these tables, in a thread, within the block. Yields the results,
+    which grow. An error that ends the thread is raised at the end of the block."""
     passes: list[PassResult] = []
 
     def work(stop: threading.Event) -> None:
@@ -152,10 +152,10 @@ def maintaining(maintained: Maintained, tables: Sequence[str]) -> Iterator[list[
 
 
 def age(paths: Iterator[Path] | set[Path] | list[Path], hours: float) -> None:
-    """Makes files as old as if they had been written so many hours ago."""
+    """Makes files that many hours old."""
     moment = time.time() - hours * 3600
     for path in paths:
-        # A pump that runs beside it removes its own.
+        # A pump that runs meanwhile removes its own.
         with suppress(FileNotFoundError):
             os.utime(path, (moment, moment))
 
@@ -170,7 +170,7 @@ CREATE FUNCTION gate.wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
   RETURN NULL; END $$;
 CREATE TRIGGER gate BEFORE UPDATE ON modak.iceberg_tables FOR EACH STATEMENT EXECUTE FUNCTION gate.wait();
 """
-"""Iceberg's JDBC catalog names the table without its schema, our own publishes name it with."""
+"""Iceberg's JDBC catalog names the table without its schema; our own publishes name it with its schema."""
 
 _AT_GATE = (
     "SELECT FROM pg_stat_activity WHERE wait_event = 'advisory' AND query LIKE 'UPDATE%'"
@@ -179,23 +179,23 @@ _AT_GATE = (
 
 
 class CommitGate:
-    """Holds up a commit of Spark's, and of nobody else, at the last moment before it moves the table's pointer."""
+    """Holds up a commit of Spark, and of no other engine, at the last moment before it moves the table's pointer."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        with database.connect() as connection:
+        with database.session() as connection:
             connection.execute(_GATE)
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """The next try of Spark's to commit waits for the time of the block; later ones pass."""
-        with self._database.connect() as connection:
+        """Spark's next attempt to commit waits until the block ends; later ones pass."""
+        with self._database.session() as connection:
             connection.execute("ALTER SEQUENCE gate.commits RESTART")
             connection.execute("SELECT pg_advisory_lock(4711)")
             yield
 
     def await_commit(self) -> None:
-        """Returns once a commit of Spark's waits."""
+        """Returns once a commit of Spark waits."""
         await_true(lambda: self._database.rows(_AT_GATE), 90, "Spark commits")
 
 
@@ -205,7 +205,7 @@ def prepare(database: Database, warehouse: str, spark: SparkSession, runner: Tas
         "CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL, v text)",
         "INSERT INTO t SELECT g, 0, repeat(md5(g::text), 4) FROM generate_series(1, 3000) g",
     )
-    mirror = Mirror.create(database, warehouse, runner or ThreadTaskRunner(), batch_age=0, **DEBTS)
+    mirror = Mirror.create(database, warehouse, runner or ThreadTaskRunner(), batch_age=0, **NO_UPKEEP)
     mirror.register("t")
     mirror.catch_up()
     maintained = Maintained(mirror, spark)
@@ -213,11 +213,11 @@ def prepare(database: Database, warehouse: str, spark: SparkSession, runner: Tas
     return maintained
 
 
-DEBTS: dict[str, Any] = {"index_memory": 0, "convert_age": 3600, "merge_bytes": 0}
-"""Settings of a pump that leaves all of its debts to maintenance, so that what there is to do is known."""
+NO_UPKEEP: dict[str, Any] = {"index_memory": 0, "convert_age": 3600, "merge_bytes": 0}
+"""Settings of a pump that leaves all upkeep to maintenance, so that the backlog is known."""
 
 UPKEEP: dict[str, Any] = {"index_memory": 1 << 30, "convert_age": 0.2, "merge_bytes": 1 << 20}
-"""Settings of one that pays most of them itself, at once."""
+"""Settings of a pump that does most of the upkeep itself, at once."""
 
 
 def write(mirror: Mirror, number: int) -> None:
@@ -234,7 +234,7 @@ def write(mirror: Mirror, number: int) -> None:
 
 
 def write_and_publish(mirror: Mirror, numbers: range) -> None:
-    """So many transactions, each a commit of the lake."""
+    """That many transactions, each of them a commit to the lake."""
     with mirror.pumping():
         for number in numbers:
             write(mirror, number)

@@ -1,8 +1,7 @@
 """The state machine of the property test: random transactions, batch cuts, restarts, faults, registrations.
 
-Every frontier that is published on the way is checked: each live table, as DuckDB reads it at that the frontier,
-against what the model says it held at that the frontier. The pump runs all the time in its own thread; the steps only
-push it around.
+Every published frontier is checked: each live table, as DuckDB reads it at that frontier, is compared with the model's
+content at that frontier. The pump runs all the time in its own thread; the steps only disturb it.
 """
 
 from __future__ import annotations
@@ -87,11 +86,11 @@ SELECT t.schema_name || '.' || t.table_name, c.replicated_lsn, c.lake_props ->> 
 
 
 class MirrorMachine(RuleBasedStateMachine):
-    """One example: a fresh database with a mirror, pushed around and checked. `server` is set by the test."""
+    """One example: a new database with a mirror, disturbed and checked. `server` is set by the test."""
 
     server: ClassVar[EmbeddedPostgres]
     published: ClassVar[int] = 0
-    """(the frontier, table) pairs compared so far, over all examples: a test that compares nothing must not pass."""
+    """(frontier, table) pairs compared so far, in all examples: a test that compares nothing must not pass."""
     conversions: ClassVar[int] = 0
     """Conversions that landed so far."""
     indexed: ClassVar[int] = 0
@@ -99,7 +98,7 @@ class MirrorMachine(RuleBasedStateMachine):
     merges: ClassVar[int] = 0
     """Merges that landed so far."""
     spark_runner: ClassVar[TaskRunner | None] = None
-    """Runs the tasks instead of threads of this process: slower by far, and closer to what users have."""
+    """Runs the tasks instead of threads of this process: much slower, and closer to real use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +108,7 @@ class MirrorMachine(RuleBasedStateMachine):
         self._closing.callback(self.server.drop_database, name)
         database = self._database = Database(self.server, name)
         warehouse = self._closing.enter_context(tempfile.TemporaryDirectory())
-        with database.connect() as connection:
+        with database.session() as connection:
             connection.execute("CREATE SCHEMA w")
             connection.execute(f"CREATE TABLE {SIDE} (id int PRIMARY KEY, v text)")
             for statement in (statement for shape in SHAPES for statement in shape.ddl):
@@ -137,7 +136,7 @@ class MirrorMachine(RuleBasedStateMachine):
         self._steps = Steps(self._on_step)
 
     def _on_step(self, step: Step, _details: dict[str, object]) -> None:
-        """In the pump's threads."""
+        """Called in the pump's threads."""
         if step is Step.PUBLISHED:
             with self._lock:
                 for table, frontier, location in self._probe.execute(_LIVE):
@@ -167,7 +166,7 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @invariant()
     def write(self) -> None:
-        """After every step: hypothesis leaves out some rules in each example, and this must not be one of them."""
+        """Runs after every step: hypothesis leaves out some rules in each example, and this must not be one of them."""
         if self._chance is None:
             return
         self._alive()
@@ -175,7 +174,7 @@ class MirrorMachine(RuleBasedStateMachine):
             publishes = self._steps.count(Step.PUBLISHED)
             ending = self._chance.choice([Ending.COMMIT, Ending.COMMIT, Ending.COMMIT, *Ending])
             self._writer.transaction(random_operations(self._chance, 6), ending)
-            # Mostly each transaction waits for a publish after the one before, so that many the frontier are seen.
+            # Usually each transaction waits for a publish after the one before, so that there are many frontiers.
             deadline = time.monotonic() + self._chance.choice([0.0, 0.1, 0.1])
             while self._steps.count(Step.PUBLISHED) == publishes and time.monotonic() < deadline:
                 time.sleep(0.002)
@@ -251,10 +250,10 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @rule(kind=st.sampled_from(["walsender", "client backend"]))
     def terminate(self, kind: str) -> None:
-        """Ends the pump's connections of one kind, once it is past its start, where a lost connection is final."""
+        """Ends the pump's connections of one kind, once it has started up: until then a lost connection is final."""
         streams = self._streams
         await_true(lambda: self._steps.count(Step.STREAMING) > streams or self._pump.error, _SETTLE, "the pump starts")
-        with self._database.connect() as connection:
+        with self._database.session() as connection:
             ours = [session.info.backend_pid for session in (connection, self._connection, self._side, self._probe)]
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -272,7 +271,7 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """Let everything through, wait, and compare what is published by then."""
+        """Releases everything that is held back, waits, and compares what is published by then."""
         self._gate.let_go()
         try:
             await_true(self._settled, _SETTLE, "the mirror has caught up")
@@ -282,7 +281,7 @@ class MirrorMachine(RuleBasedStateMachine):
             self._alive()
             raise AssertionError(self._report()) from error
         self._check()
-        # By tasks that are not made to fail: what `fail_tasks` planted is the pump's.
+        # With tasks that are not made to fail: the failures of `fail_tasks` are meant for the pump.
         MirrorMachine.indexed += check_indexes(self._pump.pump, self._tasks, self._database)
 
     def teardown(self) -> None:
@@ -303,7 +302,7 @@ class MirrorMachine(RuleBasedStateMachine):
             assert_verified(self._database)
 
     def _report(self) -> str:
-        """Where a mirror that does not get on stands: it may not do so again when the example is repeated."""
+        """The state of a mirror that does not progress: it may not happen again when the example is repeated."""
         states = {table: (self._mirror.state(table), self._mirror.error(table)) for table in self._registered}
         catalog = self._database.rows(
             "SELECT m.table_id, m.start_lsn, m.generation, m.live_after_lsn, p.chunks_done, s.applied_lsn,"
@@ -338,7 +337,7 @@ class MirrorMachine(RuleBasedStateMachine):
             raise AssertionError(f"the pump ended: {output}\n{self._report()}") from self._pump.error
 
     def _check(self) -> None:
-        """Compare every point that was published since the last check."""
+        """Compares every frontier that was published since the last check."""
         with self._lock:
             points, self._points = self._points, []
         for frontier, table, location in points:

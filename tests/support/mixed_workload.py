@@ -1,7 +1,7 @@
 """Random rows of all types under random schema changes: the schema workload with the type tests' pool of values.
 
-Values are compared in the type tests' form (tests/support/type_oracle.py): what Postgres prints, and what the lake
-must hold of it, in the typed column or beside it.
+Values are compared in the type tests' form (tests/support/type_oracle.py): the text that Postgres prints, and the value
+that the lake must hold, in the typed column or in its raw text column.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _LONGEST = 1000
-"""Characters of a value that is drawn: every row is read after every transaction. Larger ones are in columns `big`."""
+"""Characters of a random value: every row is read after every transaction. Larger values are in columns `big`."""
 
 
 @dataclass(frozen=True)
 class Palette:
-    """Types and values to draw from. A type goes by the name that Postgres prints, with its schema."""
+    """Types and values to draw from. A type has the name that Postgres prints, with its schema."""
 
     cases: dict[str, int]
-    """Which case a type is."""
+    """The case of each type."""
     held: list[Held]
     drawn: list[list[int]]
     """By case, the pool's rows whose values are drawn."""
     kept: list[int]
-    """By case, how many of those, from the first on, need no sidecar."""
+    """By case, how many of those, from the first on, need no raw text column."""
     keys: frozenset[str]
     """Types of columns that may become part of a key, whatever their values are."""
 
     @classmethod
     def of(cls, database: Database) -> Palette:
-        """Makes the pool, as table `public.pool`."""
-        with database.connect() as connection:
+        """Creates the pool as table `public.pool`."""
+        with database.session() as connection:
             create_pool(connection, "pool")
         held = held_by_text(database)
         with connect(database.dsn, autocommit=True) as connection:
@@ -80,12 +80,12 @@ class Palette:
         return f"(SELECT c{n} FROM public.pool WHERE id = {chance.choice(self.drawn[n])})"
 
     def cell(self, type_: str, text: str | None) -> tuple[Any, str | None]:
-        """What the lake must hold of a value: typed, and beside it."""
+        """What the lake must hold for a value: in the typed column, and in the raw text column."""
         n = self.cases[type_]
         found = self.held[n].get(text)
         if found is None:
             assert text is not None
-            # No value of the pool: it was converted, or is a label that came later.
+            # Not a value of the pool: it was converted, or is a label that was added later.
             kind = ColumnType.parse(CASES[n].lake).kind
             assert kind in (Kind.STRING, Kind.INT, Kind.LONG), f"{text!r} of {type_} is not in the pool"
             found = (int(text) if kind in (Kind.INT, Kind.LONG) else text, None)
@@ -93,7 +93,8 @@ class Palette:
 
 
 def create_tables(database: Database, palette: Palette, chance: random.Random) -> list[str]:
-    """Makes the workload's tables, with random columns beside those that it relies on; returns their definitions."""
+    """Creates the workload's tables, with random columns in addition to those that it relies on. Returns their
+    definitions."""
     types = list(palette.cases)
 
     def columns(count: int) -> str:
@@ -109,7 +110,7 @@ def create_tables(database: Database, palette: Palette, chance: random.Random) -
         *(f"CREATE TABLE {SCHEMA}.p{n} PARTITION OF {SCHEMA}.p FOR VALUES IN ({n})" for n in range(3)),
         f"CREATE TABLE {SCHEMA}.rest PARTITION OF {SCHEMA}.p DEFAULT",
     ]
-    with database.connect() as connection:
+    with database.session() as connection:
         connection.execute("SET search_path = pg_catalog")
         for statement in statements:
             connection.execute(statement.encode())
@@ -117,7 +118,8 @@ def create_tables(database: Database, palette: Palette, chance: random.Random) -
 
 
 class MixedWriter(DdlWriter):
-    """Draws types and values from a palette. Its connection is one of `source.connect`, which prints as the pump's."""
+    """Draws types and values from a palette. Its connection is one of `source.connect`, which prints values as the
+    pump's does."""
 
     computing = False
 
@@ -129,20 +131,20 @@ class MixedWriter(DdlWriter):
         super().__init__(connection, chance)
 
     def table(self, table_id: int) -> str:
-        """The table's present name, quoted as need be."""
+        """The table's present name, quoted if necessary."""
         return self._name(table_id)
 
     def rewrite(self) -> None:
-        """VACUUM FULL of a table, which no transaction may have: rows move, none changes."""
+        """VACUUM FULL of a table, which no transaction may contain: rows move, none changes."""
         self._run(f"VACUUM FULL {self._name(self._chance.choice(list(self.table_ids)))}")
 
     def label(self) -> None:
-        """An enum of the pool gets one more label, which columns may hold from then on."""
+        """An enum of the pool gets another label, which columns may hold from then on."""
         self._labels.append(f"label {len(self._labels)}")
         self._run(f"ALTER TYPE public.mood ADD VALUE '{self._labels[-1]}'")
 
     def forget(self) -> None:
-        """Keeps of the history only what the tables are now."""
+        """Reduces the history to the present states of the tables."""
         for states in self.history.states.values():
             del states[:-1]
 
@@ -183,7 +185,7 @@ class MixedWriter(DdlWriter):
         type_ = self._type()
         n = self._palette.cases[type_]
         kept = self._palette.drawn[n]
-        # A default cannot be a query: what the database refuses is rolled back.
+        # A default cannot be a query; what the database refuses is rolled back.
         values = CASES[n].values + CASES[n].unheld
         return type_, f"({values[self._chance.choice(kept)]})::{type_}" if kept else "NULL"
 

@@ -1,4 +1,4 @@
-"""A status of a mirror with some of everything, and the real HTTP application that serves it."""
+"""The status of a mirror with everything in it, and the real HTTP application that serves it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def table(name: str, state: TableState = TableState.LIVE, **fields: object) -> T
 
 
 def some_of_everything() -> MirrorStatus:
-    """A mirror with healthy tables, and one of each trouble."""
+    """A mirror with healthy tables, and one of each problem."""
     retention = RetentionState(
         cut="2026-02-01 00:00:00+00",
         lag="90 days",
@@ -141,7 +141,7 @@ def history_of(status: MirrorStatus) -> StatusHistory:
 
 
 class FixedSource(StatusSource):
-    """A source that knows one status. Tests may replace it."""
+    """A source with a fixed status, which tests may replace."""
 
     def __init__(self, status: MirrorStatus | None, problem: str | None = None) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class FixedSource(StatusSource):
 
 @dataclass
 class Served:
-    """The application at a port of loopback."""
+    """The application on a loopback port."""
 
     url: str
     source: FixedSource

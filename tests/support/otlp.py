@@ -22,7 +22,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class OtlpReceiver:
-    """What was received so far. Thread-safe."""
+    """The exports received so far. Thread-safe."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -31,7 +31,7 @@ class OtlpReceiver:
         self._traces: list[ExportTraceServiceRequest] = []
 
     def take(self, path: str, body: bytes) -> bytes | None:
-        """Parse a request. Returns the response's body; None for a path that is not one of OTLP's."""
+        """Parses a request. Returns the response's body; None for a path that is not one of OTLP's."""
         with self._lock:
             if path == "/v1/metrics":
                 self._metrics.append(ExportMetricsServiceRequest.FromString(body))
@@ -74,7 +74,7 @@ class OtlpReceiver:
 
 @contextmanager
 def otlp_receiver() -> Iterator[OtlpReceiver]:
-    """A receiver at a port of its own."""
+    """A receiver on a port of its own."""
     receiver = OtlpReceiver()
 
     class OtlpHandler(BaseHTTPRequestHandler):
@@ -90,7 +90,7 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
             self.wfile.write(answer or b"")
 
         def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the base class's name
-            """stderr is for the test."""
+            """Discards the message: stderr belongs to the test."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), OtlpHandler) as server:
         server.daemon_threads = True

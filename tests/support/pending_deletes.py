@@ -34,14 +34,14 @@ def await_converted(mirror: Mirror, *tables: str) -> None:
 
 
 def scanned(mirror: Mirror, table: str) -> list[Row]:
-    """Every row by pyiceberg, which refuses tables with equality deletes."""
+    """Every row, read by pyiceberg, which refuses tables with equality deletes."""
     found = StaticTable.from_metadata(mirror.location(table)).scan().to_arrow()
     return normalised(list(zip(*(column.to_pylist() for column in found.columns), strict=True)))
 
 
 def await_index(mirror: Mirror, steps: Steps, table: str, statement: str, former: int | None = None) -> None:
-    """Deletes some rows, as often as it takes for the table's deletes to be written by position: by an index that
-    was not ready before. `former`: how many were, if that was counted earlier."""
+    """Runs the statement, which deletes rows, until an index of the table is ready that was not before, so that deletes
+    are written by position. `former`: how often an index became ready before, if that was counted earlier."""
     ready = steps.details(Step.INDEX_READY, "table").count(table) if former is None else former
     for _ in range(50):
         mirror.database.execute(statement)
@@ -53,7 +53,7 @@ def await_index(mirror: Mirror, steps: Steps, table: str, statement: str, former
 
 
 def assert_read(mirror: Mirror, running: RunningPump, *tables: str) -> None:
-    """By DuckDB and pyiceberg; and the indexes name exactly the rows that are there."""
+    """Compares the rows with DuckDB's and pyiceberg's, and the indexes with the live rows."""
     for table in tables:
         heap = mirror.heap(table)
         assert_same(heap, mirror.lake(table), f"{table} by DuckDB")

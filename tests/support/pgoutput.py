@@ -1,4 +1,4 @@
-"""Encodes the pgoutput messages that the pipeline's unit tests feed it, as CopyData messages with their header."""
+"""Encodes pgoutput messages for the pipeline's unit tests, as CopyData messages with their header."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def logical(content: bytes, prefix: bytes = b"mirror-pump") -> bytes:
 
 
 def note(table_id: int, **facts: object) -> bytes:
-    """A note: with a shape (None: gone), unless it tells of a rewrite or a truncation. Its seal is not looked at."""
+    """A note with a shape (None: the table is gone), unless it reports a rewrite or a truncation. Its signature is not
+    checked."""
     if not facts:
         facts = {"shape": {}}
     return logical(b"0" * 64 + json.dumps({"table": table_id, "exact": "shape" in facts, **facts}).encode())

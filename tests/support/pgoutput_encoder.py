@@ -1,4 +1,4 @@
-"""Writes pgoutput messages, as the tests' own reading of the protocol: nothing here is shared with the decoder."""
+"""Writes pgoutput messages, from the tests' own reading of the protocol: it shares nothing with the decoder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Unchanged(Enum):
 UNCHANGED = Unchanged.UNCHANGED
 Cell = str | bytes | Unchanged | None
 HEADER = b"w" + b"\x01\x74\xff\0\0\0\0\x6e" * 3
-"""As long as XLogData's, and full of bytes that mean something in tuples."""
+"""As long as XLogData's header, and full of bytes that have a meaning in tuples."""
 
 
 def _cell(value: Cell) -> bytes:

@@ -17,17 +17,17 @@ _IN_EACH_OTHERS_WAY = (
     psycopg.errors.DeadlockDetected,
     psycopg.errors.SerializationFailure,
 )
-"""A random key was taken or locked by another writer, or its row moved to another partition by one, which Postgres
-refuses to follow at any isolation level: transactions that fail are part of it."""
+"""A random key was taken or locked by another writer, or another writer moved its row to another partition, which
+Postgres refuses to follow at any isolation level. Failing transactions are intended."""
 
 _PAUSE = 0.02
-"""Seconds between two transactions: writers are there to be in the way, not to be the load."""
+"""Seconds between two transactions: writers are meant to interfere, not to be the load."""
 
 
 @contextmanager
 def in_thread(work: Callable[[threading.Event], None], name: str, patience: float = 30) -> Iterator[threading.Thread]:
-    """Runs `work` in a thread for the time of the block, at whose end the event is set that it is given: it then has
-    `patience` seconds to return. What it raises is raised at the end of the block, unless the block failed itself."""
+    """Runs `work` in a thread within the block. At its end, the event that `work` got is set, and `work` has `patience`
+    seconds to return. Its error is raised at the end of the block, unless the block failed itself."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -53,9 +53,9 @@ def in_thread(work: Callable[[threading.Event], None], name: str, patience: floa
 def writing(
     database: Database, write: Callable[[psycopg.Connection[Any], random.Random], None], seed: int
 ) -> Iterator[Callable[[], int]]:
-    """Calls `write` again and again, each time in a transaction of its own, in a thread, for the time of the block.
+    """Calls `write` repeatedly within the block, in a thread, each time in its own transaction.
 
-    Yields a function that tells how often it did. An error of `write` is raised at the end of the block.
+    Yields a function that returns the number of calls. An error of `write` is raised at the end of the block.
     """
     count = 0
 
@@ -101,7 +101,7 @@ def change_rows(table: str, rows: int) -> Callable[[psycopg.Connection[Any], ran
                     " ON CONFLICT (id) DO UPDATE SET v = 'upserted'"
                 )
             case 3:
-                # Keys move out of the way and others, or the same, move in.
+                # Keys are moved away, and the same or others are moved in.
                 run(f"UPDATE {table} SET id = id + 10000000 WHERE id BETWEEN {first} AND {last}")
                 run(
                     f"UPDATE {table} SET id = id - 10000000, n = n + 1"

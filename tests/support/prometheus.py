@@ -1,7 +1,7 @@
-"""promtool and Prometheus for tests of the alert rules: those of the machine, or those of Debian's package.
+"""promtool and Prometheus for tests of the alert rules: installed ones, or those of Debian's package.
 
-`make test` runs `python -m tests.support.prometheus present`, which fails if there is none, and then `... install`: it
-fetches the package with apt, as any user and without installing it, and unpacks it into build/prometheus.
+`make test` runs `python -m tests.support.prometheus present`, which fails if there is none, and then `... install`,
+which downloads the package with apt, as any user and without installing it, and unpacks it into build/prometheus.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def install(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     for part in ("lists/partial", "cache/archives/partial"):
         (directory / part).mkdir(parents=True)
-    # Lists of its own: those of the machine may be missing or old, and only root can renew them.
+    # Package lists of its own: those of the machine may be missing or old, and only root can update them.
     apt = [
         "apt-get",
         *("-o", f"Dir::State::lists={directory / 'lists'}", "-o", f"Dir::Cache={directory / 'cache'}"),
@@ -58,7 +58,7 @@ def install(directory: Path) -> None:
 
 
 def main(task: str) -> None:
-    """`present`: exits with 1 if there is none. `install`: brings one."""
+    """`present`: exits with 1 if there is none. `install`: fetches one."""
     try:
         if task == "install":
             install(_DIRECTORY)

@@ -1,5 +1,5 @@
-"""A TCP proxy before Postgres that can lose a connection at its worst moment, during COMMIT, or without a word to the
-server."""
+"""A TCP proxy in front of Postgres that can lose a connection at its worst moment, during COMMIT, or without the
+server's noticing."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from enum import Enum
 from urllib.parse import urlsplit, urlunsplit
 
 _COMMIT = b"COMMIT\0"
-"""How a simple-protocol COMMIT ends on the wire (PostgreSQL documentation, message format Query)."""
+"""The bytes with which a COMMIT of the simple query protocol ends (PostgreSQL documentation, message format Query)."""
 
 
 class Loss(Enum):
-    """What the server sees of the COMMIT."""
+    """What the server receives of the COMMIT."""
 
     BEFORE = "the COMMIT never arrives"
     AFTER = "the COMMIT arrives and is done, its answer is lost"
 
 
 class Proxy:
-    """Forwards connections to a server; `lose` arms the loss of the next COMMIT's connection, `break_off` loses all."""
+    """Forwards connections to a server. `lose` schedules the loss of the next COMMIT's connection, `break_off` loses
+    all."""
 
     def __init__(self, dsn: str, port: int = 0) -> None:
-        """Listens on `port` of 127.0.0.1; 0 is any that is free."""
+        """Listens on `port` of 127.0.0.1; 0 is any free port."""
         parts = urlsplit(dsn)
         assert parts.hostname is not None
         assert parts.port is not None
@@ -35,35 +36,36 @@ class Proxy:
         self.dsn = urlunsplit(parts._replace(netloc=f"{parts.username}:{parts.password}@127.0.0.1:{port}"))
         self._armed: tuple[Loss, Callable[[], object]] | None = None
         self._losing = threading.Lock()
-        """Held while a connection is lost: no other begins meanwhile."""
+        """Held while a connection is lost: no other one begins meanwhile."""
         self._lock = threading.Lock()
         self._open: list[tuple[socket.socket, socket.socket]] = []
-        """Of each connection, the client's socket and the server's."""
+        """For each connection, the client's socket and the server's."""
         self._silent: set[socket.socket] = set()
-        """Sockets of the server that it is to take for connected."""
+        """Sockets that the server still believes to be connected."""
         self.lost = 0
         """Connections lost on purpose."""
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
     def lose(self, loss: Loss, then: Callable[[], object] = lambda: None) -> None:
-        """The next COMMIT that passes through loses its connection; `then` happens before anybody can connect again."""
+        """Makes the next COMMIT lose its connection; `then` runs before anybody can connect again."""
         self._armed = loss, then
 
     def break_off(self) -> None:
-        """Every client loses its connection, and the server hears nothing of it before `tell`. New ones go through."""
+        """Every client loses its connection, and the server does not notice before `tell`. New connections are
+        possible."""
         with self._lock:
             self._silent |= {server for _, server in self._open}
             for client, _ in self._open:
                 _cut(client)
 
     def tell(self) -> None:
-        """The server learns of the connections that were broken off."""
+        """Lets the server notice the connections that were broken off."""
         with self._lock:
             for server in self._silent:
                 _cut(server)
 
     def close(self) -> None:
-        """Ends the proxy and everything that goes through it."""
+        """Closes the proxy and all of its connections."""
         self._listener.close()
         with self._lock:
             for pair in self._open:
@@ -105,7 +107,7 @@ class Proxy:
         _cut(client)
         if loss is Loss.AFTER:
             server.sendall(commit)
-            # The server answers once it is done; our other thread may take the answer, and drops it.
+            # The server answers when it is done; our other thread may receive the answer, and drops it.
             with suppress(OSError):
                 server.settimeout(0.2)
                 server.recv(1)
@@ -120,14 +122,14 @@ class Proxy:
 
 
 def _cut(connection: socket.socket) -> None:
-    """Ends the connection. The socket stays open: another thread may be in it, and its number must not be reused."""
+    """Ends the connection. The socket stays open: another thread may be using it, and its number must not be reused."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
 def proxied(dsn: str) -> Iterator[Proxy]:
-    """A proxy for the time of the block."""
+    """A proxy that runs within the block."""
     proxy = Proxy(dsn)
     try:
         yield proxy

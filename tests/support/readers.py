@@ -1,4 +1,4 @@
-"""A role that has a reader's rights and no others."""
+"""A role that has a reader's privileges and no others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ReaderRole:
 
 @contextmanager
 def role_of(database: Database) -> Iterator[ReaderRole]:
-    """A new role without any rights, which is gone after the block. Its name needs quotes."""
+    """A new role without any privileges, which is dropped after the block. Its name needs quotes."""
     name, password = f"Analyst-{os.urandom(4).hex()}", os.urandom(8).hex()
     quoted = sql.Identifier(name)
     with database.connect() as connection:

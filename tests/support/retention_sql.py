@@ -1,6 +1,6 @@
-"""A table with heap retention and no pump: tests of what the database does by itself.
+"""A table with heap retention and no pump, for tests of the database alone.
 
-The catalog's rows are made by hand, and the cut-line is moved by modak.advance() as a publish does it.
+The catalog's rows are made by hand, and the cut-line is moved by modak.advance() as in a publish.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOW = -(2**63)
 
 class SqlTable(RetentionTable):
     """public.ev, with partitions ev0 [0, 100), ev1 [100, 200), ev2 [200, 300) by `at` and DEFAULT partition ev_default,
-    a row in each of the three; the cut-line is -2^63."""
+    with a row in each of the first three; the cut-line is -2^63."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database, 0, "ev", "ev")
@@ -37,7 +37,7 @@ class SqlTable(RetentionTable):
         )
         with database.connect(autocommit=False) as connection:
             connection.execute("ALTER TABLE ev DROP COLUMN gone")
-            # A partition numbers its columns in its own way.
+            # A partition numbers its columns differently.
             connection.execute(
                 "CREATE TABLE ev0 (v text, n int NOT NULL, at bigint NOT NULL, id int NOT NULL,"
                 " doubled int GENERATED ALWAYS AS (n * 2) STORED)"
@@ -68,7 +68,7 @@ class SqlTable(RetentionTable):
         connection.execute("INSERT INTO modak.mirror_slots VALUES ('s', 'p', 'x', 1, 'd', 10)")
         columns = describe(connection, resolve_name(connection, "ev")[1], "none").columns
         connection.execute(
-            "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, columns, key,"
+            "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, start_sequence, columns, key,"
             " lake_table, location, next_field_id, retention)"
             " VALUES ('ev'::regclass::oid::bigint, 's', 'live', 0, 1, %s, '{id,at}', 'ev', 'l', 9, '{}')",
             (Jsonb(columns_to_json(columns)),),
@@ -83,15 +83,15 @@ class SqlTable(RetentionTable):
         assert self.begin_seal(name) is None
 
     def advance(self, name: str, cut: int, frontier: int | None = None) -> str | None:
-        """Why the cut-line does not pass the partition; None if it has. The frontier is `frontier`, or all that there
-        is."""
+        """Returns why the cut-line cannot pass the partition; None if it has. `frontier`: by default the present end of
+        WAL."""
         at = self.database.lsn() if frontier is None else frontier
         reason: str | None = self.value("SELECT modak.advance('ev'::regclass::oid::bigint, %s, %s, %s)", name, cut, at)
         return reason
 
     def gone(self, name: str) -> bool:
-        """Notes that a partition is not attached any more; whether that is news."""
-        with self.database.connect() as connection:
+        """Records that a partition is no longer attached. Returns whether that was not known."""
+        with self.database.session() as connection:
             return source.run(connection, "gone", {"table_id": self.table_id, "partition_id": name}) > 0
 
     def pass_by(self, name: str, cut: int) -> None:
@@ -105,7 +105,7 @@ class SqlTable(RetentionTable):
         return {row[0]: row[1:] for row in rows}
 
     def captured(self) -> dict[str, int]:
-        """op by key, of what is not void."""
+        """op by key, for captured changes that are valid."""
         rows = self.database.rows(
             "SELECT replace(pk, chr(31), ' '), op FROM modak.mirror_captured c JOIN modak.partitions p"
             " USING (table_id, partition_id) WHERE version > captured_after"
@@ -120,9 +120,9 @@ class SqlTable(RetentionTable):
         )
 
     def drop(self, name: str, lock_timeout: str = "200ms") -> str | None:
-        """Why a partition is not dropped; None if it was. Nothing is proven for it."""
+        """Returns why a partition is not dropped; None if it was. Does not prove anything first."""
         self.prove()
-        with self.database.connect() as connection:
+        with self.database.session() as connection:
             connection.execute("SELECT set_config('lock_timeout', %s, false)", (lock_timeout,))
             row = connection.execute("SELECT modak.drop_proven('ev'::regclass::oid::bigint, %s)", (name,)).fetchone()
         assert row is not None
@@ -138,7 +138,7 @@ class SqlTable(RetentionTable):
 @contextmanager
 def hasty(table: SqlTable) -> Iterator[psycopg.Connection[Any]]:
     """A session that waits for no lock."""
-    with table.database.connect() as connection:
+    with table.database.session() as connection:
         connection.execute("SET lock_timeout = '50ms'")
         yield connection
 

@@ -19,19 +19,19 @@ Row = tuple[Any, ...]
 
 
 def at_once(lag: str, premake: int = 0, width: str | None = None) -> RetentionWish:
-    """Heap retention without the grace that partitions have by default: tests do not wait for an hour."""
+    """Heap retention without the default grace of partitions: tests do not wait for an hour."""
     return RetentionWish(lag, premake, width, drop_grace="0")
 
 
 @dataclass
 class RetentionTable:
-    """A table that is partitioned by range of the integer column `key`: `width` values a partition, from 0 on."""
+    """A table partitioned by range of the integer column `key`: `width` values per partition, from 0 on."""
 
     database: Database
     partitions: int = 0
     name: str = "events"
     prefix: str = "p"
-    """Partition n is called `<prefix>n`, the DEFAULT one `<prefix>_default`."""
+    """Partition n is called `<prefix>n`, the DEFAULT partition `<prefix>_default`."""
     width: int = WIDTH
     key: str = "at"
 
@@ -62,8 +62,8 @@ class RetentionTable:
         )
 
     def record_retention(self) -> None:
-        """Records retention and partitions of a registered table in the catalog, as the service would. The service
-        leaves its partitions alone: the test seals them and moves the cut-line."""
+        """Records retention and partitions of a registered table in the catalog, as the service would. The service does
+        not touch its partitions: the test seals them and moves the cut-line."""
         with self.database.connect(autocommit=False) as connection:
             connection.execute("UPDATE modak.tables SET heap_retention_lag = 0 WHERE table_id = %s", (self.table_id,))
             for number in range(self.partitions):
@@ -80,8 +80,8 @@ class RetentionTable:
             )
 
     def begin_seal(self, partition: str) -> str | None:
-        """Seals a partition and records the WAL position of that; why it is not sealed, or None."""
-        with self.database.connect() as connection:
+        """Seals a partition and records its WAL position. Returns why it is not sealed, or None."""
+        with self.database.session() as connection:
             row = connection.execute("SELECT modak.seal(%s, %s)", (self.table_id, partition)).fetchone()
             connection.execute(
                 "UPDATE modak.partitions SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint"
@@ -133,5 +133,5 @@ class RetentionTable:
 
 
 def run(connection: psycopg.Connection[Any], query: str) -> psycopg.Cursor[Any]:
-    """A statement that is put together from numbers."""
+    """A statement composed from numbers."""
     return connection.execute(query.encode())

@@ -1,9 +1,9 @@
 """Runs a pump that kills its own process, without any warning, at the n-th occurrence of a step.
 
-A program of its own, for tests that start it: kill -9 ends threads, connections and unwritten buffers as a crash does.
-Arguments: DSN, warehouse, slot, step, n, `spark` or `threads`, and settings as name=value. A step `a/b` is the first b
-after an a. A pump that is to die in a conversion, a merge or at a key index does not end when it has caught up, since
-these come later; nor does one with `once=false`.
+A separate program for tests to start: kill -9 ends threads, connections and unwritten buffers like a crash. Arguments:
+DSN, warehouse, slot, step, n, `spark` or `threads`, and settings as name=value. A step `a/b` is the first b after an a.
+A pump that is to die in a conversion, a merge or at a key index does not end when it has caught up, since these come
+later; nor does one with `once=false`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LATER_STEPS = (
 
 
 def forked(log: str, *arguments: str) -> None:
-    """main() in a process that was forked for it; what it says goes to the file `log`."""
+    """main() in a process forked for it, whose output goes to the file `log`."""
     os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     main(*arguments)
 
 
 def main(dsn: str, warehouse: str, slot: str, step: str, nth: str, runner: str, *options: str) -> None:
-    """Ends with 0 only if the step was not reached that often before all was done."""
+    """Ends with 0 only if the step did not occur that often."""
     left = int(nth)
     before, _, last = step.rpartition("/")
     awaited = {Step(before)} if before else set()

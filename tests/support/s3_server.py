@@ -1,4 +1,4 @@
-"""As much of S3 as a mirror needs, over a dictionary: whole objects, multipart uploads, ranges, listings."""
+"""The part of S3 that a mirror needs, on top of a dictionary: whole objects, multipart uploads, ranges, listings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 
 
 class S3Server(ThreadingHTTPServer):
-    """Listens on a free port of this machine. Checks no signature, but keeps the access keys that it was shown."""
+    """Listens on a free port of this machine. Checks no signatures, but keeps the access keys of the requests."""
 
     daemon_threads = True
 
@@ -27,7 +27,7 @@ class S3Server(ThreadingHTTPServer):
         self.keys: set[str] = set()
         """Access keys of the requests."""
         self.forbidden = False
-        """Answer 403 to everything."""
+        """Answers every request with 403."""
 
     @property
     def endpoint(self) -> str:
@@ -36,7 +36,7 @@ class S3Server(ThreadingHTTPServer):
 
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
-    """The server, for the time of the block."""
+    """The server, within the block."""
     with S3Server() as server:
         thread = threading.Thread(target=server.serve_forever, name="s3", daemon=True)
         thread.start()
@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(204, b"")
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that the base class gives it
-        """Nothing."""
+        """Logs nothing."""
 
     def _target(self) -> tuple[str, dict[str, str]]:
         found = re.search(r"Credential=([^/]+)/", self.headers.get("Authorization", ""))
@@ -108,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.keys.add(found[1])
         url = urlsplit(self.path)
         query = {key: values[-1] for key, values in parse_qs(url.query, keep_blank_values=True).items()}
-        # An object's name may end with a slash: clients make such ones, empty, for directories.
+        # An object's name may end with a slash: clients create such objects, empty, for directories.
         path = unquote(url.path).lstrip("/")
         return path.rstrip("/") if path.count("/") <= 1 else path, query
 
@@ -117,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
             content = _unchunked(self.rfile)
         else:
             content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        # The client's own chunks, with checksums behind them, inside of HTTP's.
+        # The client's own chunks with their checksums, inside HTTP's.
         aws = "aws-chunked" in self.headers.get("Content-Encoding", "")
         return _unchunked(BytesIO(content)) if aws else content
 

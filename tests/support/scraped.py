@@ -1,4 +1,4 @@
-"""The gauges of a real mirror as Prometheus scrapes them, and promtool, which says what alerts follow from samples."""
+"""The gauges of a real mirror as Prometheus scrapes them, and promtool, which tells what alerts follow from samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,11 +30,11 @@ Samples = Mapping[str, float]
 """Values by series, such as `up{job="mirror-pump"}`."""
 
 _TARGET = {"job": "mirror-pump", "instance": "pump-1:9187"}
-"""What Prometheus adds to the labels of a sample."""
+"""Labels that Prometheus adds to a sample."""
 
 
 class ReadAtOnce(StatusSource):
-    """A source whose status is read when the test says so, instead of every few seconds."""
+    """A source that reads the status when the test asks for it, instead of every few seconds."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -46,7 +47,8 @@ class ReadAtOnce(StatusSource):
         return self._reading
 
     def read(self, seconds_ago: float) -> None:
-        """Reads the status as if that many seconds ago. A failure leaves the last reading, as the sampler does."""
+        """Reads the status as if that many seconds ago. After a failure, the last reading stays, as with the
+        sampler."""
         at = time.monotonic() - seconds_ago
         try:
             with StatusReader(self._settings) as reader:
@@ -55,6 +57,9 @@ class ReadAtOnce(StatusSource):
             last = self._reading
             self._reading = StatusReading(last.at, last.status, last.full, last.history, problem=str(error))
             return
+        if status.slot.wal is not None:
+            wal = replace(status.slot.wal, at=status.slot.wal.at - timedelta(seconds=seconds_ago))
+            status = replace(status, slot=replace(status.slot, wal=wal))
         self._history.add(StatusSample.of(status, time.time() - seconds_ago, 0), status)
         self._reading = StatusReading(at, status, status, self._history.to_json(status))
 
@@ -78,16 +83,16 @@ class ScrapedPump:
         shut_down([self._meters.shutdown])
 
     def read(self, seconds_ago: float = 0.0) -> None:
-        """Has the pump read the mirror's status, as if it had been that many seconds ago."""
+        """Has the pump read the mirror's status, as if that many seconds ago."""
         self._source.read(seconds_ago)
 
     def scrape(self) -> dict[str, float]:
-        """All samples after a new reading, and that the scrape was successful."""
+        """All samples after a new reading, and the sample of a successful scrape."""
         self.read()
         return self.samples()
 
     def samples(self) -> dict[str, float]:
-        """All samples as they are known."""
+        """All samples as of the last reading."""
         found = {_series("up", {}): 1.0}
         for family in text_string_to_metric_families(generate_latest(self._registry).decode()):
             found |= {_series(each.name, each.labels): each.value for each in family.samples}
@@ -100,14 +105,15 @@ def _series(name: str, labels: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What Prometheus scraped over a time, and which alerts have to fire at its end, no others."""
+    """The samples that Prometheus scraped over some time, and the alerts that have to fire at the end, and no
+    others."""
 
     name: str
     phases: Sequence[tuple[int, Samples]]
-    """How many minutes, and what was scraped each minute."""
+    """How many minutes, and the samples of each minute."""
     alerts: frozenset[str]
     growth: Mapping[str, float] | None = None
-    """By the name of a metric: how much it grows a minute, in the last phase."""
+    """By metric name: its growth per minute in the last phase."""
 
     def as_test(self) -> dict[str, Any]:
         """The scenario as `promtool test rules` reads it."""
@@ -141,7 +147,7 @@ class Scenario:
 
 
 def check(promtool: Path, scenarios: Sequence[Scenario], directory: Path) -> str:
-    """What promtool finds wrong; empty if the rules do what the scenarios say."""
+    """The problems that promtool finds; empty if the rules do as the scenarios say."""
     file = directory / "alerts.test.yml"
     tests = [scenario.as_test() for scenario in scenarios]
     file.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": tests}))

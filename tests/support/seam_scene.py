@@ -1,4 +1,5 @@
-"""A running mirror whose table goes on losing old partitions to the lake, and the seam protocol's reader by hand."""
+"""A running mirror with a table whose old partitions keep moving to the lake, and a hand-written reader of the seam
+protocol."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ RELEASE: LiteralString = "DELETE FROM modak.read_pins WHERE pin_id = %(pin)s"
 UNPINNED: LiteralString = (
     "SELECT tier_key_hi AS t, lake_snapshot_id AS s FROM modak.cutline WHERE table_id = %(table_oid)s"
 )
-"""The protocol's own statements; its `:name` is `%(name)s` here."""
+"""The protocol's own statements, with `%(name)s` in place of `:name`."""
 
 STORAGE = StorageOptions(fsync=False)
 
@@ -69,14 +70,14 @@ CREATE FUNCTION audit.misplaced() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 CREATE CONSTRAINT TRIGGER misplaced AFTER INSERT OR UPDATE ON modak.delta DEFERRABLE INITIALLY DEFERRED
   FOR EACH ROW EXECUTE FUNCTION audit.misplaced();
 """
-"""What every transaction left: the cut-line, the published snapshot and their file; each version of each correction,
-in the order in which the locks of its row were had; corrections that were at or above the cut-line when their
-transaction ended."""
+"""The result of every transaction: the cut-line, the published snapshot and its file; each version of each correction,
+in the order in which its row was locked; corrections that were at or above the cut-line when their transaction
+ended."""
 
 
 @dataclass
 class SeamScene:
-    """public.events and its model under a pump that runs. Of four partitions the older two have left the heap."""
+    """public.events and its model, with a running pump. The older two of four partitions have left the heap."""
 
     events: EventsTable
     running: RunningPump
@@ -92,12 +93,12 @@ class SeamScene:
         return self.mirror.database
 
     def rows(self, query: LiteralString, **parameters: Any) -> list[Row]:
-        """Everything that a query returns, in a transaction of its own."""
-        with self.database.connect() as connection:
+        """The rows of a query, in its own transaction."""
+        with self.database.session() as connection:
             return connection.execute(query, parameters or None).fetchall()
 
     def advancing(self, partitions: int = 2, least: int = 10, seconds: float = 90) -> Iterator[int]:
-        """Counts from 0 until the cut-line has passed so many more partitions, and at least so far."""
+        """Counts from 0 until the cut-line has passed that many more partitions, and at least so far."""
         target = self.events.cut + partitions * WIDTH
         for _ in range(partitions):
             self.events.grow()
@@ -115,18 +116,18 @@ class SeamScene:
         )
 
     def await_cut(self) -> None:
-        """Returns once the cut-line has passed what is sealed: while nobody has it pinned, which cut-line waits for."""
+        """Returns once the cut-line has passed the sealed partitions. It waits as long as a reader pins them."""
         sealed: LiteralString = "SELECT partition_id FROM modak.partitions WHERE state = 'sealing'"
         await_true(lambda: self.rows(sealed) == [], 60, "the cut-line passes what is sealed")
 
     def await_quiet(self) -> None:
-        """Returns once whatever is due has left the heap, and nothing waits for a fold."""
+        """Returns once everything due has left the heap, and no correction waits for a fold."""
 
         def gone() -> bool:
             states = list(self.events.states().values())
             return set(states) <= {"hot", "dropped"} and states.count("hot") == 2
 
-        # What was held up by a pin or a lock waits longer with every attempt.
+        # What a pin or a lock held up waits longer with every attempt.
         resume(self.mirror.settings, ())
         try:
             await_true(gone, 60, "what is due has left the heap")
@@ -156,7 +157,8 @@ class SeamScene:
         return cold
 
     def compare(self, connection: psycopg.Connection[Any], t: int, location: str, what: str) -> None:
-        """Reads both branches in the connection's snapshot; fails unless they are the model, no key in both."""
+        """Reads both branches in the connection's snapshot. Fails unless together they equal the model, with no key in
+        both."""
         found = run(connection, f"SELECT {COLUMNS} FROM events WHERE at >= {t}").fetchall()
         hot = {canonical(row[0], row[1]): row for row in found}
         cold = self.cold(connection, location, t)
@@ -167,7 +169,7 @@ class SeamScene:
         assert_same(normalised(model), merged, f"{what} at the cut-line {t}")
 
     def read(self, what: str = "an unpinned read") -> None:
-        """One whole read in a snapshot of its own, compared."""
+        """One whole read in its own snapshot, compared."""
         with self.database.connect(autocommit=False) as connection:
             repeatable(connection)
             t, _, location, _ = self.seam(connection)
@@ -184,7 +186,7 @@ class SeamScene:
         return int(cut[0]), int(cut[1]), str(handles[0]), str(handles[1])
 
     def upsert(self, at: int, value: str) -> None:
-        """A row of key (at, 1000), which no writer knows."""
+        """Upserts a row with key (at, 1000), which no writer uses."""
         with self.database.connect(autocommit=False) as connection:
             connection.execute(
                 "SELECT modak.upsert('events',"
@@ -198,7 +200,7 @@ class SeamScene:
 
     @contextmanager
     def busy(self, writers: int = 1) -> Iterator[None]:
-        """Writers of hot and of cold rows, by every allowed path, for the time of the block."""
+        """Runs writers of rows above and below the cut-line, by every allowed path, within the block."""
         seeds = [random.getrandbits(32) for _ in range(writers)]
         print(f"writers' seeds {seeds}")
         with ExitStack() as stack:
@@ -207,7 +209,7 @@ class SeamScene:
             yield
 
     def seam_now(self) -> tuple[int, int, str, str]:
-        """The same of this moment."""
+        """The same as of now."""
         with self.database.connect(autocommit=False) as connection:
             repeatable(connection)
             return self.seam(connection)
@@ -219,14 +221,14 @@ class SeamScene:
 
 
 def canonical(*parts: object) -> str:
-    """The protocol's key: one part as it is; several, each escaped, joined by chr(31)."""
+    """The protocol's key: a single part unchanged; several parts, each escaped, joined by chr(31)."""
     if len(parts) == 1:
         return str(parts[0])
     return "\x1f".join(str(part).replace("\\", "\\\\").replace("\x1f", "\\\x1f") for part in parts)
 
 
 def by_pyiceberg(location: str) -> list[Row] | None:
-    """Every row as pyiceberg reads it, normalised; None while there are equality deletes, which it does not know."""
+    """Every row as pyiceberg reads it, normalised; None while there are equality deletes, which it does not support."""
     try:
         scanned = StaticTable.from_metadata(location).scan().to_arrow()
     except ValueError as error:
@@ -237,17 +239,17 @@ def by_pyiceberg(location: str) -> list[Row] | None:
 
 
 def repeatable(connection: psycopg.Connection[Any]) -> None:
-    """All that the transaction which begins here reads is of one moment."""
+    """Everything that the transaction reads from here on is as of one point in time."""
     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
 
 @contextmanager
 def scene(database: Database, warehouse: str) -> Iterator[SeamScene]:
-    """The scene for the time of the block. At its end everything must have been right, and be right."""
+    """The scene within the block. At its end, everything must have been right, and be right."""
     tables = RetentionTables(database, warehouse)
     events = tables.automatic(fold_age=0.1, reconnect_backoff_max=0.5, convert_age=0.5)
     mirror = events.mirror
-    with database.connect() as connection:
+    with database.session() as connection:
         connection.execute(_AUDIT)
     oid = int(database.rows("SELECT 'events'::regclass::oid::bigint")[0][0])
     with duckdb_connection() as duckdb, mirror.pumping(Steps()) as running:

@@ -1,4 +1,4 @@
-"""The types that a column can have, with the values at their edges: what the type tests put through copy and stream."""
+"""The types that a column can have, with their edge values: what the type tests send through copy and stream."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Case:
     """The lake type, as `ColumnType` prints it."""
     values: tuple[str, ...]
     array: str | None = "list"
-    """The lake type of the type's arrays: `list` of its own; None where there is no such array type."""
+    """The lake type of the type's arrays: `list` of its own; None if there is no such array type."""
     unheld: tuple[str, ...] = ()
-    """Values that only a sidecar holds."""
+    """Values that only a raw text column can hold."""
 
 
 _BROUGHT_BY = {
@@ -26,13 +26,13 @@ _BROUGHT_BY = {
     "isbn13": "isn", "seg": "seg", "query_int": "intarray", "vector": "vector", "vector(3)": "vector",
     "halfvec": "vector", "sparsevec": "vector",
 }  # fmt: skip
-"""Extensions by type: all of contrib but vector, which the embedded server brings too."""
+"""Extensions by type: all in contrib except vector, which the embedded server contains too."""
 
 EXTENSIONS = tuple(sorted({*_BROUGHT_BY.values()} & extensions()))
-"""What the tests ask the server for. Another server than the embedded one may have fewer."""
+"""The extensions that the tests install. Servers other than the embedded one may lack some."""
 
 _SINCE = {"numeric(5,-2)": 15, "numeric(3,5)": 15, "numeric(1,-37)": 15, "numeric(2,-37)": 15}
-"""Major versions that a type came with, if not all supported ones have it."""
+"""The major version in which a type was added, if not all supported versions have it."""
 
 SETUP = (
     "CREATE DOMAIN amount AS numeric(10, 2) CHECK (value > -1000)",
@@ -48,9 +48,9 @@ SETUP = (
     "CREATE TYPE nested AS (p pair, l text[], f float8, t timestamptz)",
     "CREATE DOMAIN good_pair AS pair CHECK ((value).a > 0)",
     "CREATE TYPE float8range_ AS RANGE (subtype = float8, subtype_diff = float8mi)",
-    # A type of nobody's that the mapping has never heard of: text in, text out.
+    # A user's type that the mapping does not know: text in, text out.
     "CREATE TYPE stranger",
-    # The embedded server is built without libxml: nothing but such a cast makes a value of type xml in it.
+    # The embedded server is built without libxml: only such a cast creates a value of type xml.
     "CREATE CAST (bytea AS xml) WITHOUT FUNCTION",
     "CREATE FUNCTION stranger_in(cstring) RETURNS stranger LANGUAGE internal IMMUTABLE STRICT AS 'textin'",
     "CREATE FUNCTION stranger_out(stranger) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'textout'",
@@ -68,12 +68,12 @@ _TEXTS = (
     r"""E'it''s "quoted" \\ back\\\\slash'""",
     r"E'line\nfeed\r\ntab\t\x01\x1f\x7f'",
     "'{a,b}'",
-    # Blanks to Unicode, but not to array_out, which quotes for ASCII's.
+    # White space in Unicode, but not for array_out, which only quotes because of ASCII's.
     r"E'\u00a0x\u2009y\u3000'",
     r"E'\u0085'",
     r"E'\x1c\x1d\x1e'",
     "'grüße 中文 \u0301 \u200f \ufeff \uffff \ufffd'",
-    # One from each plane of Unicode, the last noncharacter among them.
+    # One from each plane of Unicode, including the last noncharacter.
     "(SELECT string_agg(chr(g * 65536 + 65533), '') FROM generate_series(1, 16) g) || chr(1114111) || chr(55295)",
     "repeat('long ''quoted'' \\ ', 20000)",
 )
@@ -292,7 +292,8 @@ def on_this_server(case: Case) -> bool:
 
 
 def array_of(case: Case) -> Case | None:
-    """The case of the type's arrays: every value of it, NULLs between them, an empty one; and what no list holds."""
+    """The case of the type's arrays: every value of it, NULLs between them, an empty array, and arrays that no list can
+    hold."""
     if case.array is None:
         return None
     lake = f"list<{case.lake}>" if case.array == "list" else case.array

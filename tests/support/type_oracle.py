@@ -1,4 +1,4 @@
-"""What the type tests hold the lake against: Postgres's own text and arithmetic, and what engines make of the lake.
+"""The oracle of the type tests: Postgres's own text and arithmetic, and how engines present the lake's values.
 
 The pool is a table with a column for each case (type_cases.py) and a row for each of its values. A value's comparable
 form is the same whether it is computed from what Postgres prints or from what an engine returns.
@@ -41,7 +41,7 @@ KEYS = (
     "interval", "timetz", "time", "money", "ltree", "pair", "int4range", "bit(3)", "varbit", "moment",
     "macaddr", "jsonb", "pg_lsn", '"char"', "optional_price", "tid", "cidr", "tsvector", "nummultirange",
 )  # fmt: skip
-"""Types of key columns: with a B-tree, and no floats or arrays, which Iceberg does not allow."""
+"""Types of key columns: those with a B-tree, without floats and arrays, which Iceberg does not allow."""
 
 
 _MICROSECONDS = "(extract(epoch FROM {0}) * 1000000)::numeric(30, 0)"
@@ -50,11 +50,11 @@ _NUMBERS = {
     Kind.TIMESTAMP: _MICROSECONDS,
     Kind.TIMESTAMPTZ: _MICROSECONDS,
 }
-"""Of kinds that are compared as the number that the lake stores, how Postgres computes it."""
+"""How Postgres computes the stored number, for types that are compared as numbers."""
 
 
 def create_pool(connection: psycopg.Connection[Any], name: str) -> None:
-    """Makes the cases' types, and the pool as a table of this name: `id`, `n` = 0, and c0, c1, ..."""
+    """Creates the cases' types, and the pool as a table of this name: `id`, `n` = 0, and c0, c1, ..."""
     for extension in EXTENSIONS:
         connection.execute(f"CREATE EXTENSION {extension}".encode())
     for statement in (*SETUP, 'CREATE TABLE "Odd name" (id int CHECK (id > 0))'):
@@ -105,7 +105,7 @@ def pool_values(database: Database, name: str) -> tuple[dict[str, list[Any]], di
 
 
 Held = dict[str | None, tuple[Any, str | None]]
-"""From a value's text to what the lake must hold: typed, and beside it."""
+"""From a value's text to what the lake must hold: in the typed column, and in the raw text column."""
 
 
 def held_by_text(database: Database) -> list[Held]:
@@ -122,7 +122,7 @@ def held_by_text(database: Database) -> list[Held]:
 
 
 def _wanted(text: str, kind: ColumnType, number: str | None) -> Any:
-    """A value's comparable form from its text, or from the number that Postgres computed."""
+    """A value's comparable form, computed from its text or from the number that Postgres computed."""
     match kind.kind:
         case Kind.LIST:
             assert kind.element is not None
@@ -150,7 +150,7 @@ def _wanted(text: str, kind: ColumnType, number: str | None) -> Any:
 
 
 def _elements(text: str) -> list[str | None]:
-    """An array's elements, or a vector's, one character after the other."""
+    """The elements of an array or a vector, parsed character by character."""
     if text.startswith("["):
         return list(text[1:-1].split(","))
     elements: list[str | None] = []
@@ -173,7 +173,7 @@ def _elements(text: str) -> list[str | None]:
 
 
 def _digits(value: Decimal) -> str:
-    """A number without the zeros at its end: engines differ in how many they show."""
+    """A number without trailing zeros: engines differ in how many they show."""
     text = format(value, "f")
     return "0" if value == 0 else text.rstrip("0").rstrip(".") if "." in text else text
 
@@ -190,9 +190,9 @@ def lake_types(table: LakeTable) -> dict[str, str]:
 def by_duckdb(
     location: str, types: dict[str, str], order: str = "ORDER BY id", duckdb: DuckDBPyConnection | None = None
 ) -> dict[str, list[Any]]:
-    """The lake table's columns in comparable form, as DuckDB reads them; so are the others.
+    """The lake table's columns in comparable form, as DuckDB reads them; so are those of the other readers.
 
-    `duckdb` is a connection to use; without one, each call loads DuckDB's extensions anew.
+    `duckdb` is a connection to use; without one, each call loads DuckDB's extensions again.
     """
     forms = {
         "date": "({0} - DATE '1970-01-01')::bigint",
@@ -224,7 +224,7 @@ def by_spark(session: SparkSession, table: str, types: dict[str, str]) -> dict[s
 
 
 def by_pyarrow(location: str, types: dict[str, str]) -> dict[str, list[Any]]:
-    """The data files alone: nothing was deleted."""
+    """The rows of the data files alone, since nothing was deleted."""
     parts = []
     for file in LakeTable.load(location, StorageOptions()).live_data_files():
         path = local_path(file.path)

@@ -1,4 +1,4 @@
-"""A table with heap retention, of many types, part of which has left the heap.
+"""A table with heap retention, with many types, part of which has left the heap.
 
 `public.shadow` is a plain table that gets the same statements: what every read must show.
 """
@@ -46,7 +46,8 @@ class TypedEvents(RetentionTable):
         return self
 
     def both(self, statement: str, connection: Connection[object] | None = None) -> None:
-        """Runs the statement on the table and on its shadow, the first `{}` being the name, in one transaction."""
+        """Runs the statement on the table and on its shadow, in one transaction. The first `{}` is replaced by the
+        name."""
         if connection is not None:
             for name in (EVENTS, SHADOW):
                 connection.execute(statement.replace("{}", name, 1).encode())
@@ -58,10 +59,10 @@ class TypedEvents(RetentionTable):
         self.both(f"INSERT INTO {{}} VALUES {', '.join(row(at, number) for at, number in keys)}")
 
     def move_cutline(self) -> None:
-        """Registers the table. Partition 0 leaves the heap, partition 1 stays in it, sealed: a reader's pin holds it
+        """Registers the table. Partition 0 leaves the heap. Partition 1 stays in it, sealed: a reader's pin holds it
         back. The cut-line is 200."""
         self.mirror.register(EVENTS, retention=at_once("150"))
-        with self.database.connect() as connection:
+        with self.database.session() as connection:
             connection.execute(
                 "INSERT INTO modak.read_pins"
                 " (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)"
@@ -71,27 +72,27 @@ class TypedEvents(RetentionTable):
             self.await_state(90, p0="dropped", p1="tiered", p2="hot", p3="hot")
 
     def pins(self) -> list[Row]:
-        """The pins of readers but that of `move_cutline`."""
+        """The pins of readers except that of `move_cutline`."""
         return self.database.rows(
             "SELECT pin_id, pinned_tier_key_hi, pinned_lake_snapshot_id FROM modak.read_pins"
             " WHERE pinned_tier_key_hi <> 150 ORDER BY pin_id"
         )
 
-    def truth(self, *, sidecars: bool = False) -> list[Row]:
-        """Every row of the shadow as the lake has it, normalised and sorted: json as Postgres prints it, and what the
-        columns' types cannot hold beside them."""
-        with self.database.connect() as connection:
+    def truth(self, *, raw_texts: bool = False) -> list[Row]:
+        """Every row of the shadow as the lake has it, normalised and sorted: json as Postgres prints it, and the texts
+        of the raw text columns."""
+        with self.database.session() as connection:
             connection.execute("SET TimeZone = 'UTC'")
             columns = (
                 "at, id, CASE WHEN n <> 'NaN' THEN n END, u, tags, words, CASE WHEN isfinite(day) THEN day END, seen,"
                 " local, f, b, j::text, kept, t"
             )
-            if sidecars:
+            if raw_texts:
                 columns += ", CASE WHEN n = 'NaN' THEN 'NaN' END, CASE WHEN NOT isfinite(day) THEN day::text END"
             return normalised(connection.execute(f"SELECT {columns} FROM {SHADOW}".encode()).fetchall())
 
     def upsert(self, at: int, number: int, **changed: str) -> None:
-        """A row of the table corrected, or made, wherever it is; the shadow's likewise."""
+        """Corrects or inserts a row of the table, wherever it is, and of the shadow."""
         values = row(at, number, **changed)
         with self.database.connect(autocommit=False) as connection:
             connection.execute(f"DELETE FROM {SHADOW} WHERE at = {at} AND id = {number}".encode())

@@ -13,8 +13,8 @@ _SHOWN = "SELECT setting::bigint FROM pg_settings WHERE name = 'max_slot_wal_kee
 
 @contextmanager
 def wal_limit(database: Database, mebibytes: int) -> Iterator[None]:
-    """Within the block, max_slot_wal_keep_size is that, for all slots of the server."""
-    with database.connect() as connection:
+    """Within the block, max_slot_wal_keep_size is that many MiB, for all slots of the server."""
+    with database.session() as connection:
         connection.execute(f"ALTER SYSTEM SET max_slot_wal_keep_size = '{mebibytes}MB'".encode())
         connection.execute("SELECT pg_reload_conf()")
         try:

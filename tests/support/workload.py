@@ -1,4 +1,4 @@
-"""Random transactions over tables of several shapes, done to Postgres and to a model of it alike."""
+"""Random transactions over tables of several shapes, applied to Postgres and to a model of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BIG = 3000
 """Bytes beyond which Postgres stores a value out of line, and an UPDATE of other columns does not send it."""
 
 FILLERS = 120
-"""Rows of a bulk insert: several heap blocks, hence several chunks of a copy."""
+"""Rows of a bulk insert: several heap blocks, so several chunks of a copy."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ SHAPES = (
 
 
 class Act(StrEnum):
-    """What one operation does; keys are picked by number from the shape's."""
+    """What one operation does. Keys are picked by number from the shape's."""
 
     PUT = "put"
     """Insert, or update of every value column if the key exists."""
     TOUCH = "touch"
-    """Update of n only: a large value travels as unchanged."""
+    """Update of n only: a large value is sent as unchanged."""
     BIG = "big"
     DELETE = "delete"
     REINSERT = "reinsert"
@@ -83,11 +83,11 @@ class Act(StrEnum):
     BUMP = "bump"
     """Update of every row."""
     FILL = "fill"
-    """Bulk insert of the fillers that are not there."""
+    """Bulk insert of the filler rows that do not exist."""
     DELETE_SOME = "delete-some"
     TRUNCATE = "truncate"
     TRUNCATE_TWO = "truncate-two"
-    """One statement, two tables."""
+    """One statement that changes two tables."""
     SAVEPOINT = "savepoint"
     ROLLBACK_TO = "rollback-to"
     RELEASE = "release"
@@ -115,7 +115,8 @@ _LENGTHS = (None, 0, 5, BIG, 3 * BIG)
 
 
 def random_operations(chance: random.Random, most: int) -> list[RowOperation]:
-    """Up to `most` operations. Drawn from a seed, not one by one by hypothesis, whose budget goes to the steps."""
+    """Up to `most` operations. They are drawn from a seed and not one by one by hypothesis, whose budget is for the
+    steps."""
     return [
         RowOperation(
             act=chance.choice(_ACTS),
@@ -138,7 +139,7 @@ class Ending(StrEnum):
 
 
 class Writer:
-    """One session that does operations and keeps the model of what it has done."""
+    """One session that performs operations and keeps a model of what it has done."""
 
     def __init__(self, connection: psycopg.Connection[Any], history: History) -> None:
         self._connection = connection
@@ -148,7 +149,7 @@ class Writer:
     def transaction(
         self, operations: list[RowOperation], ending: Ending, shapes: tuple[TableShape, ...] = SHAPES
     ) -> None:
-        """One transaction of these operations; the history learns of it if it commits."""
+        """One transaction of these operations. It is added to the history if it commits."""
         run = self._connection.execute
         number = self._history.next_number()
         tables = {shape.name: dict(self._history.tables.get(shape.name, {})) for shape in shapes}
@@ -268,7 +269,7 @@ class Writer:
         return self._fillers[shape.name]
 
     def _large(self, length: int | None) -> str | None:
-        """A value of that length that differs from every other, so that a wrong one cannot go unnoticed."""
+        """A value of that length that differs from every other, so that a wrong one is noticed."""
         if length is None:
             return None
         self._big += 1
@@ -283,7 +284,7 @@ def _where(shape: TableShape) -> str:
 
 
 def _half(n: int | None) -> int:
-    """As Postgres divides: towards zero."""
+    """Halves as Postgres does: towards zero."""
     return 0 if n is None else int(n / 2)
 
 

@@ -1,4 +1,4 @@
-"""Pauses between tries: how they grow, what chance does to them, and what begins them anew."""
+"""Pauses between attempts: how they grow, how jitter changes them, and what resets them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mirror_pump.backoff import Backoff, Retries
 
 
 class Busy(Exception):
-    """Worth another try."""
+    """An error that is worth another attempt."""
 
 
 def test_pauses_double_up_to_the_longest() -> None:

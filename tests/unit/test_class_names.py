@@ -1,4 +1,4 @@
-"""No two classes share a name, so that a name found by a search, in a log or in a discussion stands for one thing."""
+"""No two classes share a name, so that a name in a search, in a log or in a discussion has one meaning."""
 
 from __future__ import annotations
 

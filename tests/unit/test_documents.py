@@ -1,4 +1,5 @@
-"""The documentation holds together: links lead somewhere, words keep their meaning, no page is left out of the map."""
+"""The documentation holds together: links lead somewhere, words keep their meaning, no page is missing from the
+index."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ _TROUBLESHOOTING = _DOCS / "troubleshooting.md"
 _PAGES = [_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *sorted(_DOCS.rglob("*.md"))]
 
 _GLOSSARY_LIMIT = 40
-"""Terms that a newcomer may be asked to learn."""
+"""The number of terms that a newcomer may be asked to learn."""
 
 _LETTERS = re.compile(r"(?<![\w/.=-])(?:F|S|T|L0|s0)(?![\w/'=-])")
-"""The notation of the proof. `decimal(P,S)` and the like stand in code spans, which are not looked at."""
+"""The notation of the proof. `decimal(P,S)` and the like are in code spans, which are ignored."""
 
 
 def _prose(page: Path) -> str:
@@ -92,14 +93,14 @@ def test_the_glossary_is_short_and_explains_each_term_once() -> None:
 
 
 def _printed_texts() -> str:
-    """The code, with string literals that stand beside each other joined, and `{...}` and `%s` left out."""
+    """The code, with adjacent string literals joined, and without `{...}` and `%s`."""
     sources = [*(_ROOT / "mirror_pump").rglob("*.py"), *(_ROOT / "sql").rglob("*.sql")]
     text = "\n".join(source.read_text(encoding="utf-8") for source in sources)
     return re.sub(r'"\s*\n\s*f?"', "", text)
 
 
 def test_every_symptom_is_a_text_that_the_program_prints() -> None:
-    """The first cells of tables of what `status` says and of errors; `...` stands for a value."""
+    """The first cells of tables of `status` messages and of errors; `...` stands for a value."""
     code = _printed_texts()
     symptoms = 0
     for table in re.split(r"\n\n", _TROUBLESHOOTING.read_text(encoding="utf-8")):

@@ -1,4 +1,4 @@
-"""Where a table's content is decided, functions stay short enough to be read at one look."""
+"""Functions that decide about a table's content are short enough to be understood at a glance."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[2] / "mirror_pump"
 _LONGEST = 40
-"""Lines, signature and docstring included."""
+"""Lines, including signature and docstring."""
 _SHORT = (
     "pipeline/operations/*.py",
     "pipeline/publish/staging.py",

@@ -1,4 +1,4 @@
-"""Imports point one way (docs/architecture.md): every import statement of the code is parsed and held against that."""
+"""Imports point one way (docs/architecture.md): every import statement of the code is parsed and checked."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 _ROOT = Path(__file__).parents[2]
 
-# Layer -> the layers that it may import beside itself. `bottom` is every module directly in mirror_pump/ (model,
-# errors, config, ...). What is not named here fails, so a new package has to take its place in the order.
+# Layer -> the layers that it may import besides itself. `bottom` is every module directly in mirror_pump/ (model,
+# errors, config, ...). A package that is not named here fails, so a new one has to take its place in the order.
 _BELOW = {
     "sql": set[str](),
     "decoders": set[str](),
@@ -27,14 +27,13 @@ _BELOW = {
     "ops": {"pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
     "monitoring": {"ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
     "cli": {"monitoring", "ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
-    # For users' tests and ours, and the demo, which is a user of the command line.
-    # For users' own Spark programs.
+    # For users' tests and ours, and for the demo, which uses the command line.
     "spark": {"ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
     "testing": {"cli", "spark", "ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
 }
 
 # Rooms inside a layer -> the rooms of the same layer that they may import. A module directly in the layer's package is
-# below all rooms, but in `cli`, where main.py is the top. Layers without rooms are not named.
+# below all rooms, except in `cli`, where main.py is the top. Layers without rooms are not listed.
 _ROOMS = {
     "source": {
         "stream": set[str](),
@@ -97,7 +96,7 @@ _ROOMS = {
 }
 
 _DECODERS_NEED = {"numpy", "pyarrow"}
-"""Beside the standard library: the decoders run inside tasks, wherever those are."""
+"""Besides the standard library: the decoders run inside tasks, wherever those are."""
 
 
 def _modules(root: Path) -> dict[str, Path]:
@@ -115,12 +114,12 @@ def _layer(module: str) -> str:
     if package != "mirror_pump":
         return package
     head = rest.partition(".")[0]
-    # A package of mirror_pump that _BELOW does not know keeps its name, and is refused for it.
+    # A package of mirror_pump that _BELOW does not know keeps its name, and is refused because of it.
     return head if (_ROOT / "mirror_pump" / head).is_dir() and head else "bottom"
 
 
 def _imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
-    """Dotted names that a module imports anywhere in it: in functions and under TYPE_CHECKING as well."""
+    """Dotted names that a module imports anywhere, also in functions and under TYPE_CHECKING."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -135,7 +134,7 @@ def _imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
 
 
 def _graph(root: Path) -> dict[str, set[str]]:
-    """Module -> every dotted name it imports; those that are no module of ours stand for other packages."""
+    """Module -> every dotted name that it imports; names that are not our modules stand for other packages."""
     modules = _modules(root)
     graph = {}
     for name, path in modules.items():
@@ -168,7 +167,7 @@ def _violations(graph: dict[str, set[str]]) -> list[str]:
 
 
 def _room(module: str, rooms: Collection[str]) -> str | None:
-    """The room that a module is in; None of one directly in its layer's package."""
+    """The room of a module; None for one directly in its layer's package."""
     parts = module.split(".")
     return parts[2] if len(parts) > 2 and parts[2] in rooms else None
 
@@ -184,7 +183,7 @@ def _room_violation(module: str, imported: str, rooms: Mapping[str, Collection[s
 
 
 def _cycle(graph: dict[str, set[str]]) -> list[str]:
-    """A ring of modules that import each other, or nothing."""
+    """A cycle of modules that import each other; empty if there is none."""
     done: set[str] = set()
     path: list[str] = []
 
@@ -215,12 +214,12 @@ def test_imports_point_downwards() -> None:
 
 
 def test_what_is_imported_is_declared() -> None:
-    """A package that is here by chance, as another's dependency or by hand, is not there for users."""
+    """A package that happens to be installed here may be missing for users."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = {_distribution(text) for text in project["dependencies"]}
     extras = project["optional-dependencies"]
     demo = {_distribution(text) for text in (*extras["demo"], *extras["sql"])}
-    # `sql`, which the extra is for, and `verify`, which does without.
+    # `sql`, which the extra is for, and `verify`, which works without it.
     reads = {f"mirror_pump.ops.reads.{name}" for name in ("query", "query_results", "views")}
     verify = {f"mirror_pump.ops.verify.{name}" for name in ("compare_duckdb", "comparison_engines")}
     sql = {"mirror_pump.ops.duckdb.duckdb_connection", "mirror_pump.ops.duckdb.query_interrupt", *reads, *verify}
@@ -247,7 +246,7 @@ def _distribution(requirement: str) -> str:
 
 
 def test_every_room_has_its_place() -> None:
-    """A new room fails until somebody says what it may import, and every room says what is in it."""
+    """A new room fails until its imports are declared, and every room says what is in it."""
     for layer, rooms in _ROOMS.items():
         packages = {path.parent.name: path for path in (_ROOT / "mirror_pump" / layer).glob("*/__init__.py")}
         assert packages.keys() == rooms.keys(), layer

@@ -1,6 +1,6 @@
-"""No test replaces a constant of the program: what tests change is a setting, an internal limit or a parameter.
+"""No test replaces a constant of the program: tests change settings, internal limits or parameters.
 
-Replacing a function is allowed: it injects a fault, or watches a step.
+Replacing a function is allowed: it injects a fault, or observes a step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The maintenance policy's keys, values and refusals, and that docs/maintenance.md describes each key."""
+"""The maintenance policy's keys, values and errors, and that docs/maintenance.md describes each key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of queries are read by name (mirror_pump/source/rows.py), and long statements are in sql/."""
+"""Rows of queries are read by name (mirror_pump/source/rows.py), and long statements are in sql/."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 _ROOT = Path(__file__).parents[2]
 _MOST_UNPACKED = 2
-"""Columns of a plain row, which are unpacked."""
+"""The most columns of a row that is unpacked."""
 _BEFORE_COMPOSED = 3
 """Columns before those that a statement composes for a table: `for pk, version, operation, *values in rows`."""
 _FETCH = {"execute", "fetchone", "fetchall", "fetchmany"}
@@ -98,7 +98,7 @@ def _read_by_place(text: str) -> Iterator[int]:
 
 
 def _long_statements(text: str) -> Iterator[int]:
-    """First lines of the statements in a module that take several lines and are always the same."""
+    """First lines of constant statements in a module that take several lines."""
     tree = ast.parse(text)
     parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
@@ -116,7 +116,7 @@ def _is_row(node: ast.expr) -> bool:
 
 
 def _is_place(index: ast.expr) -> bool:
-    """Whether an index is a slice or a number but 0. A variable finds a column that a statement composed."""
+    """Whether an index is a slice or a number except 0. A variable finds a column that a statement composed."""
     constant = isinstance(index, ast.Constant) and isinstance(index.value, int) and index.value != 0
     return constant or isinstance(index, ast.Slice | ast.UnaryOp)
 
@@ -132,7 +132,7 @@ def _has_rows(node: ast.expr) -> bool:
 
 
 def _counts(target: ast.expr) -> bool:
-    """Whether the names that a row is unpacked into are more than a reader takes in without counting."""
+    """Whether a row is unpacked into more names than a reader can keep in mind."""
     if not isinstance(target, ast.Tuple):
         return False
     if len(target.elts) == 1:

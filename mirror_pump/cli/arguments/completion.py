@@ -55,7 +55,7 @@ def _matching(ctx: typer.Context, incomplete: str, *, mirrored: bool) -> list[st
     except Exception:  # noqa: BLE001 - whatever is wrong, the command that is being typed says it better
         return []
     found = [table.name for table in tables if table.name.startswith(incomplete)]
-    # Without the schema if the user began so, and only if Postgres finds the table that way.
+    # Without its schema only if the user left it out and Postgres finds the table that way.
     visible = [table.without_schema for table in tables if table.visible]
     return found or [name for name in visible if name.startswith(incomplete)]
 

@@ -22,7 +22,7 @@ SLOT = ("slot", "publication")
 STORAGE = ("storage_endpoint", "storage_region", "storage_access_key")
 """The secret key is not an option, since everybody on a machine can read a process's command line."""
 MONITORING = ("listen", "ready_max_lag")
-"""The token is a secret, and no option either."""
+"""The token is not an option either, for the same reason."""
 LOGGING = ("log_format", "log_level")
 
 Command = Callable[..., int | None]

@@ -29,6 +29,9 @@ def add(app: typer.Typer) -> None:
         user: Annotated[
             str | None, typer.Option("--user", metavar="ROLE", help=r"The role to read as \[that of the DSN]")
         ] = None,
+        profile: Annotated[
+            str, typer.Option("--profile", metavar="NAME", help="The storage profile whose tables are to be read")
+        ] = "default",
     ) -> None:
         """Print settings to paste into an engine, for the mirror of this database. Passwords stay placeholders.
 
@@ -37,4 +40,7 @@ def add(app: typer.Typer) -> None:
         from mirror_pump.ops.reads.engine_snippets import snippet
         from mirror_pump.ops.setup.stored_settings import complete
 
-        say(snippet(complete(settings), engine.value, user, lambda text: remark(f"warning: {text}")))
+        def warn(text: str) -> None:
+            remark(f"warning: {text}")
+
+        say(snippet(complete(settings), engine.value, user, warn, profile))

@@ -20,12 +20,13 @@ def add(app: typer.Typer) -> None:
         settings: Settings,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
     ) -> int:
-        """Check the server, the role's rights, the tables, the storage and this machine, each with what to do.
+        """Check the server, the role's rights, the tables, the storage and this machine, and say what to do.
 
-        Nothing has to be set up: without a database, a mirror or a Java, it says so and checks the rest. It changes
-        nothing but a file that it writes to the warehouse and deletes again. Each check has a deadline.
+        Nothing has to be set up before: if the database, the mirror or Java is missing, doctor says so and checks the
+        rest. It changes nothing, except that it writes a file to the warehouse and deletes it. Each check has a
+        deadline.
 
-        Exit code 0 if nothing fails, 1 if something does. Warnings, and what could not be looked at, fail nothing.
+        Exit code 0 if no check fails, else 1. Warnings, and checks that could not be made, count as no failure.
         """
         from mirror_pump.ops.doctor.check import Outcome
         from mirror_pump.ops.doctor.examination import examine

@@ -82,6 +82,10 @@ def add(app: typer.Typer) -> None:
                 help="With --heap-retention: detach partitions, which stay as tables, instead of dropping them",
             ),
         ] = False,
+        profile: Annotated[
+            str | None,
+            typer.Option(metavar="NAME", help=r"Storage profile of the tables \[that of `profile set-default`]"),
+        ] = None,
         dry_run: Annotated[
             bool,
             typer.Option("--dry-run", help="Only print what would be registered, and what would leave the heap"),
@@ -120,7 +124,9 @@ def add(app: typer.Typer) -> None:
                 _show(previews)
                 _confirm()
         with copy_progress() as show:
-            outcomes = put_under_mirror(settings, tables, not no_wait, show, choices=choices, retention=retention)
+            outcomes = put_under_mirror(
+                settings, tables, not no_wait, show, choices=choices, retention=retention, profile=profile
+            )
         for outcome in outcomes:
             if outcome.error is not None:
                 happened = "copy failed" if outcome.registered else "not registered"

@@ -93,9 +93,10 @@ def add(app: typer.Typer) -> None:
     ) -> int:
         """Query mirrored tables by their own names, as of a single point in time, which is pinned during the query.
 
-        If a statement combines tables with and without heap retention, there are two points in time, as a message on
-        stderr tells. SHOW TABLES lists the tables. DuckDB runs inside this process; only tables that the query names
-        are touched. Several queries run one after the other, each as of its own point in time, until one fails.
+        If a statement combines tables with and without heap retention, they are read as of two points in time, and a
+        message on stderr says so. SHOW TABLES lists the tables. DuckDB runs inside this process, and reads only the
+        tables that the query names. Several queries run one after the other until one fails, each as of its own point
+        in time.
         """
         if at is not None and (mode is not Mode.SEAM or min_lsn is not None):
             raise UsageError("--at reads the lake's past", "leave out --mode and --min-lsn")

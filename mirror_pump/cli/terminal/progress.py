@@ -85,7 +85,7 @@ def _bars() -> Iterator[Show]:
 
 
 class ComparisonProgress(Protocol):
-    """What is shown of one table's comparison (mirror_pump.ops.verify.verification.TableCopyProgress)."""
+    """What is shown of one table's comparison (mirror_pump.ops.verify.verification.TableProgress)."""
 
     @property
     def table(self) -> str: ...

@@ -102,7 +102,7 @@ def _wal_left(slot: SlotState) -> str:
     if slot.safe_wal_bytes is None:
         return ""
     text = f"; room for {bytes_text(slot.safe_wal_bytes)} more"
-    left = slot.seconds_to_invalidation
+    left = slot.max_outage_seconds
     return text if left is None else f"{text}, {seconds_text(left)} at the present rate"
 
 

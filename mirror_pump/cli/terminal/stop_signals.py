@@ -19,7 +19,7 @@ class StoppedBySignal(BaseException):
 
 
 class StopSignals:
-    """Signal handling of a service: requests a stop from a service at work, else raises Stopped in the main thread."""
+    """Signal handling of a service: asks a service at work to stop, else raises StoppedBySignal in the main thread."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None

@@ -39,6 +39,12 @@ class Procedures:
     """Procedures of the catalog `lake`. The Spark session needs Iceberg's jars (see spark_runtime/session.py)."""
 
     spark: SparkSession
+    session_at: Callable[[str], SparkSession] | None = None
+    """Returns the session in which the catalog reaches the files of a table at this location; None: `spark` does."""
+
+    def at(self, location: str) -> Procedures:
+        """The procedures for a table at this location. Raises LakeError if there are no credentials for it."""
+        return self if self.session_at is None else Procedures(self.session_at(location))
 
     def busy(self) -> bool:
         """Whether Spark is running a job. A procedure without a running job is planning or committing."""

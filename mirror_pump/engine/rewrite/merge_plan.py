@@ -30,7 +30,7 @@ them, and every reader of the data file opens them all."""
 FULL_POSITIONS = 1 << 22
 """A position-delete file with this many rows is no longer merged."""
 
-WORN_SHARE = 0.1
+MUCH_DELETED_SHARE = 0.1
 """A data file is rewritten once this share of its rows is deleted, so at most nine live rows are written per deleted
 row. Deleted rows slow readers down, above all pyiceberg, which reads all deletes of a file per 131,072 rows."""
 
@@ -78,19 +78,19 @@ def plan_merge(
     if present is None:
         return None
     small = choose(present.data, sorted(present.pending), target_bytes, sizes.fanout)
-    return _plan(table, present, small, sizes, pile=True)
+    return _plan(table, present, small, sizes, merge_positions=True)
 
 
 def plan_rewrite(table: LakeTable, listing: Listing, sizes: MergeSizes = DEFAULT_SIZES) -> MergePlan | None:
     """Plans to rewrite the data file with the largest share of deleted rows, whatever its size, without these rows.
 
-    None if no file reaches `WORN_SHARE`. Otherwise like `plan_merge`.
+    None if no file reaches `MUCH_DELETED_SHARE`. Otherwise like `plan_merge`.
     """
     present = _present(table, listing)
     if present is None:
         return None
     most_deleted = _most_deleted(present.data, present.positions, present.pending)
-    return _plan(table, present, most_deleted, sizes, pile=False) if most_deleted else None
+    return _plan(table, present, most_deleted, sizes, merge_positions=False) if most_deleted else None
 
 
 def plan_fill(
@@ -113,7 +113,7 @@ def plan_fill(
             rows += file.records
             if rows >= most_rows or len(chosen) >= MOST_SOURCES:
                 break
-    return _plan(table, present, tuple(chosen), DEFAULT_SIZES, pile=False) if chosen else None
+    return _plan(table, present, tuple(chosen), DEFAULT_SIZES, merge_positions=False) if chosen else None
 
 
 class NotFillable(LakeError):
@@ -160,7 +160,7 @@ def _present(table: LakeTable, listing: Listing) -> _Present | None:
 
 
 def _plan(
-    table: LakeTable, present: _Present, sources: tuple[LiveFile, ...], sizes: MergeSizes, *, pile: bool
+    table: LakeTable, present: _Present, sources: tuple[LiveFile, ...], sizes: MergeSizes, *, merge_positions: bool
 ) -> MergePlan | None:
     replaced = {file.path for file in sources}
     # Rewrites by other engines may leave position deletes that refer to data files which are already gone.
@@ -172,13 +172,16 @@ def _plan(
     # Position-delete files that refer to several data files would keep their rows about the sources. DuckDB computes
     # row counts as rows of data files minus rows of delete files, and some queries fail with an internal error if that
     # is negative.
-    piled = _piled(remaining, sizes, shared=bool(sources) or crowded) if pile else _shared(remaining)
-    if not (sources or piled or (crowded and dangling)):
+    shared = bool(sources) or crowded
+    positions = _positions_to_merge(remaining, sizes, shared=shared) if merge_positions else _shared(remaining)
+    if not (sources or positions or (crowded and dangling)):
         return None
     return MergePlan(
         data=_merge(table, sources, present.positions) if sources else None,
-        positions=PositionsTask(piled, about, table.location, table.storage, sizes.own_positions) if piled else None,
-        removed=frozenset(chain(replaced, dangling, piled)),
+        positions=PositionsTask(positions, about, table.location, table.storage, sizes.own_positions)
+        if positions
+        else None,
+        removed=frozenset(chain(replaced, dangling, positions)),
         seen=present.seen,
         sequence_number=table.sequence_number,
     )
@@ -270,7 +273,7 @@ def _age(file: LiveFile) -> tuple[int, str]:
 def _most_deleted(
     data: Iterable[LiveFile], positions: Iterable[LiveFile], pending: Collection[int]
 ) -> tuple[LiveFile, ...]:
-    """The data file with the largest share of deleted rows, if that reaches `WORN_SHARE`.
+    """The data file with the largest share of deleted rows, if that reaches `MUCH_DELETED_SHARE`.
 
     Only position-delete files that refer to a single data file count. Those that refer to several do not tell how many
     rows belong to which, and are split as they grow. Files with the sequence number of a pending equality delete are
@@ -285,7 +288,7 @@ def _most_deleted(
         if 0 < file.records <= _MOST_SOURCE_ROWS and file.sequence_number not in pending
     ]
     share, most = max(found, key=itemgetter(0), default=(0.0, None))
-    return () if most is None or share < WORN_SHARE else (most,)
+    return () if most is None or share < MUCH_DELETED_SHARE else (most,)
 
 
 def _shared(positions: Iterable[LiveFile]) -> tuple[str, ...]:
@@ -293,21 +296,22 @@ def _shared(positions: Iterable[LiveFile]) -> tuple[str, ...]:
     return tuple(file.path for file in positions if file.about is None and file.records < FULL_POSITIONS)
 
 
-def _piled(positions: Sequence[LiveFile], sizes: MergeSizes, *, shared: bool) -> tuple[str, ...]:
+def _positions_to_merge(positions: Sequence[LiveFile], sizes: MergeSizes, *, shared: bool) -> tuple[str, ...]:
     """Position-delete files to merge: those of the largest full size class and of all smaller classes. Files that a
     merge has written for a single data file are only merged with each other. `shared`: also take all files that refer
     to several data files."""
-    piles: dict[str | None, list[LiveFile]] = defaultdict(list)
+    groups: dict[str | None, list[LiveFile]] = defaultdict(list)
     for file in positions:
         if file.records < FULL_POSITIONS:
-            piles[file.about if file.records >= sizes.own_positions else None].append(file)
+            groups[file.about if file.records >= sizes.own_positions else None].append(file)
     full = chain.from_iterable(
-        _full(pile, OWN_FANOUT if data_path else sizes.fanout) for data_path, pile in piles.items()
+        _full(files, OWN_FANOUT if data_path else sizes.fanout) for data_path, files in groups.items()
     )
     return tuple(dict.fromkeys((*full, *(_shared(positions) if shared else ()))))
 
 
-def _full(pile: Sequence[LiveFile], fanout: int) -> Iterator[str]:
-    classes = Counter(size_class(file.records) for file in pile)
+def _full(files: Sequence[LiveFile], fanout: int) -> Iterator[str]:
+    """Paths of the files in the largest full size class and in all smaller ones."""
+    classes = Counter(size_class(file.records) for file in files)
     full = max((size for size, count in classes.items() if count >= fanout), default=-1)
-    return (file.path for file in pile if size_class(file.records) <= full)
+    return (file.path for file in files if size_class(file.records) <= full)

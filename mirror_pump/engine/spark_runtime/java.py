@@ -101,8 +101,8 @@ def _bundled_home() -> Path | None:
     home = _cache_directory() / "java"
     store = None
     if os.environ.get("SSL_CERT_FILE"):
-        # This site has its own certificates (a proxy that opens TLS, a private mirror of Maven). A Java installed by
-        # the system knows them; the packaged one only has the public ones.
+        # The site has certificates of its own (a proxy that inspects TLS, a private mirror of Maven). A Java that the
+        # system installed trusts them; the packaged one only trusts public ones.
         store = home / "cacerts.jks"
         _replace(store, trust_store(ssl.create_default_context().get_ca_certs(binary_form=True)), 0o644)
     return write_wrapper(java, home, store)

@@ -76,8 +76,8 @@ def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[s
 
 
 def end_java() -> None:
-    """Ends the Java process of this process, after its Spark was stopped; it would keep its heap until we end. The next
-    spark_session() starts a new one."""
+    """Ends this process's JVM after Spark was stopped, since it would keep its heap as long as this process runs. The
+    next spark_session() starts a new one."""
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
 
@@ -110,8 +110,8 @@ def _launch_jvm(settings: SparkSettings, conf: Mapping[str, str]) -> None:
         gateway = launch_gateway(launched, {"stdout": output, "stderr": output})
     SparkContext._ensure_initialized(gateway=gateway)
     for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
-        # It would print a traceback when the JVM ends first, for example by a SIGTERM to all processes of a service.
-        # Callers that wait for the JVM notice that anyway.
+        # py4j would print a traceback if the JVM ended first, for example by a SIGTERM to all processes of a service.
+        # Callers that wait for the JVM notice its end anyway.
         server.handle_error = lambda *_: None
 
 
@@ -173,10 +173,10 @@ def jdbc_catalog(name: str, dsn: str, warehouse: str) -> dict[str, str]:
     return conf
 
 
-def maven_packages(warehouse: str) -> tuple[str, ...]:
-    """What Spark takes from Maven to read and rewrite Iceberg tables in this warehouse, each as group:name:version."""
+def maven_packages(*warehouses: str) -> tuple[str, ...]:
+    """What Spark takes from Maven to read and rewrite Iceberg tables in these warehouses: each a group:name:version."""
     packages = (ICEBERG_PACKAGE, JDBC_PACKAGE)
-    if not warehouse.startswith("s3://"):
+    if not any(warehouse.startswith("s3://") for warehouse in warehouses):
         return packages
     return (*packages, ICEBERG_PACKAGE.replace("iceberg-spark-runtime-4.1_2.13", "iceberg-aws-bundle"))
 
@@ -184,21 +184,34 @@ def maven_packages(warehouse: str) -> tuple[str, ...]:
 def storage_conf(name: str, warehouse: str, properties: Mapping[str, str]) -> dict[str, str]:
     """Spark settings with which catalog `name` reaches the warehouse's storage; none for local files.
 
-    `properties` are those of pyiceberg's FileIO (`s3.endpoint` and so on). The result contains secrets.
+    `properties` are those of pyiceberg's FileIO (`s3.endpoint` and so on). The result contains secrets: the settings of
+    the catalog are for a session (see lake_sessions.py), not for the start of Spark.
     """
     if not warehouse.startswith("s3://"):
         return {}
     prefix = f"spark.sql.catalog.{name}"
-    conf = {
-        "spark.jars.packages": ",".join(maven_packages(warehouse)),
-        f"{prefix}.io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
-        **{f"{prefix}.{key}": value for key, value in properties.items() if key != "s3.region"},
-    }
+    found = {"io-impl": file_io(warehouse), **file_io_properties(properties)}
+    packages = {"spark.jars.packages": ",".join(maven_packages(warehouse))}
+    return packages | {f"{prefix}.{key}": value for key, value in found.items()}
+
+
+def file_io(location: str) -> str:
+    """The class of Iceberg's that opens files at this location."""
+    return (
+        "org.apache.iceberg.aws.s3.S3FileIO"
+        if location.startswith("s3://")
+        else "org.apache.iceberg.hadoop.HadoopFileIO"
+    )
+
+
+def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Properties of Iceberg's S3FileIO, from those of pyiceberg's FileIO."""
+    found = {key: value for key, value in properties.items() if key != "s3.region"}
     if "s3.endpoint" in properties:
-        conf[f"{prefix}.s3.path-style-access"] = "true"
+        found["s3.path-style-access"] = "true"
     if "s3.region" in properties:
-        conf[f"{prefix}.client.region"] = properties["s3.region"]
-    return conf
+        found["client.region"] = properties["s3.region"]
+    return found
 
 
 @dataclass(frozen=True)

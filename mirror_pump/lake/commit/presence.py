@@ -38,6 +38,7 @@ from mirror_pump.lake.storage import (
     missing_files,
 )
 from mirror_pump.model import TableId
+from mirror_pump.storage_profiles import warehouse_of
 
 _REMEDY = "restore it from a backup, or have the table copied again: unregister and register it"
 
@@ -65,9 +66,8 @@ class StoredTable:
 
     @property
     def warehouse(self) -> str:
-        """URI of the warehouse. Registration places a table two levels below it, in directories for schema and
-        table."""
-        return self.location.rsplit("/", 2)[0]
+        """URI of the warehouse."""
+        return warehouse_of(self.location)
 
 
 def head_files(table: LakeTable, *, manifests: bool = True) -> list[str]:

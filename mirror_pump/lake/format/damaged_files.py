@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mirror_pump.errors import FileDamaged, MirrorPumpError
-from mirror_pump.lake.storage import StorageOptions, local_path, open_input
+from mirror_pump.errors import FileDamaged, LakeError, MirrorPumpError
+from mirror_pump.lake.storage import StorageOptions, local_path, open_input, read_bytes
 
 _FORMAT = re.compile(
     "thrift|parquet|schema|metadata|decompress|codec|corrupt|end of stream|page|dictionary|level|flatbuffers|IPC",
@@ -42,9 +42,26 @@ def open_parquet(
             # Errors of a local file system have a number; object stores' have none.
             if error.errno is not None or (local_path(location) is None and not _FORMAT.search(str(error))):
                 raise
-            raise _damaged(location, "a readable Parquet file", error) from error
+            raise _confirmed(location, storage, error) from error
         except (pa.ArrowException, ValueError, LookupError, StopIteration) as error:
-            raise _damaged(location, "a readable Parquet file", error) from error
+            raise _confirmed(location, storage, error) from error
+
+
+def _confirmed(location: str, storage: StorageOptions, error: Exception) -> MirrorPumpError:
+    """The error for a Parquet file that could not be decoded: FileDamaged, unless the answer of a remote store was
+    damaged instead. Arrow takes a short answer for the file's content, and a table must not fail for that."""
+    if local_path(location) is None:
+        content = read_bytes(location, storage)
+        try:
+            for _ in pq.ParquetFile(pa.BufferReader(content)).iter_batches():
+                pass
+        except Exception as again:  # noqa: BLE001 - as in `decoding`
+            return _damaged(location, "a readable Parquet file", again)
+        return LakeError(
+            f"{location} was read wrongly, and is whole: {' '.join(str(error).split())[:_SHOWN]}",
+            "nothing: a pump tries again by itself. If it happens often, see what stands before the storage",
+        )
+    return _damaged(location, "a readable Parquet file", error)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import pyarrow as pa
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 
-SIDECAR_IDS_FROM = 200_000
+RAW_TEXT_IDS_FROM = 200_000
 """A raw text column has the ID of its column plus this, beyond columns and list elements (ELEMENT_IDS_FROM)."""
 
 _SUFFIX = "__raw"
@@ -29,11 +29,11 @@ _TEXT = ColumnType(Kind.STRING)
 
 def raw_text_id(field_id: int) -> int:
     """Field ID of a column's raw text column; `field_id` is the column's."""
-    return SIDECAR_IDS_FROM + field_id
+    return RAW_TEXT_IDS_FROM + field_id
 
 
 def is_raw_text(field: LakeField) -> bool:
-    return field.field_id >= SIDECAR_IDS_FROM
+    return field.field_id >= RAW_TEXT_IDS_FROM
 
 
 def without_raw_text(schema: LakeSchema) -> LakeSchema:
@@ -43,7 +43,7 @@ def without_raw_text(schema: LakeSchema) -> LakeSchema:
 
 def raw_text_fields(schema: LakeSchema) -> frozenset[int]:
     """Field IDs of the columns that have a raw text column (not of the raw text columns themselves)."""
-    return frozenset(field.field_id - SIDECAR_IDS_FROM for field in schema.fields if is_raw_text(field))
+    return frozenset(field.field_id - RAW_TEXT_IDS_FROM for field in schema.fields if is_raw_text(field))
 
 
 def with_raw_text(schema: LakeSchema, columns: Iterable[int]) -> LakeSchema:
@@ -87,7 +87,7 @@ def widened(rows: pa.Table, raw: Mapping[str, pa.ChunkedArray], schema: LakeSche
 def narrowed(rows: pa.Table, schema: LakeSchema) -> tuple[pa.Table, LakeSchema]:
     """The `widened` rows without raw text columns that are entirely NULL, and the schema of a file of these rows."""
     used = [
-        field.field_id - SIDECAR_IDS_FROM
+        field.field_id - RAW_TEXT_IDS_FROM
         for field in every_raw_text(schema).fields
         if is_raw_text(field) and rows.column(field.name).null_count < rows.num_rows
     ]

@@ -234,7 +234,8 @@ class TableMetadata:
 
     @property
     def seam_locations(self) -> frozenset[str]:
-        """Metadata files of archive snapshots, beside the table's own, that readers of retained snapshots may know."""
+        """Metadata files of archive snapshots, in addition to the table's own, that readers of retained snapshots may
+        know."""
         return frozenset(location for snapshot in self.snapshots if (location := snapshot.summary.seam_metadata))
 
     def new_snapshot_id(self) -> SnapshotId:

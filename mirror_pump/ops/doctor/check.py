@@ -27,7 +27,7 @@ class Outcome(StrEnum):
     WARNING = "warning"
     """The mirror works, but somebody should know."""
     SKIPPED = "skipped"
-    """It could not be looked at, for want of something that another finding is about."""
+    """The check could not be made, because something is missing that another finding reports."""
     OK = "ok"
 
 

@@ -12,6 +12,7 @@ from mirror_pump.engine.spark_runtime.session import CATALOG, LibpqAccess, libpq
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok, warning
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
+from mirror_pump.pipeline.lake_storage import lake_storage, reachable_warehouses
 
 _DEADLINE = 60.0
 """Seconds. Importing pyiceberg and SQLAlchemy takes one or two of them."""
@@ -86,7 +87,7 @@ def _duckdb(mirror: Settings) -> Finding:
         return warning(f"DuckDB: {error}; `mirror-pump sql` and quick comparisons need it", error.remedy)
     with connection:
         try:
-            reach_storage(connection, mirror)
+            reach_storage(connection, reachable_warehouses(lake_storage(mirror)))
         except MirrorPumpError as error:
             return failure(error)
     return ok("DuckDB: its extensions are there")

@@ -11,7 +11,7 @@ from mirror_pump.source.server import read_server
 
 _LOST = (
     "a schema change is found within seconds instead of at its place in the stream; tables are copied again after more"
-    " changes, such as a column added beside writes, new partitions and VACUUM FULL; and until a change without row"
+    " changes, such as a column added during writes, new partitions and VACUUM FULL; and until a change without row"
     " changes is found, the frontier promises more than the lake has"
 )
 _LOST_WITH_RETENTION = "; tables with heap retention fail where they would have to be copied again"

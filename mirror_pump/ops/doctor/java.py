@@ -8,6 +8,7 @@ from pathlib import Path
 from mirror_pump.engine.spark_runtime.java import find_java_home, java_version
 from mirror_pump.engine.spark_runtime.session import maven_packages
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, ok, warning
+from mirror_pump.pipeline.lake_storage import lake_storage, reachable_warehouses
 
 _IVY_JARS = Path(".ivy2.5.2") / "jars"
 """Below the home directory: where Spark 4.1 keeps what it has from Maven."""
@@ -21,7 +22,11 @@ def _java(site: Site) -> Iterator[Finding]:
 
 def _jars(site: Site) -> Iterator[Finding]:
     directory = Path.home() / _IVY_JARS
-    packages = maven_packages(site.lake.warehouse or "")
+    if site.mirror is None:
+        warehouses = [site.lake.warehouse or ""]
+    else:
+        warehouses = [warehouse.root for warehouse in reachable_warehouses(lake_storage(site.mirror))]
+    packages = maven_packages(*warehouses)
     missing = [package for package in packages if not (directory / _jar_name(package)).exists()]
     if not missing:
         yield ok(f"{len(packages)} jars are in {directory}")

@@ -9,7 +9,7 @@ from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, fai
 from mirror_pump.ops.doctor.server import finding
 from mirror_pump.ops.status.slot_state import slot_error
 from mirror_pump.source.connect import PgConnection, replication_connect
-from mirror_pump.source.server import ServerSettings, ServerSubject, read_server, server_problems
+from mirror_pump.source.server import ServerSettings, ServerSubject, how_to_set, read_server, server_problems
 from mirror_pump.source.stream.slot import read_slot
 from mirror_pump.source.stream.wal_room import read_wal_room
 
@@ -38,7 +38,7 @@ def _run(site: Site) -> Iterator[Finding]:
     if 0 < server.idle_timeout < _SHORTEST_IDLE:
         yield warning(
             f"idle_replication_slot_timeout is {server.idle_timeout} s: a pump that is away for longer loses its slot",
-            "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf()",
+            how_to_set(server, "idle_replication_slot_timeout", "0"),
         )
     if lost is not None:
         yield failure(lost)
@@ -50,7 +50,7 @@ def _senders(server: ServerSettings) -> Iterator[Finding]:
     if 0 < server.senders <= server.used_senders:
         yield failed(
             f"all {server.senders} walsenders of the server are in use",
-            f"ALTER SYSTEM SET max_wal_senders = {server.senders + 5}, then restart the server",
+            how_to_set(server, "max_wal_senders", str(server.senders + 5)),
         )
 
 

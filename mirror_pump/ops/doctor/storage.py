@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from mirror_pump.errors import MirrorPumpError
 from mirror_pump.lake.storage import (
     StorageOptions,
     delete,
@@ -19,7 +20,8 @@ from mirror_pump.lake.storage import (
     read_bytes,
     write_bytes,
 )
-from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, ok, skipped
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok, skipped
+from mirror_pump.pipeline.lake_storage import lake_storage, reachable_warehouses
 
 PROBE_DIRECTORY = ".mirror-pump-doctor"
 """The directory of the file in the warehouse. It has no other files, so that listing it costs nothing."""
@@ -31,13 +33,25 @@ def _run(site: Site) -> Iterator[Finding]:
     settings = site.lake
     if settings.warehouse is None:
         yield skipped("no warehouse is known: give --warehouse, or run `mirror-pump init` first")
-        return
-    warehouse = settings.warehouse
+    elif site.mirror is None:
+        yield from probe(settings.warehouse, StorageOptions(settings.storage_properties), initialised=False)
+    else:
+        options = lake_storage(settings)
+        for warehouse in reachable_warehouses(options):
+            # One that does not answer must not hide what is found about the others.
+            try:
+                yield from probe(warehouse.root, options, initialised=True)
+            except MirrorPumpError as error:
+                yield failure(error)
+
+
+def probe(warehouse: str, options: StorageOptions, *, initialised: bool) -> Iterator[Finding]:
+    """Write a file to a warehouse, read, list and delete it. Raises LakeError. `initialised`: a directory has to be
+    there."""
     path = local_path(warehouse)
     if path is not None and not path.is_dir():
-        yield _missing(path, initialised=site.mirror is not None)
+        yield _missing(path, initialised=initialised)
         return
-    options = StorageOptions(settings.storage_properties)
     # Two doctors at a time must not take each other's file away.
     location = join(warehouse, PROBE_DIRECTORY, secrets.token_hex(8))
     try:

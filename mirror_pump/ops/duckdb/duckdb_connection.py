@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.resources
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from mirror_pump.config import Settings
+from mirror_pump.credentials import without_secrets
 from mirror_pump.errors import LakeError, UsageError
+from mirror_pump.lake.profile_access import ReachableWarehouse
 from mirror_pump.quoting import literal
 
 if TYPE_CHECKING:
@@ -65,18 +67,37 @@ def _load(connection: duckdb.DuckDBPyConnection, extension: str) -> None:
     connection.execute(f"LOAD {literal(str(files / f'{extension}.duckdb_extension'))}")
 
 
-def reach_storage(connection: duckdb.DuckDBPyConnection, settings: Settings) -> None:
-    """Give DuckDB the extensions and credentials to read a warehouse in S3. Do nothing for other warehouses.
+def reach_storage(connection: duckdb.DuckDBPyConnection, warehouses: Iterable[ReachableWarehouse]) -> None:
+    """Give DuckDB the extensions and credentials to read these warehouses, as far as they are in S3.
 
-    If the settings have no access key, DuckDB looks for credentials where AWS's own tools do. Raises UsageError if
-    DuckDB's S3 extensions are not installed, and LakeError if DuckDB rejects the credentials.
+    Leaves out warehouses without credentials: whoever reads their tables says why. If a warehouse has no access key,
+    DuckDB looks for credentials where AWS's own tools do. Raises UsageError if DuckDB's S3 extensions are not
+    installed, and LakeError if DuckDB rejects the credentials.
     """
     import duckdb
 
-    if not settings.require_warehouse().startswith("s3://"):
+    remote = [found for found in warehouses if found.root.startswith("s3://") and found.error is None]
+    if not remote:
         return
-    properties = settings.storage_properties
-    options = ["TYPE s3"]
+    _load(connection, "httpfs")
+    if any("s3.access-key-id" not in warehouse.properties for warehouse in remote):
+        _load(connection, "aws")
+    for number, warehouse in enumerate(remote):
+        options = _secret(warehouse)
+        try:
+            connection.execute(f"CREATE OR REPLACE SECRET warehouse_{number} ({', '.join(options)})")
+        except duckdb.Error as error:
+            raise LakeError(
+                f"DuckDB cannot read the lake in {warehouse.root}:"
+                f" {without_secrets(duckdb_message(error), warehouse.properties)}",
+                "give the storage's access key and secret key, or set them up for AWS's own tools",
+            ) from None
+
+
+def _secret(warehouse: ReachableWarehouse) -> list[str]:
+    """The options of DuckDB's secret for one warehouse."""
+    properties = warehouse.properties
+    options = ["TYPE s3", f"SCOPE {literal(warehouse.root + '/')}"]
     for key, name in (
         ("s3.access-key-id", "KEY_ID"),
         ("s3.secret-access-key", "SECRET"),
@@ -92,14 +113,6 @@ def reach_storage(connection: duckdb.DuckDBPyConnection, settings: Settings) -> 
             "URL_STYLE 'path'",
             f"USE_SSL {'false' if scheme == 'http' else 'true'}",
         ]
-    try:
-        _load(connection, "httpfs")
-        if "s3.access-key-id" not in properties:
-            _load(connection, "aws")
-            options.append("PROVIDER credential_chain")
-        connection.execute(f"CREATE SECRET ({', '.join(options)})")
-    except duckdb.Error as error:
-        raise LakeError(
-            f"DuckDB cannot read the lake in S3: {duckdb_message(error)}",
-            "give the storage's access key and secret key, or set them up for AWS's own tools",
-        ) from error
+    if "s3.access-key-id" not in properties:
+        options.append("PROVIDER credential_chain")
+    return options

@@ -12,17 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
-from mirror_pump.engine.spark_runtime.session import CATALOG, SparkSettings, jdbc_catalog, spark_session, storage_conf
+from mirror_pump.engine.spark_runtime.lake_sessions import LakeSessions
+from mirror_pump.engine.spark_runtime.session import SparkSettings, end_java, maven_packages, spark_session
 from mirror_pump.errors import ConnectionLost, LakeError, TableError
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.storage import local_path
 from mirror_pump.model import TableId
 from mirror_pump.ops.maintenance.journal import Heartbeat
 from mirror_pump.ops.maintenance.maintenance_pass import Maintenance, PassResult, operation_lines
+from mirror_pump.pipeline.lake_storage import lake_storage, reachable_warehouses
 from mirror_pump.source.catalog.maintenance import (
     announce_server,
     answer_to,
@@ -34,7 +36,11 @@ from mirror_pump.source.catalog.maintenance import (
 )
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.storage_profiles import warehouse_of
 from mirror_pump.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _POLL = 0.5
 """Seconds between two checks for requests, or for the answer to one."""
@@ -48,11 +54,17 @@ Start = Callable[[], Procedures]
 def own_spark(settings: Settings) -> Start:
     """A function that at its first call starts Spark in this process, with Iceberg's jars and limited cores and
     memory."""
-    started: list[Procedures] = []
+    started: dict[tuple[str, ...], Procedures] = {}
+    storage = lake_storage(settings)
 
     def start() -> Procedures:
-        if not started:
-            dsn, warehouse = settings.require_dsn(), settings.require_warehouse()
+        warehouses = [warehouse.root for warehouse in reachable_warehouses(storage)]
+        packages = maven_packages(*warehouses)
+        if packages not in started:
+            if started:
+                # A profile was added since, whose storage needs another jar.
+                started.popitem()[1].spark.stop()
+                end_java()
             master = f"local[{settings.maintain_cores}]" if settings.master == "local[*]" else settings.master
             log = Path(os.environ.get("TMPDIR", "/tmp")) / f"mirror-pump-spark-{os.getuid()}.log"  # noqa: S108 - a log only
             spark = spark_session(
@@ -61,12 +73,17 @@ def own_spark(settings: Settings) -> Start:
                     app_name="mirror-pump-maintain",
                     driver_memory=f"{settings.maintain_memory // (1 << 20)}m",
                     log=log,
-                    conf=storage_conf(CATALOG, warehouse, settings.storage_properties),
-                ),
-                jdbc_catalog(CATALOG, dsn, warehouse),
+                    conf={"spark.jars.packages": ",".join(packages)},
+                )
             )
-            started.append(Procedures(spark))
-        return started[0]
+            sessions = LakeSessions(spark, settings.require_dsn())
+
+            def session_at(location: str) -> SparkSession:
+                remote = local_path(location) is None
+                return sessions.session(warehouse_of(location), storage.properties_of(location) if remote else {})
+
+            started[packages] = Procedures(spark, session_at)
+        return started[packages]
 
     return start
 
@@ -178,7 +195,7 @@ def choose(connection: PgConnection, settings: Settings, names: Sequence[str]) -
 
 
 def _maintenance(settings: Settings, connection: PgConnection, start: Start, heartbeat: Heartbeat) -> Maintenance:
-    storage = StorageOptions(settings.storage_properties, settings.storage_fsync)
+    storage = lake_storage(settings)
     return Maintenance(settings.require_dsn(), connection, settings.slot, storage, start, heartbeat)
 
 

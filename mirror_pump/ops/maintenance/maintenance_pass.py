@@ -202,7 +202,7 @@ class Maintenance:
                 self._slot,
                 backlog.table,
                 backlog.policy,
-                self._procedures(),
+                self._procedures().at(backlog.table.location),
                 self._storage,
                 dry_run=True,
             )
@@ -285,7 +285,7 @@ class Maintenance:
             # The sequence number of main's head, where Spark begins. The last commit may have been to branch `cold`.
             details["since_sequence"] = int(backlog.state.sequence_number)
         with journaled_operation(self._connection, self._heartbeat, table_id, kind, phase, details) as outcome:
-            counts = self._execute(procedures, backlog, due, outcome)
+            counts = self._execute(procedures.at(backlog.table.location), backlog, due, outcome)
             outcome["counts"] = counts
             outcome["sequence_number"] = backlog.figures.sequence_number
             if kind == COMPACTION:

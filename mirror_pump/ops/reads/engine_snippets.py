@@ -24,8 +24,11 @@ from mirror_pump.engine.spark_runtime.session import (
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE, COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.ops.reads.reader_roles import may_read
-from mirror_pump.quoting import identifier, spark_identifier
+from mirror_pump.ops.setup.stored_settings import REMEMBERED_STORAGE
+from mirror_pump.quoting import identifier, literal, spark_identifier
+from mirror_pump.source.catalog.profiles import find_profile, read_profiles
 from mirror_pump.source.connect import connect, source_errors
+from mirror_pump.storage_profiles import DEFAULT_PROFILE, StorageProfile
 from sql import queries
 
 _SQL = queries("names")
@@ -37,14 +40,22 @@ _ADVICE = """\
 # This reads as the role that mirror-pump itself connects as. `mirror-pump reader ROLE` lets another role read and no
 # more; `mirror-pump connect --user ROLE` prints these settings for it.
 """
+_OTHERS = """\
+# This reads the tables of storage profile {profile}. Those of others ({others}) need settings of their own, and in
+# Spark a session of their own: mirror-pump connect --profile NAME.
+"""
 _EXAMPLE = ("public", "your_table")
 """The table name that snippets show when the mirror has no table yet."""
 
 
 def snippet(
-    settings: Settings, engine: str, user: str | None = None, warn: Callable[[str], None] = lambda _: None
+    settings: Settings,
+    engine: str,
+    user: str | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+    profile: str = DEFAULT_PROFILE,
 ) -> str:
-    """Return the settings to paste into `engine` (spark, duckdb, pyiceberg, trino).
+    """Return the settings to paste into `engine` (spark, duckdb, pyiceberg, trino), for tables of a storage profile.
 
     The snippet connects as `user`, or as the DSN's user if `user` is None. `settings` must be completed. Raises
     UsageError if the role does not exist. Calls `warn` if the role cannot read the catalog.
@@ -54,20 +65,37 @@ def snippet(
         connect(dsn, autocommit=True, application_name="mirror-pump-connect") as connection,
         source_errors("reading the lake's tables"),
     ):
-        namespace, name = connection.execute(_SQL["lake_tables"]).fetchone() or _EXAMPLE
+        settings = _of_profile(settings, find_profile(connection, profile))
+        others = [other.name for other in read_profiles(connection) if other.warehouse and other.name != profile]
+        root = settings.require_warehouse()
+        namespace, name = connection.execute(_SQL["lake_tables"], {"root": f"{root}/"}).fetchone() or _EXAMPLE
         if user is not None and not may_read(connection, user):
             warn(f"{user} cannot read the mirror's catalog yet: run `mirror-pump reader {shlex.quote(user)}`")
-    warehouse = settings.require_warehouse()
     dsn = _without_password(dsn) if user is None else make_conninfo(_without_password(dsn), user=user)
     advice = _ADVICE if user is None else ""
-    return advice + _snippet(settings, engine, dsn, warehouse, namespace, name)
+    if others:
+        advice += _OTHERS.format(profile=profile, others=", ".join(others))
+    return advice + _snippet(settings, engine, dsn, namespace, name, only=bool(others))
 
 
-def _snippet(settings: Settings, engine: str, dsn: str, warehouse: str, namespace: str, name: str) -> str:
+def _of_profile(settings: Settings, profile: StorageProfile) -> Settings:
+    """The settings with the warehouse of a profile, and how it is reached, as far as the catalog knows."""
+    if profile.name == DEFAULT_PROFILE:
+        return settings
+    update: dict[str, str | None] = {"warehouse": profile.warehouse}
+    for key, field in REMEMBERED_STORAGE.items():
+        own = profile.options.get(key)
+        update[field] = own if own is not None or profile.credential_ref is not None else getattr(settings, field)
+    return settings.model_copy(update=update)
+
+
+def _snippet(settings: Settings, engine: str, dsn: str, namespace: str, name: str, *, only: bool) -> str:
+    """`only`: there are tables that these settings do not reach."""
+    warehouse = settings.require_warehouse()
     if engine == "spark":
         return _spark(settings, libpq_access(dsn), namespace, name, jdbc_catalog(CATALOG, dsn, warehouse))
     if engine == "duckdb":
-        return _duckdb(settings, dsn, namespace, name)
+        return _duckdb(settings, dsn, namespace, name, only=only)
     if engine == "pyiceberg":
         return _pyiceberg(settings, libpq_access(dsn), namespace, name)
     if engine == "trino":
@@ -111,13 +139,16 @@ spark = (
 spark.sql({_text(f"SELECT * FROM {CATALOG}.{spark_identifier(namespace)}.{spark_identifier(name)} LIMIT 10")}).show()"""
 
 
-def _duckdb(settings: Settings, conninfo: str, namespace: str, name: str) -> str:
+def _duckdb(settings: Settings, conninfo: str, namespace: str, name: str, *, only: bool) -> str:
+    # Spark writes file:/ where others write file:///.
+    root = settings.require_warehouse().removeprefix("file://")
+    within = f'\n            " AND position({literal(root + "/")} IN metadata_location) > 0"' if only else ""
     query = f"SELECT * FROM {identifier(namespace)}.{identifier(name)} LIMIT 10"
     return f"""\
 # Python, with duckdb 1.5 and psycopg. The password is expected in ${PASSWORD}.
 # DuckDB cannot read a JDBC catalog, so each table becomes a view of its metadata file. The views stay at the frontier
-# at which they were made: run open_lake() again for a newer one. With maintenance do so once an hour: it deletes
-# metadata files that are older (metadata_grace_hours in `mirror-pump policy`), and a view of one fails then.
+# at which they were made: run open_lake() again for a newer one. If maintenance runs, do so once an hour: it deletes
+# older metadata files (metadata_grace_hours in `mirror-pump policy`), and a view of a deleted one fails.
 import duckdb
 import psycopg
 
@@ -126,7 +157,7 @@ def open_lake(connection: duckdb.DuckDBPyConnection) -> None:
     with psycopg.connect({_text(conninfo)}) as catalog:
         tables = catalog.execute(
             "SELECT table_namespace, table_name, metadata_location"
-            " FROM modak.iceberg_tables WHERE catalog_name = 'lake'"
+            " FROM modak.iceberg_tables WHERE catalog_name = 'lake'"{within}
         ).fetchall()
     for namespace, name, location in tables:
         schema, view = ('"' + part.replace('"', '""') + '"' for part in (namespace, name))
@@ -170,9 +201,9 @@ def _pyiceberg(settings: Settings, access: LibpqAccess, namespace: str, name: st
     properties |= {key: value for key, value in storage.items() if value is not None}
     return f"""\
 # Python, with pyiceberg[sql-postgres,pyarrow] and psycopg. The password of {access.user} is expected in ${PASSWORD}.
-# pyiceberg 0.12 refuses snapshots with equality deletes. The mirror writes these for tables whose key index is beyond
-# --index-memory, and while a compaction runs, and turns them into position deletes. So this reads the newest snapshot
-# that has none: mostly the present one, an older one as long as such deletes keep coming.
+# pyiceberg 0.12 refuses snapshots with equality deletes. The mirror writes these for tables whose key index exceeds
+# --index-memory, and while a compaction runs, and later converts them to position deletes. So this reads the newest
+# snapshot that has none: usually the current one, but an older one while such deletes keep coming.
 from datetime import datetime
 
 from pyiceberg.catalog import load_catalog
@@ -183,9 +214,9 @@ readable, copying, frontier = [], False, None
 for snapshot in sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number):
     summary = snapshot.summary
     if summary.get("{ARCHIVE_CUT_LINE}") is not None:
-        continue  # Of the branch `cold`, for heap retention: it holds a part of the rows.
-    # Until a table is copied, its snapshots hold a part of the rows. One that only exchanges files leaves the frontier
-    # as it was.
+        continue  # It belongs to the branch `cold` (heap retention), which holds only a part of the rows.
+    # Until a table is copied, its snapshots hold only a part of the rows. A snapshot that only rewrites files keeps the
+    # frontier of the one before it.
     if summary.get("{COPYING_PROPERTY}") or snapshot.parent_snapshot_id is None:
         copying, frontier = True, None
     if summary.get("{FRONTIER_PROPERTY}"):
@@ -193,7 +224,7 @@ for snapshot in sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence
     if not copying and int(summary.get("total-equality-deletes") or 0) == 0:
         readable.append((snapshot, frontier))
 if copying:
-    raise SystemExit("the table is still being copied: `mirror-pump status` shows how far it is")
+    raise SystemExit("the table is still being copied: `mirror-pump status` shows its progress")
 if not readable:
     raise SystemExit("every snapshot has equality deletes: give the pump more --index-memory, or read with Spark")
 newest, frontier = readable[-1]

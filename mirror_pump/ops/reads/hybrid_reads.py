@@ -97,8 +97,8 @@ def hybrid_reads(
         return reads
     if with_retention:
         warn(
-            "tables with heap retention are read as of another moment than the others"
-            " (--mode lake: all of them at one frontier)"
+            "tables with heap retention are read as of a different point in time than the others"
+            " (--mode lake reads all of them at one frontier)"
         )
     try:
         return [*reads, *_exact(settings, whole, min_lsn, max_wait, split, storage, enter, stopped)]
@@ -142,7 +142,7 @@ def _exact(
         tables = {seam.table.table_id: seam.table for seam in lake.seams.values()}
         for seam in old.seams.values():
             if old.rewritten(seam):
-                raise _FromHeap(f"{seam.table.name} was truncated or rewritten this moment")
+                raise _FromHeap(f"{seam.table.name} was truncated or rewritten during the read")
         with point.stream(settings.publication) as stream:
             changes = read_catch_up_changes(stream, tables, point.lsn, frontier)
         reads = [_read(old, lake.seams[table_id], changes.tables[table_id], split, storage) for table_id in table_ids]
@@ -157,9 +157,9 @@ def _read(
 ) -> TableRead:
     table = seam.table
     if changes.altered:
-        raise _FromHeap(f"{table.name} was altered this moment: {changes.altered}")
+        raise _FromHeap(f"{table.name} was altered during the read: {changes.altered}")
     if changes.truncated:
-        raise _FromHeap(f"{table.name} was truncated this moment")
+        raise _FromHeap(f"{table.name} was truncated during the read")
     point = _point(moment, table, split)
     if point is None:
         return lake_read(seam, published(seam), storage)
@@ -216,7 +216,7 @@ def _point(moment: ConsistentSnapshot, table: MirroredTable, split: Split | None
     if column is None:
         if split is not None:
             raise UsageError(
-                f"{table.name} cannot be split: its first key column has no axis",
+                f"{table.name} cannot be split: the type of its first key column does not allow it",
                 "leave the split out, or read the lake",
             )
         return None
@@ -249,7 +249,9 @@ def _given(moment: ConsistentSnapshot, type_sql: str, value: str, split: Split) 
         with moment.connection.transaction():
             row = moment.connection.execute(query.encode(), (str(split),)).fetchone()
     except psycopg.DataError as error:
-        raise UsageError(f"{split!r} is no {type_sql} to split a table at", str(error).partition("\n")[0]) from error
+        raise UsageError(
+            f"{split!r} is not a valid {type_sql} at which to split a table", str(error).partition("\n")[0]
+        ) from error
     except psycopg.Error as error:
         raise as_source_error(error, "reading where to split") from error
     assert row is not None

@@ -1,6 +1,6 @@
 """`mirror-pump sql`: runs one statement on an embedded DuckDB. Each mirrored table that it names is a view there.
 
-The mode decides as of what the tables of a statement are read. Everything it reads is pinned until the statement ends:
+The mode decides which state of the tables a statement reads. That state is pinned until the statement ends:
 
 - seam (the default): tables with heap retention are read whole, as the database held them in one database snapshot P
   (see mirror_pump/source/catalog/consistent_snapshot.py). The other tables come from the lake, all at one frontier,
@@ -47,6 +47,7 @@ from mirror_pump.ops.reads.table_reads import (
 from mirror_pump.ops.reads.time_travel import PastPoint, history, snapshots_at
 from mirror_pump.ops.reads.views import create_view, fill_heaps
 from mirror_pump.ops.status.wait_for_frontier import wait_for
+from mirror_pump.pipeline.lake_storage import lake_storage, reachable_warehouses
 from mirror_pump.quoting import identifier
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, Locks, TableCutline
 from mirror_pump.source.connect import connect, source_errors
@@ -89,7 +90,7 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
         if not names:
             yield connection
             return
-        reach_storage(connection, settings)
+        reach_storage(connection, reachable_warehouses(lake_storage(settings)))
         moments: list[ConsistentSnapshot] = []
         with _explained_failures(settings, list(names)):
             reads = _reads(settings, query, list(names), stack, moments, warn)
@@ -112,7 +113,7 @@ def _explained_failures(settings: Settings, table_ids: Sequence[TableId]) -> Ite
     try:
         yield
     except (FileMissing, duckdb.IOException, duckdb.HTTPException):
-        explain_failed_read(settings.require_dsn(), table_ids, StorageOptions(settings.storage_properties, fsync=False))
+        explain_failed_read(settings.require_dsn(), table_ids, lake_storage(settings, fsync=False))
         raise
 
 
@@ -214,7 +215,7 @@ def _reads(
     moments: list[ConsistentSnapshot],
     warn: Warn,
 ) -> list[TableRead]:
-    storage = StorageOptions(settings.storage_properties, fsync=False)
+    storage = lake_storage(settings, fsync=False)
 
     def enter(opened: ConsistentSnapshot) -> ConsistentSnapshot:
         moments.append(stack.enter_context(opened))
@@ -251,7 +252,7 @@ def plain_reads(
         at = "" if frontier is None else f" {format_lsn(frontier)}"
         warn(
             f"{names}: as of the frontier{at}; the tables with heap retention: as of now. A transaction in between"
-            " shows in these alone (--mode lake: all of them at one frontier)"
+            " is visible in the latter only (--mode lake reads all of them at one frontier)"
         )
     reads = []
     for seam in seams:
@@ -297,11 +298,11 @@ def _past(when: PastPoint, moment: ConsistentSnapshot, storage: StorageOptions, 
     frontier, found = snapshots_at(when, histories, present, time.time_ns() // 1_000_000)
     for name, snapshot_id in found.items():
         moment.pin_also(seams[name].table.table_id, snapshot_id)
-    # Pinned snapshots are not thinned out any more. If a pin came too late, its snapshot is already gone.
+    # Once pinned, a snapshot stays. If a pin came too late, its snapshot is already gone.
     for name, snapshot_id in found.items():
         location = moment.main_now(seams[name].table.table_id)
         if read_metadata(location, storage).snapshot(snapshot_id) is None:
-            raise TableError(f"the history of {name} was thinned out this moment", "try again")
+            raise TableError(f"the history of {name} was thinned out during the read", "try again")
     warn(f"read at frontier {format_lsn(frontier)}")
     return [lake_read(seam, LakeSide(seam.main_location, found[name], None), storage) for name, seam in seams.items()]
 

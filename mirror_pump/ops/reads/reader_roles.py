@@ -39,7 +39,7 @@ def grant(settings: Settings, role: str, tables: Sequence[str] = ()) -> None:
         # Postgres only warns if the granting role has the rights itself but no grant option.
         if not may_read(connection, role):
             raise SourceError(
-                f"{connection.info.user} may not give away rights in schema modak",
+                f"{connection.info.user} may not grant rights in schema modak",
                 "run this as the role that ran `mirror-pump init`, or give it the statements of --print",
             )
 

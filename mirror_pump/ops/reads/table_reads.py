@@ -32,7 +32,7 @@ import pyarrow as pa
 from decoders.columns import ColumnType, Kind
 from decoders.text import parse_rows
 from mirror_pump.errors import SourceError, TableError
-from mirror_pump.lake.format.raw_text_columns import SIDECAR_IDS_FROM, is_raw_text, raw_text_fields, with_raw_text
+from mirror_pump.lake.format.raw_text_columns import RAW_TEXT_IDS_FROM, is_raw_text, raw_text_fields, with_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
@@ -275,7 +275,7 @@ def _schema(lake: LakeSide, storage: StorageOptions) -> LakeSchema:
 def _raw_text_names(table: MirroredTable) -> dict[int, str]:
     """Return the names of the raw text columns, by the field ID of the column that each belongs to."""
     every = with_raw_text(LakeSchema.of_table(table), (column.field_id for column in table.columns))
-    return {field.field_id - SIDECAR_IDS_FROM: field.name for field in every.fields if is_raw_text(field)}
+    return {field.field_id - RAW_TEXT_IDS_FROM: field.name for field in every.fields if is_raw_text(field)}
 
 
 def _columns(table: MirroredTable, lake: LakeSchema, needed: frozenset[int]) -> tuple[OutputColumn, ...]:

@@ -165,7 +165,7 @@ def _refuse_future(when: PastPoint, present: Lsn, now_ms: int) -> None:
     if when.moment_ms is not None and when.moment_ms > now_ms:
         raise UsageError(
             f"{time_text(when.moment_ms)} is in the future: it is {time_text(now_ms)}",
-            "leave --at out for the present; a time without an offset is in UTC",
+            "leave out --at to read the present; a time without an offset is in UTC",
         )
 
 

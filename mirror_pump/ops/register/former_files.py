@@ -1,8 +1,8 @@
 """Removes the files of former registrations, on request.
 
 Invariant: nothing is deleted outside of the former location. Nothing in it is deleted before a committed transaction
-has found in the catalog that nobody reads there: no registration and no table of the Iceberg catalog has files at,
-below or above it. That stays true because a former location is never used again: each registration makes a new name.
+has found in the catalog that it is not in use: no registration and no table of the Iceberg catalog has files at, below
+or above it. That stays true because a former location is never used again: each registration makes a new name.
 The catalog forgets the location only when it is empty. If a removal is killed halfway, the location is still listed,
 and the next removal deletes the rest.
 """
@@ -74,8 +74,8 @@ def _give_up(connection: PgConnection, slot: str, former: FormerLocation) -> Non
     """
     if _OWN_PLACE.search(former.location) is None:
         raise TableError(
-            f"{former.location} is no place that registering made for {former.table}: nothing is deleted there",
-            "look at what is there, and remove it by hand; then delete the row from modak.former_locations",
+            f"{former.location} was not made by a registration of {former.table}: nothing is deleted there",
+            "see what is there and remove it by hand; then delete the row from modak.former_locations",
         )
     with source_errors(f"taking {former.table} out of the catalog"), connection.transaction():
         # Registering, unregistering and publishing lock this row too.
@@ -84,7 +84,7 @@ def _give_up(connection: PgConnection, slot: str, former: FormerLocation) -> Non
         if users:
             raise TableError(
                 f"files of {former.table} at {former.location} are in use: {', '.join(users)}",
-                "drop that table first, if nobody needs it (mirror-pump connect shows how engines reach the catalog)",
+                "first drop that table if it is not needed (`mirror-pump connect` shows how engines reach the catalog)",
             )
         pointer = load_pointer(connection, former.table.schema, former.table.name)
         if pointer is not None and pointer.startswith(former.location.rstrip("/") + "/"):

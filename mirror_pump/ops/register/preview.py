@@ -82,7 +82,7 @@ def preview(
 ) -> tuple[TablePreview, ...]:
     """Return what `register` would do with each of these tables, in their order.
 
-    Raises ConnectionLost. Raises UsageError for an invalid retention wish.
+    Raises ConnectionLost. Raises UsageError for invalid options of heap retention.
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-register") as connection:
         return tuple(_preview(connection, settings, name, choices, retention) for name in names)
@@ -169,5 +169,5 @@ def _retention_lines(retention: RetentionPreview) -> Iterator[str]:
     due = [partition for partition in retention.partitions if partition.due]
     yield (
         f"  {len(due)} of {len(retention.partitions)} partitions leave at once: each is {retention.how}"
-        f" {retention.grace} after the lake was found to hold every row of it (--drop-grace), and not before"
+        f" {retention.grace} (--drop-grace) after proof that the lake holds all of its rows, and not before"
     )

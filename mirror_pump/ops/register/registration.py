@@ -47,11 +47,13 @@ from mirror_pump.lake.storage import StorageOptions, delete, join
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState, Tier
 from mirror_pump.ops.register.table_locks import limit_lock, with_lock_retries
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
+from mirror_pump.pipeline.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.pipeline.publish.publisher import lake_props
 from mirror_pump.pipeline.session.listener import CHANNEL
 from mirror_pump.pipeline.session.pump import Pump
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
+from mirror_pump.source.catalog.profiles import find_profile, profile_of, require_unchanged
 from mirror_pump.source.catalog.registered_names import registered_as
 from mirror_pump.source.catalog.tables import delete_table, generated_left_out, insert_table, load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
@@ -76,6 +78,7 @@ from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.slot import add_to_publication, check_publication, remove_from_publication, wal_end
+from mirror_pump.storage_profiles import StorageProfile
 from mirror_pump.table_life import TableEvent, state_after
 from sql import queries
 
@@ -137,13 +140,15 @@ def register(
     observer: Observer = unobserved,
     choices: ColumnChoices = NO_CHOICES,
     retention: RetentionWish | None = None,
+    profile: str | None = None,
 ) -> tuple[RegisterOutcome, ...]:
     """Register tables and, with `wait`, return once they are live. If one table is refused, the others go on.
 
     A running pump copies the tables; if none runs, a pump within this process does. Registering a table again while it
     is being copied resumes its copy. `choices` apply to the columns of a single table: UsageError is raised if several
-    tables are named. With `retention`, the tables shed old partitions once they are live. Ctrl-C, where it raises
-    KeyboardInterrupt in this process, raises Interrupted, which says which tables are registered and which are not.
+    tables are named. With `retention`, the tables shed old partitions once they are live. `profile` names their storage
+    profile; None: the default one. Ctrl-C, where it raises KeyboardInterrupt in this process, raises Interrupted, which
+    says which tables are registered and which are not.
     """
     if choices and len(names) != 1:
         raise UsageError("--column and --exclude-column are about one table", "register the tables one by one")
@@ -154,7 +159,7 @@ def register(
         try:
             for name in names:
                 try:
-                    _register_one(connection, settings, name, choices, retention, registered)
+                    _register_one(connection, settings, name, choices, retention, profile, registered)
                 except MirrorPumpError as error:
                     outcomes.append(RegisterOutcome(name, registered=False, error=error, rows=0))
                 else:
@@ -200,6 +205,7 @@ def _register_one(
     name: str,
     choices: ColumnChoices,
     retention: RetentionWish | None,
+    profile: str | None,
     registered: dict[TableId, str],
 ) -> None:
     """Register one table, or check that it is registered as requested. Add it to `registered` at the moment it is."""
@@ -228,6 +234,11 @@ def _register_one(
             raise TableError(
                 f"{known.name} is registered without heap retention", "to change that, unregister and register it"
             )
+        if profile is not None and profile != (present := profile_of(connection, table_id)):
+            raise TableError(
+                f"{known.name} is registered with storage profile {present}",
+                "to move it, unregister and register the table: it is copied again",
+            )
         registered[table_id] = name
         return
     if former is None:
@@ -239,15 +250,17 @@ def _register_one(
     plan = None
     if retention is not None:
         plan = plan_retention(connection, description, retention, partial(session_time_zone, settings.require_dsn()))
-    storage = StorageOptions(settings.storage_properties, settings.storage_fsync)
-    _refuse_missing_warehouse(connection, settings, storage)
+    home = find_profile(connection, profile)
+    storage = lake_storage(settings)
+    refresh_profiles(storage, connection)
+    _refuse_missing_warehouse(connection, _warehouse(home), storage)
     _refuse_left_over(connection, description.name, storage)
-    table, staged = _new_lake_table(settings, description, storage, None if plan is None else plan.tier)
+    table, staged = _new_lake_table(_warehouse(home), description, storage, None if plan is None else plan.tier)
 
     def enter() -> None:
         # An interrupt cancels the running statement, and is raised only once it is certain whether the COMMIT happened.
         with deferred_interrupt(connection.cancel):
-            _enter(connection, settings, description, table, staged, choices, plan, former)
+            _enter(connection, settings, description, table, staged, choices, plan, former, home)
             registered[table_id] = name
 
     try:
@@ -293,14 +306,23 @@ def _retire(connection: PgConnection, settings: Settings, former: MirroredTable)
     delete_table(connection, former.table_id)
 
 
-def _refuse_missing_warehouse(connection: PgConnection, settings: Settings, storage: StorageOptions) -> None:
+def _warehouse(profile: StorageProfile) -> str:
+    if not profile.warehouse:
+        raise UsageError(
+            f"storage profile {profile.name} has no warehouse",
+            "run `mirror-pump init --warehouse URI`, or name another",
+        )
+    return profile.warehouse
+
+
+def _refuse_missing_warehouse(connection: PgConnection, warehouse: str, storage: StorageOptions) -> None:
     """Raise LakeError if the files of registered tables show that the warehouse is missing now.
 
     Without this check, the new table would be written to the disk below the missing mount.
     """
     with source_errors("reading where the tables' files are"):
         tables = stored_tables(connection)
-    require_any(settings.require_warehouse(), tables, storage)
+    require_any(warehouse, tables, storage)
 
 
 def _refuse_left_over(connection: PgConnection, name: TableName, storage: StorageOptions) -> None:
@@ -324,7 +346,7 @@ def _refuse_left_over(connection: PgConnection, name: TableName, storage: Storag
 
 
 def _new_lake_table(
-    settings: Settings, description: RelationDescription, storage: StorageOptions, tier: Tier | None
+    warehouse: str, description: RelationDescription, storage: StorageOptions, tier: Tier | None
 ) -> tuple[MirroredTable, StagedCommit]:
     """Return the table's value and its empty lake table, which nothing refers to yet.
 
@@ -334,7 +356,7 @@ def _new_lake_table(
     name = description.name
     # Iceberg locations are not percent-encoded, and engines disagree on paths with characters other than these.
     schema, relation = (re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in (name.schema, name.name))
-    location = join(settings.require_warehouse(), schema, f"{relation}-{uuid.uuid4().hex[:12]}")
+    location = join(warehouse, schema, f"{relation}-{uuid.uuid4().hex[:12]}")
     table = MirroredTable(
         table_id=description.table_id,
         name=name,
@@ -372,6 +394,7 @@ def _enter(
     choices: ColumnChoices,
     plan: RetentionPlan | None,
     former: MirroredTable | None,
+    profile: StorageProfile,
 ) -> None:
     """Run the registration transaction. It also ends `former`, the registration of a dropped table of the same name."""
     with source_errors(f"registering {table.name}"), connection.transaction():
@@ -397,6 +420,7 @@ def _enter(
             note_newest_metadata(connection, pointer)
             delete_pointer(connection, table.name.schema, table.lake_table)
         insert_pointer(connection, table.name.schema, table.lake_table, staged.new_location)
+        require_unchanged(connection, profile)
         insert_table(
             connection,
             table,
@@ -404,6 +428,7 @@ def _enter(
             lake_props=lake_props(staged),
             slot=settings.slot,
             publication=settings.publication,
+            profile=profile.name,
         )
         # The settings of the publication are recorded before they are checked, so that a later change differs from the
         # record.

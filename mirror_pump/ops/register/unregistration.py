@@ -13,6 +13,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable
 from mirror_pump.ops.register.former_files import FormerFiles, list_former_files, remove_former_files
 from mirror_pump.ops.register.table_locks import limit_lock, with_lock_retries
+from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.source.catalog.former_locations import (
     EndedBy,
     FormerLocation,
@@ -136,7 +137,7 @@ def _remove_former(connection: PgConnection, settings: Settings, former: Sequenc
 
 
 def _storage(settings: Settings) -> StorageOptions:
-    return StorageOptions(settings.storage_properties, settings.storage_fsync)
+    return lake_storage(settings)
 
 
 def _former_of(connection: PgConnection, text: str) -> list[FormerLocation]:

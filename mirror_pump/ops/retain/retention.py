@@ -173,10 +173,10 @@ def _parsed(kind: TierKind, key: str, text: str, zone: str) -> Any:
         return parse_grace(text, "drop_grace").total_seconds()
     if key == "detach":
         if text.lower() not in ("true", "false"):
-            raise UsageError(f"detach {text!r} is neither true nor false")
+            raise UsageError(f"detach must be true or false, not {text!r}")
         return text.lower() == "true"
     if not text.isdecimal() or int(text) > 1000:
-        raise UsageError(f"premake {text!r} is no number from 0 to 1000")
+        raise UsageError(f"premake must be a whole number from 0 to 1000, not {text!r}")
     return int(text)
 
 
@@ -191,7 +191,9 @@ def _chosen(connection: PgConnection, settings: Settings, names: Sequence[str]) 
     found = source.retained_tables(connection, settings.slot, wanted)
     for name, table_id in zip(names, wanted, strict=True):
         if table_id not in found:
-            raise TableError(f"{name} has no heap retention", "mirror-pump register TABLE --heap-retention N")
+            raise TableError(
+                f"{name} has no heap retention", "register it with `mirror-pump register TABLE --heap-retention N`"
+            )
     return found
 
 
@@ -206,7 +208,7 @@ def _retained(connection: PgConnection, name: str) -> tuple[MirroredTable, Tier,
 def _outlook(connection: PgConnection, table_id: TableId) -> TableOutlook:
     table, choices = load_table(connection, table_id), source.read_choices(connection, table_id)
     if table is None or table.tier is None or choices is None:
-        raise TableError("a table was unregistered just now", "Ask again.")
+        raise TableError("a table was unregistered during the command", "Run the command again.")
     tier = table.tier
     newest: int | None = None
     known: tuple[Partition, ...] = ()
@@ -244,7 +246,7 @@ def _next(tier: Tier, partition: Partition, choices: RetentionChoices, newest: i
     if choices.stopped is not None:
         return f"nothing happens before `mirror-pump retain TABLE`{why}"
     if partition.name is None:
-        return f"the cut-line passes it in its turn{why}"
+        return f"the cut-line passes it after the partitions before it{why}"
     if partition.state == HOT:
         return when_due(tier, partition.hi, choices.lag, newest) + why + tried
     if partition.state == TIERED:

@@ -14,6 +14,7 @@ from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.setup.stored_settings import REMEMBERED_STORAGE
 from mirror_pump.ops.setup.undo import Undo
 from mirror_pump.source.catalog.catalog_schema import installed_version, migrate
+from mirror_pump.source.catalog.profiles import read_profiles
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.change_notes import install_triggers, watch_partitions
 from mirror_pump.source.rows import fetch_rows
@@ -31,18 +32,18 @@ from mirror_pump.source.stream.slot import (
     sends_generated,
     system_identity,
 )
+from mirror_pump.storage_profiles import DEFAULT_PROFILE, StorageProfile, overlapping
 from sql import queries
 
 _SQL = queries("init")
 
 PROBE = ".mirror-pump-init"
-"""A file that is written to the warehouse and removed, so that an unwritable warehouse fails here, not in the first
-batch."""
+"""A file that is written to the warehouse and removed, so that an unwritable warehouse fails here and not during the
+first batch."""
 
 Say = Callable[[str], None]
 
 _TABLES = "SELECT count(*) FROM modak.mirror_tables"
-_PROFILE = "SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE is_default FOR UPDATE"
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,8 @@ def _triggers(connection: PgConnection, say: Say) -> None:
         say("event triggers: schema changes are followed where they happen")
     else:
         say(
-            "warning: this role may not create event triggers (a superuser may): schema changes are found within"
-            " seconds instead, and tables copied again where they cannot be followed"
+            "warning: this role may not create event triggers (a superuser may). The pump finds schema changes within"
+            " seconds instead, and copies a table again if it cannot follow its change"
         )
 
 
@@ -190,19 +191,27 @@ def _recorded_names(settings: Settings, recorded: tuple[_RecordedSlot, ...]) -> 
 def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo: Undo) -> str:
     """Store the warehouse and the storage options that are not secret. Return the warehouse.
 
-    Raises UsageError if tables are mirrored into another warehouse, and SourceError without a default profile.
+    Raises UsageError if tables are mirrored into another warehouse, and SourceError without a profile `default`.
     """
     with connection.transaction():
-        row = connection.execute(_PROFILE).fetchone()
+        row = connection.execute(_SQL["profile"]).fetchone()
         if row is None:
             raise SourceError(
-                "modak.storage_profiles has no default profile", "mark one: UPDATE ... SET is_default = true"
+                "modak.storage_profiles has no profile named default",
+                "add it: INSERT INTO modak.storage_profiles (profile_name, warehouse) VALUES ('default', '')",
             )
         warehouse, config = row
         stored = str(warehouse)
         wanted = settings.warehouse or stored
         if not wanted:
             settings.require_warehouse()
+        other = overlapping(StorageProfile(DEFAULT_PROFILE, wanted), read_profiles(connection))
+        if other is not None:
+            raise UsageError(
+                f"{wanted} and the warehouse of storage profile {other.name}, {other.warehouse}, are one within the"
+                " other",
+                "give another --warehouse",
+            )
         if stored and wanted != stored and _count(connection, _TABLES):
             raise UsageError(
                 f"the mirrored tables' files are in {stored}, not in {wanted}",
@@ -236,8 +245,8 @@ def _send_generated(connection: PgConnection, settings: Settings, say: Say) -> N
         shedding = [table.name for table in concerned if table.sheds]
         if shedding:
             say(
-                f"warning: stored generated columns stay left out: {', '.join(shedding)} would need them in old rows,"
-                " which the heap sheds; unregister it, run init again, then register it"
+                f"warning: stored generated columns are still not mirrored: {', '.join(shedding)} would need them in"
+                " old rows, which have left the heap; unregister it, run init again, then register it"
             )
             return
         altered = altered_tables(connection, settings.slot)

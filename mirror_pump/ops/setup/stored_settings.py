@@ -18,7 +18,7 @@ _FIRST_PAUSE = 0.5
 """Seconds before the second attempt to reach the server. Further pauses double up to `reconnect_backoff_max`."""
 _JITTER = 0.5
 
-_PROFILE = "SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE is_default"
+_PROFILE = "SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE profile_name = 'default'"
 _SLOTS = "SELECT slot_name, publication_name FROM modak.mirror_slots WHERE database_name = current_database()"
 
 

@@ -11,8 +11,8 @@ from mirror_pump.source.catalog.pump_error import PumpError
 _FAILING_TOO_LONG = 60.0
 """Seconds for which a pump may fail and retry by itself before the alert becomes critical."""
 _MORE_ROOM = (
-    "see that a pump runs without errors; meanwhile ALTER SYSTEM SET max_slot_wal_keep_size to more, if the server's"
-    " disk has room, and SELECT pg_reload_conf()"
+    "make sure that a pump runs without errors; until then, raise max_slot_wal_keep_size by ALTER SYSTEM and SELECT"
+    " pg_reload_conf(), if the server's disk has room"
 )
 _NAMED = 3
 """How many tables an alert names if it concerns many."""
@@ -21,7 +21,7 @@ _NAMED = 3
 def alerts_of(status: MirrorStatus, wal_warn_within: float = 0.0) -> tuple[Alert, ...]:
     """Return all alerts, critical ones first. Within a severity, alerts of the whole mirror precede those of tables.
 
-    `wal_warn_within`: seconds to the slot's invalidation below which a slot that nobody moves is worth a warning.
+    `wal_warn_within`: a slot that no pump moves is worth a warning if it is lost within this many seconds.
     """
     found = [*_slot(status), *_wal(status, wal_warn_within), *_leader(status), *_neglect(status)]
     for table in status.tables:
@@ -42,13 +42,13 @@ def lag_alert(status: MirrorStatus, max_lag: float) -> Alert | None:
 
 
 def wal_alert(status: MirrorStatus, min_wal_time: float) -> Alert | None:
-    """Return an alert if the slot may be lost within `min_wal_time` seconds when nothing more is acknowledged."""
-    left = status.slot.seconds_to_invalidation
+    """Return an alert if the slot would not survive an outage of the pump for `min_wal_time` seconds."""
+    left = status.slot.max_outage_seconds
     if left is None or left >= min_wal_time:
         return None
     return Alert(
         Severity.CRITICAL,
-        f"the slot is lost in {left:.0f} s at the present rate of WAL if nothing moves it, sooner than the"
+        f"without a pump, the slot would be lost in {left:.0f} s at the present rate of WAL, sooner than the"
         f" {min_wal_time:g} s that --min-wal-time asks for",
         _MORE_ROOM,
     )
@@ -72,7 +72,7 @@ def _slot(status: MirrorStatus) -> list[Alert]:
                 Severity.CRITICAL,
                 f"replication slot {slot.name} keeps more WAL than max_slot_wal_keep_size allows: the server's next"
                 " checkpoint may invalidate it, and then all tables have to be copied again",
-                "see that a pump runs and catches up, and raise max_slot_wal_keep_size until it has",
+                "make sure that a pump runs and catches up, and raise max_slot_wal_keep_size until it has",
             )
         )
     return found
@@ -80,7 +80,7 @@ def _slot(status: MirrorStatus) -> list[Alert]:
 
 def _wal(status: MirrorStatus, warn_time: float) -> list[Alert]:
     """Return an alert if the slot does not move and has little room left. A pump that leads without errors moves it."""
-    left = status.slot.seconds_to_invalidation
+    left = status.slot.max_outage_seconds
     leader = status.leader
     moves = leader is not None and leader.alive and not leader.retrying
     if left is None or left >= warn_time or moves or status.slot.wal_status == "unreserved":

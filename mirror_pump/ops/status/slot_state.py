@@ -47,9 +47,8 @@ def slot_state(
 ) -> SlotState:
     """Return the present state of the slot. Raises SourceError if the catalog does not know it.
 
-    `limit`: bytes of WAL that the slot may keep, besides max_slot_wal_keep_size; 0 for no limit. `rate_window`: the
-    shortest time in seconds over which the rate of WAL is measured. Until it has passed since the last checkpoint, the
-    rate is `former_rate`.
+    `limit`: bytes of WAL that the slot may keep, besides max_slot_wal_keep_size; 0 for no limit. The rate of WAL is
+    that since the last checkpoint, or `former_rate` as long as that is less than `rate_window` seconds ago.
     """
     row, error = _look(connection, slot)
     holder = None
@@ -69,8 +68,9 @@ def slot_state(
         inactive_since=row.inactive_since,
         error=error,
         safe_wal_bytes=None if wal is None else wal.room(limit),
-        wal_rate=former_rate if wal is None else wal.rate(rate_window) or former_rate,
+        wal_rate=former_rate if wal is None else wal.write_rate_since_checkpoint(rate_window) or former_rate,
         held_by=holder,
+        wal=wal,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.storage import StorageOptions, read_bytes
+from mirror_pump.lake.storage import read_bytes
 from mirror_pump.model import Lsn, TableId, TableName, TableState
 from mirror_pump.ops.status.alerts import alerts_of
 from mirror_pump.ops.status.lake_content import LakeContent, lake_content
@@ -18,6 +18,7 @@ from mirror_pump.ops.status.maintenance_due import maintenance_due
 from mirror_pump.ops.status.retention_state import retention_states
 from mirror_pump.ops.status.slot_state import slot_state
 from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, SlotState, TableStatus
+from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.source.catalog.former_locations import former_locations
 from mirror_pump.source.catalog.maintenance import is_served
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
@@ -34,7 +35,7 @@ _SQL = queries("status")
 
 _WAITS = "it is copied again once the transactions that wrote to it before have ended"
 
-_KEYLESS = "it has no key: give it one, and it is copied again by itself"
+_KEYLESS = "it has no key: give it one, and the pump copies it again"
 
 
 class StatusReader:
@@ -42,7 +43,7 @@ class StatusReader:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._storage = StorageOptions(settings.storage_properties)
+        self._storage = lake_storage(settings)
         self._connection = self._connect()
         self._contents: dict[str, LakeContent] = {}
         self._caught_up_at: datetime | None = None
@@ -61,8 +62,8 @@ class StatusReader:
         return self._read(read_files=True)
 
     def read_catalog(self) -> MirrorStatus:
-        """Like `read`, but without an access to the storage: tables that were committed to since the last `read` have
-        no `content` and no `maintenance`. It costs a few queries, however many tables change all the time."""
+        """Like `read`, but without access to the storage: tables that were committed to since the last `read` have no
+        `content` and no `maintenance`. It costs a few queries, however many tables change."""
         return self._read(read_files=False)
 
     def _read(self, *, read_files: bool) -> MirrorStatus:

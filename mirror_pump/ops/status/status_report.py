@@ -15,7 +15,7 @@ from mirror_pump.ops.status.retention_state import RetentionState
 from mirror_pump.source.catalog.former_locations import FormerLocation
 from mirror_pump.source.catalog.pump_error import PumpError
 from mirror_pump.source.stream.standby import StandbyProcess
-from mirror_pump.source.stream.wal_room import WalRate
+from mirror_pump.source.stream.wal_room import WalRate, WalRoom, max_outage_seconds
 
 
 @dataclass(frozen=True)
@@ -102,17 +102,17 @@ class SlotState:
     """WAL that may be written before the slot may be lost, or keeps more than `wal_guard_bytes`; None without such a
     limit, and once the slot is lost."""
     wal_rate: WalRate | None = None
-    """How fast the server writes WAL at present; None if it cannot be told yet."""
+    """How fast the server writes WAL; None if that is not known yet."""
     held_by: Holder | None = None
     """The oldest open transaction if it keeps the WAL, that is, if it started before the newest published commit."""
+    wal: WalRoom | None = None
+    """What the two figures about WAL were computed from; None if the slot does not exist."""
 
     @property
-    def seconds_to_invalidation(self) -> float | None:
-        """Seconds until the slot may be lost at the present rate, if nothing more is acknowledged. None without a
-        limit, if nothing is written, and if the rate is unknown."""
-        if self.safe_wal_bytes == 0:
-            return 0.0
-        return None if self.wal_rate is None else self.wal_rate.lasts(self.safe_wal_bytes)
+    def max_outage_seconds(self) -> float | None:
+        """How many seconds the slot survives without a pump. None without a limit, if the server writes nothing, and if
+        the rate is unknown."""
+        return max_outage_seconds(self.safe_wal_bytes, self.wal_rate)
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ class MirrorStatus:
                 "safe_wal_bytes": self.slot.safe_wal_bytes,
                 "wal_bytes_per_second": None if self.slot.wal_rate is None else self.slot.wal_rate.bytes_per_second,
                 "wal_rate_seconds": None if self.slot.wal_rate is None else self.slot.wal_rate.seconds,
-                "seconds_to_invalidation": self.slot.seconds_to_invalidation,
+                "max_outage_seconds": self.slot.max_outage_seconds,
                 "held_by": None if self.slot.held_by is None else asdict(self.slot.held_by),
             },
             "leader": None

@@ -51,10 +51,19 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
     for. If no pump can resume from the slot, return at once with the error. Raises SourceError if a query fails.
     """
     deadline = time.monotonic() + timeout
-    with (
-        connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-wait") as connection,
-        source_errors("waiting for the frontier"),
-    ):
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-wait") as connection:
+        return _wait(connection, settings, target, timeout, deadline)
+
+
+def wait_on(connection: PgConnection, settings: Settings, target: Lsn, timeout: float) -> WaitResult:
+    """Do as `wait_for`, over the caller's connection, which is in autocommit mode."""
+    return _wait(connection, settings, target, timeout, time.monotonic() + timeout)
+
+
+def _wait(
+    connection: PgConnection, settings: Settings, target: Lsn | None, timeout: float, deadline: float
+) -> WaitResult:
+    with source_errors("waiting for the frontier"):
         slot = complete_from(connection, settings).slot
         if target is None:
             # This position may not be flushed yet. The NOTIFY below flushes it.

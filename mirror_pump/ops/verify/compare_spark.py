@@ -10,11 +10,15 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from decoders.columns import Kind
+from mirror_pump.engine.spark_runtime.lake_sessions import table_frame
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.ops.verify.comparison import SHOWN_ROWS, Comparison, difference, is_floating, is_temporal
 from mirror_pump.quoting import spark_identifier
+
+_LOCAL_FILES = StorageOptions()
 
 
 def compare(
@@ -25,6 +29,7 @@ def compare(
     line: CutLine | None = None,
     *,
     shown: int = SHOWN_ROWS,
+    storage: StorageOptions = _LOCAL_FILES,
 ) -> Comparison:
     """Compare the tables of two metadata files. They have the columns of `schema`, and its raw text columns as needed.
 
@@ -32,7 +37,7 @@ def compare(
     that occurs twice on one side is a difference. With `line`, only rows at or above the cut-line are compared.
     The result contains the first `shown` differing rows.
     """
-    tables = [spark.read.format("iceberg").load(location) for location in (heap_location, lake_location)]
+    tables = [_table(spark, location, storage) for location in (heap_location, lake_location)]
     if line is not None:
         tables = [table.where(_tier_value(line) >= line.cut) for table in tables]
     needed = {name for table in tables for name in table.columns}
@@ -59,6 +64,12 @@ def compare(
     assert counts is not None
     rows = differing.limit(shown).select(_printable(schema)).collect() if counts[2] else []
     return Comparison(counts[0], counts[1], counts[2], tuple(difference(row.asDict(), keys, values) for row in rows))
+
+
+def _table(spark: SparkSession, location: str, storage: StorageOptions) -> DataFrame:
+    if local_path(location) is not None:
+        return spark.read.format("iceberg").load(location)
+    return table_frame(spark, location, storage.properties_of(location))
 
 
 def _tier_value(line: CutLine) -> Column:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mirror_pump.config import Settings
 from mirror_pump.engine.spark_runtime.local_runner import LocalTaskRunner
-from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session
+from mirror_pump.engine.spark_runtime.session import SparkSettings, maven_packages, spark_session
 from mirror_pump.errors import LakeError, UsageError
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
@@ -25,6 +25,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.verify import compare_duckdb
 from mirror_pump.ops.verify.comparison import Comparison
+from mirror_pump.pipeline.lake_storage import reachable_warehouses
 from mirror_pump.quoting import literal
 from mirror_pump.telemetry import get_logger
 
@@ -98,8 +99,8 @@ class EnginesBySize:
             return None
         self._closing.callback(duckdb.close)
         try:
-            reach_storage(duckdb, self._settings)
-        except LakeError:
+            reach_storage(duckdb, reachable_warehouses(self._storage))
+        except (LakeError, UsageError):
             return None
         memory, shown = self._limits.verify_memory, self._limits.verify_shown_rows
         spill = tempfile.mkdtemp(prefix="mirror-pump-verify-")
@@ -126,10 +127,19 @@ class EnginesBySize:
         from mirror_pump.ops.verify.compare_spark import compare
 
         log = Path(tempfile.gettempdir()) / f"mirror-pump-spark-{os.getuid()}.log"
-        spark = spark_session(SparkSettings(master=self._settings.master, app_name="mirror-pump-verify", log=log))
+        packages = maven_packages(*(warehouse.root for warehouse in reachable_warehouses(self._storage)))
+        spark = spark_session(
+            SparkSettings(
+                master=self._settings.master,
+                app_name="mirror-pump-verify",
+                log=log,
+                conf={"spark.jars.packages": ",".join(packages)},
+            )
+        )
         runner = SparkTaskRunner(spark, os.cpu_count() or 1)
         self._closing.callback(runner.close)
-        return ComparisonEngine(runner, partial(compare, spark, shown=self._limits.verify_shown_rows))
+        limits = self._limits
+        return ComparisonEngine(runner, partial(compare, spark, shown=limits.verify_shown_rows, storage=self._storage))
 
 
 @dataclass(frozen=True)

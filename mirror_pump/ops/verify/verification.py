@@ -39,12 +39,14 @@ from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, Engines, EnginesBySize, SingleEngine
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
 from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, read_heap, with_changes
+from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.consistent_point import ConsistentPoint
+from mirror_pump.storage_profiles import warehouse_of
 from mirror_pump.telemetry import get_logger
 from sql import queries
 
@@ -158,7 +160,7 @@ def verify(
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-verify") as connection:
         chosen = _choose(connection, settings, names)
         tables = {table.table_id: table for table in chosen if table.state is TableState.LIVE}
-        storage = StorageOptions(settings.storage_properties, fsync=False)
+        storage = lake_storage(settings, fsync=False)
         with EnginesBySize(settings, storage) if engine is None else nullcontext(SingleEngine(engine)) as engines:
             reports = _Verification(settings, storage, connection, engines, observe).run(tables)
         frontiers = [report.frontier for report in reports.values() if report.frontier is not None]
@@ -254,14 +256,17 @@ class _Verification:
             return {}
         settings = self._settings
         outcomes: dict[TableId, TableReport | Disturbed] = {}
-        scratch = join(settings.require_warehouse(), f".verify-{uuid.uuid4().hex[:12]}")
+        directory = f".verify-{uuid.uuid4().hex[:12]}"
+        scratch = {join(warehouse_of(table.location), directory) for table in tables.values()}
         slot = f"mirror_pump_verify_{uuid.uuid4().hex[:12]}"
         try:
             with ConsistentPoint(settings.require_dsn(), slot, _POINT_TIMEOUT) as point, self._reader(point) as reader:
                 heaps = {}
                 for table_id, table in tables.items():
                     try:
-                        heaps[table_id] = self._read_heap(table, point, reader, join(scratch, str(table_id)))
+                        heaps[table_id] = self._read_heap(
+                            table, point, reader, join(warehouse_of(table.location), directory, str(table_id))
+                        )
                     except Disturbed as disturbed:
                         outcomes[table_id] = disturbed
                     except NotReadable as error:
@@ -271,7 +276,8 @@ class _Verification:
                     read = {table_id: tables[table_id] for table_id in heaps}
                     outcomes |= self._compare_at_frontier(read, heaps, point, reader)
         finally:
-            delete_tree(scratch, self._storage)
+            for location in scratch:
+                delete_tree(location, self._storage)
         return outcomes
 
     def _compare_at_frontier(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import threading
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,6 +34,7 @@ from mirror_pump.pipeline.flow.events import (
 )
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
+from mirror_pump.pipeline.flow.shared_connection import SharedConnection
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
 from mirror_pump.source.catalog.tables import load_table
@@ -67,9 +69,12 @@ class _ChunkRow:
 class Copier:
     """A thread that copies the tables in state `copying`, one after another."""
 
-    def __init__(self, context: SessionContext, epoch: int) -> None:
-        """`epoch`: the epoch of the pump's leadership."""
+    def __init__(self, context: SessionContext, shared: SharedConnection, epoch: int) -> None:
+        """`shared`: for short queries of this thread and others. `epoch`: the epoch of the pump's leadership."""
         self._context = context
+        self._shared = shared
+        self._own = SharedConnection(context.connect)
+        """Opened when there is something to copy."""
         self._epoch = epoch
         self._inbox = context.inbox
         self._slots = threading.Semaphore(context.settings.copy_workers)
@@ -96,15 +101,18 @@ class Copier:
         self._thread.wake()
 
     def _run(self) -> None:
-        with self._context.connect() as connection:
+        with closing(self._own):
             while self._thread.next_round():
                 self._locked.clear()
-                for table_id, planned in connection.execute(_SQL["unfinished"], {"slot": self._context.slot}):
+                with self._shared.use() as connection:
+                    unfinished = connection.execute(_SQL["unfinished"], {"slot": self._context.slot}).fetchall()
+                for table_id, planned in unfinished:
                     if self._thread.stopping():
                         break
-                    table = load_table(connection, TableId(table_id))
-                    if table is not None and (planned or self._plan(connection, table)):
-                        self._copy(connection, table)
+                    with self._own.use() as connection:
+                        table = load_table(connection, TableId(table_id))
+                        if table is not None and (planned or self._plan(connection, table)):
+                            self._copy(connection, table)
                 self._thread.await_wake(_LOOK_INTERVAL)
 
     def _plan(self, connection: PgConnection, table: MirroredTable) -> bool:

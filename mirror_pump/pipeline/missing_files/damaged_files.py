@@ -17,7 +17,7 @@ _ONLY_COPY = (
 
 
 def damage_failure(table: MirroredTable, error: FileDamaged) -> Failure:
-    """The failure of a table whose changes need the damaged file. Whoever reads the file beside the stream (a merge, a
-    conversion, a key index, a proof) only reports the error: the table itself goes on."""
+    """The failure of a table whose changes need the damaged file. A job that is not part of the stream (a merge, a
+    conversion, a key index, a proof) only reports the error, and the table continues."""
     only_copy = table.tier is not None and table.tier.moved
     return Failure.of(table, TableError(f"{table.name}: {error}", _ONLY_COPY if only_copy else _REMEDY))

@@ -331,7 +331,7 @@ class Publisher:
                 "not_live_before": plan.not_live_before,
                 "written_since": written_since,
                 "read_at": row.read_at,
-                "born_sequence": accepted.data_sequence_number,
+                "start_sequence": accepted.data_sequence_number,
                 "key_index": Jsonb(self._deletes(accepted)),
             },
         )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -40,6 +41,7 @@ from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, FoldReady, IndexWanted, LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
+from mirror_pump.pipeline.flow.shared_connection import SharedConnection
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import outcome
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
@@ -82,8 +84,11 @@ class _FoldTurn(Retries):
 class Folder:
     """A thread that folds the corrections of all tables of one mirror, one table after the other."""
 
-    def __init__(self, context: SessionContext, indexes: KeyIndexes) -> None:
+    def __init__(self, context: SessionContext, shared: SharedConnection, indexes: KeyIndexes) -> None:
+        """`shared`: for short queries of this thread and others. Most mirrors have no corrections."""
         self._context = context
+        self._shared = shared
+        self._own = SharedConnection(context.connect)
         self._storage = context.storage
         self._inbox = context.inbox
         self._observer = context.observer
@@ -106,14 +111,17 @@ class Folder:
         self._thread.stop()
 
     def _run(self) -> None:
-        with self._context.connect() as connection:
+        with closing(self._own):
             while self._thread.next_round():
                 again = False
-                for backlog in read_backlog(connection, self._context.slot, self._rows):
-                    again |= self._look(connection, backlog)
+                with self._shared.use() as connection:
+                    backlogs = read_backlog(connection, self._context.slot, self._rows)
+                for backlog in backlogs:
+                    with self._own.use() as connection:
+                        again |= self._look(connection, backlog)
                 if time.monotonic() - self._compared_at >= self._limits.archive_check_interval:
                     self._compared_at = time.monotonic()
-                    self._compare(connection)
+                    self._compare()
                 if not again:
                     self._thread.await_wake(min(_LOOK_INTERVAL, max(self._age, 0.02)))
 
@@ -184,16 +192,19 @@ class Folder:
                 delete(file.path, self._storage)
         return landed
 
-    def _compare(self, connection: PgConnection) -> None:
+    def _compare(self) -> None:
         """Requests a refresh of each published snapshot that names files which main no longer has."""
-        for table in load_tables(connection, self._context.slot):
+        with self._shared.use() as connection:
+            tables = load_tables(connection, self._context.slot)
+        for table in tables:
             if self._thread.stopping():
                 return
             if table.tier is None or not table.tier.moved:
                 continue
             turn = self._turns.setdefault(table.table_id, _FoldTurn(self._backoff))
             try:
-                location = load_pointer(connection, table.name.schema, table.lake_table)
+                with self._own.use() as connection:
+                    location = load_pointer(connection, table.name.schema, table.lake_table)
                 if location is not None and location != turn.looked_at:
                     turn.looked_at = location
                     lake = LakeTable.load(location, self._storage)

@@ -34,6 +34,7 @@ from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.key_index.index_builder import INDEX_TASKS
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.pipeline.session.failure_record import FailureRecord
 from mirror_pump.pipeline.session.frontier_scheduler import Goal
 from mirror_pump.pipeline.session.leadership import acquire_leadership
@@ -158,9 +159,7 @@ class Pump:
     def _lead(self, leader: Leader, goal: Goal, run_state: RunState) -> None:
         """Lead until the goal is reached or the stop is requested, then release the leadership. Raises NotLeader once
         another pump leads."""
-        storage = StorageOptions(
-            self._settings.storage_properties, self._settings.storage_fsync, make_directories=False
-        )
+        storage = lake_storage(self._settings, make_directories=False)
         try:
             with self._while_leading():
                 if self._runner is not None:

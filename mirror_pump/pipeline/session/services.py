@@ -12,14 +12,17 @@ from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.copy.copier import Copier
 from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.shared_connection import SharedConnection
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.index_builder import IndexBuilder
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.lake_storage import refresh_profiles
 from mirror_pump.pipeline.missing_files.lake_watch import LakeWatch
 from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
 from mirror_pump.pipeline.retention.fold import Folder
 from mirror_pump.pipeline.retention.partition_shedding import PartitionShedding
 from mirror_pump.pipeline.schema.column_fill import FillJob
+from mirror_pump.pipeline.schema.decisions import SchemaChangeDecision
 from mirror_pump.pipeline.schema.publication_changes import copy_altered
 from mirror_pump.pipeline.schema.schema_watcher import SchemaWatcher, decide_from_note
 from mirror_pump.pipeline.session.listener import Listener
@@ -31,7 +34,7 @@ from mirror_pump.pipeline.upkeep.upkeep_threads import Upkeep, conversion_worker
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.relations.change_notes import note_reader
+from mirror_pump.source.relations.change_notes import Note, note_reader
 from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.replication_stream import ReplicationStream
 from mirror_pump.source.stream.slot import SystemIdentity, check_publication, check_slot
@@ -73,16 +76,14 @@ def start_services(
     is not what the mirror needs.
     """
 
-    def opened() -> PgConnection:
-        connection = context.connect()
-        closing.callback(connection.close)
-        return connection
-
-    connection = opened()
+    connection = context.connect()
+    closing.callback(connection.close)
     publication, applied = _checked_slot(connection, context.slot)
+    refresh_profiles(context.storage, connection)
     publisher = _publisher(context, epoch, indexes)
     closing.callback(publisher.close)
-    lookups = opened()
+    lookups = SharedConnection(context.connect)
+    closing.callback(lookups.close)
     source = StreamSource(
         open_stream=lambda lsn: ReplicationStream.start(context.dsn, context.slot, publication, lsn),
         start=applied,
@@ -92,12 +93,14 @@ def start_services(
         lookup=partial(_registered, lookups),
         mirrored=partial(_mirrored, lookups, context.slot),
         read_note=note_reader(connection, lambda xid: context.observer(Step.NOTE_REFUSED, xid=xid)),
-        decide=partial(decide_from_note, lookups),
+        decide=partial(_decision, lookups),
     )
     receiver = Receiver(context, source, indexes.packing, unpublished_files)
-    copier = Copier(context, epoch)
-    upkeep = Upkeep(context, _upkeep_jobs(context, indexes))
-    folder = Folder(context, indexes)
+    shared = SharedConnection(context.connect)
+    closing.callback(shared.close)
+    copier = Copier(context, shared, epoch)
+    upkeep = Upkeep(context, shared, _upkeep_jobs(context, indexes))
+    folder = Folder(context, shared, indexes)
     builder = IndexBuilder(context.runner, context.inbox)
     indexes.attach(builder, context.observer)
     # This runs before anything is received: for these tables, the stream does not continue what is in the lake.
@@ -115,7 +118,7 @@ def start_services(
         publisher.missing,
         context.settings.limits.completion_part_bytes,
     )
-    lake_watch = LakeWatch(context)
+    lake_watch = LakeWatch(context, shared)
     for thread in (receiver, copier, upkeep, folder, builder, watcher, retention, listener, lake_watch):
         thread.start()
         closing.callback(thread.stop)
@@ -179,13 +182,20 @@ def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
     return row.publication_name, row.applied_lsn
 
 
-def _registered(connection: PgConnection, relation_id: int) -> MirroredTable | None:
-    table = load_table(connection, TableId(relation_id))
+def _registered(lookups: SharedConnection, relation_id: int) -> MirroredTable | None:
+    with lookups.use() as connection:
+        table = load_table(connection, TableId(relation_id))
     return None if table is None or table.state.has_ended else table
 
 
-def _mirrored(connection: PgConnection, slot: str) -> list[TableId]:
-    rows = connection.execute(_SQL["not_failed"], {"slot": slot}).fetchall()
+def _decision(lookups: SharedConnection, table: MirroredTable, note: Note) -> SchemaChangeDecision:
+    with lookups.use() as connection:
+        return decide_from_note(connection, table, note)
+
+
+def _mirrored(lookups: SharedConnection, slot: str) -> list[TableId]:
+    with lookups.use() as connection:
+        rows = connection.execute(_SQL["not_failed"], {"slot": slot}).fetchall()
     return [TableId(table_id) for (table_id,) in rows]
 
 

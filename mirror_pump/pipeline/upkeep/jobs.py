@@ -14,7 +14,7 @@ from mirror_pump.engine.rewrite.delete_conversion import ConversionResult, Conve
 from mirror_pump.engine.rewrite.file_merge import OWN_POSITIONS, merge_files, merge_positions
 from mirror_pump.engine.rewrite.merge_plan import (
     FANOUT,
-    WORN_SHARE,
+    MUCH_DELETED_SHARE,
     MergePlan,
     merged_file_rewrite,
     plan_merge,
@@ -201,7 +201,7 @@ class RewriteJob(MergeJob):
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
         """Ranks tables by their number of deleted rows, if that changed since no file needed a rewrite."""
         deleted = lake.position_deletes
-        many = 0 < min(OWN_POSITIONS, WORN_SHARE * lake.records) <= deleted
+        many = 0 < min(OWN_POSITIONS, MUCH_DELETED_SHARE * lake.records) <= deleted
         new = left is None or left.position_deletes != deleted
         return -deleted if self.target_bytes and many and new else None
 

@@ -26,10 +26,10 @@ from mirror_pump.model import TableId, TableState
 from mirror_pump.pipeline.flow.events import FileRewriteReady, LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
+from mirror_pump.pipeline.flow.shared_connection import SharedConnection
 from mirror_pump.pipeline.flow.tasks import FileTasks
 from mirror_pump.pipeline.upkeep.jobs import Job
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import PgConnection
 from sql import queries
 
 _SQL = queries("upkeep")
@@ -77,8 +77,10 @@ class _Watched:
 class Upkeep:
     """Threads, one for each job, that do due work on the tables of one mirror."""
 
-    def __init__(self, context: SessionContext, jobs: Sequence[Job]) -> None:
+    def __init__(self, context: SessionContext, shared: SharedConnection, jobs: Sequence[Job]) -> None:
+        """`shared`: for short queries of these threads and others."""
         self._context = context
+        self._shared = shared
         self._storage = context.storage
         self._inbox = context.inbox
         self._slot = context.slot
@@ -155,24 +157,25 @@ class Upkeep:
             self._changed.notify_all()
 
     def _run(self, job: Job, first: bool) -> None:
-        with self._context.connect() as connection:
-            if first:
-                self._begin(connection)
-            while not self._stopping():
-                self._clear_garbage()
-                with self._changed:
-                    table_id = self._take(job)
-                    if table_id is None:
-                        if not self._stopping():
-                            self._changed.wait(_LOOK_INTERVAL)
-                        continue
-                began = time.monotonic()
-                self._do(job, connection, table_id)
-                self._threads[0].pause((time.monotonic() - began) * (1 / job.share - 1))
+        if first:
+            self._begin()
+        while not self._stopping():
+            self._clear_garbage()
+            with self._changed:
+                table_id = self._take(job)
+                if table_id is None:
+                    if not self._stopping():
+                        self._changed.wait(_LOOK_INTERVAL)
+                    continue
+            began = time.monotonic()
+            self._do(job, table_id)
+            self._threads[0].pause((time.monotonic() - began) * (1 / job.share - 1))
 
-    def _begin(self, connection: PgConnection) -> None:
+    def _begin(self) -> None:
         """Picks up what a former pump left to do."""
-        for table_id, location in connection.execute(_SQL["mirrored"], {"slot": self._slot}).fetchall():
+        with self._shared.use() as connection:
+            tables = connection.execute(_SQL["mirrored"], {"slot": self._slot}).fetchall()
+        for table_id, location in tables:
             if self._stopping():
                 return
             try:
@@ -207,7 +210,7 @@ class Upkeep:
             return None
         return job.due(watched.lake, turn.left)
 
-    def _do(self, job: Job, connection: PgConnection, table_id: TableId) -> None:
+    def _do(self, job: Job, table_id: TableId) -> None:
         """Computes the job for a table that it has taken, and sends the result to the loop."""
         with self._changed:
             watched = self._tables[table_id]
@@ -217,7 +220,7 @@ class Upkeep:
         ready: FileRewriteReady | None = None
         try:
             # Both are read in one snapshot: a fill gives files the latter's columns with the former's values.
-            with connection.transaction():
+            with self._shared.use() as connection, connection.transaction():
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 table = load_table(connection, table_id)
                 row = connection.execute(_SQL[job.free], {"table_id": table_id}).fetchone()

@@ -16,15 +16,17 @@ from typing import Self
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import LakeError, SourceError
-from mirror_pump.lake.storage import StorageOptions, directory_answers, discard, join, write_bytes
+from mirror_pump.lake.storage import directory_answers, discard, join, write_bytes
 from mirror_pump.model import TableId, TableName
 from mirror_pump.pipeline.flow.events import TableGivenUp
 from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.pipeline.upkeep.database_watch import database_watch
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.slot import copy_again, drop_slot
-from mirror_pump.source.stream.wal_room import WalRoom, growth, read_wal_room
+from mirror_pump.source.stream.wal_room import WalRoom, read_wal_room, seconds_to_invalidation
+from mirror_pump.storage_profiles import warehouse_of
 from sql import queries
 
 _SQL = queries("wal_guard")
@@ -101,11 +103,11 @@ class WalGuard:
             self._forget()
             return
         self._add(sample)
-        left = self._seconds_left(sample)
+        left = self._seconds_to_invalidation(sample)
         if left is not None and left < self._settings.wal_warn_within:
             self._report(
                 "short",
-                seconds_left=round(left),
+                seconds_to_invalidation=round(left),
                 retained_bytes=sample.retained_bytes,
                 policy=self._settings.wal_guard,
                 **({"error": trouble.error} if trouble.error else {}),
@@ -140,12 +142,12 @@ class WalGuard:
         while len(self._samples) > 1 and _age(self._samples[1], sample) >= self._settings.limits.wal_guard_window:
             self._samples.popleft()
 
-    def _seconds_left(self, sample: WalRoom) -> float | None:
+    def _seconds_to_invalidation(self, sample: WalRoom) -> float | None:
         """Seconds until the slot has no room left at its present growth. None if it does not grow, has no limit, or has
         not been watched for a window yet."""
         if _age(self._samples[0], sample) < self._settings.limits.wal_guard_window:
             return None
-        return seconds_left(self._samples[0], sample, self._settings.wal_guard_bytes)
+        return seconds_to_invalidation(self._samples[0], sample, sample.room(self._settings.wal_guard_bytes))
 
     def _report(self, what: str, **details: object) -> None:
         """Report a shortage, unless the same was reported within the hour."""
@@ -186,18 +188,17 @@ class WalGuard:
         began after the storage was seen to work: the second one to be counted from then on.
         """
         if self._suspect is None or self._suspect.table_id != table.table_id or attempts < self._suspect.attempts:
-            if not self._storage_works(error):
+            if not self._storage_works(error, warehouse_of(table.location)):
                 return False
             self._suspect = _Suspect(table.table_id, attempts)
         return True if attempts >= self._suspect.attempts + 2 else None
 
-    def _storage_works(self, error: str) -> bool:
+    def _storage_works(self, error: str, warehouse: str) -> bool:
         """Whether the warehouse takes a file. If it does not, the next table would meet the same error."""
         if _FULL in error.lower():
             # A small file may still find room.
             return False
-        storage = StorageOptions(self._settings.storage_properties, make_directories=False)
-        warehouse = self._settings.require_warehouse()
+        storage = lake_storage(self._settings, make_directories=False)
         location = join(warehouse, f"{_PROBE}{secrets.token_hex(8)}")
         try:
             if not directory_answers(warehouse, storage):
@@ -268,15 +269,6 @@ class GuardedTable:
     @property
     def name(self) -> TableName:
         return TableName(self.schema_name, self.table_name)
-
-
-def seconds_left(first: WalRoom, last: WalRoom, limit: int) -> float | None:
-    """Seconds until a slot has no room left, if the WAL that it keeps goes on growing as between two moments. None if
-    it does not grow, or has no limit. `limit`: bytes that it may keep, besides max_slot_wal_keep_size; 0 for none."""
-    grown = growth(first, last)
-    if grown is None or not grown.bytes_per_second:
-        return None
-    return grown.lasts(last.room(limit))
 
 
 def holding_table(

@@ -101,7 +101,11 @@ def apply_functions(connection: _Connection, *, everything: bool) -> tuple[str, 
         return ()
     settings = _rows(connection, _SQL["save_settings"])[0]
     connection.execute(_SQL["use_settings"].encode())
-    defined = {file.name: _run(connection, file, former) for file in stale}
+    defined = {}
+    present = _present(connection)
+    for file in stale:
+        before, present = present, _run(connection, file, former)
+        defined[file.name] = sorted(name for name, place in present.items() if before.get(name) != place)
     _drop_undefined(connection, former, defined, {file.name for file in files})
     for file in stale:
         connection.execute(
@@ -112,10 +116,9 @@ def apply_functions(connection: _Connection, *, everything: bool) -> tuple[str, 
     return tuple(file.name for file in stale)
 
 
-def _run(connection: _Connection, file: sql.FunctionFile, former: Mapping[str, _RecordedFunctions]) -> list[str]:
-    """Runs one file; returns the objects that it defines."""
+def _run(connection: _Connection, file: sql.FunctionFile, former: Mapping[str, _RecordedFunctions]) -> dict[str, str]:
+    """Runs one file; returns what is present then."""
     ours = {name for row in former.values() for name in row.objects}
-    before = _present(connection)
     dropped: set[str] = set()
     grants: list[tuple[str, str]] = []
     while True:
@@ -140,11 +143,12 @@ def _run(connection: _Connection, file: sql.FunctionFile, former: Mapping[str, _
             grants += [(name, grant) for (grant,) in _rows(connection, _SQL["grants"], {"object": name})]
             _drop_to_replace(connection, name)
         dropped |= to_drop
-    after = _present(connection)
+    present = _present(connection)
     for name, grant in grants:
-        if name in after:
+        if name in present:
             connection.execute(grant.encode())
-    return sorted(name for name, place in after.items() if before.get(name) != place)
+    # A grant moves the row that holds a definition.
+    return _present(connection) if grants else present
 
 
 def _drop_to_replace(connection: _Connection, name: str) -> None:

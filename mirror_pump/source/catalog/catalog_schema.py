@@ -52,12 +52,12 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
     Raises SourceError if the schema belongs to another program, since two writers of one cut-line would corrupt it, or
     if it is newer than this program.
     """
-    ledger, seam = _one(
+    has_catalog, has_seam = _one(
         connection,
         _SQL["catalogs"],
     )
-    if not ledger:
-        if seam:
+    if not has_catalog:
+        if has_seam:
             raise SourceError(
                 "schema modak of this database belongs to another program that implements the seam protocol",
                 "mirror a database without that program, or unregister its tables there and drop schema modak",
@@ -132,7 +132,7 @@ def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
             # CREATE SCHEMA IF NOT EXISTS would require the privilege to create schemas even if this one exists.
             if _one(connection, "SELECT to_regnamespace('modak') IS NULL")[0]:
                 connection.execute("CREATE SCHEMA modak")
-            _script(connection, _SQL["ledger"])
+            _script(connection, _SQL["create_migrations"])
         for step in pending:
             _script(connection, step.text)
             connection.execute(

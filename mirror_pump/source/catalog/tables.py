@@ -27,6 +27,7 @@ from mirror_pump.model import (
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.publication import record_published
+from mirror_pump.storage_profiles import DEFAULT_PROFILE
 from sql import queries
 
 _SQL = queries("tables")
@@ -72,6 +73,7 @@ def insert_table(
     lake_props: Mapping[str, object],
     slot: str,
     publication: str,
+    profile: str = DEFAULT_PROFILE,
 ) -> None:
     """Registers a table, in the transaction that publishes its empty lake table. `lake_props` is stored in
     cutline.lake_props.
@@ -92,6 +94,7 @@ def insert_table(
                 "ref": f"{table.name.schema}.{table.lake_table}",
                 "publication": publication,
                 "slot": slot,
+                "profile": profile,
             },
         )
         conn.execute(

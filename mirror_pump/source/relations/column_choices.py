@@ -1,6 +1,6 @@
 """The user's choices at register: other lake types for columns, and columns to exclude.
 
-A lake type may be chosen if it, or a raw text column beside it, can hold every value of the Postgres type. Once a table
+A lake type may be chosen if it, or a raw text column for it, can hold every value of the Postgres type. Once a table
 is registered, choices belong to attribute numbers, so that they survive a rename.
 """
 

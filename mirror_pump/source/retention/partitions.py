@@ -332,8 +332,8 @@ def enter(connection: PgConnection, table_id: TableId, partition: Attached, stat
 
 
 def reader_in_the_way(connection: PgConnection, table_id: TableId, cut: int) -> str | None:
-    """For whom the cut-line cannot move to `cut` now: the reader's pin, or the session that is putting one in place;
-    None if it can."""
+    """The reader because of which the cut-line cannot move to `cut` now: its pin, or the session that is creating one.
+    None if the cut-line can move."""
     row = connection.execute(_SQL["reader_in_the_way"], {"table_id": table_id, "cut": cut}).fetchone()
     return None if row is None or row[0] is None else str(row[0])
 
@@ -366,7 +366,7 @@ def journal(
 
 
 def is_due(tier: Tier, hi: int, lag: int, newest: Callable[[], int | None]) -> bool:
-    """Whether the newest key is `lag` or more above `hi`. If the key is a time, the present must be so too, so that
+    """Whether the newest key is at least `lag` above `hi`. If the key is a time, the present must be as well, so that
     rows dated in the future do not push out others. `newest` is called only if it matters."""
     if lag == NEVER or hi + lag >= END:
         return False

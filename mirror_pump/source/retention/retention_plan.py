@@ -58,7 +58,7 @@ class RetentionPlan:
 
 
 def parse_grace(text: str, what: str) -> timedelta:
-    """How long a partition stays that could be dropped. Raises UsageError for a text that is not a duration."""
+    """How long a partition that could be dropped stays. Raises UsageError for a text that is not a duration."""
     if text.strip() == "0":
         return timedelta(0)
     return timedelta(microseconds=parse_span(TierKind.TIMESTAMP, text, what))

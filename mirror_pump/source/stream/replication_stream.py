@@ -17,11 +17,12 @@ from types import TracebackType
 from typing import Self
 
 import psycopg
-from psycopg import pq, sql
+from psycopg import pq
 from psycopg.pq.abc import PGconn, PGresult
 
 from mirror_pump.errors import ConnectionLost, SourceError, UnsendableRow
 from mirror_pump.model import Lsn, format_lsn
+from mirror_pump.quoting import identifier, literal
 from mirror_pump.source.connect import as_source_error, replication_connect
 
 XLOG_HEADER_BYTES = 25
@@ -119,12 +120,13 @@ class ReplicationStream:
     @classmethod
     def on(cls, connection: PGconn, slot: str, publication: str, start_lsn: Lsn) -> Self:
         """Like `start`, with a walsender connection that the stream takes over. The caller closes it on an error."""
-        publications = sql.Literal(sql.Identifier(publication).as_string())
-        command = sql.SQL(
-            "START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {}, messages 'true')"
-        ).format(sql.Identifier(slot), sql.SQL(format_lsn(start_lsn)), publications)
+        # Commands of the replication protocol have literals without escapes by backslashes: not psycopg's.
+        command = (
+            f"START_REPLICATION SLOT {identifier(slot)} LOGICAL {format_lsn(start_lsn)} (proto_version '1',"
+            f" publication_names {literal(identifier(publication))}, messages 'true')"
+        )
         deadline = time.monotonic() + _LET_GO_SECONDS
-        while (result := connection.exec_(command.as_bytes())).status != pq.ExecStatus.COPY_BOTH:
+        while (result := connection.exec_(command.encode())).status != pq.ExecStatus.COPY_BOTH:
             error = _result_error(result, connection, slot)
             if not isinstance(error, _SlotInUse) or time.monotonic() >= deadline:
                 raise error

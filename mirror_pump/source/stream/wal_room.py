@@ -1,7 +1,14 @@
 """How much WAL may still be written before a replication slot is lost, and how soon that is.
 
-The server invalidates a slot at a checkpoint that finds it keeping more than max_slot_wal_keep_size. So the moments
-here are the earliest possible ones.
+Two times answer two questions. Both divide the same room by a rate:
+
+- `max_outage_seconds`: how long an outage of the pump may take. The rate is that at which the server writes WAL, since
+  nothing is acknowledged during an outage. It needs a single look at the slot.
+- `seconds_to_invalidation`: when the slot is lost if it goes on as at present. The rate is that at which the WAL that
+  the slot keeps grows. It needs two looks, and is None for a slot that keeps up, however fast the server writes.
+
+The server invalidates a slot at a checkpoint that finds it keeping more than max_slot_wal_keep_size. So both times are
+the shortest possible ones.
 """
 
 from __future__ import annotations
@@ -47,9 +54,9 @@ class WalRoom:
             rooms.append(limit - self.retained_bytes)
         return max(0, min(rooms)) if rooms else None
 
-    def rate(self, shortest: float) -> WalRate | None:
-        """How fast WAL has been written since the last checkpoint began; None if that is less than `shortest` seconds
-        ago."""
+    def write_rate_since_checkpoint(self, shortest: float) -> WalRate | None:
+        """How fast the server has written WAL since its last checkpoint began. None if that is less than `shortest`
+        seconds ago."""
         seconds = (self.at - self.checkpoint_at).total_seconds()
         if seconds < max(shortest, 0.001):
             return None
@@ -58,29 +65,55 @@ class WalRoom:
 
 @dataclass(frozen=True)
 class WalRate:
-    """How fast the server writes WAL."""
+    """How fast the server writes WAL, or the WAL that a slot keeps grows."""
 
     bytes_per_second: float
     seconds: float
-    """How long it was measured."""
-
-    def lasts(self, room: int | None) -> float | None:
-        """Seconds until that many bytes are written. None without a limit, and if nothing is written."""
-        if room is None or (room and not self.bytes_per_second):
-            return None
-        return room / self.bytes_per_second if room else 0.0
+    """The time over which it was measured."""
 
 
 def read_wal_room(connection: PgConnection, slot: str) -> WalRoom | None:
-    """The present values of a slot; None if it does not exist. Raises SourceError."""
+    """Returns the present values of a slot, or None if it does not exist. Raises SourceError."""
     with source_errors(f"reading how much WAL slot {slot} keeps"):
         return fetch_row(connection, WalRoom, _SQL["wal_room"], {"slot": slot})
 
 
-def growth(first: WalRoom, last: WalRoom) -> WalRate | None:
-    """How fast the WAL that the slot keeps has grown between two moments. It shrinks while the slot catches up: then
-    the rate is 0. None if no time has passed, or the slot is lost."""
+def write_rate(first: WalRoom, last: WalRoom) -> WalRate | None:
+    """Returns how fast the server wrote WAL between two moments, or None if no time has passed."""
+    seconds = (last.at - first.at).total_seconds()
+    return WalRate(max(0, last.wal_position - first.wal_position) / seconds, seconds) if seconds > 0 else None
+
+
+def retained_growth(first: WalRoom, last: WalRoom) -> WalRate | None:
+    """Returns how fast the WAL that the slot keeps grew between two moments: 0 if it shrank, because the slot caught
+    up. None if no time has passed, or the slot is lost."""
     seconds = (last.at - first.at).total_seconds()
     if seconds <= 0 or first.retained_bytes is None or last.retained_bytes is None:
         return None
     return WalRate(max(0, last.retained_bytes - first.retained_bytes) / seconds, seconds)
+
+
+def max_outage_seconds(room: int | None, rate: WalRate | None) -> float | None:
+    """Returns how many seconds a slot survives without a pump, if the server goes on writing WAL at `rate`.
+
+    `room`: see WalRoom.room. None without a limit, and if nothing is written or the rate is unknown.
+    """
+    if room == 0:
+        return 0.0
+    return _seconds(room, rate)
+
+
+def seconds_to_invalidation(first: WalRoom, last: WalRoom, room: int | None) -> float | None:
+    """Returns the seconds until a slot has no room left, if the WAL that it keeps goes on growing as between the two
+    moments.
+
+    `room`: that of the last moment, see WalRoom.room. None without a limit, if the slot is lost, and if the WAL that it
+    keeps does not grow.
+    """
+    return _seconds(room, retained_growth(first, last))
+
+
+def _seconds(room: int | None, rate: WalRate | None) -> float | None:
+    if room is None or rate is None or not rate.bytes_per_second:
+        return None
+    return room / rate.bytes_per_second

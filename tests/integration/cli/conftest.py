@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def clean_environment(no_settings: None) -> None:
-    """Also for tests that start the program as a process of its own."""
+    """Clears the environment of settings, for tests that start the program as a separate process too."""

@@ -1,4 +1,4 @@
-"""The shell completes commands, options and the names of tables, and is never kept waiting or told of errors."""
+"""The shell completes commands, options and table names, and neither waits for long nor sees error messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def completed(line: str, environment: Mapping[str, str]) -> list[str]:
 def completed_here(
     database: Database, no_settings: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[[str], list[str]]:
-    """As `completed`, on the test's database, in this process."""
+    """Like `completed`, but on the test's database and in this process."""
     monkeypatch.setenv("MIRROR_PUMP_DSN", database.dsn)
 
     def complete(line: str) -> list[str]:
@@ -84,7 +84,7 @@ def test_commands_options_and_tables(
     assert completed("mirror-pump verify t", environment) == ["t"]
     assert completed_here("mirror-pump register publ") == ['public."Orders 2"', "public.orders"]
     assert completed_here("mirror-pump register ord") == ["orders"]
-    # The DSN of the line that is being typed goes over the environment's.
+    # The DSN on the command line that is being typed takes precedence over the environment's.
     assert completed_here("mirror-pump verify --dsn host=127.0.0.1,port=1 publ") == []
 
 
@@ -105,7 +105,7 @@ def test_a_database_that_was_not_initialised_has_tables_to_register(
 
 
 def test_bash_installs_and_shows_it(tmp_path: Path) -> None:
-    """In a home of its own, by the shell that asks; then that shell completes."""
+    """In a home directory of its own, run by the shell that asks for it. After that, the shell completes."""
     program = str(Path(sys.executable).parent)
     environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{program}:{os.environ['PATH']}"}
 

@@ -1,4 +1,4 @@
-"""The snippets that `connect` prints run as they stand, in a process of their own, against a real table."""
+"""The snippets that `connect` prints run unchanged, in a separate process, against a real table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.readers import ReaderRole, role_of
 
 @pytest.fixture
 def mirror(run: RunCommand, slot: str, database: Database, warehouse: str) -> SmallTable:
-    """A mirror with public.t, which holds a row that says so."""
+    """A mirror with public.t, which holds one row."""
     result = run("init", "--warehouse", warehouse, "--slot", slot)
     assert result.exit_code == 0, result.stderr
     table = SmallTable(f"{warehouse}/public/t", database.dsn)
@@ -41,27 +41,27 @@ def mirror(run: RunCommand, slot: str, database: Database, warehouse: str) -> Sm
 
 
 def at(frontier: str) -> dict[str, str]:
-    """What the summary of a snapshot of a live table says."""
+    """The summary entries of a snapshot of a live table."""
     return {FRONTIER_PROPERTY: frontier}
 
 
 @pytest.fixture
 def reader(database: Database, mirror: SmallTable, run: RunCommand) -> Iterator[ReaderRole]:
-    """A role that may read the mirror, and no more."""
+    """A role that may only read the mirror."""
     with role_of(database) as role:
         assert run("reader", role.name).exit_code == 0
         yield role
 
 
 def pasted(run: RunCommand, engine: str, reader: ReaderRole | None = None) -> str:
-    """What `connect` prints, for the DSN's own user unless another is given."""
+    """The output of `connect`, for the DSN's own user unless another one is given."""
     result = run("connect", "--engine", engine, *(("--user", reader.name) if reader else ()))
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
 
 def execute(snippet: str, user: Database | ReaderRole, directory: Path, **environment: str) -> str:
-    """Runs a Python snippet as a user would: pasted into a file, the password in the environment."""
+    """Runs a Python snippet as a user would: pasted into a file, with the password in the environment."""
     password = user.password if isinstance(user, ReaderRole) else user.server.password
     script = directory / "pasted.py"
     script.write_text(snippet)
@@ -79,7 +79,7 @@ def execute(snippet: str, user: Database | ReaderRole, directory: Path, **enviro
 
 
 def duckdb_home(directory: Path) -> str:
-    """A home directory where DuckDB finds its extensions installed, so that INSTALL downloads nothing."""
+    """A home directory in which DuckDB finds its extensions, so that INSTALL downloads nothing."""
     ((platform,),) = duckdb.sql("PRAGMA platform").fetchall()
     version = f"v{duckdb.__version__}"
     target = directory / "home" / ".duckdb" / "extensions" / version / platform
@@ -115,7 +115,7 @@ def test_duckdb(run: RunCommand, reader: ReaderRole, tmp_path: Path) -> None:
 
 
 def test_pyiceberg(run: RunCommand, mirror: SmallTable, reader: ReaderRole, database: Database, tmp_path: Path) -> None:
-    # The present snapshot has an equality delete, which pyiceberg refuses; a younger one is a part of the rows only.
+    # The current snapshot has an equality delete, which pyiceberg refuses. A younger one holds only a part of the rows.
     mirror.commit(RowDelta((mirror.segment({2: "of the heap"}),), summary=at("0/B")))
     below = CutLine("id", 1, ColumnType(Kind.LONG), 2)
     mirror.commit(RowDelta((mirror.segment({3: "not resolved yet"}, [3]),), summary=at("0/C")))

@@ -1,4 +1,4 @@
-"""`mirror-pump doctor` before anything is there, on a sound mirror, and on ones with something wrong."""
+"""`mirror-pump doctor` before anything is set up, on a sound mirror, and on mirrors with problems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mirror_pump.ops.doctor.disk import space_finding
 from mirror_pump.ops.doctor.examination import CHECKS, examine
 from mirror_pump.ops.doctor.storage import PROBE_DIRECTORY
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.s3_server import s3_server
@@ -44,7 +44,7 @@ def told(check: dict[str, Any], outcome: str) -> str:
 
 @pytest.fixture
 def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
-    """A mirror of one live table. Its settings are those of the program too, except for the warehouse."""
+    """A mirror with one live table. The program uses its settings too, except for the warehouse."""
     tasks = ThreadTaskRunner()
     database.execute(
         "CREATE TABLE orders (id int PRIMARY KEY, v text)",
@@ -58,7 +58,7 @@ def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
 
 
 def test_before_anything_is_there(run: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No database, no Java, no warehouse: each is said, with what to do, and the rest is looked at."""
+    """No database, no Java, no warehouse: each is reported with what to do, and the other checks run."""
     monkeypatch.delenv("MIRROR_PUMP_DSN")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -90,7 +90,8 @@ def test_wrong_usage_is_exit_code_2(run: RunCommand) -> None:
 
 
 def test_a_server_before_init(run: RunCommand, database: Database, tmp_path: Path) -> None:
-    """A person may look whether a server will do. That there is no mirror yet fails nothing, and nothing is left."""
+    """Doctor can tell whether a server is suitable before init. The missing mirror is no failure, and nothing is left
+    behind."""
     (tmp_path / "lake").mkdir()
     code, checks = doctor(run, "--warehouse", str(tmp_path / "lake"))
     assert code == 0, checks
@@ -137,13 +138,15 @@ def test_a_remedy_can_be_pasted(run: RunCommand, mirror: Mirror, harm: str, chec
         if finding["remedy"].startswith("mirror-pump "):
             assert run(*finding["remedy"].split()[1:]).exit_code == 0
         else:
-            # Words for people may follow the command.
+            # An explanation for people may follow the command.
             connection.execute(re.split(r", with | \(behind", finding["remedy"])[0].encode())
     assert doctor(run)[1][check]["outcome"] == "ok"
 
 
 @pytest.mark.unverified("its slot is gone")
 def test_a_lost_slot(run: RunCommand, mirror: Mirror) -> None:
+    idle = "SELECT NOT active FROM pg_replication_slots WHERE slot_name = %s"
+    await_true(lambda: mirror.database.rows(idle, (mirror.settings.slot,)) == [(True,)], 20, "the slot is free")
     with mirror.database.connect() as connection:
         connection.execute("SELECT pg_drop_replication_slot(%s)", (mirror.settings.slot,))
     code, checks = doctor(run)
@@ -160,7 +163,7 @@ def test_storage_that_refuses(database: Database, run: RunCommand, monkeypatch: 
             monkeypatch.setenv(f"MIRROR_PUMP_STORAGE_{name}", value)
         code, checks = doctor(run, "--warehouse", "s3://lake/shop")
         assert (code, checks["storage"]["outcome"]) == (0, "ok"), checks["storage"]
-        # Arrow leaves an empty object for the directory, as it does for every one.
+        # Arrow leaves an empty object for the directory, as for every directory.
         assert not any(server.objects.values())
         server.forbidden = True
         code, checks = doctor(run, "--warehouse", "s3://lake/shop")
@@ -187,7 +190,7 @@ def test_a_warehouse_that_is_not_there_any_more(run: RunCommand, mirror: Mirror,
 
 
 def test_no_check_ends_the_others() -> None:
-    """Neither by an error, nor by not ending at all."""
+    """Neither a check that fails nor one that never ends."""
     ended = threading.Event()
 
     def hangs(_: Site) -> Iterator[Finding]:
@@ -233,7 +236,7 @@ def test_no_check_ends_the_others() -> None:
         (difference_finding(0.4, 0.01), "ok"),
         (difference_finding(-4000.0, 0.01), "failed"),
         (difference_finding(60.0, 0.01), "warning"),
-        # It may have been under way for as long.
+        # The check may have been running for as long.
         (difference_finding(8.0, 7.0), "ok"),
         (space_finding("x", Path("/x"), GIB // 2, 10 * GIB), "failed"),
         (space_finding("x", Path("/x"), 5 * GIB, 100 * GIB), "warning"),

@@ -1,4 +1,4 @@
-"""`mirror-pump init` against a real server: what it makes, that it can be repeated, and what it refuses."""
+"""`mirror-pump init` against a real server: what it creates, that it can be repeated, and what it refuses."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_init_again_needs_no_option_and_changes_nothing(
 def test_init_resumes_where_an_earlier_one_was_killed(
     run: RunCommand, database: Database, slot: str, tmp_path: Path
 ) -> None:
-    """The slot cannot be made in the transaction that records it, so there is a moment with a slot and no row."""
+    """The slot cannot be created in the transaction that records it, so for a moment there is a slot without a row."""
     run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
     database.execute("DELETE FROM modak.mirror_slots")
 

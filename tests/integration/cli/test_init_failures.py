@@ -1,4 +1,4 @@
-"""An init that fails leaves nothing behind, at whatever step; once the cause is mended, the next one works."""
+"""An init that fails at any step leaves nothing behind. Once the cause is fixed, the next init succeeds."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from tests.support.cli import RunCommand
+from tests.support.memory import in_memory
 
 _LEFT = """
 SELECT 'schema', nspname FROM pg_namespace WHERE nspname = 'modak'
@@ -26,12 +27,12 @@ ORDER BY 1, 2
 
 
 def state(database: Database, slot: str) -> list[tuple[object, ...]]:
-    """What an init makes in a database."""
+    """The objects that an init creates in a database."""
     return database.rows(_LEFT, (slot,))
 
 
 def execute(database: Database, *statements: str) -> None:
-    """As Database.execute, with names in the statements."""
+    """Like Database.execute, with identifiers in the statements."""
     with database.connect() as connection:
         for statement in statements:
             connection.execute(statement.encode())
@@ -57,7 +58,7 @@ def assert_works(run: RunCommand, database: Database, slot: str, tmp_path: Path)
 
 @contextlib.contextmanager
 def refused_by_the_server(database: Database, tag: str) -> Iterator[None]:
-    """A database whose owner forbids commands of this kind, such as `CREATE PUBLICATION`."""
+    """A database whose owner forbids one kind of command, such as `CREATE PUBLICATION`."""
     execute(
         database,
         "CREATE FUNCTION public.forbid() RETURNS event_trigger LANGUAGE plpgsql AS"
@@ -119,7 +120,8 @@ def test_an_unwritable_warehouse(run: RunCommand, database: Database, slot: str,
 def test_a_role_that_may_not_create(
     run: RunCommand, database: Database, slot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where an administrator made the schema for it: the publication is what fails then. The schema stays."""
+    """Also if an administrator has created the schema for the role: then the publication fails, and the schema
+    stays."""
     role = f"r_{slot}"
     database.execute(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'secret'")
     try:
@@ -138,9 +140,9 @@ def test_a_role_that_may_not_create(
 def test_settings_of_the_server(
     database: Database, slot: str, tmp_path: Path, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that only a restart changes: wal_level, and the number of slots."""
+    """Settings that only a restart changes: wal_level, and the number of slots."""
     settings = {"wal_level": "replica", "max_replication_slots": "1", "fsync": "off", "shared_buffers": "16MB"}
-    with EmbeddedPostgres(settings=settings) as server:
+    with EmbeddedPostgres(settings=settings, temporary_in=in_memory()) as server:
         server.create_database("own")
         own = Database(server, "own")
         monkeypatch.setenv("MIRROR_PUMP_DSN", own.dsn)
@@ -165,7 +167,7 @@ _STEPS = (
 
 @pytest.mark.parametrize("step", _STEPS)
 def test_a_connection_that_is_lost_between_two_steps(database: Database, slot: str, tmp_path: Path, step: str) -> None:
-    """And an interrupt there: the connection lives then, and is in the middle of a transaction."""
+    """Also an interrupt at that point: then the connection is alive, in the middle of a transaction."""
     settings = load_settings({"dsn": database.dsn, "slot": slot, "warehouse": str(tmp_path / "lakes" / "mine")})
     before = state(database, slot)
     moment = step.format(slot)
@@ -201,7 +203,7 @@ def test_a_connection_that_is_lost_between_two_steps(database: Database, slot: s
 
 
 def test_two_inits_at_once(database: Database, slot: str, tmp_path: Path) -> None:
-    """The second one neither helps nor harms the first."""
+    """The second init neither helps nor harms the first one."""
     settings = Settings(dsn=database.dsn, slot=slot, warehouse=str(tmp_path / "lake"))
     refused: list[str] = []
 

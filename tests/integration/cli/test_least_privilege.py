@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from mirror_pump.config import Settings
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding
 from mirror_pump.ops.doctor.event_triggers import EVENT_TRIGGERS
 from mirror_pump.ops.doctor.examination import examine
+from mirror_pump.ops.doctor.replication import REPLICATION
 from mirror_pump.ops.doctor.rights import RIGHTS
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.testing.database import Database
@@ -233,6 +235,9 @@ def test_the_master_user_of_a_managed_service(
         (refused_right, *_) = findings(RIGHTS, roles, roles.admin)
         assert "may not stream changes" in refused_right.message
         assert refused_right.remedy.startswith(streaming)
+        # A setting is made where the service has it, and not by ALTER SYSTEM.
+        (limit,) = (found for found in findings(REPLICATION, roles, roles.master) if "unlimited" in found.message)
+        assert re.match(r"set max_slot_wal_keep_size = .* in the parameters that (Amazon|Google|Azure)", limit.remedy)
         roles.grant(roles.master)
         member = "SELECT pg_has_role(r.oid, %s, 'USAGE'), r.rolreplication FROM pg_roles r WHERE r.rolname = %s"
         replicates = database.rows(member, (service, roles.admin))[0]

@@ -1,4 +1,4 @@
-"""`mirror-pump policy` and `maintain` as programs: a server beside a pump and a load, in processes of their own."""
+"""`mirror-pump policy` and `maintain` as separate processes: a maintainer that serves while a pump and a load run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_policies_are_shown_set_and_unset(mirror: Mirror, run: RunCommand) -> No
 
 @pytest.mark.slow
 def test_a_pump_brings_its_maintainer(program: Program, mirror: Mirror, tmp_path: Path) -> None:
-    """`run --maintain`: requests are answered while the pump runs, and nobody serves when it has ended."""
+    """`run --maintain`: requests are answered while the pump runs; the maintainer ends with the pump."""
     mirror.register("t")
     mirror.catch_up()
     slot = mirror.settings.slot

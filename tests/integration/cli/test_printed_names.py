@@ -1,4 +1,4 @@
-"""Every command takes a table's name as status prints it, whatever signs are in it."""
+"""Every command accepts a table's name as `status` prints it, whatever characters it contains."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ NAMES = (
     TableName("user", "table"),
 )
 SHED = TableName("S-1", "Ev.ents")
-"""Partitioned, with heap retention."""
+"""A partitioned table with heap retention."""
 PARTITIONS = ['"S-1"."Part 0"', '"S-1"."Part 100"', '"S-1"."Part 200"']
 
 
 @pytest.fixture
 def mirror(database: Database, warehouse: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
-    """Which `run` uses too."""
+    """The mirror that `run` uses too."""
     tasks = ThreadTaskRunner()
     mirror = Mirror.create(database, warehouse, tasks)
     monkeypatch.setenv("MIRROR_PUMP_SLOT", mirror.settings.slot)
@@ -106,7 +106,7 @@ def test_what_status_prints_can_be_given_to_every_command(
         verified = verify(mirror.settings, printed, engine=engine).to_json()["tables"]
         assert [(table["table"], table["equal"]) for table in verified] == [(name, True) for name in printed]
 
-    # What answers does so by the same names.
+    # The commands' output contains the same names.
     assert done(run("maintain", "--no-wait", "--", *printed)).splitlines() == [f"{name}: requested" for name in printed]
     (retained,) = orjson.loads(done(run("retain", "--dry-run", "--json", str(SHED))))
     assert retained["table"] == str(SHED)
@@ -118,7 +118,7 @@ def test_what_status_prints_can_be_given_to_every_command(
     rows = orjson.loads(done(run("sql", "--format", "json", f"{queries} ORDER BY id")))
     assert [row["id"] for row in rows] == list(range(len(NAMES)))
 
-    # Tables that are gone are found by the same names as well.
+    # Tables that no longer exist are found by the same names.
     database.execute(*(f"DROP TABLE {name.quoted}" for name in NAMES[::2]))
     for name in printed[:-1]:
         assert done(run("unregister", "--", name)).startswith(f"{name} is no longer mirrored")

@@ -1,4 +1,4 @@
-"""The rights that `mirror-pump reader` gives suffice for every reader, and for nothing else."""
+"""The privileges that `mirror-pump reader` grants suffice for every reader, and permit nothing else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _READABLE = {
 
 @pytest.fixture
 def mirror(database: Database, warehouse: str) -> Mirror:
-    """public.orders, and public.events, of which the rows below 100 are in the lake only, two of them corrected."""
+    """public.orders, and public.events, whose rows below 100 are only in the lake; two of them are corrected."""
     made = Mirror.create(database, warehouse, ThreadTaskRunner(), fold_age=3600)
     RetentionTable(database, 2).create_tables("at bigint, id bigint, v text, PRIMARY KEY (at, id)")
     database.execute(
@@ -58,7 +58,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
 
 @pytest.fixture
 def reader(mirror: Mirror, run: RunCommand) -> Iterator[ReaderRole]:
-    """A role that `mirror-pump reader` has let in."""
+    """A role with the privileges that `mirror-pump reader` grants."""
     with role_of(mirror.database) as role:
         assert "there is no role" in run("reader", role.name.lower()).stderr
         for _ in range(2):

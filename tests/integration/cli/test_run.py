@@ -1,4 +1,4 @@
-"""The program as processes: a first mirror as the README shows it, signals, and what it says."""
+"""The program as processes: a first mirror as the README shows it, signals, and output."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def program(database: Database, tmp_path: Path, slot: str, run: RunCommand) -> P
 def await_while_running(
     condition: Callable[[], object], pump: subprocess.Popen[bytes], seconds: float, what: str
 ) -> None:
-    """Returns once the condition holds. Fails if the pump ends before."""
+    """Returns once the condition holds. Fails if the pump ends first."""
 
     def holds() -> object:
         assert pump.poll() is None, "the pump ended"
@@ -48,8 +48,8 @@ def await_while_running(
 def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
     program: Program, run: RunCommand, database: Database, slot: str, tmp_path: Path
 ) -> None:
-    """Ctrl-C here, because pyspark takes that signal over when it can; tests/integration/cli/test_signals.py has
-    more."""
+    """Ctrl-C is tested here because pyspark takes that signal over if it can. More is in
+    tests/integration/cli/test_signals.py."""
     pump = program.start("run", log="pump.log")
     try:
         active = "SELECT FROM pg_replication_slots WHERE slot_name = %s AND active"
@@ -57,7 +57,7 @@ def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
         leader = orjson.loads(run("status", "--json").stdout)["leader"]
         assert (leader["pid"], leader["alive"]) == (pump.pid, True)
         program.run("run", "--no-standby", code=1)
-        # To all its processes, as a terminal sends it.
+        # To all of its processes, as a terminal does.
         os.killpg(pump.pid, signal.SIGINT)
         assert pump.wait(40) == 130
     finally:
@@ -140,8 +140,8 @@ def test_bad_tables_are_refused_and_the_good_one_catches_up(
 
 @pytest.mark.slow
 def test_the_first_mirror_of_the_readme(database: Database, slot: str, tmp_path: Path) -> None:
-    """Its lines, as they stand, but for the place and the DSN, print what it says. Tasks run in threads here;
-    `make first-hour` executes the lines with Spark, and the installation as well."""
+    """The README's lines, unchanged except for directory and DSN, print what it says. Tasks run in threads here; `make
+    first-hour` runs the lines with Spark, and the installation."""
     section = "A first mirror of your own"
     lines = [line for line in shell_lines(section) if not line.startswith("export MIRROR_PUMP_DSN")]
     assert len(lines) == 9
@@ -155,7 +155,7 @@ def test_the_first_mirror_of_the_readme(database: Database, slot: str, tmp_path:
     environment |= {
         "PATH": f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "MIRROR_PUMP_DSN": database.dsn,
-        # The server is shared with other tests, and slots are the server's.
+        # The server is shared with other tests, and slots belong to the server.
         "MIRROR_PUMP_SLOT": slot,
     }
     shell = subprocess.Popen(
@@ -180,7 +180,7 @@ def test_the_first_mirror_of_the_readme(database: Database, slot: str, tmp_path:
     assert len(expected) > 15
     for example, value in own.items():
         expected = [line.replace(example, value) for line in expected]
-    # On a terminal the JSON line is a plain one.
+    # On a terminal, the JSON line is plain text.
     events = [orjson.loads(line)["event"] for line in err.splitlines() if line.startswith("{")]
     printed = out + "".join(f"mirror-pump: {event}\n" for event in events)
     missing = [line for line in expected if not is_printed(line, printed)]

@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM of real processes: one line, exit code 130 (0 for SIGTERM of a service), nothing half done.
+"""Ctrl-C and SIGTERM sent to real processes: one line, exit code 130 (0 for SIGTERM of a service), nothing half done.
 
-The signal goes to the whole process group, as a terminal sends it: also to Spark's JVM and its Python workers.
+The signal goes to the whole process group, as from a terminal: Spark's JVM and its Python workers get it too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Process = subprocess.Popen[bytes]
 
 
 class InterruptedCommands:
-    """Starts commands, interrupts them at a moment, and reads their output."""
+    """Starts commands, interrupts them at a given point, and reads their output."""
 
     def __init__(self, program: Program, database: Database, directory: Path) -> None:
         self._program = program
@@ -33,18 +33,18 @@ class InterruptedCommands:
         self._processes: list[Process] = []
 
     def start(self, *arguments: str, spark: bool = True) -> Process:
-        """Without `spark` its tasks run in threads."""
+        """Without `spark`, tasks run in threads."""
         program = self._program if spark else ThreadedProgram(self.database.dsn, self._directory)
         process = program.start(*arguments, log=f"{len(self._processes)}.log")
         self._processes.append(process)
         return process
 
     def lines(self, process: Process) -> list[str]:
-        """The lines that the command wrote, to stdout and stderr."""
+        """The lines that the command wrote to stdout and stderr."""
         return (self._directory / f"{self._processes.index(process)}.log").read_text().splitlines()
 
     def until(self, moment: Callable[[], bool], process: Process) -> None:
-        """Returns once it is the moment. Fails if the process ends before."""
+        """Returns once the condition holds. Fails if the process ends first."""
 
         def come() -> bool:
             assert process.poll() is None, self.lines(process)
@@ -53,7 +53,7 @@ class InterruptedCommands:
         await_true(come, 120, "the moment comes")
 
     def ended(self, process: Process, number: signal.Signals = signal.SIGINT) -> tuple[int, list[str]]:
-        """Exit code after the signal, and the events on stderr of at least level info."""
+        """The exit code after the signal, and the events on stderr of at least level info."""
         os.killpg(process.pid, number)
         code = process.wait(60)
         lines = self.lines(process)
@@ -70,7 +70,7 @@ class InterruptedCommands:
         ) == [(True,)]
 
     def rows(self, query: str, *parameters: object) -> list[tuple[object, ...]]:
-        with self.database.connect() as connection:
+        with self.database.session() as connection:
             return connection.execute(query.encode(), parameters or None).fetchall()
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class InterruptedCommands:
 
 
 def spark_starts(process: Process) -> bool:
-    """Its JVM is being started, or has just been."""
+    """Spark's JVM is starting, or has just started."""
     try:
         children = psutil.Process(process.pid).children(recursive=True)
         return any("spark" in " ".join(child.cmdline()) for child in children)
@@ -89,7 +89,7 @@ def spark_starts(process: Process) -> bool:
 
 @pytest.fixture
 def mirror(database: Database, tmp_path: Path, slot: str, run: RunCommand) -> Iterator[InterruptedCommands]:
-    """An initialised mirror, with a table of three rows that is not registered."""
+    """An initialised mirror, and a table of three rows that is not registered."""
     program = Program(database.dsn, tmp_path)
     assert run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot).exit_code == 0
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 3)")
@@ -103,7 +103,7 @@ def mirror(database: Database, tmp_path: Path, slot: str, run: RunCommand) -> It
 def test_while_the_program_is_being_loaded(
     mirror: InterruptedCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An import that takes its time stands for those that do."""
+    """A slow import stands for the time that loading takes."""
     slow = tmp_path / "slow"
     slow.mkdir()
     (slow / "typer.py").write_text(f"open({str(tmp_path / 'loading')!r}, 'w').close()\nimport time; time.sleep(60)\n")
@@ -161,7 +161,7 @@ def test_register_that_waits_for_a_lock(mirror: InterruptedCommands, tmp_path: P
 
 @pytest.mark.slow
 def test_register_while_spark_starts_and_while_it_copies(mirror: InterruptedCommands) -> None:
-    """The table is registered, and the next register goes on with its copy."""
+    """The table is registered, and the next register continues its copy."""
     mirror.database.execute("INSERT INTO t SELECT generate_series(10, 60000)")
     stands = "interrupted; registered: t, whose copy a running pump or the same `mirror-pump register` continues"
     process = mirror.start("register", "t")
@@ -184,7 +184,7 @@ def test_register_while_spark_starts_and_while_it_copies(mirror: InterruptedComm
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_run_while_spark_starts(mirror: InterruptedCommands, number: signal.Signals, code: int) -> None:
-    """While it streams: tests/integration/cli/test_run.py."""
+    """tests/integration/cli/test_run.py has the same while the pump streams."""
     process = mirror.start("run")
     mirror.until(lambda: spark_starts(process), process)
     output = f"{number.name}: stopped before anything was received; the frontier is unchanged"

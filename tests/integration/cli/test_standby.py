@@ -1,4 +1,4 @@
-"""Pumps that wait for their turn: beside another `run`, beside a register, after the leader's death."""
+"""Pumps that wait for leadership: while another `run` leads, while a register leads, and after the leader's death."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def program(table: Database, tmp_path: Path, slot: str, run: RunCommand) -> Prog
 
 @pytest.fixture
 def start(program: Program, database: Database, tmp_path: Path) -> Iterator[Start]:
-    """Starts a command whose process does not outlive the test; its outputs go to `log`. Without `spark` its tasks run
-    in threads."""
+    """Starts a command whose process does not outlive the test. Its output goes to `log`. Without `spark`, its tasks
+    run in threads."""
     processes = []
     threaded = ThreadedProgram(database.dsn, tmp_path)
 
@@ -58,13 +58,13 @@ def start(program: Program, database: Database, tmp_path: Path) -> Iterator[Star
 
 
 def leader(database: Database) -> tuple[int | None, int]:
-    """The process ID of the pump that leads, and its epoch."""
+    """The process ID of the leading pump, and its epoch."""
     ((named, epoch),) = database.rows("SELECT (leader ->> 'pid')::int, leader_epoch FROM modak.mirror_slots")
     return named, epoch
 
 
 def standbys(run: RunCommand) -> set[int]:
-    """The process IDs of the standbys that `status` names."""
+    """The process IDs of the standbys that `status` shows."""
     result = run("status", "--json")
     assert result.exit_code == 0, result.output
     return {standby["pid"] for standby in orjson.loads(result.stdout)["standbys"]}
@@ -88,7 +88,7 @@ def state(database: Database) -> list[tuple[Any, ...]]:
 
 
 def test_run_and_register_at_the_same_moment(start: Start, table: Database) -> None:
-    """Whichever leads first: the table is copied, and the pump leads in the end."""
+    """Whichever leads first: the table is copied, and in the end the pump leads."""
     pump = start("run", log="pump.log", spark=False)
     register = start("register", "public.t", log="register.log", spark=False)
     assert register.wait(120) == 0
@@ -112,7 +112,7 @@ def test_a_register_beside_a_run_that_has_just_begun_is_served_by_it(
 def test_standbys_take_over_from_a_register_and_from_a_pump_that_was_killed(
     start: Start, program: Program, run: RunCommand, table: Database, tmp_path: Path
 ) -> None:
-    # Its Spark takes longer to start than both pumps to wait.
+    # Starting Spark takes longer than both pumps wait.
     register = start("register", "public.t", log="register.log")
     await_leader(table, register)
     pumps = [start("run", log=f"pump{number}.log") for number in range(2)]
@@ -134,7 +134,7 @@ def test_standbys_take_over_from_a_register_and_from_a_pump_that_was_killed(
     table.execute("UPDATE t SET v = 'w' WHERE id <= 10")
     assert run("wait", "--now", "--timeout", "60").exit_code == 0
 
-    # Its connection is cut, and a third one takes over: the second waits, and gives its Spark up.
+    # The leader's connection is cut, and a third pump takes over: the second one waits, and ends its Spark.
     third = start("run", log="third.log", spark=False)
     await_true(lambda: standbys(run) == {third.pid}, 60, "a third one waits")
     assert f"the pump with process id {second.pid}" in (tmp_path / "third.log").read_text(), "its log names the leader"
@@ -153,7 +153,7 @@ def test_standbys_take_over_from_a_register_and_from_a_pump_that_was_killed(
     assert "Traceback" not in output
     program.run("run", "--no-standby", code=1)
     assert f"process id {third.pid}" in (tmp_path / "run.log").read_text()
-    # What the leader does in its stead is done.
+    # The leader has finished the work in the meantime.
     program.run("run", "--once", timeout=60)
     assert "(goal) after 0 commits" in (tmp_path / "run.log").read_text()
     program.stop(third, timeout=40)
@@ -184,7 +184,7 @@ def test_a_standby_survives_its_connection(mirror: Mirror) -> None:
 
 
 def test_a_pump_that_lost_its_lead_to_a_standby_is_the_next_standby(mirror: Mirror) -> None:
-    """The fence holds: what the former leader has in hand is not published, and later it leads again."""
+    """Fencing: what the former leader has received is not published. Later it leads again."""
     first = mirror.start(standby=True)
     mirror.register("t")
     mirror.await_live("public.t")

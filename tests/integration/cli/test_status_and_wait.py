@@ -1,4 +1,4 @@
-"""`status` and `wait` on catalogs laid out by hand: an UPDATE plays the pump's part."""
+"""`status` and `wait` on catalogs made by hand: an UPDATE stands for a publish of the pump."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def mirror(run: RunCommand, slot: str, tmp_path: Path) -> str:
 
 
 def publish(database: Database, position: int) -> None:
-    """What a publish does to the catalog's positions."""
+    """Changes the catalog's positions as a publish does."""
     with database.connect() as connection, connection.transaction():
         connection.execute(
             "UPDATE modak.mirror_slots SET applied_lsn = %s, applied_commit_time = now(), applied_at = now()",
@@ -113,7 +113,7 @@ def test_status_of_a_live_table(run: RunCommand, database: Database, mirror: str
     human = run("status").stdout
     for shown in ("public.t", "live", format_lsn(position), "<= 995", "40, ", "position", "3.0 MiB"):
         assert shown in human
-    # While another engine rewrites the table, the index is there and must not be used.
+    # While another engine rewrites the table, the index exists but must not be used.
     with database.connect() as connection:
         connection.execute("UPDATE modak.mirror_tables SET key_index = %s", (Jsonb({**index, "mode": "equality"}),))
     human = run("status").stdout
@@ -163,7 +163,7 @@ def test_status_survives_unreadable_storage_and_a_missing_slot(
 def test_status_fits_into_the_columns_that_the_environment_names(
     run: RunCommand, database: Database, mirror: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """watch(1) names them, and is no terminal to the program that it runs."""
+    """watch(1) sets them, and gives the program no terminal."""
     register_by_hand(database, mirror, state="failed")
     database.execute("UPDATE modak.mirror_tables SET error = 'a long story: ' || repeat('no reason, ', 20)")
     monkeypatch.setenv("COLUMNS", "60")
@@ -176,7 +176,7 @@ def test_status_fits_into_the_columns_that_the_environment_names(
 def test_status_json_is_what_its_documentation_shows(
     run: RunCommand, database: Database, mirror: str, tmp_path: Path
 ) -> None:
-    """The documented example has exactly the keys of the real thing, at every level."""
+    """The documented example has exactly the keys of the real document, at every level."""
     register_by_hand(database, mirror, frontier=1)
     point_at_metadata(database, tmp_path / "m.json", {})
     with database.connect() as connection:
@@ -193,7 +193,7 @@ def test_status_json_is_what_its_documentation_shows(
 
 
 def shape(value: object) -> object:
-    """A JSON document's keys without its values."""
+    """The keys of a JSON document without its values."""
     if isinstance(value, dict):
         return {key: shape(member) for key, member in value.items()}
     if isinstance(value, list):
@@ -227,7 +227,7 @@ def test_wait_ignores_tables_that_are_not_live(run: RunCommand, database: Databa
 
 @pytest.mark.unverified("its table is a row of the catalog only")
 def test_wait_asks_the_pump_and_sees_its_publish(run: RunCommand, database: Database, mirror: str) -> None:
-    """The notification carries the position; the pump's answer is the catalog."""
+    """The notification carries the position. The catalog change stands for the pump's answer."""
     register_by_hand(database, mirror)
     payloads: list[str] = []
 
@@ -255,7 +255,7 @@ def test_status_names_the_leader_as_long_as_it_lives(run: RunCommand, database: 
         alive = status(run)["leader"]
         assert (alive["pid"], alive["epoch"], alive["alive"]) == (os.getpid(), leader.epoch, True)
         assert f"leader: process {os.getpid()}" in run("status").stdout
-        # As if the process had been killed: the row stays, the lock goes.
+        # As if the process had been killed: the row stays, the lock is released.
         leader.connection.close()
     await_true(lambda: status(run)["leader"]["alive"] is False, 20, "the server has noticed")
     assert "disconnected" in run("status").stdout
@@ -271,7 +271,7 @@ def test_status_says_why_the_last_pump_stopped(run: RunCommand, database: Databa
     assert "no pump leads" in alert["message"]
     assert "stopped at 2026-01-01 00:00:10 UTC: no room" in alert["message"]
     assert alert["remedy"] == "make some"
-    # It was between two attempts, and is long overdue: nobody is left to make the next one.
+    # It waited between two attempts, and is long overdue: nobody is left to make the next one.
     with database.connect() as connection:
         connection.execute("UPDATE modak.mirror_slots SET last_error = %s", (Jsonb({**STOPPED, "retry_in": 30.0}),))
     document = status(run)

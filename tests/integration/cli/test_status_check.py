@@ -1,4 +1,5 @@
-"""`status --check`, `status` and `wait` when something needs a person. Catalogs laid out by hand, real slots."""
+"""`status --check`, `status` and `wait` when an operator has to act. The catalogs are made by hand, the slots are
+real."""
 
 from __future__ import annotations
 
@@ -33,13 +34,13 @@ def mirror(run: RunCommand, slot: str, tmp_path: Path) -> str:
 
 @contextmanager
 def led(database: Database, slot: str) -> Iterator[None]:
-    """A pump's lead, without the pump."""
+    """Holds the leadership of a pump, without a pump."""
     with Leader.acquire(database.dsn, slot):
         yield
 
 
 def publish(database: Database, age: str = "0 s") -> None:
-    """What a publish of all that is committed does to the catalog's positions, that long ago."""
+    """Changes the catalog's positions as a publish of everything committed does that happened that long ago."""
     database.execute(
         "UPDATE modak.mirror_slots SET applied_lsn = (pg_current_wal_lsn() - '0/0')::bigint,"
         f" applied_commit_time = now() - interval '{age}', applied_at = now() - interval '{age}'",
@@ -48,7 +49,7 @@ def publish(database: Database, age: str = "0 s") -> None:
 
 
 def lose(database: Database, slot: str) -> None:
-    """Has the server invalidate the slot as it does when a pump was away for too long."""
+    """Makes the server invalidate the slot, as if the pump had been away for too long."""
     with database.connect() as connection:
         connection.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'")
         connection.execute("SELECT pg_reload_conf()")
@@ -69,7 +70,7 @@ def drop(database: Database, slot: str) -> None:
 
 
 def replace(database: Database, slot: str) -> None:
-    """Somebody drops the slot and makes it anew: what lies between is lost to it."""
+    """Drops and creates the slot, as a user might: changes in between are lost to it."""
     drop(database, slot)
     with database.connect() as connection:
         connection.execute("SELECT pg_logical_emit_message(true, 'x', 'y')")
@@ -109,7 +110,7 @@ def test_the_status_says_how_much_wal_the_slot_may_still_hold_back(
 def test_a_slot_that_no_pump_can_go_on_from(
     run: RunCommand, database: Database, mirror: str, harm: Callable[[Database, str], None], message: str
 ) -> None:
-    """`status`, `status --check`, `wait` and the pump say it in the same words, with since when and what to do."""
+    """`status`, `status --check`, `wait` and the pump use the same words, and say since when and what to do."""
     register_by_hand(database, mirror)
     publish(database)
     ((moved,),) = database.rows("SELECT to_char(applied_at, 'YYYY-MM-DD HH24:MI \"UTC\"') FROM modak.mirror_slots")
@@ -126,7 +127,7 @@ def test_a_slot_that_no_pump_can_go_on_from(
     assert (checked.exit_code, waited.exit_code) == (1, 1)
     for text in (str(refused.value), seen.stdout, checked.stdout, document["slot"]["error"], waited.stderr):
         assert message in text
-        # A terminal's lines end anywhere.
+        # A terminal may break lines anywhere.
         assert f"The frontier last moved at {moved}" in " ".join(text.split())
     for text in (refused.value.remedy, seen.stdout, checked.stdout, document["slot"]["remedy"], waited.stderr):
         assert "unregister" in text
@@ -189,7 +190,7 @@ def test_check_tells_what_needs_a_person(
 def test_check_compares_the_lag(run: RunCommand, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror)
     publish(database, "10 min")
-    # Without a leader no publish can come, so nothing is waited for.
+    # Without a leader no publish can happen, so the command does not wait.
     result = run("status", "--check", "--max-lag", "1h")
     assert "behind" not in result.stdout
     result = run("status", "--check", "--max-lag", "5min")
@@ -218,7 +219,7 @@ def test_check_refuses_what_makes_no_sense(run: RunCommand, mirror: str, argumen
 
 @pytest.fixture
 def small_limit(database: Database) -> Iterator[int]:
-    """The server keeps 64 MiB of WAL for a slot, and no more."""
+    """The server keeps at most 64 MiB of WAL for a slot."""
     with wal_limit(database, 64):
         yield 64 << 20
 
@@ -240,10 +241,10 @@ def test_how_long_the_slot_lasts(
     assert slot["safe_wal_bytes"] <= small_limit + segment
     assert slot["wal_rate_seconds"] > 0
     lasts = slot["safe_wal_bytes"] / slot["wal_bytes_per_second"]
-    assert slot["seconds_to_invalidation"] == pytest.approx(lasts)
+    assert slot["max_outage_seconds"] == pytest.approx(lasts)
     assert "at the present rate" in " ".join(run("status").stdout.split())
 
-    # Without a pump, it is an alert; a pump that leads without errors moves the slot.
+    # Without a pump, it is an alert. A pump that leads without errors moves the slot.
     monkeypatch.setenv("MIRROR_PUMP_WAL_WARN_WITHIN", "86400")
     nothing = f"nothing moves replication slot {mirror}"
     assert nothing in run("status", "--check").stdout
@@ -255,15 +256,15 @@ def test_how_long_the_slot_lasts(
         assert "--min-wal-time asks for" in asked.stdout
         assert run("status", "--check", "--min-wal-time", "0s").exit_code == 0
 
-    # A limit of one's own counts if it is less.
+    # The user's own limit counts if it is lower.
     monkeypatch.setenv("MIRROR_PUMP_WAL_GUARD_BYTES", "1kB")
     slot = json.loads(run("status", "--json").stdout)["slot"]
-    assert (slot["safe_wal_bytes"], slot["seconds_to_invalidation"]) == (0, 0.0)
+    assert (slot["safe_wal_bytes"], slot["max_outage_seconds"]) == (0, 0.0)
 
 
 def test_without_a_limit_the_slot_lasts(run: RunCommand, mirror: str) -> None:
     slot = json.loads(run("status", "--json").stdout)["slot"]
     assert mirror
-    assert (slot["safe_wal_bytes"], slot["seconds_to_invalidation"]) == (None, None)
+    assert (slot["safe_wal_bytes"], slot["max_outage_seconds"]) == (None, None)
     assert "at the present rate" not in run("status").stdout
     assert "--min-wal-time" not in run("status", "--check", "--min-wal-time", "24h").stdout

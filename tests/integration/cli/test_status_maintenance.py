@@ -1,4 +1,4 @@
-"""What `status` and the pump's log say of maintenance that nobody does: a real mirror, ages set in the catalog."""
+"""What `status` and the pump's log say about missing maintenance: a real mirror, with ages set in the catalog."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.cli import RunCommand
 
 @pytest.fixture
 def mirror(database: Database, tmp_path: Path) -> Iterator[Mirror]:
-    """With a live table of a handful of commits, and no pump."""
+    """With a live table of a few commits, and no pump."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     runner = ThreadTaskRunner()
     mirror = Mirror.create(database, str(tmp_path / "lake"), runner)
@@ -58,7 +58,7 @@ def status(run: RunCommand) -> dict[str, Any]:
 
 
 def shown(run: RunCommand) -> str:
-    """What people see; a terminal's lines end anywhere."""
+    """The output of `status`. A terminal may break lines anywhere."""
     return " ".join(run("status").stdout.split())
 
 
@@ -68,7 +68,7 @@ def warnings(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 @contextmanager
 def maintainer(mirror: Mirror) -> Iterator[Maintenance]:
-    """One that looks, and has no Spark."""
+    """A maintainer that only examines tables, without Spark."""
 
     def start() -> Procedures:
         raise AssertionError("a look needs no Spark")

@@ -1,4 +1,4 @@
-"""`status` and `wait` while the pump fails and tries again: real sessions, with tasks that find no room."""
+"""`status` and `wait` while the pump fails and retries: real sessions, whose tasks find the storage full."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class FullStorage:
-    """Runs tasks in threads. While `full`, they find no room."""
+    """Runs tasks in threads. While `full` is set, they find the storage full."""
 
     def __init__(self) -> None:
         self._tasks = ThreadTaskRunner()

@@ -1,4 +1,5 @@
-"""stderr that is no terminal holds JSON lines, whoever writes them; on a terminal, lines stay above progress bars."""
+"""Without a terminal, stderr holds JSON lines, whichever component writes them. On a terminal, lines stay above
+progress bars."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from mirror_pump.testing.program import Program
 
 
 def run(program: Program, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    """Exit code, and stderr's lines. A line that is no JSON object fails."""
+    """The exit code, and the lines of stderr. A line that is not a JSON object fails the test."""
     done = subprocess.run(
         program.command(*arguments), capture_output=True, env=program.environment, check=False, timeout=240
     )
@@ -36,9 +37,9 @@ def program(database: Database, tmp_path: Path) -> Program:
     return Program(database.dsn, tmp_path)
 
 
-@pytest.mark.soak  # It starts three Sparks.
+@pytest.mark.soak  # It starts Spark three times.
 def test_every_command_of_a_mirror(program: Program, database: Database, slot: str, tmp_path: Path) -> None:
-    """Those that go well, with Spark's JVM and workers, and those that do not."""
+    """Commands that succeed, with Spark's JVM and workers, and commands that fail."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int, twice int GENERATED ALWAYS AS (n * 2))",
         "INSERT INTO t SELECT g, g FROM generate_series(1, 10) g",
@@ -105,7 +106,7 @@ main()
 
 
 def test_warnings_threads_and_bugs(program: Program, slot: str, tmp_path: Path) -> None:
-    """Written from within a command, for want of a command that does all of that."""
+    """Written within a command, since no single command does all of this."""
     program.run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
     for debug in (False, True):
         noise = _NOISE.replace('"status"', '"status", "--debug"') if debug else _NOISE
@@ -192,7 +193,7 @@ def test_lines_on_a_terminal_stand_above_the_progress_bar(program: Program) -> N
 
 
 def render(written: str) -> list[str]:
-    """The rows that a terminal shows: enough of one for what rich's bars use."""
+    """The rows that a terminal shows. Knows just enough control sequences for rich's bars."""
     rows: list[list[str]] = [[]]
     row = column = 0
     for part in re.finditer(r"\x1b\[([0-9;?]*)([A-Za-z])|(\r)|(\n)|([^\x1b])", written):

@@ -1,4 +1,4 @@
-"""What somebody has to know stands in the log as a warning or an error, with what to do; and nothing floods it."""
+"""What an operator has to know is in the log as a warning or an error, with what to do; and nothing floods the log."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tests.support.events_table import RetentionTables
 
 @dataclass
 class Log:
-    """The steps of a pump, and the lines that `mirror-pump run --debug` prints of them."""
+    """The steps of a pump, and the lines that `mirror-pump run --debug` prints for them."""
 
     steps: Steps
     capture: pytest.CaptureFixture[str]
 
     def lines(self, step: Step) -> list[dict[str, Any]]:
-        """Of one step, since this was last called."""
+        """The lines of one step since the last call."""
         found = [json.loads(line) for line in self.capture.readouterr().err.splitlines() if line.startswith("{")]
         return [line for line in found if line["event"] == step.value]
 
@@ -70,7 +70,7 @@ def test_changes_of_a_table_say_what_changed_and_why_it_is_copied_again(
         # It cannot be copied before it has a key again.
         database.execute("ALTER TABLE t DROP CONSTRAINT t_pkey")
         await_true(lambda: log.steps.count(Step.TABLE_WAITING) == 1, 20, "it has to be copied again, and cannot be")
-        # It is told, and written, before the next publish begins.
+        # The step is reported and logged before the next publish begins.
         mirror.await_frontier()
         (first,) = log.lines(Step.TABLE_WAITING)
         database.execute("ALTER TABLE t ADD PRIMARY KEY (id)")
@@ -141,7 +141,7 @@ def test_an_index_that_cannot_be_built_is_reported(
     mirror.catch_up()
     root = Path(urllib.parse.urlparse(warehouse).path)
     for path in root.glob("public/t-*/data/*.parquet"):
-        # Not gone, which would fail the table, and not readable.
+        # The file exists, else the table would fail, but it cannot be read.
         path.unlink()
         path.mkdir()
     with mirror.with_options(index_memory=1 << 24).pumping(log.steps):

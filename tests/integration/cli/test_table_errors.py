@@ -1,4 +1,4 @@
-"""Errors of tables as commands show them."""
+"""How commands show errors of tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.cli import RunCommand, register_by_hand
 
 @pytest.mark.unverified("its table is a row of the catalog only")
 def test_status_names_a_failed_table_once(run: RunCommand, database: Database, slot: str, tmp_path: Path) -> None:
-    """Its error begins with its name, since it stands alone in the log and in JSON."""
+    """A table's error begins with its name, since it has no other context in the log and in JSON."""
     run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
     register_by_hand(database, slot, state="failed")
     database.execute("UPDATE modak.mirror_tables SET error = 'public.t: a change of one row takes 300 bytes'")

@@ -1,4 +1,5 @@
-"""Names that Postgres allows and other engines trip over, and as many columns as a table can have: by three readers."""
+"""Names that Postgres allows and other engines may not handle, and as many columns as possible: read by three
+engines."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ COLUMNS = (
     f"{LONG}K", f"{LONG}q", "ü" * 31, "a.b", "a b", "select", "a\nb", 'quo"te', "back`tick", "ta\tb", "1", "%", "%s",
     "*", "{x}", "a,b", "'q'", "\\", "İ", "element", "_metadata", "filename", "file_row_number", "rowid", "_change_type",
 )  # fmt: skip
-"""Beside the key, which is named `Key.`; the longest names have 63 bytes, and differ in their last."""
+"""All columns but the key, which is named `Key.`. The longest names have 63 bytes and differ in the last one."""
 
 
 def by_spark(session: SparkSession, schema: str, table: str) -> list[Row]:
@@ -35,7 +36,7 @@ def by_spark(session: SparkSession, schema: str, table: str) -> list[Row]:
 
 
 def by_pyarrow(location: str) -> list[Row]:
-    """Rows of the data files as they are: of a table without deletes, its rows."""
+    """The rows in the data files. For a table without deletes, these are its rows."""
     lake = LakeTable.load(location, StorageOptions())
     assert lake.delete_files == 0
     rows: list[Row] = []
@@ -49,7 +50,7 @@ def by_pyarrow(location: str) -> list[Row]:
 
 
 def test_names_of_columns(database: Database, warehouse: str, spark: SparkSession, tasks: ThreadTaskRunner) -> None:
-    """In a schema and a table whose names are no easier, through copy and stream, a rename, and with a sidecar."""
+    """In a schema and a table with similar names, through copy, stream and a rename, and with a raw text column."""
     schema, table = "Sch.ema ü/..", "T able\n/" + "t" * 50
     name = sql.Identifier(schema, table)
     columns = sql.SQL(", ").join(sql.SQL("{} text").format(sql.Identifier(column)) for column in COLUMNS)
@@ -85,7 +86,7 @@ def test_names_of_columns(database: Database, warehouse: str, spark: SparkSessio
 def test_as_many_columns_as_there_can_be(
     database: Database, warehouse: str, spark: SparkSession, tasks: ThreadTaskRunner
 ) -> None:
-    """1,600, of which some were dropped: attribute numbers go up to 1,600, and places among the columns do not."""
+    """1,600 columns, after some were dropped: attribute numbers and positions among the columns differ."""
     kinds = ("int", "smallint", "boolean", "text")
     database.execute("CREATE TABLE wide (id int)", "CREATE TABLE holes (gone0 int, id int)")
     with database.connect() as connection:
@@ -140,7 +141,7 @@ def test_as_many_columns_as_there_can_be(
 def test_names_that_spark_would_refuse(
     database: Database, warehouse: str, spark: SparkSession, tasks: ThreadTaskRunner, columns: str, message: str
 ) -> None:
-    """Refused with what helps; and what helps does."""
+    """The names are refused, and the suggested remedy works."""
     with database.connect() as connection:
         connection.execute(f"CREATE TABLE t ({columns})".encode())
         connection.execute(b"INSERT INTO t VALUES (1)")

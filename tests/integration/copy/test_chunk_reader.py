@@ -1,4 +1,4 @@
-"""Chunks of a real table, held against what the server prints and against the stream's parsers."""
+"""Chunks of a real table, compared with what the server prints and with the stream's parsers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_every_type_as_the_stream_would_read_it(database: Database, conn: PgConn
     longest = max(map(len, TYPES_AND_VALUES.values()))
     parameters = ", ".join(f"%s::{type_}" for type_ in names.values())
     for row in range(longest + 1):
-        # The row after the last value, and whatever a short list leaves, is NULL.
+        # The row after the last value, and the rest of a short list, is NULL.
         values = [(TYPES_AND_VALUES[type_] + [None] * longest)[row : row + 1][0] if row < longest else None
                   for type_ in names.values()]  # fmt: skip
         conn.execute(f"INSERT INTO t VALUES ({row}, {parameters})".encode(), values)
@@ -137,7 +137,7 @@ def test_every_type_as_the_stream_would_read_it(database: Database, conn: PgConn
         actual = copied.column(column.name).combine_chunks()
         assert actual.type == column.type.arrow
         if pa.types.is_floating(column.type.arrow):
-            # NaN differs from itself, and -0 equals 0: compare what is printed.
+            # NaN differs from itself, and -0 equals 0, so printed values are compared.
             assert str(actual.to_pylist()) == str(expected.values.to_pylist()), column
         else:
             assert actual.equals(expected.values), column
@@ -244,7 +244,7 @@ def test_errors_are_ours(database: Database, conn: PgConnection) -> None:
     conn.execute("ALTER TABLE t ADD v int; ALTER TABLE t RENAME id TO di")
     with pytest.raises(FilenodeChanged, match="altered"):
         list(read_chunk(database.dsn, chunk, columns))
-    # The same names and types under other numbers are other columns.
+    # Columns with the same names and types but other numbers are other columns.
     conn.execute("CREATE TABLE u (id int PRIMARY KEY, a int, b int); INSERT INTO u VALUES (1, 2, 3)")
     chunk, columns = one_chunk(conn, "u")
     conn.execute("ALTER TABLE u RENAME a TO c; ALTER TABLE u RENAME b TO a; ALTER TABLE u RENAME c TO b")

@@ -1,4 +1,4 @@
-"""Initial copies of a busy table, beside a running pump."""
+"""Initial copies of a busy table while a pump runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = 200_000 if os.environ.get("SOAK") else 40_000
 
 @pytest.fixture
 def busy(database: Database) -> Database:
-    """A table of ROWS rows, every hundredth with a value that is stored out of line, and a small one."""
+    """A table of ROWS rows, every hundredth with a value that is stored out of line, and a small table."""
     database.execute(
         "CREATE TABLE t (id bigint PRIMARY KEY, n int, v text, big text)",
         "ALTER TABLE t ALTER COLUMN big SET STORAGE EXTERNAL",
@@ -43,7 +43,7 @@ def busy(database: Database) -> Database:
 def test_a_table_is_copied_while_it_changes(
     busy: Database, warehouse: str, request: pytest.FixtureRequest, event: str, runs: str
 ) -> None:
-    """By Spark's workers; where the copy begins again, by threads."""
+    """By Spark's workers. Where the copy begins again, by threads."""
     runner: TaskRunner = request.getfixturevalue(runs)
     seed = random.SystemRandom().randrange(2**32)
     print(f"writer's seed: {seed}")
@@ -75,7 +75,7 @@ def test_a_table_is_copied_while_it_changes(
 
 
 def test_what_was_copied_before_a_truncate_is_not_published_with_it(database: Database, warehouse: str) -> None:
-    """Chunks that wait while the loop is busy, and then meet the TRUNCATE in one publish."""
+    """Finished chunks wait while the loop is busy, and reach it in the same publish as the TRUNCATE."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "INSERT INTO t SELECT g, repeat('v', 100) FROM generate_series(1, 1000) g",
@@ -120,11 +120,11 @@ def test_what_was_copied_before_a_truncate_is_not_published_with_it(database: Da
 def test_a_large_value_is_never_that_of_another_row(
     database: Database, warehouse: str, together: bool, reused: bool
 ) -> None:
-    """Before its row is copied, an update leaves it out of its stream; another row had the same key before.
+    """Before its row is copied, an update leaves the value out of its stream; another row had the same key before.
 
-    Row 1 moves to key 2 and on to key 3, and neither change sends its large value. When the pump comes to the first
-    change, neither lake nor heap has the value under key 1 or 2; the lake has a deleted row 2, which is not it. Nor is
-    it another row that is under key 2 by now (`reused`).
+    Row 1 moves to key 2 and on to key 3, and neither change sends its large value. When the pump processes the first
+    change, neither lake nor heap has the value under key 1 or 2. The lake has a deleted row 2, whose value is not the
+    right one. Nor is that of the row that has key 2 by now (`reused`).
     """
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int, big text)",
@@ -159,11 +159,11 @@ def test_a_large_value_is_never_that_of_another_row(
 
 @contextmanager
 def unconfirmed_commits(database: Database) -> Iterator[Callable[[], None]]:
-    """In the block, commits wait for a standby that does not exist: they are in the WAL, and no snapshot sees them.
-    Yields a function that lets them go."""
+    """In the block, commits wait for a synchronous standby that does not exist: they are in the WAL, but no snapshot
+    sees them. Yields a function that ends the wait."""
 
     def commit(stop: threading.Event) -> None:
-        """One commit after the other, until the server has taken the setting up and the last one waits."""
+        """Commits repeatedly, until the server has applied the setting and the last commit waits."""
         with database.connect() as connection:
             while not stop.wait(0.01):
                 connection.execute("SELECT pg_logical_emit_message(true, 'probe', '')")
@@ -187,9 +187,9 @@ def unconfirmed_commits(database: Database) -> Iterator[Callable[[], None]]:
 def test_a_key_that_moves_during_the_copy_has_its_large_value_before_anybody_sees_it(
     database: Database, warehouse: str
 ) -> None:
-    """The stream brings a commit before snapshots show it, and neither change sends the large value.
+    """The stream delivers a commit before snapshots show it, and neither change sends the large value.
 
-    Row 1 moves to a key that no snapshot shows, row 3 to one under which they all show row 2, which is deleted.
+    Row 1 moves to a key that no snapshot shows, row 3 to a key under which all snapshots show row 2, which is deleted.
     """
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int, big text)",
@@ -213,7 +213,7 @@ def test_a_key_that_moves_during_the_copy_has_its_large_value_before_anybody_see
         written = running.steps.count(Step.WRITTEN)
 
         def looked() -> bool:
-            """The pump has read the heap, or asks whether it may."""
+            """The pump has read the heap, or is asking whether it may."""
             asking = database.rows(
                 "SELECT FROM pg_stat_activity WHERE query ~ 'pg_current_snapshot' AND pid <> pg_backend_pid()"
                 " AND datname = current_database()"
@@ -231,7 +231,7 @@ def test_a_key_that_moves_during_the_copy_has_its_large_value_before_anybody_see
 
 
 def test_a_table_that_is_being_altered_holds_up_no_other_copy(database: Database, warehouse: str) -> None:
-    """Its chunks are read later, each once: those of the other table need the same workers."""
+    """Its chunks are read later, each once. Those of the other table need the same workers."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "CREATE TABLE u (id int PRIMARY KEY, v text)",

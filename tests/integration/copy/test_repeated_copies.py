@@ -1,4 +1,4 @@
-"""Tables that are copied again: readers see the old content at its old frontier until the new one is complete, and
+"""Tables that are copied again: readers see the old content at its old frontier until the new one is complete, and the
 history continues."""
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def test_the_old_content_stays_at_its_old_frontier_until_the_new_one_is_complete
         )
         mirror.await_frontier()
         await_true(lambda: published(mirror, "t")[2] == "copying", 20, "copied again")
-        # A change during the copy, one more change of columns, and a truncation: each begins it anew, unseen.
+        # A change during the copy, another change of columns, and a TRUNCATE: each starts the copy again, unseen by
+        # readers.
         database.execute(
             "UPDATE t SET n = -n", "ALTER TABLE t ADD COLUMN e text DEFAULT 'e'", "DELETE FROM t WHERE id = 50"
         )
@@ -58,7 +59,7 @@ def test_the_old_content_stays_at_its_old_frontier_until_the_new_one_is_complete
         assert lake_rows(location) == before == mirror.lake("public.t")
         assert published(mirror, "other")[0] > frontier
         mirror.assert_equal("public.other")
-    # A pump that comes later goes on where this one stopped.
+    # A later pump continues where this one stopped.
     with mirror.pumping():
         database.execute("UPDATE t SET n = n - 1 WHERE id % 2 = 0", "INSERT INTO t (id) VALUES (1000)")
         mirror.await_frontier()
@@ -129,7 +130,7 @@ def test_history_goes_on_over_renames_and_copies(
 def test_what_another_engine_did_to_the_table_during_the_copy_stays(
     database: Database, warehouse: str, spark: SparkSession, gate: GatedCopies
 ) -> None:
-    """It sees the old content, and its tags, branches and properties go on with the new one."""
+    """The other engine sees the old content. Its tags, branches and properties are kept with the new one."""
     database.execute(*TABLES)
     mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=8192)
     lake = lake_session(spark, database.dsn, warehouse)
@@ -195,7 +196,7 @@ def test_a_lake_table_that_is_gone_when_the_copy_is_complete_fails_alone(databas
         mirror.register("t", "other")
         mirror.await_live("public.t", "public.other")
         database.execute("ALTER TABLE t ALTER n TYPE bigint")
-        await_true(lambda: mirror.state("public.t") == "failed", 20, "set aside")
+        await_true(lambda: mirror.state("public.t") == "failed", 20, "the table fails")
         assert "dropped or renamed" in mirror.error("public.t")
         database.execute("UPDATE other SET v = 'goes on'")
         mirror.await_frontier()
@@ -246,7 +247,7 @@ def test_tables_swap_their_names(database: Database, warehouse: str) -> None:
 def test_unchanged_large_values_are_read_from_a_heap_that_is_further_than_the_stream(
     database: Database, warehouse: str, gate: GatedCopies
 ) -> None:
-    """During a copy the heap is asked for them; by the time the stream is applied, its columns may be others."""
+    """During a copy they are read from the heap. By the time the stream is applied, its columns may have changed."""
     database.execute(*TABLES)
     mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=8192)
     gate.hold()
@@ -288,7 +289,7 @@ def test_a_table_without_a_key_holds_up_no_other(database: Database, warehouse: 
     mirror.assert_equal("public.other")
     assert steps.details(Step.TABLE_WAITING, "table") == ["public.t"]
     assert steps.count(Step.TABLE_COPIED_AGAIN) == 0, "it is not copied yet"
-    # Whoever waits for its copy is told, too.
+    # A reader that waits for the copy gets the error, too.
     (outcome,) = register(mirror.settings, ["t"], wait=True, on_progress=lambda _: None)
     assert "give it a key again" in str(outcome.error)
     with StatusReader(mirror.settings) as reader:
@@ -333,7 +334,7 @@ def test_a_lake_table_that_another_engine_gave_columns_fails_alone(
             "UPDATE t SET v = 'x' WHERE id = 1", "ALTER TABLE t ADD COLUMN z text", "UPDATE other SET v = 'x'"
         )
         mirror.await_frontier()
-        await_true(lambda: mirror.state("public.t") == "failed", 20, "set aside")
+        await_true(lambda: mirror.state("public.t") == "failed", 20, "the table fails")
         assert "no other engine may alter" in mirror.error("public.t")
         mirror.assert_equal("public.other")
         database.execute("UPDATE t SET z = 'y'", "UPDATE other SET v = 'z'")
@@ -342,7 +343,7 @@ def test_a_lake_table_that_another_engine_gave_columns_fails_alone(
 
 
 def test_a_table_that_was_a_partition_of_another_for_a_moment_fails(database: Database, warehouse: str) -> None:
-    """Its changes are the other's meanwhile."""
+    """Meanwhile, its changes are in the stream as the other table's."""
     database.execute(
         "CREATE TABLE one (id int PRIMARY KEY, v text)",
         "CREATE TABLE two (id int PRIMARY KEY, v text)",
@@ -366,7 +367,7 @@ def test_a_table_that_was_a_partition_of_another_for_a_moment_fails(database: Da
         )
         mirror.await_frontier()
         for name in ("public.one", "public.two"):
-            await_true(lambda name=name: mirror.state(name) == "failed", 20, f"{name} set aside")  # type: ignore[misc]
+            await_true(lambda name=name: mirror.state(name) == "failed", 20, f"{name} fails")  # type: ignore[misc]
             assert "is a partition" in mirror.error(name)
         mirror.await_live("public.p")
         mirror.await_frontier()
@@ -386,7 +387,7 @@ def test_a_table_that_was_a_partition_of_another_for_a_moment_fails(database: Da
 def test_a_type_changes_under_transactions_that_have_written_to_the_table(
     database: Database, warehouse: str, changes: list[str]
 ) -> None:
-    """It takes no lock on the table: what was written before comes in the stream behind it, as it was printed then."""
+    """ALTER TYPE takes no lock on the table: rows written before follow it in the stream, printed as they were then."""
     database.execute(
         "CREATE TYPE mood AS ENUM ('ok', 'bad')",
         "CREATE TYPE pair AS (x int, y int)",
@@ -430,7 +431,7 @@ _PIN = (
 def test_the_published_snapshot_outlives_the_commits_of_a_repeated_copy(
     database: Database, warehouse: str, gate: GatedCopies
 ) -> None:
-    """It is what readers are told to pin until the copy is complete, however many commits that takes."""
+    """Readers are told to pin it until the copy is complete, however many commits the copy takes."""
     database.execute(*TABLES)
     mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=8192)
     with mirror.pumping():
@@ -448,6 +449,6 @@ def test_the_published_snapshot_outlives_the_commits_of_a_repeated_copy(
         gate.let_go()
         mirror.await_live("public.t")
         assert published(mirror, "t")[1] != snapshot
-        # Who pinned it reads it through the catalog.
+        # Readers that pinned it read it through the catalog.
         assert LakeTable.load(mirror.location("public.t"), StorageOptions()).has_snapshot(snapshot)
         mirror.assert_equal("public.t")

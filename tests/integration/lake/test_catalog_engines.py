@@ -1,4 +1,5 @@
-"""Foreign catalogs work on schema modak as migrations leave it: one engine makes a table, the other reads it."""
+"""Other engines' catalogs work on schema modak as the migrations create it: one engine creates a table, the other reads
+it."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def test_spark_and_pyiceberg_share_the_catalog(catalog: Database, lake: SparkSes
 
 
 def test_a_pointer_moved_by_sql_is_seen_at_once(catalog: Database, lake: SparkSession) -> None:
-    """What the publish transaction relies on: readers ask the catalog, they remember no table."""
+    """The publish transaction relies on this: readers ask the catalog, and remember no table."""
     lake.sql("CREATE NAMESPACE lake.public")
     lake.sql("CREATE TABLE lake.public.t (id bigint) USING iceberg")
     lake.sql("INSERT INTO lake.public.t VALUES (1)")

@@ -1,4 +1,4 @@
-"""The room that Spark's commits get beside a pump: as much as they need, and no more than half of the time."""
+"""The pause that a pump makes for Spark's commits: as long as they need, but at most half of the time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_window_grows_until_it_is_enough_and_publishes_come_in_between(databas
             began = time.monotonic()
             _publish(pump, mirror)
             waits.append(time.monotonic() - began)
-        # Spark's commit came through, and it runs jobs again: nobody waits any more.
+        # Spark's commit succeeded, and Spark runs jobs again, so nobody waits any more.
         committed.set()
         _publish(pump, mirror)
         began = time.monotonic()
@@ -53,7 +53,7 @@ def test_a_window_grows_until_it_is_enough_and_publishes_come_in_between(databas
 
 
 def test_a_window_ends_with_the_commit_that_it_is_for(database: Database, warehouse: str) -> None:
-    """Spark goes on without a job for a while, as when it deletes files: publishes do not wait for that."""
+    """Spark goes on without a job for a while, for example while it deletes files. Publishes do not wait for that."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     tasks = ThreadTaskRunner()
     mirror = Mirror.create(database, warehouse, tasks)
@@ -76,13 +76,13 @@ def test_a_window_ends_with_the_commit_that_it_is_for(database: Database, wareho
 
 
 def _publish(pump: psycopg.Connection[Any], mirror: Mirror) -> None:
-    """What a publish begins with."""
+    """The first statement of a publish."""
     with pump.transaction():
         pump.execute(_LOCK, {"slot": mirror.settings.slot})
 
 
 def _waits(pump: psycopg.Connection[Any], mirror: Mirror) -> bool:
-    """Whether a publish would wait now."""
+    """Whether a publish would have to wait now."""
     with pump.transaction():
         pump.execute("SET LOCAL lock_timeout = '100ms'")
         try:

@@ -1,4 +1,4 @@
-"""Files of the lake are cut off, or their bytes change: the error names the file, and nothing else stands still."""
+"""Files of the lake are truncated, or their bytes change: the error names the file, and everything else continues."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
             database.execute(f"INSERT INTO merged VALUES ({100 + number})")
             mirror.await_frontier()
         events.advance(running)
-    # What was copied; but only the small files that came behind it are merged.
+    # The copied file. But only the small files that came after it are merged.
     newest = {"merged", "events"}
     damaged = {
         table: data_files(lake_of(mirror, table))[-1 if table in newest else 0] for table in (*tables[:-1], "events")
@@ -77,7 +77,7 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
     steps = Steps()
 
     def await_step(step: Step, table: str, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Returns once the step is told of the table, and names its file."""
+        """Returns once the step is reported for the table, and names its file."""
 
         def found() -> bool:
             meanwhile()
@@ -100,7 +100,7 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
         assert "unregister the table and register it again" in error
         await_step(Step.MERGE_FAILED, "merged")
         await_step(Step.CONVERSION_FAILED, "converted")
-        # A delete makes an index worth while, which is decided once a second; the next one has it built.
+        # A delete makes an index worthwhile, which is decided once a second. For the next delete it is built.
         await_step(
             Step.INDEX_FAILED,
             "indexed",
@@ -124,7 +124,7 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
         assert {mirror.state(f"public.{table}") for table in live} == {"live"}
         assert steps.count(Step.RETRYING) == 0, steps.details(Step.RETRYING, "error")
 
-        # A fill that fails again and again is given up for a new copy, which needs no file.
+        # A fill that fails repeatedly is abandoned for a new copy, which needs no file.
         database.execute("ALTER TABLE filled ADD COLUMN z int DEFAULT 7")
         await_step(Step.FILL_FAILED, "filled")
         await_true(lambda: "public.filled" in steps.details(Step.TABLE_COPIED_AGAIN, "table"), 60, "it is copied again")

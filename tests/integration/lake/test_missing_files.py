@@ -1,4 +1,5 @@
-"""Files of a table are gone from the lake: that table is set aside. The whole lake is gone: the pump waits for it."""
+"""If files of a table are missing from the lake, that table fails. If the whole lake is missing, the pump waits for
+it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.support.events_table import RetentionTables
 from tests.support.s3_server import S3Server, s3_server
 
 UNWATCHED = InternalLimits(lake_watch_interval=3600, lake_watch_interval_remote=3600)
-"""After its first look, the pump looks at files when it commits only."""
+"""After its first check, the pump only checks files when it commits."""
 
 
 def lake_of(mirror: Mirror, table: str) -> LakeTable:
@@ -91,7 +92,7 @@ def test_a_table_whose_files_are_gone_fails_and_no_other(
             assert mirror.location(f"public.{table}") == lakes[table].metadata_location
         mirror.assert_equal("public.well")
 
-        # In the middle of a copy, the first and another one.
+        # In the middle of a copy, the first one and a later one.
         gate.hold()
         mirror.register("public.copied")
         database.execute("ALTER TABLE again ALTER v TYPE varchar USING upper(v)")
@@ -123,7 +124,7 @@ def test_a_table_whose_files_are_gone_fails_and_no_other(
 
 
 def assert_commands_say_it(run: RunCommand, mirror: Mirror, table: str) -> None:
-    """Whatever is asked of the table, the answer is one line that names it; of others nothing changes."""
+    """Every command about the table answers with one line that names it. Other tables are not affected."""
     failed = mirror.state(f"public.{table}") == "failed"
     for arguments in (
         ("sql", f"SELECT count(*) FROM {table}"),
@@ -236,7 +237,7 @@ def test_objects_that_are_gone_fail_their_table_and_a_bucket_none(
         mirror.await_frontier()
         assert {mirror.state("public.whole"), mirror.state("public.head")} == {"failed"}
         assert head in mirror.error("public.head")
-        # After the publish the pump removes the files that it left out, but for the empty objects that Arrow's file
+        # After the publish, the pump removes the files that it left out, except for the empty objects that Arrow's file
         # system leaves for directories when it deletes.
         await_true(lambda: not files_below(whole), 30, "nothing is left of the table")
         assert steps.count(Step.RETRYING) == 0, steps.details(Step.RETRYING, "error")

@@ -1,6 +1,8 @@
-"""Random row deltas against a dict: segments, late copies, truncates, restarts, conversions, merges, others' rewrites.
+"""Random row deltas compared with a dict: segments, late copies, truncates, restarts, conversions, merges, rewrites by
+others.
 
-Read back by DuckDB, and by pyiceberg where no equality delete is pending."""
+The result is read by DuckDB, and by pyiceberg if no equality delete is pending.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +35,20 @@ KEYS = st.integers(0, 5)
 
 
 class RewriteTiming(StrEnum):
-    """Whether the equality deletes that are pending before a commit are converted; whether files are merged."""
+    """Whether equality deletes that are pending before a commit are converted, and whether files are merged."""
 
     NO = "no"
     AT_ONCE = "at once"
     ACROSS = "across"
-    """Computed before the commit, and exchanged after it: refused if it removed what was found there."""
+    """Computed before the commit, and landed after it. Refused if the commit removed files that it is based on."""
     SLOWLY = "slowly"
-    """As across, but more commits come first, and whatever else is exchanged."""
+    """As `across`, but more commits and other rewrites land before."""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit to draw: per segment the keys written and the keys deleted without a new row; then copied keys."""
+    """A random commit: for each segment the keys written and the keys deleted without a new row; then the copied
+    keys."""
 
     segments: list[tuple[set[int], set[int]]]
     copied: set[int] = field(default_factory=set)
@@ -71,7 +74,7 @@ COMMITS = st.builds(
 
 
 class Model:
-    """The rows that must be there. A copied row is as old as the table: any later change of its key hides it."""
+    """The expected rows. A copied row is as old as the table: any later change of its key hides it."""
 
     def __init__(self) -> None:
         self.streamed: Rows = {}
@@ -92,7 +95,7 @@ def duckdb() -> Iterator[DuckDBPyConnection]:
 
 
 SIZES = MergeSizes(fanout=2, own_positions=2)
-"""Two files of a class are enough for a merge, and two deleted rows for a file of their own: examples are short."""
+"""Two files of a class suffice for a merge, and two deleted rows for a separate file, as examples are short."""
 
 
 @settings(max_examples=60)
@@ -100,7 +103,7 @@ SIZES = MergeSizes(fanout=2, own_positions=2)
 def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
     duckdb: DuckDBPyConnection, commits: list[Commit], *, copying: bool
 ) -> None:
-    """While a table is copied nothing is converted, and once it is converted no chunk of a copy lands any more."""
+    """Nothing is converted while a table is copied. Once something was converted, no chunk of a copy lands any more."""
     with tempfile.TemporaryDirectory() as directory:
         table = SmallTable(f"{Path(directory).as_uri()}/t", sizes=SIZES)
         born_at = table.table.sequence_number
@@ -126,7 +129,7 @@ def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
                     waiting[job] = compute()
             if commit.replace:
                 model = Model()
-                # As after a restarted copy: what is born is born before this commit's segments.
+                # As after a restarted copy: the start sequence number is below that of this commit's segments.
                 born_at = table.table.sequence_number
             segments = []
             for written, deleted in commit.segments:
@@ -137,7 +140,7 @@ def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
                 for key in keys:
                     model.streamed.pop(key, None)
                 model.streamed |= rows
-            # A table's rows are copied once each, whenever that lands.
+            # Each row of a table is copied once, whenever the copy lands.
             fresh: Rows = {key: f"c{next(versions)}" for key in sorted(commit.copied - set(model.copied)) if copying}
             backdated = (BackdatedFile(table.data(fresh), born_at),) if fresh else ()
             model.copied |= fresh
@@ -158,7 +161,7 @@ def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
                 _check(table, model.rows, duckdb)
             assert table.table.equality_deletes == 0
             if not any(commit.begin_rewrite for commit in commits):
-                # A rewrite leaves position deletes of the files that it has replaced.
+                # A rewrite leaves position deletes of files that it has replaced.
                 assert live_rows(table.table.metadata, table.table.summary) == len(model.rows)
 
 

@@ -45,7 +45,7 @@ def _schema(*fields: str) -> LakeSchema:
 
 
 class _EvolvingTable:
-    """public.t, whose every commit lands in the catalog."""
+    """public.t, each of whose commits lands in the catalog."""
 
     def __init__(self, database: Database, warehouse: str, schema: LakeSchema) -> None:
         with database.connect() as connection:
@@ -81,11 +81,11 @@ class _EvolvingTable:
         plan = plan_conversion(self.table, Listing(STORAGE, (*self.table.schema.key_ids, PATH_ID)))
         assert plan is not None
         self._now += 1000
-        resolution = file_rewrite_of(plan, [convert_deletes(task) for task in plan.tasks])
-        self.table = self._land(self.table.stage(RowDelta((), replaces=resolution), self._now))
+        file_rewrite = file_rewrite_of(plan, [convert_deletes(task) for task in plan.tasks])
+        self.table = self._land(self.table.stage(RowDelta((), replaces=file_rewrite), self._now))
 
     def rows(self, lake: SparkSession) -> list[tuple[Any, ...]]:
-        """Names and rows, on which Spark and DuckDB have to agree."""
+        """Names and rows, which have to be the same in Spark and DuckDB."""
         spark = read_spark(lake, "public.t")
         duckdb = read_duckdb(self.table.metadata_location)
         names = tuple(duckdb.column_names)
@@ -115,7 +115,7 @@ def test_columns_change_while_rows_and_deletes_of_before_stay(
     p = Decimal("-12.50")
     table.commit(table.segment(FIRST, [(k, f"a{k}", k * 10, p, k) for k in range(1, 7)]))
     first = table.table.snapshot_id
-    # Two names are swapped in the middle of a commit; a delete from before the swap and one from after.
+    # Two names are swapped in the middle of a commit, with a delete before the swap and one after it.
     table.commit(
         table.segment(FIRST, [(1, "a1'", 11, p, 1)], [1]),
         table.segment(RENAMED, [(2, "a2'", 22, None, 2)], [2, 3]),
@@ -140,12 +140,12 @@ def test_columns_change_while_rows_and_deletes_of_before_stay(
     table.convert()
     assert table.table.equality_deletes == 0
     assert table.rows(lake) == expected
-    # Every snapshot reads under the schema that it was made under.
+    # Every snapshot is read with the schema of its time.
     old = lake.sql(f"SELECT k, a, b, price, n FROM lake.public.t VERSION AS OF {first} ORDER BY k").collect()
     assert [tuple(row) for row in old] == [(k, f"a{k}", k * 10, p, k) for k in range(1, 7)]
     old = lake.sql(f"SELECT key, b, a FROM lake.public.t VERSION AS OF {renamed} ORDER BY key").collect()
     assert [tuple(row) for row in old] == [(1, "a1'", 11), (2, "a2'", 22), (4, "a4", 40), (5, "a5", 50), (6, "a6", 60)]
-    # A process that starts over reads the same from the metadata file, and can go on.
+    # A new process reads the same from the metadata file, and can continue.
     table.table = LakeTable.load(table.table.metadata_location, STORAGE)
     assert table.table.schema.fields == CHANGED.fields
     table.commit(table.segment(CHANGED, [], [6]))
@@ -189,7 +189,7 @@ def test_a_schema_that_comes_back_has_its_number_again(database: Database, wareh
 def test_what_other_engines_are_to_leave_out_of_uuids_follows_their_names(
     database: Database, warehouse: str, lake: SparkSession
 ) -> None:
-    """Iceberg refuses to set any property beside one that names a column that is not there."""
+    """Iceberg refuses to set any property as long as another property names a column that does not exist."""
     before = _schema("1 k uuid", "2 gone uuid", "3 v uuid")
     after = _schema("1 key uuid", "3 a.b uuid", "4 new uuid", "5 w int")
     table = _EvolvingTable(database, warehouse, before)
@@ -236,7 +236,7 @@ def test_what_would_make_old_files_unreadable_is_refused(
         with pytest.raises(LakeError, match=why):
             table.commit(schema=_schema(*fields))
         return
-    # What was dropped never comes back, also not after many commits.
+    # A dropped column never returns, even after many commits.
     table.commit(schema=_schema("1 k long", "2 a string"))
     with pytest.raises(LakeError, match="IDs are never reused"):
         table.commit(schema=FIRST.__class__(0, (*FIRST.fields[:2], _schema("3 c int").fields[0]), (1,)))

@@ -1,4 +1,4 @@
-"""A commit per second for as long as a test may take: files, manifests and rewriting stay under a bound."""
+"""A commit per second for as long as a test may take: numbers of files and manifests, and rewriting, stay bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.lake_tables import Rows, SmallTable
 
 COMMITS = 800
 RESOLVED_EVERY = 10
-"""Commits, as by default at one per second."""
+"""Commits; by default there is one per second."""
 MERGE_LANDS_AFTER = 2
 """Commits that land while a merge is computed."""
 KEYS = 3000
@@ -46,7 +46,7 @@ def test_a_commit_per_second(warehouse: str) -> None:
         gone = chance.sample(range(KEYS), 2)
         table.commit(RowDelta((table.segment(new, sorted({*new, *gone})),)))
         rows = {key: row for key, row in rows.items() if key not in gone} | new
-        # Of one table one job is in hand at a time.
+        # At most one job per table runs at a time.
         if merge is not None:
             if number >= lands_at:
                 table.commit(RowDelta((), replaces=merge))
@@ -62,12 +62,13 @@ def test_a_commit_per_second(warehouse: str) -> None:
         table.commit(RowDelta((), replaces=merge))
     table.convert()
     classes = 1 + size_class(3 * KEYS)
-    # Seven wait in each class; then what has come since the deletes before it were converted, and while a job is done.
+    # Seven files wait in each class, plus those since the last conversion of deletes, and those written during a job.
     waiting = 2 * (RESOLVED_EVERY + MERGE_LANDS_AFTER + 1)
     most = Counts(*(max(getattr(counts, name) for counts in seen) for name in ("data", "deletes", "manifests")))
     assert most.data <= (FANOUT - 1) * classes + waiting
     assert most.deletes <= (FANOUT - 1) * classes + waiting
-    # Nine of one, ten and a hundred entries, of data and both kinds of deletes, and those that name removed files.
+    # Nine manifests each of one, ten and a hundred entries, of data files and of both kinds of deletes, and those that
+    # name removed files.
     assert most.manifests <= 3 * 9 * 2 + 3
     assert table.duckdb() == table.scanned() == rows
     assert live_rows(table.table.metadata, table.table.summary) == len(rows)

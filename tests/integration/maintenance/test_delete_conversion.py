@@ -1,4 +1,4 @@
-"""Conversions as every engine reads them: position deletes in place of equality deletes, and not one row changed."""
+"""Conversions as every engine reads them: position deletes replace equality deletes, and no row changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_engine_reads_the_same_before_and_after(table: SmallTable, lake: S
     counted = table.summary
     assert counted["operation"] == "delete", "Iceberg looks for conflicting deletes in these, not in `replace`"
     assert (counted["removed-equality-deletes"], counted["removed-equality-delete-files"]) == ("6", "3")
-    # 1 and 2 of the first file, 1 and 5 of the second, 3 of the first, 6 of the third.
+    # Keys 1 and 2 of the first file, 1 and 5 of the second, 3 of the first, 6 of the third.
     assert (counted["added-position-deletes"], counted["total-position-deletes"]) == ("6", "6")
     assert (counted["total-equality-deletes"], counted["total-delete-files"]) == ("0", "1")
     assert table.table.records - int(counted["total-position-deletes"]) == len(expected)
@@ -66,11 +66,11 @@ def test_every_engine_reads_the_same_before_and_after(table: SmallTable, lake: S
 
 def test_changes_of_the_stream_may_come_between(file_table: SmallTable) -> None:
     expected = fill(file_table)
-    resolution = file_table.compute()
+    file_rewrite = file_table.compute()
     file_table.commit(RowDelta((file_table.segment({1: "x", 9: "x"}, [1]), file_table.segment({}, [4]))))
     pending_from = file_table.now_ms
     file_table.commit(RowDelta((file_table.segment({8: "x"}),)))
-    file_table.commit(RowDelta((), replaces=resolution))
+    file_table.commit(RowDelta((), replaces=file_rewrite))
     expected |= {1: "x", 8: "x", 9: "x"}
     del expected[4]
     assert file_table.duckdb() == expected
@@ -81,22 +81,22 @@ def test_changes_of_the_stream_may_come_between(file_table: SmallTable) -> None:
     assert file_table.table.equality_deletes_since is None
 
 
-def test_a_truncate_between_throws_the_resolution_away(file_table: SmallTable) -> None:
+def test_a_truncate_between_discards_the_file_rewrite(file_table: SmallTable) -> None:
     fill(file_table)
-    resolution = file_table.compute()
+    file_rewrite = file_table.compute()
     file_table.commit(RowDelta((file_table.segment({1: "new"}),), replaces=EveryFile()))
     with pytest.raises(FileRewriteSuperseded, match="not part of the table any more"):
-        file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((), replaces=file_rewrite), file_table.now_ms)
     assert file_table.duckdb() == {1: "new"}
 
 
-def test_a_foreign_rewrite_between_throws_the_resolution_away(table: SmallTable, lake: SparkSession) -> None:
+def test_a_foreign_rewrite_between_discards_the_file_rewrite(table: SmallTable, lake: SparkSession) -> None:
     expected = fill(table)
-    resolution = table.compute()
+    file_rewrite = table.compute()
     lake.sql("CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))")
     table.reload()
     with pytest.raises(FileRewriteSuperseded):
-        table.table.stage(RowDelta((), replaces=resolution), table.now_ms)
+        table.table.stage(RowDelta((), replaces=file_rewrite), table.now_ms)
     table.commit(RowDelta((table.segment({2: "after"}, [2]),)))
     table.convert()
     expected |= {2: "after"}
@@ -104,13 +104,14 @@ def test_a_foreign_rewrite_between_throws_the_resolution_away(table: SmallTable,
 
 
 def test_a_rewrite_that_began_before_a_conversion_cannot_land_after_it(table: SmallTable, lake: SparkSession) -> None:
-    """The rewrite's files take the number that it began at, so equality deletes that came meanwhile would reach them.
-    Once these are position deletes of files that the rewrite replaces, it has to fail, or rows would come back."""
+    """The rewrite's files take the sequence number at which it began, so equality deletes that landed since would apply
+    to them. Once these are position deletes of files that the rewrite replaces, it has to fail, else deleted rows would
+    return."""
     table.commit(RowDelta((table.segment({1: "a", 2: "b"}),)))
     jvm = lake.sparkContext._jvm
     assert jvm is not None
     iceberg = jvm.org.apache.iceberg
-    # Java calls look their catalogs up in the thread's active session.
+    # Java calls look up their catalogs in the thread's active session.
     jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(lake._jsparkSession)
     began = iceberg.spark.Spark3Util.loadIcebergTable(lake._jsparkSession, "lake.public.t")
     start = began.currentSnapshot()
@@ -130,22 +131,22 @@ def test_a_rewrite_that_began_before_a_conversion_cannot_land_after_it(table: Sm
     assert table.duckdb() == table.spark(lake) == table.scanned() == {1: "a", 2: "c"}
 
 
-def test_a_copied_file_that_lands_between_throws_the_resolution_away(file_table: SmallTable) -> None:
-    """It is older than the deletes, which nobody has looked up in it."""
+def test_a_copied_file_that_lands_between_discards_the_file_rewrite(file_table: SmallTable) -> None:
+    """The copied file is older than the deletes, and was not searched for their keys."""
     s0 = file_table.table.sequence_number
     expected = fill(file_table)
-    resolution = file_table.compute()
+    file_rewrite = file_table.compute()
     file_table.commit(RowDelta((), backdated=(BackdatedFile(file_table.data({1: "copied", 10: "copied"}), s0),)))
     with pytest.raises(FileRewriteSuperseded, match="has come since"):
-        file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((), replaces=file_rewrite), file_table.now_ms)
     file_table.convert()
     assert file_table.duckdb() == file_table.scanned() == expected | {10: "copied"}
 
 
 def test_a_conversion_is_published_once(file_table: SmallTable) -> None:
     expected = fill(file_table)
-    resolution = file_table.compute()
-    file_table.commit(RowDelta((), replaces=resolution))
+    file_rewrite = file_table.compute()
+    file_table.commit(RowDelta((), replaces=file_rewrite))
     with pytest.raises(FileRewriteSuperseded):
-        file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((), replaces=file_rewrite), file_table.now_ms)
     assert file_table.scanned() == expected

@@ -1,4 +1,4 @@
-"""Merges as every engine reads them: one file in place of many, and not one row changed."""
+"""Merges as every engine reads them: one file replaces many, and no row changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def fill(table: SmallTable) -> Rows:
-    """Ten small files with keys in several versions; every delete of them converted to positions."""
+    """Ten small files with keys in several versions, all of whose deletes are converted to positions."""
     expected: Rows = {}
     for number in range(10):
         rows: Rows = {number * 10: f"a{number}", number * 10 + 1: f"b{number}", 7: f"c{number}"}
@@ -63,7 +63,7 @@ def test_every_engine_reads_the_same_before_and_after(table: SmallTable, lake: S
     assert table.duckdb(f", snapshot_from_id => {before.snapshot_id}::UBIGINT") == expected
     status = lake.sql("SELECT status, count(*) FROM lake.public.t.entries GROUP BY 1 ORDER BY 1").collect()
     assert dict(tuple(row) for row in status)[2] >= 10, "removed files are named as deleted"
-    # The stream goes on, and its deletes reach the merged file.
+    # The stream continues, and its deletes apply to the merged file.
     table.commit(RowDelta((table.segment({7: "later"}, [7, 20]),)))
     expected |= {7: "later"}
     del expected[20]
@@ -73,17 +73,17 @@ def test_every_engine_reads_the_same_before_and_after(table: SmallTable, lake: S
 
 
 def test_deletes_by_position_that_come_between_follow_their_rows(table: SmallTable, lake: SparkSession) -> None:
-    """Some from a conversion, some from a commit that knew the places itself."""
+    """Some come from a conversion, some from a commit that knew the positions itself."""
     expected = fill(table)
-    resolution = table.compute_merge()
-    assert resolution is not None
+    file_rewrite = table.compute_merge()
+    assert file_rewrite is not None
     table.commit(RowDelta((table.segment({7: "new", 10: "new"}, [7, 10, 0, 90]),)))
     table.convert()
     table.commit(RowDelta((table.segment({}, [30]),)))
     table.convert()
-    # An equality delete that is pending when the merge lands, and one that comes after.
+    # An equality delete that is pending when the merge lands, and one that lands later.
     table.commit(RowDelta((table.segment({50: "x"}, [50]),)))
-    staged = table.commit(RowDelta((), replaces=resolution))
+    staged = table.commit(RowDelta((), replaces=file_rewrite))
     table.commit(RowDelta((table.segment({60: "y"}, [60]),)))
     expected |= {7: "new", 10: "new", 50: "x", 60: "y"}
     for key in (0, 90, 30):
@@ -92,7 +92,7 @@ def test_deletes_by_position_that_come_between_follow_their_rows(table: SmallTab
     counted = dict(staged.table.summary.entries)
     assert counted["operation"] == "overwrite", "it adds a delete file, which other engines have to look at"
     assert counted["added-position-deletes"] == "5"
-    merged = resolution.merged[0]
+    merged = file_rewrite.merged[0]
     assert merged.path is not None
     (moved,) = [
         entry for entry in table.entries() if entry.snapshot_id == staged.snapshot_id and entry.data_file.content == 1
@@ -104,58 +104,58 @@ def test_deletes_by_position_that_come_between_follow_their_rows(table: SmallTab
 
 def test_a_merge_goes_alone(file_table: SmallTable) -> None:
     fill(file_table)
-    resolution = file_table.compute_merge()
+    file_rewrite = file_table.compute_merge()
     with pytest.raises(ValueError, match="alone"):
-        file_table.table.stage(RowDelta((file_table.segment({1: "x"}),), replaces=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((file_table.segment({1: "x"}),), replaces=file_rewrite), file_table.now_ms)
 
 
 def test_a_truncate_between_throws_the_merge_away(file_table: SmallTable) -> None:
     fill(file_table)
-    resolution = file_table.compute_merge()
+    file_rewrite = file_table.compute_merge()
     file_table.commit(RowDelta((file_table.segment({1: "new"}),), replaces=EveryFile()))
     with pytest.raises(FileRewriteSuperseded, match="not part of the table any more"):
-        file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((), replaces=file_rewrite), file_table.now_ms)
     assert file_table.duckdb() == {1: "new"}
 
 
 def test_a_merge_is_published_once(file_table: SmallTable) -> None:
     expected = fill(file_table)
-    resolution = file_table.compute_merge()
-    file_table.commit(RowDelta((), replaces=resolution))
+    file_rewrite = file_table.compute_merge()
+    file_table.commit(RowDelta((), replaces=file_rewrite))
     with pytest.raises(FileRewriteSuperseded):
-        file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((), replaces=file_rewrite), file_table.now_ms)
     assert file_table.scanned() == expected
 
 
 def test_a_copied_file_that_lands_between_throws_the_merge_away(file_table: SmallTable) -> None:
     s0 = file_table.table.sequence_number
     fill(file_table)
-    resolution = file_table.compute_merge()
+    file_rewrite = file_table.compute_merge()
     file_table.commit(RowDelta((), backdated=(BackdatedFile(file_table.data({100: "copied"}), s0),)))
     with pytest.raises(FileRewriteSuperseded, match="has come since"):
-        file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((), replaces=file_rewrite), file_table.now_ms)
 
 
 def test_deletes_that_are_taken_back_throw_the_merge_away(file_table: SmallTable) -> None:
-    """As another engine does that rolls the table back to an older snapshot."""
+    """As when another engine rolls the table back to an older snapshot."""
     for number in range(8):
         file_table.commit(RowDelta((file_table.segment({number: "a"}),)))
     before = file_table.table.manifests
     file_table.commit(RowDelta((file_table.segment({}, [3]),)))
     file_table.convert()
-    resolution = file_table.compute_merge()
-    assert resolution is not None
+    file_rewrite = file_table.compute_merge()
+    assert file_rewrite is not None
     with pytest.raises(FileRewriteSuperseded, match="not part of the table any more"):
-        check(resolution, before, STORAGE)
+        check(file_rewrite, before, STORAGE)
 
 
 def test_a_foreign_rewrite_between_throws_the_merge_away(table: SmallTable, lake: SparkSession) -> None:
     expected = fill(table)
-    resolution = table.compute_merge()
+    file_rewrite = table.compute_merge()
     lake.sql("CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))")
     table.reload()
     with pytest.raises(FileRewriteSuperseded):
-        table.table.stage(RowDelta((), replaces=resolution), table.now_ms)
+        table.table.stage(RowDelta((), replaces=file_rewrite), table.now_ms)
     assert table.duckdb() == table.spark(lake) == table.scanned() == expected
 
 
@@ -175,11 +175,11 @@ def test_files_that_spark_wrote_are_merged_too(table: SmallTable, lake: SparkSes
 
 
 def begin_rewrite(lake: SparkSession) -> tuple[Any, Any, Any, Any]:
-    """Spark's rewrite of all data files, planned and done, but not committed: table, snapshot, replaced, added."""
+    """Spark's rewrite of all data files, planned and written, but not committed: table, snapshot, replaced, added."""
     jvm = lake.sparkContext._jvm
     assert jvm is not None
     iceberg = jvm.org.apache.iceberg
-    # Java calls look their catalogs up in the thread's active session.
+    # Java calls look up their catalogs in the thread's active session.
     jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(lake._jsparkSession)
     began = iceberg.spark.Spark3Util.loadIcebergTable(lake._jsparkSession, "lake.public.t")
     replaced, added = jvm.java.util.HashSet(), jvm.java.util.HashSet()
@@ -191,7 +191,8 @@ def begin_rewrite(lake: SparkSession) -> tuple[Any, Any, Any, Any]:
 
 
 def test_a_stream_of_appends_passes_over_merges(table: SmallTable, lake: SparkSession, tmp_path: Path) -> None:
-    """Spark's structured streaming fails on a snapshot that overwrites; a merge of rows that nobody deletes is none."""
+    """Spark's structured streaming fails on a snapshot that overwrites. A merge of rows without deletes is no
+    overwrite."""
     found = tmp_path / "found"
 
     def read() -> Rows:
@@ -215,14 +216,14 @@ def test_a_stream_of_appends_passes_over_merges(table: SmallTable, lake: SparkSe
 def test_a_rewrite_that_began_before_a_merge_cannot_land_after_it(
     table: SmallTable, lake: SparkSession, deletes_between: bool
 ) -> None:
-    """Whatever the merge's operation is called: the files that the rewrite would replace are gone."""
+    """Whatever the operation of the merge's snapshot: the files that the rewrite would replace no longer exist."""
     expected = fill(table)
     began, start, replaced, added = begin_rewrite(lake)
-    resolution = table.compute_merge()
+    file_rewrite = table.compute_merge()
     if deletes_between:
         table.commit(RowDelta((table.segment({}, [10]),)))
         del expected[10]
-    table.commit(RowDelta((), replaces=resolution))
+    table.commit(RowDelta((), replaces=file_rewrite))
     rewrite = began.newRewrite().validateFromSnapshot(start.snapshotId())
     rewrite.rewriteFiles(replaced, added, start.sequenceNumber())
     with pytest.raises(Py4JJavaError, match="Missing required files to delete"):
@@ -232,7 +233,8 @@ def test_a_rewrite_that_began_before_a_merge_cannot_land_after_it(
 
 
 def test_placeholder_files_go_when_their_deletes_are_converted(file_table: SmallTable) -> None:
-    """They keep a delete from being dropped while it is pending; so do the data files of commits that delete."""
+    """Placeholder files keep a delete from being dropped while it is pending. So do data files of commits that
+    delete."""
     file_table.commit(RowDelta((file_table.segment(dict.fromkeys(range(20), "a")),)))
     for key in range(9):
         file_table.commit(RowDelta((file_table.segment({}, [key]),)))
@@ -242,7 +244,7 @@ def test_placeholder_files_go_when_their_deletes_are_converted(file_table: Small
     file_table.convert()
     file_table.merge()
     assert file_table.table.data_files == 1
-    # Younger files may be merged while an older delete is pending, and older ones while a younger is.
+    # Younger files may be merged while an older delete is pending, and older files while a younger delete is.
     file_table.commit(RowDelta((file_table.segment({}, [15]),)))
     for key in range(100, 108):
         file_table.commit(RowDelta((file_table.segment({key: "b"}),)))
@@ -275,7 +277,8 @@ def test_all_rows_dead_leaves_no_file(file_table: SmallTable) -> None:
 
 
 def test_position_deletes_are_merged_without_any_equality_delete(table: SmallTable, lake: SparkSession) -> None:
-    """As they pile up, also where none is pending; what they say of files that are gone goes."""
+    """They are merged as they accumulate, also if no equality delete is pending. Positions in removed files are
+    dropped."""
     rows: Rows = dict.fromkeys(range(400), "old")
     first = table.data(rows)
     table.commit(RowDelta((SegmentFiles((first,), ()),)))
@@ -289,7 +292,7 @@ def test_position_deletes_are_merged_without_any_equality_delete(table: SmallTab
     assert table.table.delete_files == 1
     assert table.summary["operation"] == "delete", "it adds a delete file, which other engines have to look at"
     assert table.duckdb() == table.spark(lake) == table.scanned() == rows
-    # All of that about one data file, which a merge then replaces.
+    # All of them refer to one data file, which a merge then replaces.
     table.merge()
     for key in range(500, 508):
         table.commit(RowDelta((table.segment({key: "new"}),)))
@@ -298,8 +301,8 @@ def test_position_deletes_are_merged_without_any_equality_delete(table: SmallTab
     assert table.duckdb() == table.spark(lake) == table.scanned() == rows
 
 
-def wear(table: SmallTable, rows: Rows, *, per_commit: int) -> None:
-    """A file of 400 rows, and eight commits that each delete some of them by position."""
+def delete_some(table: SmallTable, rows: Rows, *, per_commit: int) -> None:
+    """A file of 400 rows, and eight commits that each delete some of its rows by position."""
     rows |= dict.fromkeys(range(400), "old")
     table.commit(RowDelta((table.segment(rows),)))
     for number in range(8):
@@ -311,20 +314,20 @@ def wear(table: SmallTable, rows: Rows, *, per_commit: int) -> None:
 
 
 def test_a_file_with_many_deleted_rows_is_rewritten(table: SmallTable, lake: SparkSession) -> None:
-    """By itself; what dies meanwhile follows its row."""
+    """It is rewritten by itself. Rows that are deleted meanwhile are deleted in the new file."""
     table.sizes = MergeSizes(own_positions=20)
     rows: Rows = {}
-    wear(table, rows, per_commit=5)
+    delete_some(table, rows, per_commit=5)
     before = table.table
     (old,) = [file for file in before.live_data_files() if file.records]
     assert old.records == 400
-    resolution = table.compute_renewal()
-    assert resolution is not None
+    file_rewrite = table.compute_rewrite()
+    assert file_rewrite is not None
     table.commit(RowDelta((table.segment({399: "new"}, [399, 200]),)))
     table.convert()
     rows |= {399: "new"}
     del rows[200]
-    table.commit(RowDelta((), replaces=resolution))
+    table.commit(RowDelta((), replaces=file_rewrite))
     new = max(table.table.live_data_files(), key=lambda file: file.records)
     assert (new.records, new.sequence_number) == (360, old.sequence_number)
     assert table.duckdb() == table.spark(lake) == table.scanned() == rows
@@ -337,7 +340,7 @@ def test_a_file_with_many_deleted_rows_is_rewritten(table: SmallTable, lake: Spa
 def test_a_file_with_few_dead_rows_is_left_alone(file_table: SmallTable) -> None:
     file_table.sizes = MergeSizes(own_positions=20)
     rows: Rows = {}
-    wear(file_table, rows, per_commit=4)
+    delete_some(file_table, rows, per_commit=4)
     file_table.merge(target_bytes=1)
     assert file_table.table.delete_files == 1
     assert file_table.merge(target_bytes=1) is None
@@ -348,19 +351,19 @@ def test_a_file_with_few_dead_rows_is_left_alone(file_table: SmallTable) -> None
 def test_a_file_with_many_deleted_rows_does_not_wait_for_small_ones(file_table: SmallTable) -> None:
     file_table.sizes = MergeSizes(own_positions=20)
     rows: Rows = {}
-    wear(file_table, rows, per_commit=5)
+    delete_some(file_table, rows, per_commit=5)
     for key in range(500, 508):
         file_table.commit(RowDelta((file_table.segment({key: "small"}),)))
         rows |= {key: "small"}
-    renewal = file_table.compute_renewal()
+    rewrite = file_table.compute_rewrite()
     small = file_table.compute_merge(file_table.table.live_data_files()[0].size_bytes + 500)
-    assert renewal is not None
+    assert rewrite is not None
     assert small is not None
-    assert [len(merge.sources) for merge in renewal.merged] == [1]
+    assert [len(merge.sources) for merge in rewrite.merged] == [1]
     assert [len(merge.sources) > 1 for merge in small.merged] == [True]
-    assert not {*renewal.merged[0].sources} & {*small.merged[0].sources}
+    assert not {*rewrite.merged[0].sources} & {*small.merged[0].sources}
     file_table.commit(RowDelta((), replaces=small))
-    again = file_table.compute_renewal()
+    again = file_table.compute_rewrite()
     assert again is not None
     file_table.commit(RowDelta((), replaces=again))
     assert file_table.table.records == len(rows)
@@ -368,12 +371,12 @@ def test_a_file_with_many_deleted_rows_does_not_wait_for_small_ones(file_table: 
 
 
 def test_a_file_with_many_deleted_rows_stays_while_a_delete_of_its_number_is_pending(file_table: SmallTable) -> None:
-    """It keeps Iceberg from dropping that delete, and could vanish with its last live row."""
+    """The file keeps Iceberg from dropping that delete, and might disappear with its last live row."""
     file_table.sizes = MergeSizes(own_positions=1)
     file_table.commit(RowDelta((file_table.segment({1: "a", 2: "a"}),)))
     file_table.commit(RowDelta((file_table.segment({3: "b"}, [1]),)))
     number = file_table.table.sequence_number
-    # The younger file's only row dies by its position, while the delete of its number is still pending.
+    # The younger file's only row is deleted by position, while the delete with its sequence number is pending.
     (young,) = [file for file in file_table.table.live_data_files() if file.sequence_number == number]
     hidden = write_position_deletes({young.path: np.array([0])}, file_table.location, STORAGE)
     file_table.commit(RowDelta((), positions=(hidden,)))
@@ -388,7 +391,7 @@ def test_a_file_with_many_deleted_rows_stays_while_a_delete_of_its_number_is_pen
 def test_deletes_about_files_that_others_have_rewritten_go(table: SmallTable, lake: SparkSession) -> None:
     table.sizes = MergeSizes(own_positions=20)
     rows: Rows = {}
-    wear(table, rows, per_commit=4)
+    delete_some(table, rows, per_commit=4)
     table.merge(target_bytes=1)
     lake.sql("CALL lake.system.rewrite_data_files(table => 'public.t', options => map('rewrite-all', 'true'))")
     table.reload()
@@ -401,14 +404,14 @@ def test_deletes_about_files_that_others_have_rewritten_go(table: SmallTable, la
 
 
 def crossed(table: SmallTable) -> int:
-    """A query that DuckDB fails at where it counts less than no rows."""
+    """A query on which DuckDB fails if it computes a negative number of rows."""
     location = table.table.metadata_location
     query = f"SELECT count(*) FROM iceberg_scan('{location}') a, (SELECT max(id) FROM iceberg_scan('{location}')) b"
     return int(read_duckdb(location, query).column(0)[0].as_py())
 
 
 def test_no_more_rows_stay_deleted_than_there_are(file_table: SmallTable) -> None:
-    """Of a small table all of which changes again and again."""
+    """A small table, all of whose rows change repeatedly."""
     chance = random.Random(4)
     rows: Rows = dict.fromkeys(range(40), "old")
     file_table.commit(RowDelta((file_table.segment(rows),)))
@@ -462,14 +465,14 @@ def test_delete_and_data_files_stay_few_however_many_commits_come(file_table: Sm
 
 
 def test_position_deletes_that_cannot_be_read_throw_the_merge_away(file_table: SmallTable) -> None:
-    """The stream goes on, although the table has a damaged file."""
+    """The stream continues, although the table has a damaged file."""
     fill(file_table)
     known = {entry.data_file.file_path for entry in file_table.entries()}
-    resolution = file_table.compute_merge()
+    file_rewrite = file_table.compute_merge()
     file_table.commit(RowDelta((file_table.segment({}, [10]),)))
     file_table.convert()
     new = [entry.data_file for entry in file_table.entries() if entry.data_file.file_path not in known]
     (damaged,) = [file.file_path for file in new if file.content == 1]
     write_bytes(damaged, b"no Parquet", STORAGE)
     with pytest.raises(FileRewriteSuperseded, match="cannot be read"):
-        file_table.table.stage(RowDelta((), replaces=resolution), file_table.now_ms)
+        file_table.table.stage(RowDelta((), replaces=file_rewrite), file_table.now_ms)

@@ -1,6 +1,7 @@
-"""Merges beside everything else, against a dict: what counts is what comes between computing and landing one.
+"""Merges among all other operations, compared with a dict: what matters lies between planning and landing a merge.
 
-Read back by DuckDB, and by pyiceberg where no equality delete is pending."""
+The result is read by DuckDB, and by pyiceberg if no equality delete is pending.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +30,18 @@ if TYPE_CHECKING:
 
 
 class LakeAction(StrEnum):
-    """What happens next."""
+    """The next operation."""
 
     WRITE = "write"
     """A commit of one segment that upserts some keys and deletes some."""
     TWICE = "twice"
-    """The same of two segments, the first of which only deletes."""
+    """The same with two segments, the first of which only deletes."""
     THEN_DELETE = "then delete"
-    """Of two, the first of which only inserts, and so keeps the other's deletes from being dropped."""
+    """With two segments, the first of which only inserts, and so keeps the other's deletes from being dropped."""
     INSERT = "insert"
-    """One that brings keys that were not there: no delete."""
+    """A commit with new keys only: no delete."""
     HIDE = "hide"
-    """A commit that deletes rows by their places, as one does that knows them."""
+    """A commit that deletes rows by position, like one that has a key index."""
     CONVERT = "convert"
     BEGIN_CONVERSION = "begin conversion"
     END_CONVERSION = "end conversion"
@@ -61,7 +62,7 @@ WEIGHTS = {
     LakeAction.BEGIN_MERGE: 4,
     LakeAction.END_MERGE: 3,
 }
-"""Of the other acts there is one each."""
+"""Each of the other operations occurs once."""
 ACTS = st.lists(
     st.tuples(
         st.sampled_from([act for act in LakeAction for _ in range(WEIGHTS.get(act, 1))]),
@@ -81,11 +82,11 @@ def duckdb() -> Iterator[DuckDBPyConnection]:
 
 
 SIZES = MergeSizes(fanout=2, own_positions=2)
-"""Two files of a class are enough for a merge, and two deleted rows for a file of their own: examples are short."""
+"""Two files of a class suffice for a merge, and two deleted rows for a separate file, as examples are short."""
 
 
 class Player:
-    """A table, what it should hold, and what is under way."""
+    """A table, its expected content, and what is under way."""
 
     def __init__(self, location: str) -> None:
         self.table = SmallTable(location, sizes=SIZES)
@@ -142,13 +143,13 @@ class Player:
             case LakeAction.RELOAD:
                 table.reload()
 
-    def _land(self, resolution: FileRewrite | None) -> None:
-        if resolution is not None:
+    def _land(self, file_rewrite: FileRewrite | None) -> None:
+        if file_rewrite is not None:
             with contextlib.suppress(FileRewriteSuperseded):
-                self.table.commit(RowDelta((), replaces=resolution))
+                self.table.commit(RowDelta((), replaces=file_rewrite))
 
     def _hide(self, keys: set[int]) -> None:
-        """Deletes the live rows of these keys by position; their places come from a conversion that is thrown away."""
+        """Deletes the live rows of these keys by position. The positions come from a conversion that is discarded."""
         self.table.convert()
         before = self.table.table
         self.table.commit(RowDelta((self.table.segment({}, sorted(keys)),)))
@@ -169,7 +170,7 @@ def check(player: Player, duckdb: DuckDBPyConnection) -> None:
     if not player.table.table.equality_deletes:
         assert player.table.scanned() == player.rows
         if not player.rewritten:
-            # A rewrite leaves position deletes of the files that it has replaced.
+            # A rewrite leaves position deletes of files that it has replaced.
             assert live_rows(player.table.table.metadata, player.table.table.summary) == len(player.rows)
 
 

@@ -1,4 +1,4 @@
-"""Maintenance through Spark's procedures, beside a pump that commits."""
+"""Maintenance through Spark's procedures while a pump commits."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from tests.support.maintenance import (
-    DEBTS,
     MIB,
+    NO_UPKEEP,
     STORAGE,
     UPKEEP,
     CommitGate,
@@ -90,10 +90,10 @@ def test_nothing_is_done_without_a_request_below_the_thresholds(maintained: Main
 
 
 def test_position_delete_files_are_merged(maintained: Maintained) -> None:
-    """Other engines make them; so may the mirror."""
+    """Other engines write them, and the mirror may, too."""
     mirror = maintained.mirror
     session = lake_session(maintained.spark, mirror.database.dsn, mirror.settings.require_warehouse())
-    # By default Spark merges them per data file as it deletes.
+    # By default Spark merges them for each data file when it deletes.
     session.sql("ALTER TABLE lake.public.t SET TBLPROPERTIES ('write.delete.granularity' = 'partition')")
     for number in range(4):
         session.sql(f"DELETE FROM lake.public.t WHERE id % 700 = {number}")
@@ -112,7 +112,7 @@ def test_position_delete_files_are_merged(maintained: Maintained) -> None:
 
 
 def insert(mirror: Mirror, first: int, rows: int) -> None:
-    """So many rows of 64 characters that do not compress, from this key on: some 40 bytes each in the lake."""
+    """Inserts rows from this key on, with 64 characters that do not compress: some 40 bytes each in the lake."""
     with mirror.pumping():
         with mirror.database.connect() as connection:
             connection.execute(
@@ -134,7 +134,7 @@ def data_files(maintained: Maintained) -> set[str]:
 
 
 def test_deletes_that_concern_no_file_go_without_a_rewrite_of_the_others(maintained: Maintained) -> None:
-    """Files that are older than the deletes, and that no delete concerns, keep Iceberg from dropping these."""
+    """Files that are older than the deletes, but have no deleted row, keep Iceberg from dropping the deletes."""
     mirror = maintained.mirror
     hot = data_files(maintained)
     insert(mirror, 100_000, 30_000)
@@ -199,7 +199,7 @@ def test_a_large_table_is_compacted_in_parts_that_end(maintained: Maintained) ->
 
 
 def test_a_compaction_commits_beside_a_pump_that_thins_its_history(maintained: Maintained) -> None:
-    """More commits land during the rewrite than the pump keeps snapshots: its commit needs them all."""
+    """More commits land during the rewrite than the pump keeps snapshots. The rewrite's commit needs all of them."""
     mirror = maintained.mirror
     maintained.policy(T, history_newest=20, history_minutes_hours=0.0, history_hours_hours=0.0)
     write_and_publish(mirror, range(6))
@@ -235,7 +235,7 @@ def test_a_compaction_commits_beside_a_pump_that_thins_its_history(maintained: M
 def test_a_rewrite_holds_the_snapshot_that_it_begins_at_also_if_the_published_one_is_younger(
     maintained: Maintained,
 ) -> None:
-    """With heap retention the last commit may be one to the branch `cold`."""
+    """With heap retention, the last commit may be one to the branch `cold`."""
     write_and_publish(maintained.mirror, range(3))
     state = maintained.lake_table(T)
     head = state.metadata.current_snapshot
@@ -265,7 +265,7 @@ def test_a_rewrite_holds_the_snapshot_that_it_begins_at_also_if_the_published_on
 
 
 @pytest.mark.parametrize(
-    "settings", [pytest.param(DEBTS, id="debts", marks=pytest.mark.soak), pytest.param(UPKEEP, id="upkeep")]
+    "settings", [pytest.param(NO_UPKEEP, id="no-upkeep", marks=pytest.mark.soak), pytest.param(UPKEEP, id="upkeep")]
 )
 def test_compactions_succeed_while_commits_come_all_the_time(maintained: Maintained, settings: dict[str, Any]) -> None:
     mirror = maintained.mirror.with_options(**settings)
@@ -274,7 +274,7 @@ def test_compactions_succeed_while_commits_come_all_the_time(maintained: Maintai
 
     def load() -> None:
         number = 0
-        # Merges rest during a rewrite: as many files as there are commits are the next one's work.
+        # There are no merges during a rewrite, so the next one has as many files to merge as there were commits.
         while not stop.wait(0.1):
             write(mirror, number := number + 1)
 
@@ -301,7 +301,7 @@ def test_compactions_succeed_while_commits_come_all_the_time(maintained: Maintai
 
 
 def test_the_history_is_thinned_as_the_policy_says(maintained: Maintained) -> None:
-    """By the pump's own commits, from the next one on; a stored value that is wrong does not stop it."""
+    """By the pump's own commits, from the next one on. A wrong stored value does not prevent it."""
     write_and_publish(maintained.mirror, range(12))
     assert len(maintained.lake_table(T).metadata.snapshots) > 12
     maintained.policy(T, history_newest=5, history_minutes_hours=0.0, history_hours_hours=0.0)

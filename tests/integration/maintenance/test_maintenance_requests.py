@@ -1,4 +1,4 @@
-"""Requests, their answers, two maintainers, and the published pointer after other engines' commits."""
+"""Requests, their answers, two maintainers, and the published snapshot after other engines' commits."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_request_is_claimed_exactly_once(maintained: Maintained) -> None:
         def claim_it(start: threading.Barrier = start, answered: list[PassResult] = answered) -> None:
             with maintained.maintainer() as maintainer:
                 start.wait(20)
-                # Who finds the table locked comes again, as a server does.
+                # A maintainer that finds the table locked tries again later, like one that serves.
                 for _ in range(20):
                     result = maintainer.maintain(table_id, claimed_only=True)
                     if result is not None:
@@ -136,7 +136,7 @@ def test_a_server_pays_debt_when_it_is_due_and_not_before(maintained: Maintained
         )
         assert maintained.journal(T) == []
         write_and_publish(mirror, range(4, 14))
-        await_true(lambda: "done" in passes(maintained), 60, "the debt is paid")
+        await_true(lambda: "done" in passes(maintained), 60, "the backlog is done")
     finally:
         server.request_stop()
         thread.join(60)
@@ -163,7 +163,8 @@ def test_without_a_server_the_command_does_the_work(maintained: Maintained) -> N
 
 
 def test_what_a_dead_maintainer_left_is_cleared_up(maintained: Maintained) -> None:
-    """Its rewrite is no longer waited for, and the request that it had claimed is answered by the next."""
+    """Its rewrite does not hold up anything any more, and the next maintainer answers the request that it had
+    claimed."""
     mirror, table_id = maintained.mirror, maintained.table_id(T)
     write_and_publish(mirror, range(3))
     with connect(mirror.database.dsn, autocommit=True) as connection:
@@ -188,7 +189,7 @@ def test_what_a_dead_maintainer_left_is_cleared_up(maintained: Maintained) -> No
 
 
 def test_a_server_answers_what_a_dead_one_had_claimed(maintained: Maintained) -> None:
-    """Though nothing is due unasked. One that is only slow keeps what it has."""
+    """Although nothing is due without the request. A maintainer that is only slow keeps its requests."""
     mirror, table_id = maintained.mirror, maintained.table_id(T)
     write_and_publish(mirror, range(3))
     settings = mirror.settings.model_copy(update={"maintain_interval": 3600.0})
@@ -308,7 +309,7 @@ def test_a_publish_in_between_is_not_undone(maintained: Maintained) -> None:
             30,
             "republishing waits",
         )
-        # What a publish does under this lock.
+        # The statements of a publish under this lock.
         connection.execute(
             'UPDATE modak.cutline SET lake_snapshot_id = 4711, lake_props = \'{"metadata_location": "x"}\''
         )

@@ -1,4 +1,4 @@
-"""Nothing is deleted that somebody may still need: each test tries to make maintenance take it."""
+"""Nothing is deleted that may still be needed: each test tries to make maintenance delete it."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def maintained(database: Database, warehouse: str, spark: SparkSession) -> Maint
 
 
 def pin(maintained: Maintained, expires: str = "1 hour") -> tuple[int, str, list[Row]]:
-    """A reader's pin on what is published: snapshot, metadata file, and the rows it reads."""
+    """A reader's pin on the published state: snapshot, metadata file, and the rows that it reads."""
     snapshot, location = maintained.published(T)
     pin_snapshot(maintained, snapshot, expires)
     return snapshot, location, lake_rows(location)
 
 
 def pin_snapshot(maintained: Maintained, snapshot: int, expires: str = "1 hour") -> None:
-    """A reader's pin on any snapshot, as one that reads the past has it."""
+    """A reader's pin on any snapshot, as for reads of the past."""
     maintained.mirror.database.rows(
         "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
         " VALUES (%s, %s, 0, now() + %s::interval) RETURNING pin_id",
@@ -65,7 +65,7 @@ def pin_snapshot(maintained: Maintained, snapshot: int, expires: str = "1 hour")
 def sweep_now(
     maintained: Maintained, *, dry_run: bool = False, clock_skew: float = sweeping.CLOCK_SKEW
 ) -> Sweep | None:
-    """A sweep without any grace."""
+    """A sweep without a grace period."""
     policy = Policy.model_construct(**{**dict(Policy()), "orphan_grace_hours": 0.0, "metadata_grace_hours": 0.0})
     mirror = maintained.mirror
     session = lake_session(maintained.spark, mirror.database.dsn, mirror.settings.require_warehouse())
@@ -84,7 +84,7 @@ def sweep_now(
 
 
 def backdate_history(maintained: Maintained, hours: float) -> None:
-    """Makes the table's snapshots, and its files, so much older than they are, by its own metadata."""
+    """Makes the table's snapshots and files that much older, by changing its metadata."""
     import orjson
 
     mirror = maintained.mirror
@@ -115,7 +115,7 @@ def test_whatever_is_pinned_tagged_branched_or_retained_is_read_as_before(mainta
     pinned.append(pin(maintained))
     expired_pin = pin(maintained, expires="-1 minute")
     write_and_publish(mirror, range(9, 14))
-    # A branch may go its own way: its snapshot is on no other's path.
+    # A branch may diverge: its snapshot is not an ancestor of any other.
     session.sql("INSERT INTO lake.public.t.branch_study VALUES (-1, -1, 'study')")
     kept["study"] = maintained.read(T, "VERSION AS OF 'study'")
     write_and_publish(mirror, range(14, 16))
@@ -145,7 +145,7 @@ def test_whatever_is_pinned_tagged_branched_or_retained_is_read_as_before(mainta
     assert maintained.lake_table(T).has_snapshot(snapshot)
     assert_same(mirror.heap(T), lake_rows(location), "what is published")
 
-    # Without pins, tag and branch, the same maintenance takes what they held: the test above could have failed.
+    # Without pins, tag and branch, the same maintenance deletes what they held: so the test above could have failed.
     before = len(maintained.files(T))
     with mirror.database.connect() as connection:
         connection.execute("DELETE FROM modak.read_pins WHERE table_id = %s", (table_id,))
@@ -160,7 +160,7 @@ def test_whatever_is_pinned_tagged_branched_or_retained_is_read_as_before(mainta
 
 
 def only_expire(maintained: Maintained) -> None:
-    """What is older than the newest snapshot may go, and nothing else is done."""
+    """Snapshots older than the newest one may expire; nothing else is done."""
     maintained.policy(
         T,
         rewrite_enabled=False,
@@ -173,7 +173,7 @@ def only_expire(maintained: Maintained) -> None:
 
 
 def test_a_snapshot_that_is_pinned_while_it_expires_stays_readable(maintained: Maintained) -> None:
-    """A reader pinned it and found it in the history then: no file of it goes before the pin does."""
+    """A reader pinned it and found it in the history: none of its files is deleted while the pin lasts."""
     mirror = maintained.mirror
     write_and_publish(mirror, range(3))
     snapshot, location = maintained.published(T)
@@ -196,7 +196,7 @@ def test_a_snapshot_that_is_pinned_while_it_expires_stays_readable(maintained: M
     ((_, _, details),) = [record for record in maintained.journal(T) if record[0] == "expire_snapshots"]
     assert "sweep" in details["left"]
 
-    # It is in no history any more: while it is pinned, what it needs cannot be told.
+    # It is no longer in the history. While it is pinned, its files cannot be determined.
     write_and_publish(mirror, range(6, 8))
     (error,) = maintained.maintain(T).errors
     assert f"{snapshot}" in error
@@ -211,7 +211,7 @@ def test_a_snapshot_that_is_pinned_while_it_expires_stays_readable(maintained: M
 
 
 def test_what_is_pinned_while_spark_starts_is_not_expired(maintained: Maintained) -> None:
-    """Its start may take minutes, after the decision."""
+    """Starting Spark may take minutes, and happens after the decision."""
     mirror = maintained.mirror
     write_and_publish(mirror, range(3))
     snapshot, location = maintained.published(T)
@@ -229,7 +229,8 @@ def test_what_is_pinned_while_spark_starts_is_not_expired(maintained: Maintained
 
 
 def test_no_rewrite_is_announced_before_there_is_a_spark(maintained: Maintained) -> None:
-    """The pump keeps history and writes equality deletes from then on; and 100 commits may pass while one starts."""
+    """From the announcement on, the pump keeps history and writes equality deletes; 100 commits may land while Spark
+    starts."""
     mirror, table_id = maintained.mirror, maintained.table_id(T)
     write_and_publish(mirror, range(3))
     announced: list[dict[TableId, SequenceNumber]] = []
@@ -254,7 +255,7 @@ def test_no_rewrite_is_announced_before_there_is_a_spark(maintained: Maintained)
 
 
 def test_a_snapshots_time_runs_from_its_replacement(maintained: Maintained) -> None:
-    """A table that did not change for a day, and then did: yesterday's rows are still to be had."""
+    """A table did not change for a day, and then did: yesterday's rows are still available."""
     write_and_publish(maintained.mirror, range(3))
     backdate_history(maintained, 48)
     snapshot, _ = maintained.published(T)
@@ -266,7 +267,7 @@ def test_a_snapshots_time_runs_from_its_replacement(maintained: Maintained) -> N
 
 
 def test_a_branch_with_an_age_of_its_own_stops_expiry(maintained: Maintained) -> None:
-    """Iceberg obeys the branch and would expire a pinned snapshot on it."""
+    """Iceberg follows the branch's setting and would expire a pinned snapshot on it."""
     mirror = maintained.mirror
     write_and_publish(mirror, range(3))
     snapshot, _, _ = pin(maintained)
@@ -360,7 +361,8 @@ def test_a_pin_that_the_history_lost_stops_the_sweep(maintained: Maintained) -> 
 def test_a_snapshot_that_is_pinned_and_thinned_out_during_the_sweep_keeps_its_files(
     maintained: Maintained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader found it in the history, the pump's next publish took it out, and Spark then looked at what is named."""
+    """A reader found it in the history, the pump's next publish removed it, and then Spark listed the referenced
+    files."""
     mirror = maintained.mirror
     write_and_publish(mirror, range(2))
     snapshot, location = maintained.published(T)
@@ -387,7 +389,7 @@ def test_a_snapshot_that_is_pinned_and_thinned_out_during_the_sweep_keeps_its_fi
 
 @pytest.mark.parametrize("held_at", [Step.RECEIVED, Step.WRITTEN, Step.STAGED])
 def test_a_batch_in_flight_survives_a_sweep_that_takes_its_files(maintained: Maintained, held_at: Step) -> None:
-    """A pump that was suspended between writing and publishing for longer than the grace: without any grace here."""
+    """A pump was suspended between writing and publishing for longer than the grace period, which is zero here."""
     mirror = maintained.mirror
     held, go = threading.Event(), threading.Event()
 
@@ -418,7 +420,7 @@ def test_a_batch_in_flight_survives_a_sweep_that_takes_its_files(maintained: Mai
 
 
 def test_a_publish_that_landed_before_the_sweep_looked_is_safe(maintained: Maintained) -> None:
-    """The sweep waits for a publish that holds the slot's row, as one of unknown outcome does until it is decided."""
+    """The sweep waits for a publish that holds the slot's row, as one of unknown outcome does until that is decided."""
     mirror = maintained.mirror
     held, go = threading.Event(), threading.Event()
     found: list[Any] = []
@@ -454,7 +456,7 @@ def test_a_table_under_copy_is_left_alone(database: Database, warehouse: str, sp
         mirror.register("t")
         await_true(lambda: copies.waiting >= 2, 30, "chunks are to be copied")
         copies.let_go(2)
-        # Each chunk may have a commit of its own: the table's metadata stays where it is only when both are published.
+        # Each chunk may have a commit of its own. The table's metadata does not change until both are published.
         done: LiteralString = "SELECT FROM modak.copy_chunks WHERE done_at IS NOT NULL"
         await_true(lambda: len(database.rows(done)) == 2, 30, "both chunks are published")
         write(mirror, 1)
@@ -479,7 +481,7 @@ def test_a_table_under_copy_is_left_alone(database: Database, warehouse: str, sp
 
 
 def test_what_spark_reports_as_a_conflict_is_one(maintained: Maintained) -> None:
-    """A position delete on a file that is being rewritten: the rewrite fails whole, nothing is lost."""
+    """A position delete on a file that is being rewritten: the rewrite fails as a whole, and nothing is lost."""
     mirror = maintained.mirror
     write_and_publish(mirror, range(3))
     gate = CommitGate(mirror.database)

@@ -1,4 +1,4 @@
-"""Spark's rewrite_data_files beside our commits: whatever lands between its plan and its commit stays true."""
+"""Spark's rewrite_data_files during our commits: what lands between its plan and its commit is not lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def table(database: Database, warehouse: str) -> SmallTable:
 
 
 def _rewrite_meanwhile(lake: SparkSession, database: Database, table: SmallTable, deltas: Sequence[RowDelta]) -> None:
-    """Compacts the whole table; the deltas land after Spark has written its files and before it commits them."""
+    """Compacts the whole table. The deltas land after Spark has written its files and before it commits them."""
     errors: list[BaseException] = []
 
     def rewrite() -> None:
@@ -96,7 +96,7 @@ def test_all_segments_of_a_commit_count(table: SmallTable, lake: SparkSession, d
 
 
 def test_a_commit_that_only_deletes_brings_an_empty_data_file(table: SmallTable, lake: SparkSession) -> None:
-    """No reader minds it."""
+    """Readers ignore it."""
     assert sorted(entry.data_file.record_count for entry in table.entries()) == [0, 1, 10, 10, 10, 10]
     expected: Rows = {key: f"v{key}" for key in range(1, 40)}
     assert table.spark(lake) == expected

@@ -1,4 +1,4 @@
-"""A session that ends removes what its upkeep wrote and no publish has named."""
+"""A session that ends removes the files that its upkeep wrote and no publish has named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-class _LateResolves(ThreadTaskRunner):
+class _LateConversions(ThreadTaskRunner):
     """Conversions that have written their files count as running until a test lets them end."""
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class _LateResolves(ThreadTaskRunner):
 
 
 @pytest.fixture
-def tasks() -> _LateResolves:
-    return _LateResolves()
+def tasks() -> _LateConversions:
+    return _LateConversions()
 
 
 @pytest.fixture
-def mirror(database: Database, warehouse: str, tasks: _LateResolves) -> Mirror:
+def mirror(database: Database, warehouse: str, tasks: _LateConversions) -> Mirror:
     """A live table, whose pump converts each delete at once."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 100)")
     mirror = Mirror.create(database, warehouse, tasks, index_memory=0, convert_age=0, merge_bytes=0)
@@ -63,15 +63,15 @@ def mirror(database: Database, warehouse: str, tasks: _LateResolves) -> Mirror:
 
 
 def unreferenced(mirror: Mirror, tmp_path: Path) -> set[str]:
-    """Data and delete files that the table's only state so far, which has no position deletes, does not name."""
+    """Data and delete files that the table's only state, which has no position deletes, does not name."""
     lake = LakeTable.load(mirror.location("public.t"), StorageOptions(fsync=False))
     assert not lake.position_deletes
     named = {file.path for file in (*lake.live_data_files(), *lake.live_equality_deletes())}
     return {path.as_uri() for path in tmp_path.rglob("*.parquet")} - named
 
 
-def test_files_of_an_unpublished_rewrite(mirror: Mirror, tasks: _LateResolves, tmp_path: Path) -> None:
-    """It is in the inbox, or on its way there, when the loop ends."""
+def test_files_of_an_unpublished_rewrite(mirror: Mirror, tasks: _LateConversions, tmp_path: Path) -> None:
+    """The result is in the inbox, or on its way there, when the loop ends."""
     tasks.end.set()
     computed = threading.Event()
     running: list[RunningPump] = []
@@ -90,7 +90,7 @@ def test_files_of_an_unpublished_rewrite(mirror: Mirror, tasks: _LateResolves, t
     assert unreferenced(mirror, tmp_path) == set()
 
 
-def test_files_of_a_task_that_ends_after_its_session(mirror: Mirror, tasks: _LateResolves, tmp_path: Path) -> None:
+def test_files_of_a_task_that_ends_after_its_session(mirror: Mirror, tasks: _LateConversions, tmp_path: Path) -> None:
     with mirror.pumping():
         mirror.database.execute("DELETE FROM t WHERE id < 10")
         assert tasks.written.wait(30)

@@ -1,4 +1,4 @@
-"""What the HTTP port answers and refuses, asked by sockets and by a plain client."""
+"""What the HTTP port answers and refuses, tested with sockets and a plain client."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ask(
 
 
 def send(port: int, head: bytes) -> bytes:
-    """What the server answers to these bytes before it closes the connection."""
+    """The server's answer to these bytes, up to the point where it closes the connection."""
     with closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as connection:
         connection.sendall(head)
         received = b""
@@ -112,7 +112,7 @@ def test_malformed_and_oversized_heads_are_refused(port: int, head: bytes) -> No
     try:
         answer = send(port, head)
     except ConnectionResetError:
-        # The server closed while the rest was still on its way.
+        # The server closed the connection while the rest was still on its way.
         return
     assert answer.startswith(b"HTTP/1.1 4"), answer[:80]
 
@@ -123,7 +123,7 @@ def test_a_head_that_never_ends_is_cut_off() -> None:
         assert send(port, b"") == b""
         assert send(port, b"GET / HTTP/1.1\r\nHost: local") == b""
         with closing(socket.create_connection(("127.0.0.1", port), timeout=20)) as connection:
-            # The second head on a connection that is kept, before its idleness would close it.
+            # The second request on a kept connection, before the server closes the connection as idle.
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
             connection.sendall(b"GET /hea")
@@ -143,7 +143,7 @@ def test_too_many_connections_are_refused_and_others_go_on(port: int) -> None:
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "192.0.2.1", "127.0.0.1.evil.example", ""])
 def test_without_a_token_only_loopback_names_are_answered(port: int, host: str) -> None:
-    """A web page whose name is made to point at this machine must not read the port."""
+    """A web page whose name resolves to this machine must not read the port."""
     for path in _PATHS:
         assert ask(port, path, Host=host)[0] == 421
 

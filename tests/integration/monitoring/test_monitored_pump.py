@@ -1,4 +1,4 @@
-"""A pump as a process that exports telemetry and listens: what it tells is what the database and the lake say."""
+"""A pump as a process that exports telemetry and listens: it reports what the database and the lake hold."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def receiver() -> Iterator[OtlpReceiver]:
 
 @pytest.fixture
 def program(database: Database, tmp_path: Path, slot: str) -> Program:
-    """The program on an initialised mirror, with two tables to register, one of an evil name."""
+    """The program on an initialised mirror, with two tables to register, one of which has a hostile name."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "INSERT INTO t SELECT g, 'v' FROM generate_series(1, 100) g",
@@ -48,7 +48,7 @@ def program(database: Database, tmp_path: Path, slot: str) -> Program:
 
 
 class Listening:
-    """A pump that listens, as others see it."""
+    """A pump that listens, as its clients see it."""
 
     def __init__(self, program: Program, directory: Path, name: str) -> None:
         self._log = directory / name
@@ -62,7 +62,7 @@ class Listening:
         return [line for line in lines if line["event"] == event]
 
     def get(self, path: str) -> tuple[int, Any]:
-        """Status and document."""
+        """The HTTP status, and the JSON document."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=20) as answer:
                 return answer.status, json.load(answer)
@@ -90,7 +90,7 @@ Listen = Callable[..., Listening]
 
 @pytest.fixture
 def listen(program: Program, database: Database, tmp_path: Path) -> Iterator[Listen]:
-    """Starts pumps that listen, and export to `collector` all the time; ends them."""
+    """Starts pumps that listen and constantly export to `collector`, and stops them at the end."""
     with ExitStack() as stack:
 
         def start(name: str, collector: str = "") -> Listening:
@@ -109,7 +109,7 @@ def listen(program: Program, database: Database, tmp_path: Path) -> Iterator[Lis
 
 
 def trace_of(spans: list[Span]) -> tuple[Span, list[Span]] | None:
-    """A batch with changes, and its children, once all of them were exported."""
+    """A batch with changes and its children, once all of them were exported."""
     for batch in spans:
         changes = {each.key: each.value.int_value for each in batch.attributes}.get("mirror_pump.changes")
         children = [span for span in spans if span.parent_span_id == batch.span_id]
@@ -132,7 +132,7 @@ def test_a_pump_tells_collectors_probes_and_people_the_same(
     database.execute("UPDATE t SET v = 'w'")
     program.run("wait", "--now", "--timeout", "60")
 
-    # Metrics: the same by both ways.
+    # Metrics: the same on both ways.
     await_true(lambda: pump.value("mirror_pump_changes") == 100, 20, "100 changes are counted")
     await_true(lambda: pump.value("mirror_pump_tables", state="live") == 2, 20, "two tables are live")
     assert pump.value("mirror_pump_tables", state="failed") == 0
@@ -177,7 +177,7 @@ def test_a_pump_tells_collectors_probes_and_people_the_same(
         assert table.keys() == other.keys()
         assert {key: table[key] for key in table.keys() - moving} == {key: other[key] for key in table.keys() - moving}
 
-    # The page, with the evil table. All else was tested if there is no browser.
+    # The page, with the hostile name. If there is no browser, everything else was tested.
     browser: Browser = request.getfixturevalue("browser")
     page = browser.new_page()
     page.goto(pump.url)
@@ -208,7 +208,7 @@ def test_a_standby_is_alive_but_not_ready_until_it_leads(program: Program, liste
 def test_neither_clients_nor_a_dead_collector_hold_up_the_pump(
     program: Program, database: Database, listen: Listen
 ) -> None:
-    # A collector that takes connections and never answers.
+    # A collector that accepts connections and never answers.
     with closing(socket.create_server(("127.0.0.1", 0))) as silent, ExitStack() as clients:
         pump = listen("pump.log", f"http://127.0.0.1:{silent.getsockname()[1]}")
         program.run("register", "public.t")

@@ -1,4 +1,4 @@
-"""The status page in a real browser: what it shows, on which screens, and what it does not let through."""
+"""The status page in a real browser: what it shows, on which screens, and what it escapes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def mirror() -> Iterator[Served]:
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Open]:
-    """Opens a page and waits until it has drawn. It must say nothing on the console: no error, no broken policy."""
+    """Opens a page and waits until it has been drawn. The browser's console must stay empty: no error, no violated
+    policy."""
     problems: list[str] = []
     pages: list[Page] = []
 
@@ -54,7 +55,7 @@ def open_page(browser: Browser) -> Iterator[Open]:
     yield open_at
     for page in pages:
         page.close()
-    # The browser itself says on the console that a request failed, as some tests have it.
+    # The browser reports failed requests on the console; some tests have them.
     assert [text for text in problems if not text.startswith("Failed to load resource:")] == []
 
 
@@ -98,7 +99,7 @@ def test_it_loads_nothing_but_itself(browser: Browser, mirror: Served) -> None:
     page.goto(mirror.url)
     page.wait_for_selector("#tables tr")
     page.close()
-    # Its icon is in it, too.
+    # The icon is part of the page, too.
     paths = {url.removeprefix(mirror.url) for url in requests if not url.startswith("data:")}
     assert paths == {"/", "/status.json", "/history.json"}
 
@@ -126,7 +127,7 @@ def test_names_and_texts_of_the_database_are_only_text(open_page: Open) -> None:
     alert = Alert(Severity.CRITICAL, _SCRIPT, f"`{_HOSTILE}`", _HOSTILE)
     with served(replace(status, alerts=(alert, *alerts_of(status)))) as running:
         page = open_page(running.url, width=375)
-        # As the browser would have asked for it if it were an image.
+        # As the browser would have requested it if it were an image.
         expect(page.locator("#tables").get_by_role("rowheader", name=_HOSTILE, exact=True)).to_have_text(_HOSTILE)
         expect(page.locator("#database")).to_have_text(_HOSTILE)
         expect(page.locator("#alerts")).to_contain_text("<svg onload=window.hacked=1>")

@@ -1,4 +1,4 @@
-"""The publish: one leader, other engines that commit too, and a COMMIT whose answer never comes."""
+"""The publish: one leader, commits of other engines, and a COMMIT whose answer is lost."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_pump_that_was_replaced_publishes_nothing_any_more(mirror: Mirror) -> 
     mirror.register("t")
     mirror.await_live("public.t")
     with mirror.database.connect() as connection:
-        # As a new leader does when the old one's connection, and with it the lock, is gone without its knowing.
+        # Like a new leader, if the old leader's connection, and with it the lock, is gone without its noticing.
         connection.execute("UPDATE modak.mirror_slots SET leader_epoch = leader_epoch + 1")
     frontier, location = mirror.frontier(), mirror.location("public.t")
     files = set(Path(urlsplit(location).path).parent.iterdir())
@@ -85,7 +85,7 @@ def test_a_pump_that_was_replaced_publishes_nothing_any_more(mirror: Mirror) -> 
 
 
 def test_two_leaders_in_turn_lose_nothing(mirror: Mirror) -> None:
-    """The first one's leader connection is cut; the second takes the lead while the first still streams."""
+    """The first leader's connection is cut. The second one takes over while the first still streams."""
     first = mirror.start()
     mirror.register("t")
     mirror.await_live("public.t")
@@ -109,7 +109,7 @@ def test_two_leaders_in_turn_lose_nothing(mirror: Mirror) -> None:
 def test_other_engines_commit_between_the_pumps_commits(mirror: Mirror, warehouse: str, spark: SparkSession) -> None:
     session = lake_session(spark, mirror.database.dsn, warehouse)
     database = mirror.database
-    # A rewrite by hand fails when files are exchanged meanwhile: here the pump leaves them alone.
+    # A manual rewrite fails if files are rewritten meanwhile, so here the pump rewrites none.
     with mirror.with_options(convert_age=3600, merge_bytes=0).pumping() as pump:
         mirror.register("t")
         mirror.await_live("public.t")
@@ -154,7 +154,7 @@ def test_a_commit_in_the_middle_of_a_publish_makes_it_rebase(
     with mirror.pumping(steps):
         mirror.register("t")
         mirror.await_live("public.t")
-        # A step is told after its publish, and before the next one begins.
+        # A step is reported after its publish, and before the next one begins.
         mirror.await_frontier()
         published, left = steps.count(Step.PUBLISHED), 3
         staged = steps.count(Step.STAGED)
@@ -168,7 +168,7 @@ def test_a_commit_in_the_middle_of_a_publish_makes_it_rebase(
 
 
 def test_a_pin_that_is_set_in_the_middle_of_a_publish_holds_its_snapshot(mirror: Mirror) -> None:
-    """The commit looked for pins before it was there, and keeps no history beside."""
+    """The commit looked for pins before this one was set, and keeps no other history."""
     coming: list[Step] = []
     pinned: list[int] = []
 
@@ -198,7 +198,8 @@ def test_a_pin_that_is_set_in_the_middle_of_a_publish_holds_its_snapshot(mirror:
 
 @pytest.mark.parametrize("loss", Loss)
 def test_the_answer_to_commit_is_lost(table: Database, warehouse: str, loss: Loss) -> None:
-    """Landed although nobody said so: found out, and not done again. Not landed: done again."""
+    """If it landed although nobody said so, the pump finds out and does not repeat it. If it did not land, it is
+    repeated."""
     steps = Steps()
     with proxied(table.dsn) as proxy:
         mirror = Mirror.create(table, warehouse, ThreadTaskRunner(), dsn=proxy.dsn, reconnect_backoff_max=0.2)
@@ -228,7 +229,8 @@ def test_the_answer_to_commit_is_lost(table: Database, warehouse: str, loss: Los
 
 
 def test_another_pump_leads_before_the_outcome_of_a_commit_is_read(table: Database, warehouse: str) -> None:
-    """The number that would tell is that of the other's publish: whatever this one wrote may be in the lake."""
+    """The random number that would tell is the other pump's by now. So everything that this pump wrote may be in the
+    lake."""
     steps = Steps()
     with proxied(table.dsn) as proxy:
         mirror = Mirror.create(table, warehouse, ThreadTaskRunner(), dsn=proxy.dsn, reconnect_backoff_max=0.2)
@@ -254,7 +256,7 @@ def test_another_pump_leads_before_the_outcome_of_a_commit_is_read(table: Databa
 def test_the_answer_to_a_registrations_commit_is_lost(
     table: Database, warehouse: str, loss: Loss, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Registered or not, its files are there if they are needed."""
+    """Whether or not it was registered: its files exist if they are needed."""
     with proxied(table.dsn) as proxy:
         mirror = Mirror.create(table, warehouse, ThreadTaskRunner())
         lossy = Mirror(table, mirror.settings.model_copy(update={"dsn": proxy.dsn}), mirror.runner)
@@ -279,7 +281,7 @@ def test_the_answer_to_a_registrations_commit_is_lost(
 def test_changes_of_a_table_that_another_engine_renamed_are_not_lost_in_silence(
     mirror: Mirror, warehouse: str, spark: SparkSession
 ) -> None:
-    """Nor are they promised: the table is set aside, and says why. Others go on."""
+    """Nor are they promised: the table fails and says why. The other tables continue."""
     session = lake_session(spark, mirror.database.dsn, warehouse)
     mirror.database.execute("CREATE TABLE u (id int PRIMARY KEY)")
     with mirror.pumping():
@@ -302,7 +304,8 @@ def test_changes_of_a_table_that_another_engine_renamed_are_not_lost_in_silence(
 
 
 def added_rows(mirror: Mirror) -> int:
-    """Rows that commits have brought to the table so far; not those that are only in other files now."""
+    """The number of rows that commits have added to the table so far, without rows that were only moved to other
+    files."""
     added = 0
     for snapshot in StaticTable.from_metadata(mirror.location("public.t")).snapshots():
         assert snapshot.summary is not None
@@ -312,7 +315,7 @@ def added_rows(mirror: Mirror) -> int:
 
 
 def test_lake_and_frontier_move_together(mirror: Mirror) -> None:
-    """Whoever reads the catalog in one statement never sees a table of another frontier: each publish is checked."""
+    """Each publish is checked: one statement on the catalog never shows a table at another frontier."""
     points: list[tuple[int, list[tuple[int, bool]]]] = []
 
     def look(step: Step, details: dict[str, object]) -> None:
@@ -345,8 +348,8 @@ def test_lake_and_frontier_move_together(mirror: Mirror) -> None:
 def test_what_fails_after_the_commit_publishes_nothing_again(
     database: Database, warehouse: str, error: type[MirrorPumpError]
 ) -> None:
-    """An error behind the COMMIT, of whatever kind, is none of the publish: neither is the batch published once more,
-    nor are its files removed."""
+    """An error after the COMMIT, of whatever kind, does not make the publish fail: the batch is not published again,
+    and its files are not removed."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int)", "INSERT INTO t SELECT g, 0 FROM generate_series(1, 99) g"
     )
@@ -355,7 +358,7 @@ def test_what_fails_after_the_commit_publishes_nothing_again(
     failed: list[Step] = []
 
     def fail(step: Step, _: dict[str, object]) -> None:
-        # It is told of while the commit that made the index wanted is taken in.
+        # It is reported while the commit that made the pump want the index is processed.
         if step is Step.INDEX_BUILDING and not failed:
             failed.append(step)
             raise error("behind the COMMIT")

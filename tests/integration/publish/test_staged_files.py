@@ -1,4 +1,4 @@
-"""Files that were written for a commit which then failed: none is left, whatever ended it, and the next one works."""
+"""Files that were written for a commit that then failed: none is left, whatever ended it, and the next commit works."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tests.support.events_table import RetentionTables, delete, upsert
 
 
 def _files(mirror: Mirror) -> set[Path]:
-    """Of the table, but for those in its directory `seam`, whatever that is called meanwhile."""
+    """Files of the table except those in its directory `seam`, under whatever name that has."""
     (location,) = mirror.database.rows("SELECT location FROM modak.mirror_tables")
     root = Path(location[0].removeprefix("file://"))
     return {path for path in root.rglob("*") if path.is_file() and "seam" not in (path.name, path.parent.name[-4:])}
 
 
 def _correct(database: Database, value: str) -> None:
-    """An existing row below the cut-line, a new one and an absent one: positions, rows, and whatever the last one
-    comes to."""
+    """An existing row below the cut-line, a new one and an absent one: positions, rows, and the deletes that the last
+    one causes."""
     with database.connect(autocommit=False) as connection:
         upsert(connection, 4, 2, value)
         upsert(connection, 5, 1, value)
@@ -34,7 +34,7 @@ def _correct(database: Database, value: str) -> None:
 def test_nothing_is_left_of_a_commit_whose_branch_cannot_be_written(
     retention_tables: RetentionTables, database: Database, index_memory: int
 ) -> None:
-    """The commit to `main` is staged by then; with and without a key index."""
+    """The commit to `main` has been staged by then; with and without a key index."""
     events = retention_tables.manual(
         partitions=2,
         fold_age=0.05,
@@ -54,7 +54,7 @@ def test_nothing_is_left_of_a_commit_whose_branch_cannot_be_written(
         (location,) = database.rows("SELECT lake_props ->> 'metadata_location' FROM modak.cutline")
         directory = Path(location[0].removeprefix("file://")).parent
         before = _files(mirror)
-        # No directory: nothing can be written there, not even by root.
+        # It is not a directory, so not even root can write there.
         aside = directory.rename(directory.with_name("former-seam"))
         directory.touch()
         left.clear()

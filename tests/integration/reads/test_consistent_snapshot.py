@@ -1,4 +1,4 @@
-"""A consistent snapshot: it pins what it shows, is kept and released, and blocks nobody."""
+"""A consistent snapshot pins what it shows, keeps and releases the pins, and blocks nobody."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Hybrid reads: one state that the database had, while it is written to; and what happens when the frontier does not
-come."""
+"""Hybrid reads: during writes, they show one state that the database had. Also: what happens if the frontier does not
+arrive in time."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirro
 
 
 def transfer(connection: psycopg.Connection[Any], chance: random.Random) -> None:
-    """Moves an amount between a row of one table and one of the other, or a row across the split: sums stay."""
+    """Moves an amount between a row of one table and one of the other, or a row across the split: sums do not
+    change."""
     give, take = chance.randrange(1, ROWS + 1), chance.randrange(1, ROWS + 1)
     amount = chance.randrange(-9, 10)
     connection.execute("UPDATE public.t SET n = n + %s WHERE abs(id) = %s", (amount, give))
     connection.execute("UPDATE public.other SET n = n - %s WHERE abs(id) = %s", (amount, take))
     if chance.randrange(3) == 0:
-        # The whole row moves across the split, its large value unchanged.
+        # The whole row moves across the split; its large value does not change.
         connection.execute("UPDATE public.t SET id = -id WHERE id = %s OR id = -%s::bigint", (take, take))
 
 
@@ -120,7 +121,7 @@ def test_a_transaction_that_stays_open_makes_a_hybrid_read_fall_back(mirror: Mir
 def test_a_table_that_is_truncated_meanwhile_is_read_from_the_heap(
     mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the consistent point and the locks: the older snapshot would find an empty heap, and not know."""
+    """Between the consistent point and the locks: the older snapshot would find an empty heap without noticing."""
     opened = ConsistentSnapshot
 
     def truncating(*arguments: Any, **options: Any) -> Any:
@@ -135,4 +136,4 @@ def test_a_table_that_is_truncated_meanwhile_is_read_from_the_heap(
         query = Query("FROM t", ReadMode.HYBRID, max_wait=30)
         with open_query(mirror.settings, query, notices.append) as duckdb:
             assert duckdb.execute("FROM t").fetchall() == [(1, 1, "after")]
-    assert notices == ["read from the heap, not from the lake: public.t was truncated or rewritten this moment"]
+    assert notices == ["read from the heap, not from the lake: public.t was truncated or rewritten during the read"]

@@ -1,4 +1,4 @@
-"""docs/reading.md, block by block, and what `mirror-pump sql` promises there."""
+"""docs/reading.md, block by block, and what it promises of `mirror-pump sql`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _PASSED = "SELECT FROM modak.cutline WHERE table_id = 'public.events'::regclass:
 
 
 def read_by_hand(database: Database, text: str, role: str) -> dict[int, str]:
-    """v by tier key, of what the statements and DuckDB find, put together as the document says, by a reader's role.
-    psql's `\\gset` and variables are done here."""
+    r"""v by tier key, from the results of the statements and of DuckDB, combined as the document says, with a reader's
+    role. This function replaces psql's `\gset` and variables."""
     variables: dict[str, Any] = {}
     found: list[list[tuple[Any, ...]]] = []
     with database.connect() as connection:
@@ -168,7 +168,7 @@ def test_two_moments_in_one_statement_are_refused(mirror: Mirror, run: RunComman
         with mirror.pumping():
             result = run("sql", statement, "--mode", mode, "--format", "csv", "--max-wait", "30")
         assert result.exit_code == 0, result.output
-        # The old partition leaves the heap meanwhile.
+        # Meanwhile, the old partition leaves the heap.
         assert mode == "heap" or result.stdout.splitlines()[1] == "20,2"
         assert (notice in result.stderr) if notice else ("retention" not in result.stderr), (mode, result.stderr)
     assert "retention" not in run("sql", "FROM events").stderr

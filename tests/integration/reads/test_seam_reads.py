@@ -1,5 +1,5 @@
-"""Seam reads by DuckDB: the cut-line, the published snapshot, delta and heap of one moment, against a shadow table
-with the same history."""
+"""Seam reads by DuckDB: the cut-line, the published snapshot, delta and heap of one point in time, compared with a
+shadow table that has the same history."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def test_a_read_shows_both_sides_and_every_correction(events: TypedEvents) -> No
 
 
 def test_partitions_can_be_added_while_a_read_is_open(events: TypedEvents) -> None:
-    """By anybody, at once: one who had to wait for the reader would hold everybody else up behind, the reader too."""
+    """By anybody, at once: a session that waited for the reader would block all others, the reader included."""
     events.both("UPDATE {} SET n = 'NaN' WHERE at = 260")
-    wanted = events.truth(sidecars=True)
+    wanted = events.truth(raw_texts=True)
     with open_query(events.mirror.settings, Query(f"FROM {EVENTS}"), print) as duckdb:
         with events.database.connect() as other:
             other.execute("SET lock_timeout = '1s'")

@@ -1,4 +1,4 @@
-"""mirror_pump.spark.read: the same rows as the shadow table's, in each mode; pushed filters; one snapshot; releases."""
+"""mirror_pump.spark.read: in each mode the rows of the shadow table; pushed filters; one snapshot; releases."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(spark: SparkSession, events: TypedEvents) -> PinnedRead:
 
 
 def rows(frame: DataFrame) -> list[Row]:
-    # The session's time zone is UTC; Python would else give local times.
+    # The session's time zone is UTC. Otherwise Python would give local times.
     return normalised([tuple(row) for row in frame.collect()])
 
 
@@ -51,7 +51,7 @@ def test_seam_reads_are_exact_with_odd_values_on_every_side(events: TypedEvents,
     events.both("UPDATE {} SET tags = '{}', words = NULL, f = 'NaN', t = NULL WHERE at = 280")
     with read() as frame:
         assert frame.schema["n__raw"].dataType.typeName() == "string"
-        assert_same(events.truth(sidecars=True), rows(frame), "the cut-line at 200")
+        assert_same(events.truth(raw_texts=True), rows(frame), "the cut-line at 200")
         assert frame.where("at = 270").count() == 1
         assert frame.where("n__raw = 'NaN'").count() == 2
     assert events.pins() == []
@@ -60,7 +60,7 @@ def test_seam_reads_are_exact_with_odd_values_on_every_side(events: TypedEvents,
 def test_filters_and_columns_are_pushed_to_both_sides(
     spark: SparkSession, events: TypedEvents, read: PinnedRead
 ) -> None:
-    # Else the plan names the first of them only.
+    # Otherwise the plan names only the first of them.
     spark.conf.set("spark.sql.maxMetadataStringLength", "10000")
     with read() as frame:
         narrow = frame.where("at >= 150 and seen >= timestamp'2026-01-01 00:00:00Z' and t < 'row 3'").select("id", "t")
@@ -84,7 +84,8 @@ def test_filters_and_columns_are_pushed_to_both_sides(
 def test_a_pushed_filter_means_what_it_means_to_spark(
     spark: SparkSession, events: TypedEvents, read: PinnedRead
 ) -> None:
-    """On the heap's side Postgres evaluates what Spark pushes: with its collations, time zones and literals."""
+    """On the heap's side, Postgres evaluates the filters that Spark pushes, with its own collations, time zones and
+    literals."""
     events.both("UPDATE {} SET t = upper(t) || 'ä' WHERE at IN (210, 310)")
     events.both("UPDATE {} SET f = 'NaN', n = -1.005, kept = CASE WHEN at > 220 THEN false END WHERE at IN (220, 230)")
     with read(mode="heap") as frame:
@@ -110,7 +111,7 @@ def test_a_pushed_filter_means_what_it_means_to_spark(
             "j like '%240%'",
             "tags[0] = 250",
         )
-        # All in one query: each branch of the union is pushed on its own.
+        # All in one query: filters are pushed to each branch of the union separately.
         pushed, computed = (
             reduce(
                 DataFrame.unionAll,

@@ -68,7 +68,7 @@ def test_mirrored_tables_are_listed_without_a_look_at_the_lake(mirror: Mirror, r
                 "column_names": ["id", "product", "amount"],
                 "column_types": ["INTEGER", "VARCHAR", "DECIMAL(10,2)"],
             }
-        # What names a table looks at that table.
+        # A statement that names a table reads that table.
         assert run("sql", "DESCRIBE blobs").exit_code == 1
     finally:
         away.rename(tmp_path / "warehouse")
@@ -100,10 +100,10 @@ def test_queries_come_from_stdin_from_files_and_several_at_once(
     for result in (piped(script), piped(script, "-"), piped("", "-f", str(file)), piped(script, "--file", "-")):
         assert (result.exit_code, result.stdout) == (0, wanted), result.output
     assert csv(run, script.partition("\n")[2]) == wanted
-    # The first error ends it, and decides the exit code; what was before it has been written.
+    # The first error ends the run and determines the exit code. Earlier results have been written.
     failing = piped("SELECT 1 AS a; SELECT nothing; SELECT 2 AS b")
     assert (failing.exit_code, failing.stdout) == (2, "a\n1\n"), failing.output
-    # Each statement reads what is there by then.
+    # Each statement reads the state at its own time.
     for arguments, text, message in (
         ((), "", "no query is given"),
         (("-",), " ; -- nothing\n", "no query is given"),

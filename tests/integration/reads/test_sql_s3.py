@@ -1,4 +1,4 @@
-"""A lake in S3 is queried with DuckDB's extensions as they were installed: nothing is downloaded."""
+"""A lake in S3 is queried with DuckDB's installed extensions: nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_nothing_is_downloaded_to_read_s3(
     query = ("sql", "SELECT count(*), max(v) FROM orders", "--format", "csv")
     result = run(*query)
     assert (result.exit_code, result.stdout) == (0, "count_star(),max(v)\n3,v3\n"), result.output
-    # Without a key among the settings, credentials come from where AWS's tools look for them.
+    # Without a key in the settings, credentials come from where AWS's tools look for them.
     monkeypatch.delenv("MIRROR_PUMP_STORAGE_ACCESS_KEY")
     monkeypatch.delenv("MIRROR_PUMP_STORAGE_SECRET_KEY")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "environment")
@@ -63,5 +63,5 @@ def test_nothing_is_downloaded_to_read_s3(
     result = run(*query)
     assert (result.exit_code, result.stdout) == (0, "count_star(),max(v)\n3,v3\n"), result.output
     assert s3.keys == {"pump", "reader", "environment"}
-    # That is where DuckDB keeps what it installs.
+    # DuckDB keeps installed extensions there.
     assert list(home.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The shell of `mirror-pump sql`, on a terminal: a real pseudo-terminal with the program at its other end."""
+"""The shell of `mirror-pump sql` on a real pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.cli import PROGRAM
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>()][0-9A-B]?)")
 _PATIENCE = 60.0
-"""Seconds for whatever is waited for: a program that starts on a busy machine."""
+"""Seconds to wait for anything: a program has to start on a busy machine."""
 CTRL_C, CTRL_D, TAB, UP, ENTER = "\x03", "\x04", "\t", "\x1b[A", "\r"
 
 
@@ -43,7 +43,7 @@ class Terminal:
             "XDG_STATE_HOME": str(directory / "state"),
             "TERM": "xterm",
             "COLUMNS": "100",
-            # A terminal would answer where its cursor is; this one has none.
+            # A terminal would answer with its cursor's position; this one has no cursor.
             "PROMPT_TOOLKIT_NO_CPR": "1",
         }
         self.process = subprocess.Popen(
@@ -53,7 +53,7 @@ class Terminal:
             stderr=theirs,
             env=environment,
             start_new_session=True,
-            # Its controlling terminal: Ctrl-C is a signal then.
+            # Its controlling terminal, so that Ctrl-C becomes a signal.
             preexec_fn=_take_terminal,  # noqa: PLW1509 - one system call; nothing of Python's state is touched
         )
         os.close(theirs)
@@ -68,11 +68,11 @@ class Terminal:
         os.close(self._terminal)
 
     def type(self, keys: str) -> None:
-        """As fingers would."""
+        """Types as a user would."""
         os.write(self._terminal, keys.encode())
 
     def wait_for(self, text: str) -> str:
-        """What is shown up to and with `text`, since what was waited for last; AssertionError if it does not come."""
+        """The output since the last call, up to and with `text`. AssertionError if it does not appear."""
         deadline = time.monotonic() + _PATIENCE
         while text not in self._seen:
             assert time.monotonic() < deadline, f"{text!r} does not come; shown: {self._seen!r}"
@@ -117,17 +117,18 @@ def test_the_shell_on_a_terminal(mirror: Mirror, tmp_path: Path) -> None:
         shell.type("FROM orders;" + ENTER)
         shell.wait_for("(1 row)")
         shell.wait_for("mirror=>")
-        # An error ends the query, and what comes behind it on the line; not the shell.
+        # An error ends the query and discards the rest of the line, but not the shell.
         shell.type("SELECT nothing FROM orders; SELECT 'not' || 'run';" + ENTER)
         shell.wait_for('"nothing" not found')
         assert "notrun" not in shell.wait_for("mirror=>")
-        # Each query reads what is in the lake by then.
+        # Each query reads the present state of the lake.
         database.execute("INSERT INTO orders VALUES (3, 'late')")
         mirror.catch_up()
         shell.type("SELECT 'rows: ' || count(*) FROM orders;" + ENTER)
         shell.wait_for("rows: 3")
         shell.wait_for("mirror=>")
-        # Tab completes keywords, tables, and columns of the query's tables; the terminal is sent what is new.
+        # Tab completes keywords, tables, and columns of the query's tables. Only new characters are sent to the
+        # terminal.
         shell.type("SELECT prod" + TAB)
         shell.wait_for("uct")
         shell.type(" FROM public.o" + TAB)
@@ -139,13 +140,13 @@ def test_the_shell_on_a_terminal(mirror: Mirror, tmp_path: Path) -> None:
         shell.type(" SELECT 'tea';" + ENTER)
         assert "tea" in shell.wait_for("(1 row)")
         shell.wait_for("mirror=>")
-        # Ctrl-C drops the line.
+        # Ctrl-C discards the line.
         shell.type("SELECT 'dropped' ||" + CTRL_C)
         shell.wait_for("mirror=>")
         shell.type("SELECT 'kept' || '!';" + ENTER)
         shell.wait_for("kept!")
         shell.wait_for("mirror=>")
-        # Or it stops the query, and lets go of what it has pinned.
+        # Or it stops the query, and releases its pins.
         shell.type("SELECT count(*) FROM orders, range(1000000000000) a(i) WHERE i % 7 = -1;" + ENTER)
         await_true(lambda: database.rows("SELECT FROM modak.read_pins"), _PATIENCE, "the query has begun")
         shell.type(CTRL_C)
@@ -157,7 +158,7 @@ def test_the_shell_on_a_terminal(mirror: Mirror, tmp_path: Path) -> None:
         shell.wait_for("mirror=>")
         shell.type(CTRL_D)
         assert shell.leaves() == 0
-    # The history outlives the shell, for its owner only.
+    # The history outlives the shell, and only its owner can read it.
     history = tmp_path / "state" / "mirror-pump" / "sql_history"
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
     assert "SELECT 'kept' || '!';" in history.read_text()

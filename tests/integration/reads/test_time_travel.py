@@ -1,4 +1,4 @@
-"""`sql --at` finds the rows of a published frontier from the moment on at which a table went live, and none before."""
+"""`sql --at` finds the rows of a published frontier from the time when a table went live, and none before."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def mirror(database: Database, warehouse: str, gate: GatedCopies) -> Mirror:
 
 
 class Traveller:
-    """Reads tables as of positions or times by the program."""
+    """Reads tables as of positions or times with the program."""
 
     def __init__(self, run: RunCommand, directory: Path) -> None:
         self._run = run
         self._file = directory / "found.parquet"
 
     def rows(self, table: str, at: int | str) -> list[Row]:
-        """What the table held."""
+        """The rows that the table had."""
         text = at if isinstance(at, str) else format_lsn(at)
         written = ("--format", "parquet", "--output", str(self._file))
         result = self._run("sql", f"FROM {table}", "--at", text, *written)
@@ -49,7 +49,7 @@ class Traveller:
         return normalised(duckdb.sql(f"FROM '{self._file}'").fetchall())
 
     def refusal(self, table: str, at: int | str, code: int = 1) -> str:
-        """Why it cannot be told."""
+        """The error of a read that is refused."""
         result = self._run("sql", f"FROM {table}", "--at", at if isinstance(at, str) else format_lsn(at))
         assert result.exit_code == code, result.output
         return one_line(result.stderr)
@@ -74,7 +74,7 @@ def live_since(mirror: Mirror, table: str) -> int:
 
 
 def change(mirror: Mirror, gate: GatedCopies, first: int) -> None:
-    """Changes rows while their copy is under way, some before their chunk is read and some after it."""
+    """Changes rows during their copy, some before their chunk is read and some after it."""
     mirror.database.execute(
         f"UPDATE changing SET v = 'changed' WHERE id IN ({first}, {first + 50})",
         f"DELETE FROM changing WHERE id IN ({first + 1}, {first + 51})",
@@ -112,7 +112,7 @@ def test_a_table_can_be_read_at_every_frontier_since_it_went_live(
     for table in ("resting", "nothing"):
         for frontier in (since[table], *(state for state in states if state > since[table]), last):
             assert traveller.rows(table, frontier) == mirror.heap(table)
-    # Before that, some chunks are in the lake, and rows as they were at later positions.
+    # Before that, the lake has some chunks, and rows as they were at later positions.
     assert len([frontier for frontier in frontiers(mirror) if frontier < since["changing"]]) > 5
     for table, frontier in since.items():
         earlier = [former for former in frontiers(mirror) if former < frontier]
@@ -121,10 +121,10 @@ def test_a_table_can_be_read_at_every_frontier_since_it_went_live(
             assert f"public.{table} has been live since frontier {format_lsn(frontier)} (20" in refusal
             assert "before that it was being copied" in refusal
             assert f"--at {format_lsn(frontier)}" in refusal
-    # Of several tables the last to go live decides.
+    # Of several tables, the one that went live last decides.
     late = max(since, key=lambda table: since[table])
     assert f"public.{late} has been live" in traveller.refusal("resting, nothing, changing", frontiers(mirror)[0])
-    # Times likewise; those to come are refused as positions to come are.
+    # The same with times. Future times are refused like future positions.
     text = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(before - 1))
     assert "public.resting has been live since" in traveller.refusal("resting", text)
     assert traveller.rows("resting", time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())) == mirror.heap("resting")
@@ -145,7 +145,7 @@ def test_a_table_that_was_copied_again_can_be_read_from_there_on(
         mirror.database.execute("ALTER TABLE changing ALTER v TYPE varchar USING v || '!'")
         mirror.await_frontier()
         await_true(lambda: gate.waiting, 30, "the copy waits")
-        # What readers see meanwhile has its past, however long the copy takes.
+        # The content that readers see meanwhile has a history, however long the copy takes.
         assert traveller.rows("changing", former) == content
         for first in range(11, 14):
             change(mirror, gate, first)

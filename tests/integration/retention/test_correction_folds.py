@@ -1,4 +1,5 @@
-"""Corrections of old rows come into the lake: exact at every moment, and nothing is cleared that a reader needs."""
+"""Corrections of old rows are folded into the lake: reads are exact at any time, and nothing is cleared that a reader
+needs."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ def test_a_row_corrected_during_its_fold_keeps_its_newest_value(
     mirror = events.mirror
 
     def correct(step: Step, details: dict[str, object]) -> None:
-        # The fold's files are written and its metadata staged: it will land with what it read. A batch moves the
-        # frontier.
+        # The fold's files are written and its metadata is staged: it will land with the corrections that it read. A
+        # batch moves the frontier.
         fold = step is Step.STAGED and details["frontier"] is None
         if fold and events.passed and _unfolded(database) and not again:
             again.append(True)
@@ -89,7 +90,7 @@ def test_what_a_pin_needs_is_not_cleared(retention_tables: RetentionTables, data
         mirror.await_live("public.events")
         events.advance(running)
         with database.connect(autocommit=False) as reader, database.connect(autocommit=False) as pinned:
-            # One pin is committed, the other one never is: its reader works in one transaction.
+            # One pin is committed. The other one never is: its reader works in a single transaction.
             pin = _pin(pinned, events)
             pinned.commit()
             _pin(reader, events)
@@ -114,8 +115,8 @@ def test_what_a_pin_needs_is_not_cleared(retention_tables: RetentionTables, data
 def test_what_a_reader_saw_in_the_delta_is_there_when_it_looks_again(
     retention_tables: RetentionTables, database: Database
 ) -> None:
-    """By a plan of two scans: the keys that replace rows of the lake, then the rows that replace them. The snapshot
-    that is pinned has the correction; a row that is cleared in between is in neither."""
+    """With a plan of two scans: first the keys that replace rows of the lake, then the rows that replace them. The
+    pinned snapshot has the correction. A row that is cleared in between would be in neither."""
     events = retention_tables.manual(partitions=2, fold_age=0.05)
     mirror = events.mirror
     corrections: LiteralString = "SELECT pk, op, payload, folded_sequence FROM modak.delta ORDER BY pk"
@@ -130,7 +131,7 @@ def test_what_a_reader_saw_in_the_delta_is_there_when_it_looks_again(
         mirror.await_live("public.events")
         events.advance(running)
         with database.connect(autocommit=False) as before:
-            # As long as nobody knows what this one pins, the correction stays.
+            # The correction stays as long as nobody knows what this reader pins.
             _pin(before, events)
             with database.connect(autocommit=False) as connection:
                 upsert(connection, 5, 1, "corrected")
@@ -141,13 +142,13 @@ def test_what_a_reader_saw_in_the_delta_is_there_when_it_looks_again(
         first = database.rows(corrections)
         assert len(first) == 1
         looks(1)
-        # It pins the same published snapshot as the first; neither is cleared for, as long as one of them is there.
+        # It pins the same published snapshot as the first one. Nothing is cleared as long as either pin exists.
         (ours,) = database.rows("SELECT pin_id FROM modak.pin('events', in_one_snapshot => true)")
         looks(0.2)
         database.execute(f"DELETE FROM modak.read_pins WHERE pin_id = {pin}")
         await_true(lambda: _delta(database) == 0, 20, "cleared: who reads in one snapshot needs it no more")
         database.execute(f"DELETE FROM modak.read_pins WHERE pin_id = {ours[0]}")
-        # An expired pin is a reader that died.
+        # An expired pin belongs to a reader that died.
         with database.connect() as reader:
             _pin(reader, events)
             upsert(reader, 6, 2, "corrected")
@@ -220,7 +221,7 @@ def test_a_pin_of_an_older_snapshot_keeps_corrections(retention_tables: Retentio
 def test_an_unpublished_fold_leaves_no_file(
     retention_tables: RetentionTables, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without a key index: a fold is a data file and one of deletes by key.
+    # Without a key index: a fold consists of a data file and an equality-delete file.
     events = retention_tables.manual(partitions=2, fold_age=0.05, index_memory=0)
     mirror = events.mirror
     folding, busy, written = threading.Event(), threading.Event(), threading.Event()
@@ -238,7 +239,7 @@ def test_an_unpublished_fold_leaves_no_file(
 
     def on(step: Step, _: dict[str, object]) -> None:
         if step is Step.ACKNOWLEDGED and folding.is_set() and not written.is_set():
-            # The loop is here until the fold is on its way into the inbox, and takes nothing from there any more.
+            # The loop stays here until the fold is about to enter the inbox, and takes no event from there.
             busy.set()
             assert written.wait(30)
             running.pump.request_stop()
@@ -249,7 +250,7 @@ def test_an_unpublished_fold_leaves_no_file(
     events.advance(running)
     with database.connect(autocommit=False) as connection:
         upsert(connection, 5, 1, "corrected")
-    # Before it writes, the folder asks the loop for a key index, which the loop must not be kept from answering.
+    # Before it writes, the folder requests a key index from the loop. Nothing may prevent the loop from answering.
     assert folding.wait(30)
     database.execute("UPDATE events SET v = 'young' WHERE at >= 100", "UPDATE model SET v = 'young' WHERE at >= 100")
     running.join()

@@ -1,4 +1,4 @@
-"""Rows below the cut-line, by the database alone: what triggers and functions make of changes, and what they refuse."""
+"""Rows below the cut-line, in the database alone: what triggers and functions make of changes, and what they refuse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database
 from tests.support.retention_sql import LOW, SqlTable
 
-# Values that to_jsonb() does not lead back to, and neighbours that it does.
+# Values that to_jsonb() does not convert back, and similar values that it does.
 VALUES = {
     "float8": ("-0", "NaN", "-Infinity", "1e300", "0.1", "5e-324"),
     "float4": ("-0", "3.4028235e38", "1e-45"),
@@ -131,7 +131,7 @@ def test_a_row_may_cross_the_cutline_in_both_directions(table: SqlTable) -> None
     table.database.execute("UPDATE ev SET at = 250 WHERE id = 1", "UPDATE ev SET at = 70 WHERE id = 3")
     assert {key: op for key, (op, _, _) in table.delta().items()} == {"1 50": 1, "3 70": 0}
     assert table.drop("ev0") is None
-    # And where the heap has no partition for it any more.
+    # Also if the heap has no partition for it any more.
     table.database.execute("UPDATE ev SET at = 30 WHERE id = 2")
     assert table.delta()["2 30"][0] == 0
     assert table.database.rows("SELECT id, at FROM ev ORDER BY id") == [(1, 250)]
@@ -161,7 +161,7 @@ def test_a_correction_is_what_other_triggers_leave_of_a_row(table: SqlTable) -> 
     )
     assert {key: row[0] for key, row in table.delta().items()} == {"1 50": 0, "8 80": 1}
     assert table.drop("ev0") is None
-    # The DEFAULT partition lets go of the row as it is in the end.
+    # The DEFAULT partition passes on the row in its final form.
     table.database.execute("INSERT INTO ev (id, at) VALUES (9, 20)")
     assert table.delta()["9 20"] == (0, 20, {"id": 9, "at": 20, "v": "touched", "n": 7})
     assert table.value("SELECT count(*) FROM ev_default") == 0
@@ -190,7 +190,7 @@ def test_a_correction_is_what_cascades_leave_of_a_row(table: SqlTable) -> None:
     ],
 )
 def test_keys_are_compared_by_the_operators_of_their_index(table: SqlTable, kind: str, value: str) -> None:
-    """Which need not be on anybody's search_path."""
+    """The operators need not be on anybody's search_path."""
     with table.database.connect() as connection:
         for made in (
             "CREATE SCHEMA ext",
@@ -215,7 +215,7 @@ def test_keys_are_compared_by_the_operators_of_their_index(table: SqlTable, kind
 
 
 def test_keys_that_are_equal_and_printed_otherwise_are_two(table: SqlTable) -> None:
-    """As in the lake: a numeric's scale is part of its text, and so of the key."""
+    """As in the lake: the scale of a numeric is part of its text, and so of the key."""
     table.database.execute("ALTER TABLE ev ALTER id TYPE numeric")
     table.pass_by("ev0", 100)
     table.database.execute("UPDATE ev SET id = 1.0 WHERE id = 1")
@@ -295,7 +295,7 @@ def test_another_key_waits_until_the_mirror_has_followed(table: SqlTable) -> Non
 def test_rows_that_neither_the_lake_nor_a_partition_holds_are_refused(
     database: Database, kind: str, years: tuple[str, str]
 ) -> None:
-    """Infinity is nothing the lake can hold, and before the cut-line has moved nothing is below it."""
+    """The lake cannot hold infinities, and before the cut-line has moved no row is below it."""
     first, second = years
     with database.connect() as connection:
         migrate(connection)
@@ -318,7 +318,7 @@ def test_rows_that_neither_the_lake_nor_a_partition_holds_are_refused(
         )
         connection.execute("INSERT INTO modak.mirror_slots VALUES ('s', 'p', 'x', 1, 'd', 10)")
         connection.execute(
-            "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, born_sequence, columns, key,"
+            "INSERT INTO modak.mirror_tables (table_id, slot_name, state, start_lsn, start_sequence, columns, key,"
             " lake_table, location, next_field_id, retention) VALUES ('timed'::regclass::oid::bigint, 's', 'live', 0,"
             """ 1, '[{"attnum": 1, "name": "at"}]', '{at}', 'timed', 'l', 9, '{}')"""
         )
@@ -372,7 +372,7 @@ def test_an_insert_below_the_cutline_is_an_insert_like_any_other(table: SqlTable
             copy.write("2\t22\n3\t250000000\n".replace("250000000", "299"))
     assert table.delta().keys() == {"9 20", "2 22"}
     assert table.value("SELECT count(*) FROM ev_default") == 0
-    # A second insert of the key replaces the row: the newest wins.
+    # A second insert of the key replaces the row: the newest one wins.
     table.database.execute("INSERT INTO ev (id, at, v) VALUES (9, 20, 'again')")
     assert table.delta()["9 20"][2]["v"] == "again"
 

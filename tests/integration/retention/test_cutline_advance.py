@@ -1,5 +1,5 @@
-"""The cut-line moves: before, meanwhile and afterwards a seam read finds every row once, with the published snapshot
-scanned without a filter."""
+"""The cut-line moves: before, during and after, a seam read finds every row once, and scans the published snapshot
+without a filter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Columns with a constant default on a table whose old rows only the lake has: they get the value, without a copy."""
+"""Columns with a constant default on a table whose old rows are only in the lake: these rows get the value without a
+copy."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ EVENTS = "public.events"
 
 
 def _both(database: Database, *statements: str) -> None:
-    """Runs statements on the table and on its model, in one transaction; `{}` is the name."""
+    """Runs statements on the table and on its model, in one transaction. `{}` is replaced by the name."""
     with database.connect(autocommit=False) as connection:
         for statement in statements:
             for table in ("events", "model"):
@@ -47,7 +48,7 @@ def _model(events: EventsTable) -> list[tuple[Any, ...]]:
 
 
 def _published(events: EventsTable) -> tuple[Any, ...]:
-    """The frontier, the published snapshot and where the published snapshot is."""
+    """The frontier, the published snapshot and its location."""
     return events.mirror.database.rows(
         "SELECT replicated_lsn, lake_snapshot_id, lake_props ->> 'metadata_location' FROM modak.cutline"
     )[0]
@@ -99,7 +100,7 @@ def test_old_rows_get_the_value_and_their_corrections_too(
         events.assert_exact()
         assert_same(_model(events), _read(events), "while files are filled")
         assert events.try_advance(running) == "the table is being copied or filled"
-        # Another column, and what the stream brings, while files are written anew.
+        # Another column, and changes of the stream, while files are filled.
         _both(database, "ALTER TABLE {} ADD COLUMN e int DEFAULT -1", "UPDATE {} SET c = c + 1 WHERE at > 150")
         events.columns += ", e"
         mirror.await_frontier()
@@ -119,7 +120,7 @@ def test_old_rows_get_the_value_and_their_corrections_too(
         assert pin[1] == before[2]
         assert lake_rows(before[2]) == old, "a reader that pinned the snapshot still reads it"
         database.execute(f"SELECT modak.release({pin[0]})")
-        # Main has every row; the cut-line and folds go on.
+        # Main has every row; the cut-line and folds continue.
         rows = read_duckdb(mirror.location(EVENTS), "SELECT count(*) FILTER (WHERE c IS NULL OR e IS NULL) FROM lake")
         assert rows.column(0).to_pylist() == [0]
         events.finish_advance(running)
@@ -137,8 +138,8 @@ def test_old_rows_get_the_value_and_their_corrections_too(
 
 
 def test_a_default_of_every_type(retention_tables: RetentionTables, database: Database) -> None:
-    """Rows below the cut-line have what those from the cut-line on have, which `verify` compares with the heap; so
-    have corrections."""
+    """Rows below the cut-line have the same value as those above it, which `verify` compares with the heap; so do
+    corrections."""
     database.execute("""CREATE TYPE mood AS ENUM ('ok', 'it''s, "bad"')""", "CREATE DOMAIN positive AS int")
     events = retention_tables.manual(fold_age=3600)
     mirror = events.mirror
@@ -158,7 +159,7 @@ def test_a_default_of_every_type(retention_tables: RetentionTables, database: Da
             session.execute(f"ALTER TABLE events {added}".encode())
         with database.connect(autocommit=False) as connection:
             connection.execute("SELECT modak.upsert('events', '{\"at\": 4, \"id\": 4}')")
-        # A correction from before names the columns as one from behind does.
+        # Corrections from before and from after name columns alike.
         first, second = ({name: payload[name] for name in names} for payload in _payloads(database))
         assert first == second
         mirror.await_frontier()
@@ -180,7 +181,7 @@ def test_a_default_of_every_type(retention_tables: RetentionTables, database: Da
 def test_a_copy_of_young_rows_does_not_take_the_value_from_old_ones(
     retention_tables: RetentionTables, database: Database, merge_gate: GatedCopies
 ) -> None:
-    """A rewrite of the heap while files are filled, and in the same transaction as a new column."""
+    """The heap is rewritten while files are filled, and in the transaction that adds a column."""
     events = retention_tables.manual(runner=merge_gate, fold_age=0.1)
     mirror = events.mirror
     with mirror.pumping() as running:
@@ -221,7 +222,7 @@ def test_a_copy_of_young_rows_does_not_take_the_value_from_old_ones(
 def test_a_fold_that_was_written_before_the_column_comes_too_late(
     retention_tables: RetentionTables, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When it is handed over, the fill is complete: its file would lack the value, and no other fill would come."""
+    """When it is handed over, the fill is complete. Its file would lack the value, and no other fill would follow."""
     events = retention_tables.manual(fold_age=0.05, index_memory=0)
     mirror = events.mirror
     written, over = threading.Event(), threading.Event()
@@ -249,7 +250,7 @@ def test_a_fold_that_was_written_before_the_column_comes_too_late(
 
 
 def test_corrections_that_the_command_did_not_see(retention_tables: RetentionTables, database: Database) -> None:
-    """ALTER TABLE in a transaction whose snapshot is older than they are."""
+    """ALTER TABLE in a transaction whose snapshot is older than the corrections."""
     events = retention_tables.manual(fold_age=3600)
     mirror = events.mirror
     with mirror.pumping() as running:
@@ -272,7 +273,7 @@ def test_corrections_that_the_command_did_not_see(retention_tables: RetentionTab
 def test_a_row_of_a_transaction_that_does_not_know_the_column(
     retention_tables: RetentionTables, database: Database
 ) -> None:
-    """It would be without the value that the statement gives it: catalogs are read by the transaction's snapshot."""
+    """It would lack the value that the statement gives: catalogs are read as of the transaction's snapshot."""
     events = retention_tables.manual(fold_age=3600)
     mirror = events.mirror
     with mirror.pumping() as running:
@@ -294,7 +295,7 @@ def test_a_row_of_a_transaction_that_does_not_know_the_column(
 def test_column_defaults_beside_writers_and_partition_drops(
     retention_tables: RetentionTables, database: Database
 ) -> None:
-    """Columns come at random moments, one of them while another's files are filled."""
+    """Columns are added at random times, one of them while files are filled for another."""
     events = retention_tables.automatic(fold_age=0.1, fold_rows=20)
     mirror = events.mirror
     with mirror.pumping() as running, duckdb_connection() as duckdb:
@@ -305,7 +306,7 @@ def test_column_defaults_beside_writers_and_partition_drops(
                 for name in (f"c{number}", f"d{number}"):
                     default = f"NOT NULL DEFAULT {number + 3}" if name != "d1" else ""
                     with database.connect(autocommit=False) as connection:
-                        # In one order with the writers, who take the table first.
+                        # In the same order as the writers, which lock the table first.
                         for table in ("events", "model"):
                             run(connection, f"ALTER TABLE {table} ADD COLUMN {name} int {default}")
                     events.columns += f", {name}"

@@ -1,5 +1,5 @@
-"""Maintenance of a table with heap retention: the published snapshot, its metadata file and pinned ones outlive it,
-and let old files go."""
+"""Maintenance of a table with heap retention keeps the published snapshot, its metadata file and pinned ones, and
+removes old files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_compaction_expiry_and_sweep_leave_the_published_snapshot_readable(
             20,
             "folds",
         )
-        # Everything is old enough to go, but for what somebody needs.
+        # Everything is old enough to be removed, except what somebody needs.
         maintained.policy(EVENTS, snapshot_retention_hours=0, snapshot_min_retained=1)
         age([path for path in tmp_path.rglob("*") if path.is_file()], 24 * 365)
         result = maintained.maintain(EVENTS)

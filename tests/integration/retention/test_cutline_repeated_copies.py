@@ -1,4 +1,4 @@
-"""TRUNCATE, copies that begin again and schema changes of a table whose old rows only the lake has: they stay."""
+"""TRUNCATE, repeated copies and schema changes of a table whose old rows are only in the lake: these rows stay."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_truncate_concerns_rows_from_the_cutline_on(retention_tables: RetentionT
 def test_a_copy_that_begins_again_leaves_old_rows_alone(
     retention_tables: RetentionTables, database: Database, index_memory: int
 ) -> None:
-    """Equality deletes of before stay for the old rows' sake, and must not reach what is copied again."""
+    """Earlier equality deletes stay because of the old rows, and must not apply to the rows of the new copy."""
     events = retention_tables.manual(fold_age=0.1, index_memory=index_memory, convert_age=3600)
     mirror = events.mirror
     with mirror.pumping() as running:
@@ -89,7 +89,7 @@ def test_what_would_make_old_rows_wrong_fails_the_table(retention_tables: Retent
         events.advance(running)
         before = events.seam()[0]
         database.execute("ALTER TABLE events ADD COLUMN c int DEFAULT 1, ADD COLUMN flag float8 DEFAULT random()")
-        await_true(lambda: mirror.state("public.events") == "failed", 20, "the table set aside")
+        await_true(lambda: mirror.state("public.events") == "failed", 20, "the table fails")
         assert "column flag is new and may have values" in mirror.error("public.events")
         assert "old rows are in the lake alone" in mirror.error("public.events")
         assert "add such a column without a default" in mirror.error("public.events")
@@ -129,6 +129,6 @@ def test_rows_of_a_partition_that_was_dropped_do_not_go_with_a_copy_again(
         before = _main(events)
         database.execute("DROP TABLE p1")
         database.execute("TRUNCATE p2")
-        await_true(lambda: mirror.state("public.events") == "failed", 20, "the table set aside")
+        await_true(lambda: mirror.state("public.events") == "failed", 20, "the table fails")
         assert "of partition p1, which was dropped or detached above the cut-line" in mirror.error("public.events")
         assert _main(events) == before

@@ -1,4 +1,4 @@
-"""What keeps a partition from being dropped, by the database alone: readers, pins, references, lost proofs."""
+"""What prevents the drop of a partition, in the database alone: readers, pins, foreign keys, lost proofs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_rows_that_are_referred_to_keep_their_partition_and_others_do_not(table:
 
 @pytest.mark.parametrize("columns", ["id int, at bigint", "id bigint, at int"])
 def test_a_drop_that_takes_long_is_given_up(table: SqlTable, columns: str) -> None:
-    """Postgres looks through a table that refers to this one while it keeps everybody out."""
+    """Postgres searches a referring table while everybody else is locked out."""
     with table.database.connect() as connection:
         connection.execute(f"CREATE TABLE child ({columns}, FOREIGN KEY (id, at) REFERENCES ev)".encode())
         connection.execute("INSERT INTO child SELECT 3, 250 FROM generate_series(1, 1000)")
@@ -92,7 +92,8 @@ def test_a_drop_that_takes_long_is_given_up(table: SqlTable, columns: str) -> No
 
 
 def _waits_briefly(table: SqlTable, act: Callable[[psycopg.Connection[Any]], str | None]) -> None:
-    """Who holds a lock that `act` needs second keeps everybody locked out for much less than he would alone."""
+    """If another session holds the second lock that `act` needs, `act` gives up soon, so that others are locked out
+    briefly only."""
     with table.database.connect(autocommit=False) as reader, table.database.connect() as connection:
         reader.execute("SELECT FROM ev_default")
         began = time.monotonic()
@@ -101,7 +102,7 @@ def _waits_briefly(table: SqlTable, act: Callable[[psycopg.Connection[Any]], str
 
 
 def test_nobody_waits_for_long_once_the_table_is_locked(table: SqlTable) -> None:
-    """For the first lock everybody queues behind us; while we wait for another one, they do as well."""
+    """While we wait for the first lock, everybody queues behind us; while we wait for another one, they do as well."""
     table.pass_by("ev0", 100)
     table.prove()
     where = {"table_id": table.table_id, "partition_id": "ev0", "detach": False}
@@ -163,8 +164,8 @@ def test_a_partition_that_was_away_since_its_proof_is_proven_again(
 def test_a_partition_that_was_rewritten_since_its_proof_is_proven_again(
     table: SqlTable, rewritten: LiteralString
 ) -> None:
-    """No trigger sees what USING makes of its rows, and the lake's rows below the cut-line stay as they are. Whether
-    anything has changed only another proof can tell."""
+    """No trigger sees what USING does to the rows, and the lake's rows below the cut-line do not change. Only another
+    proof can tell whether the partition still equals them."""
     table.database.execute("ALTER TABLE ev DROP COLUMN doubled")
     table.pass_by("ev0", 100)
     table.prove()
@@ -227,12 +228,12 @@ def test_housekeeping_means_no_other_proof(table: SqlTable) -> None:
 def test_what_is_dropped_is_what_was_proven(
     table: SqlTable, meanwhile: tuple[LiteralString, ...], message: str, kept: str
 ) -> None:
-    """Changes of a partition between the look at it and its lock."""
+    """Changes of a partition between the check and the lock."""
     table.pass_by("ev0", 100)
     table.prove()
     found: list[str | None] = []
     with table.database.connect(autocommit=False) as reader:
-        # A pin in the making, for which the drop waits in between.
+        # A pin that is being created; the drop waits for it in between.
         reader.execute("LOCK TABLE modak.read_pins IN ROW EXCLUSIVE MODE")
         with in_thread(lambda _: found.append(table.drop("ev0", "20s")), "drop"):
             table.await_blocked_by(reader)
@@ -252,8 +253,8 @@ def test_what_is_dropped_is_what_was_proven(
     ],
 )
 def test_a_pin_that_waits_while_the_cutline_moves_is_of_the_new_cutline(table: SqlTable, pin: LiteralString) -> None:
-    """It takes its lock before it reads the cut-line and the published snapshot: else it would pin what the cut-line
-    has left behind, and the advance would not see the pin."""
+    """It takes its lock before it reads the cut-line and the published snapshot. Otherwise it would pin what the
+    cut-line has passed, and the advance would not see the pin."""
     found: list[list[tuple[int, int]]] = []
     with table.database.connect(autocommit=False) as publish:
         publish.execute("LOCK TABLE modak.read_pins IN SHARE MODE")

@@ -1,5 +1,5 @@
-"""Corrections of keys that have no row: new ones that arrive late, and deletes of absent ones. A key index knows that
-there is nothing to delete, so no snapshot ever has an equality delete, and every engine reads every snapshot."""
+"""Corrections of keys that have no row: new rows that arrive late, and deletes of absent keys. A key index knows that
+there is nothing to delete. So no snapshot ever has an equality delete, and every engine reads every snapshot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVENTS = "public.events"
 
 
 def _announced(database: Database, *, going_on: bool) -> None:
-    """Says that another engine rewrites the table's files, or that it has done so."""
+    """Announces that another engine rewrites the table's files, or that it has finished."""
     if going_on:
         database.execute(
             "INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, details)"
@@ -38,12 +38,12 @@ def _announced(database: Database, *, going_on: bool) -> None:
 
 
 class Folds:
-    """Watches what each fold leaves, as the pump's observer, in the loop's thread."""
+    """An observer of the pump, which looks at the result of each fold in the loop's thread."""
 
     def __init__(self, mirror: Mirror) -> None:
         self.mirror = mirror
         self.seen: list[tuple[int, str]] = []
-        """Snapshots with equality deletes; and the index's phase as `status` shows it."""
+        """Snapshots with equality deletes, and the index's phase as `status` shows it."""
 
     def __call__(self, step: Step, _: dict[str, object]) -> None:
         if step is not Step.FOLDED:
@@ -54,11 +54,11 @@ class Folds:
         self.seen.append((len(unread), str(phase)))
 
     def await_seen(self) -> None:
-        """Every correction is in the lake, and every fold was seen."""
+        """Returns once every correction is in the lake and every fold was observed."""
         database = self.mirror.database
         unfolded = "SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL"
         await_true(lambda: database.rows(unfolded) == [(0,)], 120, "every correction folded")
-        # The observer sees each after its publish.
+        # The observer sees each fold after its publish.
         folds = database.rows("SELECT count(*) FROM modak.op_log WHERE details ->> 'kind' = 'fold'")[0][0]
         await_true(lambda: len(self.seen) >= folds, 60, "the observer saw every fold")
 
@@ -80,7 +80,8 @@ def _insert_late(connection: Any, first: int, count: int) -> None:
 
 
 def _assert_read_by_all(events: EventsTable) -> None:
-    """The published snapshot is every row below the cut-line, and main the whole table, by DuckDB and pyiceberg."""
+    """The published snapshot has every row below the cut-line, and main the whole table, as DuckDB and pyiceberg read
+    them."""
     events.assert_exact()
     database = events.mirror.database
     (location,) = database.rows("SELECT lake_props ->> 'metadata_location' FROM modak.cutline")[0]
@@ -96,8 +97,8 @@ def _assert_read_by_all(events: EventsTable) -> None:
 def test_a_thousand_late_inserts_leave_no_equality_delete(
     retention_tables: RetentionTables, database: Database
 ) -> None:
-    """From the first one on: the fold waits for the index, which the table has not needed before. And again with a pump
-    that has just been started."""
+    """From the first one on: the fold waits for the index, which the table has not needed before. The same with a pump
+    that has just started."""
     events = retention_tables.manual(fold_age=0.05, fold_rows=100, convert_age=3600)
     mirror = events.mirror
     folds = Folds(mirror)
@@ -122,7 +123,7 @@ def test_a_thousand_late_inserts_leave_no_equality_delete(
 def test_an_absent_key_is_not_deleted_while_files_are_rewritten(
     retention_tables: RetentionTables, database: Database
 ) -> None:
-    """Deletes are written by key then, but for keys that have no row."""
+    """Deletes are written by key then, but not for keys that have no row."""
     events = retention_tables.manual(fold_age=0.05, convert_age=3600)
     mirror = events.mirror
     folds = Folds(mirror)
@@ -170,7 +171,7 @@ def test_without_room_for_an_index_folds_do_not_wait(
 def test_a_fold_waits_for_its_index_only_so_long(
     retention_tables: RetentionTables, database: Database, wanted_by: str
 ) -> None:
-    """Whether the fold or the stream needed the index. Then it deletes by key, as without an index."""
+    """Whether the fold or the stream needed the index. After that it deletes by key, as without an index."""
     limits = InternalLimits(index_patience=0.5)
     gate = GatedCopies(ThreadTaskRunner(), held=read_keys)
     events = retention_tables.manual(runner=gate, fold_age=0.05, convert_age=3600, limits=limits)
@@ -199,17 +200,17 @@ def test_a_fold_waits_for_its_index_only_so_long(
 
 
 def run_both(database: Database, statement: str) -> None:
-    """On the table and on its model, in one transaction."""
+    """Runs statements on the table and on its model, in one transaction."""
     with database.connect(autocommit=False) as connection:
         for table in ("events", "model"):
             run(connection, statement.format(table))
 
 
-@pytest.mark.soak  # Its rewrites are Spark's.
+@pytest.mark.soak  # Spark rewrites its files.
 def test_corrections_of_any_kind_beside_restarts_merges_and_rewrites(
     retention_tables: RetentionTables, database: Database, spark: Any
 ) -> None:
-    """Random corrections of present and absent keys; pumps that end; merges of the pump's, rewrites of Spark's."""
+    """Random corrections of present and absent keys; pumps that end; merges by the pump, rewrites by Spark."""
     events = retention_tables.manual(fold_age=0.05, fold_rows=25, convert_age=0.3)
     mirror = events.mirror
     maintained = Maintained(mirror, spark)
@@ -233,8 +234,8 @@ def test_corrections_of_any_kind_beside_restarts_merges_and_rewrites(
         await_true(
             lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 120, "everything folded and cleared"
         )
-        # What was deleted by key while files were rewritten is converted within moments, and the published snapshot
-        # made anew then.
+        # Equality deletes from the time of the rewrite are converted within moments, and then the published snapshot is
+        # refreshed.
         pointer: LiteralString = "SELECT lake_props ->> 'metadata_location' FROM modak.cutline"
         await_true(lambda: by_pyiceberg(mirror.location(EVENTS)) is not None, 60, "no equality deletes in main")
         await_true(

@@ -1,4 +1,4 @@
-"""Heap retention: the pump drops old partitions by itself, and no reader sees a difference."""
+"""Heap retention: the pump drops old partitions by itself, and readers see no difference."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def test_stored_generated_columns_are_kept_below_the_cutline(
         events.assert_exact(duckdb)
         mirror.await_frontier()
         assert_verified(database)
-        # The values of new columns would be missing from the rows that only the lake has.
+        # The values of new columns would be missing from rows that are only in the lake.
         database.execute("ALTER TABLE events ADD COLUMN h bigint GENERATED ALWAYS AS (n + 1) STORED")
-        await_true(lambda: mirror.state("public.events") == "failed", 20, "set aside")
+        await_true(lambda: mirror.state("public.events") == "failed", 20, "the table fails")
         assert "column h is new" in mirror.error("public.events")
 
 
 class _Killed(BaseException):
-    """Nothing in the product catches it."""
+    """Stands for a kill: nothing in the product catches it."""
 
 
 def _ended(running: RunningPump, events: EventsTable) -> bool:
@@ -83,7 +83,7 @@ def _ended(running: RunningPump, events: EventsTable) -> bool:
 def test_killed_at_every_step_it_goes_on_where_it_was(
     retention_tables: RetentionTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread dies between any two of its changes of the database, until it needs no more."""
+    """The thread dies between any two of its changes of the database, until it has nothing left to do."""
     events = retention_tables.automatic(partitions=4, rows=10, lag="1000")
     mirror = events.mirror
     mirror.catch_up()
@@ -95,10 +95,10 @@ def test_killed_at_every_step_it_goes_on_where_it_was(
         def run(*arguments: Any) -> Any:
             nonlocal left
             if arguments[1] in ("sweep_pins", "prune", "crowded"):
-                # Once in each life, before anything else; or a look that finds nothing to change here.
+                # At the start of each life, before anything else; or a look that finds nothing to change here.
                 return function(*arguments)
             left -= 1
-            # Also in the session after one that ended at that very moment.
+            # Also in the session after one that ended at that very point.
             if left < 0 or (left == 0 and before):
                 raise _Killed
             result = function(*arguments)
@@ -111,16 +111,17 @@ def test_killed_at_every_step_it_goes_on_where_it_was(
 
     for name in ("attempt", "run", "journal", "enter", "install", "create_default"):
         monkeypatch.setattr(source, name, dying(getattr(source, name)))
-    deaths = 0
+    deaths = counted = 0
     with duckdb_connection() as duckdb:
         for number in range(1, 40):
-            # One change at a time gets through: it dies after the first, or before the second.
+            # Only one change is let through: the thread dies after the first, or before the second.
             left, before = (1, False) if number % 2 else (2, True)
             running = mirror.start()
             try:
                 await_true(partial(_ended, running, events), 30, "death or the end")
                 if running.thread.is_alive():
-                    left = 1 << 30
+                    # What it still changes while it stops is followed by no death.
+                    counted, left = len(changes), 1 << 30
                     try:
                         running.stop()
                     except _Killed:
@@ -138,9 +139,9 @@ def test_killed_at_every_step_it_goes_on_where_it_was(
         else:
             pytest.fail(f"it never got there: {events.explained()}")
         events.assert_exact(duckdb)
-    # Some are left out or put together when others are slow; none follows another without a death.
+    # On a slow machine, some steps are left out or combined. None follows another without a death in between.
     assert {"seal", "sealed", "proven", "drop"} <= set(changes)
-    assert deaths >= len(changes) - 1
+    assert deaths >= counted - 1
     assert events.states() == {"p0": "dropped", "p1": "dropped", "p2": "hot", "p3": "hot"}
 
 
@@ -179,7 +180,7 @@ def test_expired_pins_are_swept_and_counted(retention_tables: RetentionTables) -
 
 
 def test_a_refused_step_holds_up_only_what_must_come_after_it(retention_tables: RetentionTables) -> None:
-    """A view on p0, a long reader of the whole table, a writer in p1 that does not end."""
+    """A view on p0, a long reader of the whole table, and a writer in p1 that does not end."""
     events = retention_tables.automatic(partitions=5, rows=10, lag="1000")
     mirror = events.mirror
     mirror.database.execute("CREATE VIEW dependent AS SELECT * FROM p0")
@@ -198,7 +199,7 @@ def test_a_refused_step_holds_up_only_what_must_come_after_it(retention_tables: 
             reader.execute("SELECT count(*) FROM events")
             events.await_state(p1="tiered", p2="tiered")
             await_true(lambda: "held the locks" in events.reason("p1"), 20, "p1 cannot be dropped")
-            # A statement of others waits behind ours no longer than we wait.
+            # Others' statements wait behind ours no longer than we wait.
             with mirror.database.connect() as other:
                 other.execute("SET lock_timeout = '2s'")
                 for _ in range(20):
@@ -213,7 +214,7 @@ def test_a_refused_step_holds_up_only_what_must_come_after_it(retention_tables: 
 
 
 def test_a_locked_table_holds_up_no_other(retention_tables: RetentionTables) -> None:
-    """Its newest partition is locked by a transaction that sits idle: neither bounds nor newest key can be read."""
+    """Its newest partition is locked by an idle transaction: neither bounds nor the newest key can be read."""
     events = retention_tables.automatic(partitions=3, rows=10, lag="1000", premake=1)
     mirror = events.mirror
     mirror.database.execute(
@@ -257,7 +258,7 @@ def test_a_proof_that_fails_stops_the_table_and_drops_nothing(retention_tables: 
     steps = Steps()
     with mirror.pumping(steps):
         events.await_state(p0="tiered", p1="tiered")
-        # Changes that no trigger sees, behind the service's back.
+        # Changes that no trigger sees, made without the pump's knowledge.
         with mirror.database.connect() as connection:
             connection.execute("ALTER TABLE p0 DISABLE TRIGGER ALL")
             connection.execute("UPDATE p0 SET v = 'unseen' WHERE at = 0")
@@ -271,7 +272,7 @@ def test_a_proof_that_fails_stops_the_table_and_drops_nothing(retention_tables: 
         for part in ("0, 0: other values", "10, 1: not in the heap", "11, 1: not in the lake"):
             assert part in report.stopped
         assert mirror.database.rows("SELECT retention_stopped IS NOT NULL FROM modak.status") == [(True,)]
-        # Mended: the lake's state is the truth.
+        # Repaired: the lake's state is the right one.
         mirror.database.execute(
             "UPDATE p0 SET v = 'first' WHERE at = 0",
             "INSERT INTO p0 VALUES (10, 1, 0, 'first')",
@@ -285,8 +286,8 @@ def test_a_proof_that_fails_stops_the_table_and_drops_nothing(retention_tables: 
 def test_the_cutline_passes_a_partition_that_is_always_written_to(
     retention_tables: RetentionTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After each seal more changes are captured than the cut-line should wait for; it is sealed again, but not
-    forever."""
+    """After each seal, more changes are captured than the cut-line should wait for. The partition is sealed again, but
+    not forever."""
     events = retention_tables.automatic(partitions=3, rows=10, lag="1000")
     mirror = events.mirror
     with mirror.pumping():

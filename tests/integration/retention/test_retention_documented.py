@@ -1,4 +1,4 @@
-"""docs/retention.md, block by block, and what the command line says of it."""
+"""docs/retention.md, block by block, and its statements about the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Partitions of a table with heap retention: made ahead by the pump; dropped, detached, attached by their owner."""
+"""Partitions of a table with heap retention: created ahead by the pump; dropped, detached and attached by their
+owner."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from tests.support.retention_table import WIDTH
 
 
 def test_what_owners_do_with_partitions(retention_tables: RetentionTables) -> None:
-    """One is dropped, one detached, one attached below the cut-line, one made late: no row of the lake is taken for
+    """One is dropped, one detached, one attached below the cut-line, one created late: no row of the lake counts as
     deleted."""
     events = retention_tables.automatic(partitions=6, rows=10, lag="200")
     mirror = events.mirror
@@ -54,7 +55,7 @@ def test_what_owners_do_with_partitions(retention_tables: RetentionTables) -> No
 def test_a_partition_attached_below_the_cutline_is_compared_once_a_day(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not once a minute, nor by every session: that reads all of it, and its part of the lake."""
+    """Not once a minute, nor in every session: the comparison reads all of it, and its part of the lake."""
     looks, proofs = 0, 0
     tables = source.retained_tables
 
@@ -156,13 +157,14 @@ def test_a_partition_that_cannot_be_made_ahead_is_reported(retention_tables: Ret
 
 
 def test_the_newest_key_of_an_idle_table_is_not_looked_up(retention_tables: RetentionTables) -> None:
-    """Without an index that begins with it the look-up reads the whole partition that everybody writes to."""
-    # What is due is decided by rows of p2, which also holds the newest.
+    """Without an index that begins with the tier key, the look-up reads the whole partition that is being written
+    to."""
+    # Whether a partition is due is decided by rows of p2, which also has the newest key.
     events = retention_tables.automatic(partitions=3, rows=10, lag="95", premake=1)
     mirror = events.mirror
 
     def scans() -> tuple[int, int]:
-        """Of p2, and of a table that every look reads."""
+        """Scans of p2, and of a table that is read in every round."""
         rows = mirror.database.rows(
             "SELECT relid = 'p2'::regclass, seq_scan + coalesce(idx_scan, 0) FROM pg_stat_all_tables"
             " WHERE relid IN ('p2'::regclass, 'modak.partitions'::regclass) ORDER BY 1 DESC"
@@ -185,7 +187,7 @@ def test_the_newest_key_of_an_idle_table_is_not_looked_up(retention_tables: Rete
 
 
 def test_a_sealed_partition_that_is_not_due_any_more_is_hot_again(retention_tables: RetentionTables) -> None:
-    """It is not made to wait for the cut-line with its triggers on; and what was written meanwhile is in the mirror."""
+    """It need not wait for the cut-line with its triggers enabled, and what was written meanwhile is in the mirror."""
     limits = InternalLimits(unseal_after=0)
     events = retention_tables.automatic(partitions=4, rows=10, lag="1000", limits=limits)
     mirror = events.mirror

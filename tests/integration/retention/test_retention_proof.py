@@ -1,4 +1,4 @@
-"""The proof sees every difference and imagines none, whatever the types."""
+"""The proof finds every difference and no false ones, whatever the types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.retention_table import at_once
 
-# What the lake holds as itself, as text, as a list, and beside its column.
+# Values that the lake holds as themselves, as text, as a list, and in a raw text column.
 COLUMNS = {
     "a": ("float8", ("-0", "NaN", "Infinity", "0.1")),
     "b": ("float4", ("-0", "NaN", "3.4028235e38", "1")),
@@ -84,8 +84,9 @@ def test_every_type_is_proven(database: Database, warehouse: str) -> None:
 
 
 def test_a_proof_keeps_the_published_snapshot_for_as_long_as_it_takes(database: Database, warehouse: str) -> None:
-    """Its pin is short and renewed with every task: what a killed pump leaves behind delays drops for two minutes."""
-    # Half of no time has always passed; expired pins hold nothing up that is not looked at meanwhile.
+    """Its pin is short and renewed with every task: a pin that a killed pump leaves behind delays drops for two
+    minutes."""
+    # Half of zero seconds has always passed. Expired pins hold up nothing that is not examined meanwhile.
     limits = InternalLimits(proof_task_bytes=ByteSize(8192), proof_pin_seconds=0)
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(2), limits=limits)
     with database.connect() as connection:
@@ -156,7 +157,7 @@ def _marked(place: int) -> bytes:
 
 
 def _pair_of_words(first: int) -> bytes:
-    """16 bytes; the second word undoes what the first did to a chain of `mixed`."""
+    """16 bytes: the second word undoes the effect of the first on a chain of `mixed`."""
     word = np.array([first], np.uint64)
     return word.tobytes() + mixed(word).tobytes()
 
@@ -165,7 +166,7 @@ def _pair_of_words(first: int) -> bytes:
     ("one", "other", "kind"),
     [
         (_thue_morse(4096, complement=False), _thue_morse(4096, complement=True), pa.string()),
-        # A part further, and a block of parts further.
+        # One part further, and one block of parts further.
         (_marked(0), _marked(7), pa.binary()),
         (_marked(7), _marked(7 * 256), pa.binary()),
         (b"a", b"a\0", pa.binary()),
@@ -182,7 +183,7 @@ def test_values_that_were_chosen_to_meet_do_not(one: Any, other: Any, kind: pa.D
 
 
 def test_a_text_is_the_polynomial_of_its_bytes() -> None:
-    """By Python's own numbers, and whatever stands around it."""
+    """Computed with Python's own integers, and independent of neighbouring values."""
     prime = (1 << 61) - 1
     sizes = [0, 1, 6, 7, 8, 7 * 256, 7 * 256 + 1, 3, 500_000]
     texts = [np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes() for size in sizes]
@@ -201,7 +202,7 @@ def test_a_text_is_the_polynomial_of_its_bytes() -> None:
 def test_neighbouring_columns_do_not_run_together(one: list[str | None]) -> None:
     columns = [{1: pa.array([row[0]], pa.string()), 2: pa.array([row[1]], pa.string())} for row in (one, ["ab", "c"])]
     assert row_hashes(columns[0], 1, SECRET)[0] != row_hashes(columns[1], 1, SECRET)[0]
-    # A column that one side does not have is one of NULLs.
+    # A column that one side lacks counts as a column of NULLs.
     assert (
         row_hashes({1: columns[0][1]}, 1, SECRET)[0]
         == row_hashes({1: columns[0][1], 3: pa.nulls(1, pa.string())}, 1, SECRET)[0]

@@ -1,4 +1,4 @@
-"""Settings of heap retention: what `register` shows and asks, the grace of partitions, and those made ahead."""
+"""Settings of heap retention: what `register` shows and asks, the grace of partitions, and partitions created ahead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOUNDS: LiteralString = (
 
 
 def test_nothing_is_dropped_before_its_grace(retention_tables: RetentionTables) -> None:
-    """The distance was wrong: who mends it within the grace loses nothing."""
+    """The lag was wrong: nothing is lost if it is corrected within the grace."""
     events = retention_tables.automatic(partitions=5, rows=10, lag=None)
     mirror = events.mirror
     mirror.register("public.events", retention=RetentionWish("100"))
@@ -58,7 +58,7 @@ def test_partitions_may_be_detached_instead(retention_tables: RetentionTables) -
         assert mirror.database.rows("SELECT count(*) FROM pg_inherits WHERE inhrelid = 'p0'::regclass") == [(0,)]
         assert mirror.database.rows("SELECT count(*) FROM pg_trigger WHERE tgrelid = 'p0'::regclass") == [(0,)]
         assert "detached" in events.reason("p0")
-        # It is nothing of the mirror's any more.
+        # The mirror has nothing to do with it any more.
         before = mirror.database.rows("SELECT count(*) FROM modak.delta")
         mirror.database.execute("UPDATE p0 SET v = 'its own'", "TRUNCATE p0", "DROP TABLE p0")
         assert mirror.database.rows("SELECT count(*) FROM modak.delta") == before
@@ -104,7 +104,7 @@ def test_register_says_what_will_leave_and_asks(mirror: Mirror, run: RunCommand)
     refused = run("register", "events", "unfit", "--dry-run", *arguments)
     assert refused.exit_code == 1
     assert "would not be registered: public.unfit has no primary key" in refused.stderr
-    # Nobody can be asked here.
+    # There is nobody to ask.
     silent = run("register", "events", "--heap-retention", "3 hours", "--no-wait", *arguments)
     assert silent.exit_code == 2
     assert "--yes" in silent.stderr
@@ -127,12 +127,14 @@ def test_a_wish_that_is_none_is_a_wrong_use(mirror: Mirror) -> None:
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
 def test_partitions_that_are_made_ahead_follow_the_calendar(mirror: Mirror, zone: str) -> None:
-    """Of the time zone in which they were written, from the highest one up to the present and beyond, without a gap."""
+    """In the time zone in which bounds are written, from the highest partition up to the present and beyond, without a
+    gap."""
     database = mirror.database
     with database.connect() as connection:
         connection.execute(
             sql.SQL("ALTER DATABASE {} SET TimeZone = {}").format(sql.Identifier(database.name), sql.Literal(zone))
         )
+    database.reconnect()
     with database.connect() as connection:
         connection.execute(sql.SQL("SET TimeZone = {}").format(sql.Literal(zone)))
         connection.execute("CREATE TABLE events (at timestamptz PRIMARY KEY) PARTITION BY RANGE (at)")
@@ -146,7 +148,7 @@ def test_partitions_that_are_made_ahead_follow_the_calendar(mirror: Mirror, zone
     assert {entry.key: entry.shown for entry in show_retention(mirror.settings, "events")}["width"] == "1 month"
     with mirror.pumping():
         mirror.await_live("public.events")
-        # Twelve months up to now, this one, and two ahead.
+        # Twelve months up to now, the current one, and two ahead.
         await_true(lambda: len(database.rows(BOUNDS)) == 17, 60, "partitions up to two beyond the present")
     with database.connect() as connection:
         connection.execute(sql.SQL("SET TimeZone = {}").format(sql.Literal(zone)))

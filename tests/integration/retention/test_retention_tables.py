@@ -1,4 +1,4 @@
-"""Tables with heap retention: which may have it, how its distance changes, and how they leave the mirror."""
+"""Tables with heap retention: which ones may have it, how the lag changes, and how they leave the mirror."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_leaving_the_mirror_says_what_becomes_of_old_rows(retention_tables: Rete
     with pytest.raises(TableError, match="only copy"):
         mirror.unregister("events")
     mirror.unregister("events", keep_lake=True)
-    # Nothing of ours is left that a statement could trip over.
+    # Nothing of ours is left that could make a statement fail.
     assert mirror.database.rows("SELECT tgname FROM pg_trigger WHERE tgname LIKE 'zz_modak%'") == []
     mirror.database.execute("UPDATE events SET n = 5", "TRUNCATE p1")
     with pytest.raises(psycopg.errors.CheckViolation):

@@ -1,4 +1,4 @@
-"""Sealing, the cut-line's way past partitions, and waiting for the frontier, by the database alone."""
+"""Sealing, how the cut-line passes partitions, and waiting for the frontier, in the database alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.retention_sql import LOW, SqlTable, hasty, repeatable_read
 
 
 def test_no_change_slips_between_the_seal_and_the_cutline(table: SqlTable) -> None:
-    """A writer whose transaction began before the seal, in whatever isolation, holds it up or is captured."""
+    """A writer whose transaction began before the seal, in whatever isolation level, delays it or is captured."""
     with table.database.connect(autocommit=False) as early:
         early.execute("UPDATE ev SET v = 'early' WHERE id = 1")
         with hasty(table) as connection, pytest.raises(psycopg.errors.LockNotAvailable):
@@ -30,7 +30,7 @@ def test_no_change_slips_between_the_seal_and_the_cutline(table: SqlTable) -> No
     assert table.captured() == {"11 11": 0}
     with repeatable_read(table) as old:
         assert table.advance("ev0", 100) is None
-        # By its snapshot the partition is above the cut-line still.
+        # In its snapshot, the partition is still above the cut-line.
         old.execute("INSERT INTO ev (id, at) VALUES (12, 12)")
         old.execute("UPDATE ev SET v = 'late' WHERE id = 1")
         old.commit()
@@ -43,7 +43,7 @@ def test_what_a_truncate_took_is_not_captured_any_more(table: SqlTable) -> None:
     with repeatable_read(table) as old:
         table.database.execute("INSERT INTO ev (id, at) VALUES (11, 11)")
         assert table.captured() == {"11 11": 0}
-        # This one does not see the row, nor what was captured of it.
+        # This one sees neither the row nor the captured change of it.
         old.execute("TRUNCATE ev0")
         old.execute("INSERT INTO ev (id, at) VALUES (12, 12)")
         old.commit()
@@ -74,7 +74,7 @@ def test_the_cutline_passes_partitions_in_order_and_only_up_to_the_frontier(tabl
     assert table.advance("ev1", 150) == "partition ev1 is not waiting for the cut-line to reach 150"
     behind = table.value("SELECT modak.advance('ev'::regclass::oid::bigint, 'ev0', 100, 1)")
     assert behind == "the frontier has not passed the position at which partition ev0 was sealed"
-    # A partition that nobody has noticed yet.
+    # A partition that the pump has not noticed yet.
     table.database.execute("CREATE TABLE before PARTITION OF ev FOR VALUES FROM (-100) TO (0)")
     assert table.advance("ev0", 100) == "partition public.before comes first"
     table.database.execute("ALTER TABLE ev DETACH PARTITION before")
@@ -92,7 +92,7 @@ def test_the_cutline_passes_partitions_in_order_and_only_up_to_the_frontier(tabl
 
 
 def test_the_cutline_waits_for_a_new_seal_if_much_was_captured(table: SqlTable) -> None:
-    """Writers wait while captured changes become corrections: all at once, and never more than so many."""
+    """Writers wait while captured changes become corrections, all at once. So their number is limited."""
     table.database.execute("UPDATE modak.partitions SET capture_limit = 2")
     table.seal("ev0")
     table.database.execute("INSERT INTO ev (id, at) VALUES (11, 11), (12, 12), (13, 13)")
@@ -105,7 +105,7 @@ def test_the_cutline_waits_for_a_new_seal_if_much_was_captured(table: SqlTable) 
         table.database.execute(
             "INSERT INTO ev (id, at) VALUES (21, 21), (22, 22)",
             "UPDATE ev SET v = 'again' WHERE id IN (13, 21)",
-            # Somebody else was there first.
+            # Another session did it first.
             "INSERT INTO modak.delta SELECT table_id, pk, 1, 1, 21, 0, payload, now(), 3 FROM modak.mirror_captured"
             " WHERE tier_key = 21",
         )
@@ -139,8 +139,8 @@ def test_the_cutline_passes_a_partition_that_its_owner_dropped(table: SqlTable) 
 def test_the_cutline_waits_for_the_last_changes_of_a_partition_that_is_gone(
     table: SqlTable, away: LiteralString
 ) -> None:
-    """Nothing but the stream has them, and what the stream brings below the cut-line is dropped: the frontier has to
-    pass them before."""
+    """Only the stream has them, and changes in the stream below the cut-line are ignored. So the frontier has to pass
+    them first."""
 
     def change() -> int:
         table.database.execute("UPDATE ev SET v = v || ' and changed' WHERE id = 1")
@@ -150,7 +150,7 @@ def test_the_cutline_waits_for_the_last_changes_of_a_partition_that_is_gone(
     before = table.database.lsn()
     behind = change()
     table.database.execute(away)
-    # It was attached when somebody looked whether the frontier had passed its seal.
+    # It was attached when the pump checked whether the frontier had passed its seal.
     assert table.advance("ev0", 100, before) == "partition ev0 was altered meanwhile"
     assert table.gone("ev0")
     assert not table.gone("ev0"), "once is enough"
@@ -170,7 +170,8 @@ def test_the_cutline_waits_for_the_last_changes_of_a_partition_that_is_gone(
 
 
 def test_the_cutline_does_not_move_between_the_statements_by_which_a_reader_pins(table: SqlTable) -> None:
-    """The protocol reads the cut-line with the pin, and the file of the published snapshot by the next statement."""
+    """The protocol reads the cut-line together with the pin, and the file of the published snapshot in the next
+    statement."""
     pin: LiteralString = (
         "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
         " SELECT table_id, lake_snapshot_id, tier_key_hi, now() + interval '15 minutes' FROM modak.cutline"
@@ -188,7 +189,7 @@ def test_the_cutline_does_not_move_between_the_statements_by_which_a_reader_pins
         assert table.value("SELECT modak.pinning()") == f"process {pid}"
         assert table.value("SELECT modak.pinning('1 hour')") == f"process {pid}"
         assert table.value("SELECT modak.pinning('0')") is None
-        # However often it was tried: the reader may be at it for as long as its transaction lasts.
+        # However often it is tried: the reader may need it until its transaction ends.
         table.database.execute("UPDATE modak.partitions SET attempts = 5")
         assert pump.execute(advance).fetchone() == output
         reader.rollback()
@@ -201,8 +202,8 @@ def test_the_cutline_does_not_move_between_the_statements_by_which_a_reader_pins
 
 
 def test_the_cutline_waits_for_the_pins_of_readers_until_they_are_released_or_expire(table: SqlTable) -> None:
-    """A reader by the protocol takes every correction of the table. Of a partition that the cut-line passed under its
-    pin it would find corrected rows in the heap and in the delta."""
+    """A reader that follows the protocol takes every correction of the table. If the cut-line passed a partition while
+    it had its pin, it would find corrected rows in the heap and in the delta."""
     advance = "SELECT modak.advance('ev'::regclass::oid::bigint, 'ev0', 100, 99999999999)"
     table.seal("ev0")
 

@@ -69,7 +69,7 @@ def test_a_table_comes_back_as_it_was_written(conn: PgConnection) -> None:
     first, second = mirrored(conn, "t"), replace(mirrored(conn, "u"), live_after_lsn=Lsn(7), state=TableState.LIVE)
     for table in (first, second):
         insert_table(conn, table, SnapshotId(5), {"metadata_location": "file:///m.json"}, SLOT, "p")
-    # The shape is what the database says of the table at that moment.
+    # The shape is the database's description of the table at that time.
     stored = load_tables(conn, SLOT)
     first, second = (
         replace(table, next_field_id=len(table.columns) + 1, shape=registered.shape)
@@ -135,17 +135,17 @@ def test_a_lost_lead_is_tried_again(database: Database) -> None:
 
 @pytest.mark.usefixtures("conn")
 def test_the_server_notices_within_a_minute_that_a_pump_is_gone(database: Database) -> None:
-    """By probes of its own: a host that crashed, or a network that is cut, says nothing."""
+    """By probes of its own, since a host that crashed, or a network that is cut, sends nothing."""
     with Leader.acquire(database.dsn, SLOT) as leader:
         settings = ("idle", "interval", "count")
         shown = [leader.connection.execute(f"SHOW tcp_keepalives_{name}".encode()).fetchone() for name in settings]
         assert shown == [("30",), ("10",), ("3",)]
-        # Also while an answer is under way, when there are no probes.
+        # The same while an answer is under way, when there are no probes.
         assert leader.connection.execute("SHOW tcp_user_timeout").fetchone() == ("60000",)
     stream = replication_connect(database.dsn)
     try:
         assert stream.exec_(b"SHOW tcp_keepalives_idle").get_value(0, 0) == b"30"
-        # A pump that is busy does not read for as long as it takes: that must not end the stream.
+        # A busy pump does not read for some time, which must not end the stream.
         assert stream.exec_(b"SHOW tcp_user_timeout").get_value(0, 0) == b"0"
     finally:
         stream.finish()

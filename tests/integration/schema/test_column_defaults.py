@@ -1,4 +1,4 @@
-"""Columns with a constant default: rows from before get the value in the lake, without a look at the heap."""
+"""Columns with a constant default: existing rows get the value in the lake without a read of the heap."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_old_content_stays_at_its_old_frontier_until_every_row_has_the_value
         )
         mirror.await_frontier()
         assert published(mirror, "t") == (frontier, snapshot, "filling", location)
-        # Rows that are deleted, changed and added while files that have them are written anew; another new column.
+        # Rows that are deleted, changed and added while their files are filled, and another new column.
         await_true(lambda: merge_gate.waiting, 20, "a file that waits to be filled")
         database.execute(
             "UPDATE t SET n = -n WHERE id % 2 = 0",
@@ -50,7 +50,7 @@ def test_the_old_content_stays_at_its_old_frontier_until_every_row_has_the_value
         assert lake_rows(location) == before == mirror.lake("public.t")
         assert published(mirror, "other")[0] > frontier
         mirror.assert_equal("public.other")
-    # A pump that comes later goes on where this one stopped.
+    # A later pump continues where this one stopped.
     with mirror.pumping(steps):
         database.execute("UPDATE t SET n = n - 1 WHERE id % 3 = 0", "INSERT INTO t (id) VALUES (1001)")
         mirror.await_frontier()
@@ -119,7 +119,7 @@ def test_a_table_whose_files_cannot_be_filled_is_copied_again(
 
 
 def test_values_of_all_types_are_those_that_postgres_shows(database: Database, warehouse: str) -> None:
-    """Whatever the session that adds the column prints and reads values by."""
+    """Whatever settings the session that adds the column uses for values."""
     database.execute(
         *TABLES,
         """CREATE TYPE mood AS ENUM ('ok', 'it''s, "bad"')""",
@@ -218,7 +218,7 @@ def test_rows_of_partitions_that_are_gone_go_by_their_bounds(
         mirror.register(*names)
         mirror.await_live(*tables)
         for name in names:
-            # Files with rows of both partitions, and positions that are deleted.
+            # Files with rows of both partitions, and deleted positions.
             database.execute(f"UPDATE {name} SET v = 'w' WHERE id % 3 = 0", f"DELETE FROM {name} WHERE id % 7 = 0")
         mirror.await_frontier()
         copied = steps.count(Step.CHUNK_COPIED)

@@ -1,4 +1,4 @@
-"""A mirrored table that is dropped in Postgres: its state, what stays readable, and another table of its name."""
+"""A mirrored table that is dropped in Postgres: its state, what stays readable, and another table with its name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.events_table import RetentionTables
 
 @pytest.fixture
 def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
-    """Tables a, b and s.c, and the partitioned p, 20 rows each; nothing is registered yet."""
+    """Tables a, b and s.c, and the partitioned table p, with 20 rows each; nothing is registered yet."""
     threads = ThreadTaskRunner()
     database.execute(
         "CREATE TABLE a (id int PRIMARY KEY, v text)",
@@ -50,7 +50,7 @@ def _rows(run: RunCommand, *arguments: str) -> list[tuple[object, ...]]:
 def test_dropped_tables_stay_readable_and_alarm_nobody(
     mirror: Mirror, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table, a partition root, one that goes with its schema; one that had failed; and one that waited for a key."""
+    """A table, a partitioned table, one dropped with its schema, one that had failed, and one that waited for a key."""
     monkeypatch.setenv("MIRROR_PUMP_SLOT", mirror.settings.slot)
     database, names = mirror.database, ("public.a", "public.b", "public.p", "s.c")
     database.execute("CREATE TABLE f (id int PRIMARY KEY)", "CREATE TABLE w (id int PRIMARY KEY)")
@@ -58,7 +58,7 @@ def test_dropped_tables_stay_readable_and_alarm_nobody(
         mirror.register("a", "b", "s.c", "p", "f", "w")
         mirror.await_live(*names, "public.f", "public.w")
         database.execute("UPDATE a SET v = 'last' WHERE id < 5", "ALTER TABLE w DROP CONSTRAINT w_pkey")
-        # It has failed, and is not looked at by the stream any more.
+        # It has failed, and its changes in the stream are not examined any more.
         database.execute("UPDATE modak.mirror_tables SET state = 'failed', error = 'it was bad' WHERE lake_table = 'f'")
         mirror.await_frontier()
         await_true(lambda: mirror.state("public.w") == "waiting", 20, "w waits for a key")
@@ -88,7 +88,7 @@ def test_dropped_tables_stay_readable_and_alarm_nobody(
     assert refused.exit_code == 1
     assert "public.a was dropped in Postgres" in refused.stderr
     assert "mode lake" in refused.stderr
-    # A new pump, and a restart, leave them as they are.
+    # A new pump, and a restart, leave them unchanged.
     mirror.catch_up()
     assert mirror.state("public.a") == mirror.state("public.f") == "dropped"
 
@@ -110,7 +110,7 @@ def test_without_event_triggers_a_drop_is_found_as_well(mirror: Mirror) -> None:
 def test_a_table_with_the_name_of_a_dropped_table_is_registered(
     mirror: Mirror, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the pump has seen the drop (a), or not (b), or the table was never copied whole (p)."""
+    """Whether the pump has seen the drop (a) or not (b), or the table was never copied completely (p)."""
     monkeypatch.setenv("MIRROR_PUMP_SLOT", mirror.settings.slot)
     database = mirror.database
     gate = GatedCopies(mirror.runner)
@@ -133,7 +133,7 @@ def test_a_table_with_the_name_of_a_dropped_table_is_registered(
             f"INSERT INTO {table} SELECT g, -g FROM generate_series(1, 5) g",
         )
     assert mirror.state("public.b") == "live", "nobody has seen that it was dropped"
-    # One that was renamed is no dropped one.
+    # A table that was renamed does not count as dropped.
     database.execute("ALTER TABLE s.c SET SCHEMA public")
     mirror.register("c")
     database.execute("ALTER TABLE c RENAME TO d", "CREATE TABLE c (id int PRIMARY KEY)")
@@ -149,7 +149,7 @@ def test_a_table_with_the_name_of_a_dropped_table_is_registered(
     listed = {entry["table"]: entry for entry in json.loads(shown.stdout)}
     assert sorted(listed) == ["public.a", "public.b", "public.p"]
     assert {entry["ended_by"] for entry in listed.values()} == {"register"}
-    # Whoever needs the former content finds it by its metadata file.
+    # The former content can be found by its metadata file.
     assert {table: listed[f"public.{table}"]["metadata_location"] for table in former} == former
     assert len(held) == 20
     assert lake_rows(listed["public.b"]["metadata_location"]) == held
@@ -159,7 +159,7 @@ def test_a_table_with_the_name_of_a_dropped_table_is_registered(
 def test_rows_only_in_the_lake_stay_readable_after_the_drop(
     retention_tables: RetentionTables, database: Database, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a correction that no pump has folded; and registering over them takes a decision."""
+    """With a correction that no pump has folded. Registering another table of its name requires a decision."""
     threads = ThreadTaskRunner()
     events = retention_tables.automatic(partitions=3, rows=10, runner=threads, fold_age=3600, fold_rows=1_000_000)
     mirror = events.mirror
@@ -175,7 +175,7 @@ def test_rows_only_in_the_lake_stay_readable_after_the_drop(
         assert database.rows("SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL") == [(2,)]
         wanted = mirror.heap("model")
     database.execute("DROP TABLE events")
-    # Whether the pump has come to it or not.
+    # Whether the pump has noticed it or not.
     query = 'SELECT "at", id, n, v FROM events'
     assert_same(wanted, _rows(run, query), "before the pump sees the drop")
     mirror.catch_up()

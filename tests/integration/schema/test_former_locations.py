@@ -1,4 +1,4 @@
-"""Files of registrations that have ended: listed until somebody has them removed, and nothing else is."""
+"""Files of registrations that have ended are listed until somebody has them removed; nothing else is removed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_files_are_listed_until_they_are_removed(mirror: Mirror, run: RunCommand
     shown = run("unregister", "--list").stdout
     assert str(first) in shown
     assert str(second) in shown
-    # The table that has the name now is not touched, by neither way to ask.
+    # The table that has the name now is not touched, by either way to request the removal.
     done = run("unregister", "--former", "public.a", "absent")
     assert done.exit_code == 1
     assert "public.a: the files of 2 former registrations were removed" in done.stdout
@@ -86,7 +86,7 @@ def test_files_are_listed_until_they_are_removed(mirror: Mirror, run: RunCommand
     assert (first.exists(), second.exists(), third.exists()) == (False, False, True)
     assert _listed(run) == []
     mirror.assert_equal("public.a", "public.b")
-    # Without a table of that name, --drop-lake is enough; without the flag it says what there is.
+    # Without a table of that name, --drop-lake suffices. Without that option, the command names the files.
     mirror.unregister("a")
     database.execute("DROP TABLE a")
     refused = run("unregister", "a")
@@ -100,7 +100,7 @@ def test_files_are_listed_until_they_are_removed(mirror: Mirror, run: RunCommand
 
 
 def test_a_removal_that_was_cut_off_goes_on(mirror: Mirror, run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The catalog lists what is to go before the first file goes, and until the last has gone."""
+    """The catalog lists the files before the first is deleted, and until the last one is."""
     place = _place(mirror, "a")
 
     def cut_off(location: str, storage: object) -> None:
@@ -130,7 +130,7 @@ def test_what_a_pump_was_about_to_write_goes_too(mirror: Mirror) -> None:
         ending = threading.Thread(target=mirror.unregister, args=("a",), kwargs={"drop_lake": True})
         ending.start()
         await_true(lambda: not mirror.state("public.a"), 30, "a is not registered any more")
-        # Long enough for its files to be gone, if they were not kept for the pump's sake.
+        # Long enough for its files to be gone if they were not kept for the pump.
         ending.join(0.5)
         gate.let_go()
         ending.join(60)
@@ -153,18 +153,18 @@ def test_files_in_use_are_not_removed(mirror: Mirror, run: RunCommand, tmp_path:
         assert len(lake_rows(pointer)) == 20
         assert [table for table, _, _ in _listed(run)] == ["public.a"]
 
-    # Another engine renamed the lake table, and somebody reads it under its new name.
+    # Another engine renamed the lake table, and it is read under its new name.
     database.execute("UPDATE modak.iceberg_tables SET table_name = 'kept' WHERE table_name = 'a'")
     refused("lake table public.kept")
     database.execute("UPDATE modak.iceberg_tables SET table_name = 'a' WHERE table_name = 'kept'")
-    # A registration that has its files there, above it, or below it.
+    # A registration whose files are at, above, or below the location.
     own = database.rows("SELECT location FROM modak.mirror_tables")[0][0]
     former = place.as_uri()
     for shared in (former, f"{former}/data", place.parent.as_uri() + "/"):
         database.execute(f"UPDATE modak.mirror_tables SET location = '{shared}'")
         refused("registered table public.b")
     database.execute(f"UPDATE modak.mirror_tables SET location = '{own}'")
-    # A row that says something else than registering ever did.
+    # A row that no registration would have made.
     database.execute(f"UPDATE modak.former_locations SET location = '{place.parent.as_uri()}'")
     refused("no place that registering made")
     elsewhere = tmp_path / "elsewhere"
@@ -173,7 +173,7 @@ def test_files_in_use_are_not_removed(mirror: Mirror, run: RunCommand, tmp_path:
     database.execute(f"UPDATE modak.former_locations SET location = '{elsewhere.as_uri()}'")
     refused("no place that registering made")
     database.execute(f"UPDATE modak.former_locations SET location = '{former}'")
-    # What a link leads to is not below the location.
+    # The target of a link is not below the location.
     (place / "data" / "link").symlink_to(elsewhere)
     assert run("unregister", "--former", "a").exit_code == 0
     assert not place.exists()

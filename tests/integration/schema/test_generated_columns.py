@@ -1,4 +1,4 @@
-"""Generated columns: stored ones are columns of the mirror from PostgreSQL 18 on; the others are left out, by name."""
+"""Generated columns: stored ones are mirrored from PostgreSQL 18 on; the others are left out and named."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def settled(mirror: Mirror, *tables: str) -> None:
 
 
 def test_stored_generated_columns_are_copied_and_streamed(database: Database, warehouse: str) -> None:
-    """In the middle and at the end, of several types, in the key, large ones that an UPDATE does not change."""
+    """In the middle and at the end, of several types, in the key, and large ones that an UPDATE does not change."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, a int, g bigint GENERATED ALWAYS AS (a * 2) STORED, b text,"
         " big text GENERATED ALWAYS AS (repeat(b, 3000)) STORED, n numeric(20,3) GENERATED ALWAYS AS (a / 8.0) STORED)",
@@ -39,7 +39,7 @@ def test_stored_generated_columns_are_copied_and_streamed(database: Database, wa
         "CREATE TABLE f (LIKE t INCLUDING ALL)",
         "ALTER TABLE f REPLICA IDENTITY FULL",
         "CREATE TABLE k (a int, v text, id int GENERATED ALWAYS AS (a * 10) STORED PRIMARY KEY)",
-        # Each part has its own expression.
+        # Each partition has its own expression.
         "CREATE TABLE p (id int, part int, v int, g int GENERATED ALWAYS AS (v + 1) STORED, PRIMARY KEY (id, part))"
         " PARTITION BY LIST (part)",
         "CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1)",
@@ -96,7 +96,7 @@ def test_a_generated_column_can_be_excluded_for_good(database: Database, warehou
         mirror.await_frontier()
         heap = normalised(database.rows("SELECT id, a, h FROM t"))
         assert_same(heap, mirror.lake("public.t"), "public.t without g")
-        # The rows that come now lack the column that is counted as left out.
+        # New rows lack the column that counts as left out.
         database.execute("ALTER TABLE t DROP COLUMN g", WITHOUT.format(mirror.settings.publication))
         database.execute("UPDATE t SET a = 5 WHERE id % 5 = 0")
         await_true(lambda: read_duckdb(mirror.location("public.t")).column_names == ["id", "a"], 30, "h is gone")

@@ -1,4 +1,4 @@
-"""The publication is somebody else's to change as well: what it left out meanwhile is never taken for mirrored."""
+"""Users may change the publication, too: changes that it left out meanwhile never count as mirrored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 
 @pytest.fixture
 def two(database: Database, warehouse: str) -> Mirror:
-    """Two tables that are live."""
+    """Two live tables."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "CREATE TABLE u (id int PRIMARY KEY, v text)",
@@ -35,7 +35,7 @@ def two(database: Database, warehouse: str) -> Mirror:
 
 
 def _alter(mirror: Mirror, *statements: str) -> None:
-    """Statements in one transaction; {} stands for the publication."""
+    """Runs statements in one transaction. {} stands for the publication."""
     with mirror.database.connect() as connection, connection.transaction():
         for statement in statements:
             connection.execute(sql.SQL(statement).format(sql.Identifier(mirror.settings.publication)))
@@ -81,7 +81,7 @@ _LOST = "UPDATE t SET v = 'lost' WHERE id % 3 = 0"
     ids=["taken out and given back", "filtered for a while"],
 )
 def test_a_table_that_was_not_published_for_a_while_is_copied_again(two: Mirror, change: tuple[str, ...]) -> None:
-    """In one transaction, while the pump runs; then statement by statement, while it does not."""
+    """In one transaction while the pump runs; then in separate transactions while it does not."""
     with two.pumping() as pump:
         _alter(two, *change)
         two.database.execute("UPDATE u SET v = 'kept'", "UPDATE t SET v = 'seen' WHERE id % 5 = 0")
@@ -97,7 +97,7 @@ def test_a_table_that_was_not_published_for_a_while_is_copied_again(two: Mirror,
     two.catch_up(steps)
     two.assert_equal("public.t", "public.u")
     assert set(_copied_again(steps)) == {"public.t"}
-    # Known from now on.
+    # From now on it is known.
     steps = Steps()
     two.database.execute("DELETE FROM t WHERE id = 1")
     two.catch_up(steps)
@@ -131,7 +131,7 @@ def test_a_table_that_is_not_published_whole_waits_at_its_last_frontier(two: Mir
         assert _table(two, "public.u").error is None
         with pytest.raises(TableError, match="not published whole"):
             two.register("t")
-        # Over a restart, and without a pump that waits for it.
+        # Across a restart, and without a pump in between.
         pump.stop()
     two.catch_up()
     assert (two.state("public.t"), two.lake("public.t")) == ("waiting", heap)
@@ -165,7 +165,8 @@ def test_a_table_that_is_not_published_whole_waits_at_its_last_frontier(two: Mir
     ids=["operations", "partition root", "renamed"],
 )
 def test_a_publication_with_other_settings_stops_the_pump(two: Mirror, change: str, message: str, mend: str) -> None:
-    """Before anything is promised that it may have left out; once it is mended, all tables are copied again."""
+    """Before anything is promised that the publication may have left out. Once it is repaired, all tables are copied
+    again."""
     if "RENAME" in change and major_version() < 18:
         pytest.skip("the server cannot decode what was written while the publication was missing")
     before = two.database.lsn()
@@ -241,7 +242,7 @@ def test_a_publication_that_is_dropped_stops_the_pump_and_init_makes_it_again(tw
 
 
 def test_what_the_mirror_does_to_its_publication_is_no_surprise_to_it(two: Mirror) -> None:
-    """Tables that come and go by register and unregister, and those that are set aside; and what concerns no table."""
+    """Tables that are registered, unregistered, or fail; and changes that concern no table."""
     two.database.execute(
         "CREATE TABLE w (id int PRIMARY KEY)", "CREATE TABLE x (id int PRIMARY KEY)", "CREATE TABLE y (id int)"
     )
@@ -255,7 +256,7 @@ def test_what_the_mirror_does_to_its_publication_is_no_surprise_to_it(two: Mirro
         two.register("w", "x")
         two.await_live("public.w", "public.x")
         two.database.execute('ALTER TABLE x ADD COLUMN "ID" int', "INSERT INTO w VALUES (1)")
-        await_true(lambda: two.state("public.x") == "failed", 30, "x is set aside")
+        await_true(lambda: two.state("public.x") == "failed", 30, "x fails")
         two.database.execute("DROP TABLE w", "UPDATE t SET v = 'later'")
         await_true(lambda: two.state("public.w") == "dropped", 30, "w is dropped")
         assert "dropped" in two.error("public.w")

@@ -1,4 +1,4 @@
-"""What the catalogs of a real server say about relations, and which of them are refused."""
+"""What the catalogs of a real server say about relations, and which relations are refused."""
 
 from __future__ import annotations
 
@@ -177,6 +177,7 @@ def test_a_key_that_the_stream_does_not_carry_is_refused(conn: PgConnection) -> 
         refuse(described(conn, "t"))
 
 
+@pytest.mark.empty_database
 def test_system_and_own_tables_are_refused(conn: PgConnection) -> None:
     conn.execute("CREATE SCHEMA modak; CREATE TABLE modak.mine (id int PRIMARY KEY)")
     for name in ("pg_catalog.pg_class", "modak.mine"):

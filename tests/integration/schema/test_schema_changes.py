@@ -1,4 +1,4 @@
-"""docs/schema-changes.md, row by row: each change between two parts of a workload, on a mirror that runs."""
+"""docs/schema-changes.md, row by row: each change between two parts of a workload, on a running mirror."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _setup() -> str:
 
 
 def _examples() -> list[Any]:
-    """The document's rows: what is done, its transactions, the result."""
+    """The document's rows: what is done, its transactions, and the result."""
     rows = re.findall(r"^\| ([^|]+) \| (`[^|]+`) \| ([a-zA-Z ]+) \|$", _DOCUMENT, re.MULTILINE)
     assert len(rows) == len(re.findall(r"^\|[^|]+\| *`", _DOCUMENT, re.MULTILINE)), "a row that is not understood"
     assert len(rows) > 50
@@ -83,7 +83,7 @@ UPDATE p SET part = 3 - part WHERE id % 10 = 1;
 
 @dataclass(frozen=True)
 class _ExampleScene:
-    """A mirror that runs, in whose database every example has a schema of its own."""
+    """A running mirror, in whose database every example has a schema of its own."""
 
     mirror: Mirror
     pump: RunningPump
@@ -106,7 +106,7 @@ def scene(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) 
     )
     with mirror.pumping() as pump:
         yield _ExampleScene(mirror, pump)
-        # Tables that were changed long ago stay equal while others change: what one statement leaves behind shows here.
+        # Tables that were changed earlier stay equal while others change: side effects of a statement show here.
         assert_verified(database)
     mirror.assert_sound()
     runner.close()
@@ -122,7 +122,7 @@ def _history(scene: _ExampleScene, table_id: int, seen: int) -> str:
 
 
 def _after(connection: psycopg.Connection[Any], table_id: int, names: dict[int, str]) -> None:
-    """Change rows of the table, whatever became of it: by its present name and the present names of its columns."""
+    """Changes rows of the table in its present form, by its present name and the present names of its columns."""
     row = connection.execute("SELECT oid::regclass::text, relkind FROM pg_class WHERE oid = %s", (table_id,)).fetchone()
     if row is None:
         return
@@ -187,7 +187,7 @@ def _lake(mirror: Mirror, name: str) -> tuple[list[str], list[Any]]:
 
 
 def _comparable(rows: list[Any]) -> list[Any]:
-    """A numeric without limits is text in the lake."""
+    """A numeric without precision is text in the lake."""
     return normalised([tuple(str(cell) if isinstance(cell, Decimal) else cell for cell in row) for row in rows])
 
 
@@ -196,7 +196,7 @@ def test_a_documented_change(
     scene: _ExampleScene, transactions: list[str], result: str, request: pytest.FixtureRequest
 ) -> None:
     mirror, database = scene.mirror, scene.mirror.database
-    # What differs at the end, after all examples, is told by the table's name.
+    # A difference at the end, after all examples, is reported with the table's name.
     schema = f"c_{re.sub('[^a-z0-9]+', '_', request.node.callspec.id.lower())[:32]}_{os.urandom(3).hex()}"
     partitioned = bool(re.search(r"\bp\d?\b", transactions[-1]))
     table = "p" if partitioned else "t"
@@ -213,7 +213,7 @@ def test_a_documented_change(
         connection.execute(_CHANGES.encode())
         before = _heap(database, table_id)
         if result in _ENDS:
-            # What shares a batch with the end of a table is beyond its last frontier.
+            # Changes in the same batch as the table's end are above its last frontier.
             mirror.await_frontier()
         if result == "refused by Postgres":
             with pytest.raises(psycopg.errors.FeatureNotSupported):
@@ -229,7 +229,7 @@ def test_a_documented_change(
         name = f"{schema}.{table}"
         state, output = _ENDS[result]
         await_true(lambda: mirror.state(name) == state, 90, f"{name} {state}")
-        # A step is told after its publish, and before the next one begins.
+        # A step is reported after its publish, and before the next one begins.
         mirror.await_frontier()
         assert output in mirror.error(name)
         assert _lake(mirror, name) == before, "it stays readable as it was"

@@ -1,4 +1,4 @@
-"""Tables as people have them: odd names, partitions, dropped and generated columns, several writers at once."""
+"""Tables as users have them: odd names, partitions, dropped and generated columns, several writers at once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_partitioned_table_is_one_table(database: Database, warehouse: str) ->
         "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM ('2026-01-01') TO ('2026-02-01')",
         "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM ('2026-02-01') TO ('2026-03-01') PARTITION BY LIST (id)",
         "CREATE TABLE p2a PARTITION OF p2 FOR VALUES IN (1, 2, 3)",
-        # Another order of columns, and one that was dropped: what the root says counts.
+        # Another order of columns, and a dropped one: the partitioned table's columns count.
         "CREATE TABLE p2b (v text, gone int, day date NOT NULL, id int NOT NULL)",
         "ALTER TABLE p2b DROP COLUMN gone",
         "ALTER TABLE p2 ATTACH PARTITION p2b DEFAULT",
@@ -69,7 +69,7 @@ def test_a_partitioned_table_is_one_table(database: Database, warehouse: str) ->
         mirror.assert_equal("public.p")
         database.execute(
             "UPDATE p SET v = 'u' WHERE id % 5 = 0",
-            # Across partitions: a delete here and an insert there, under one key and under another.
+            # Across partitions: a delete in one and an insert in another, with the same key and with another.
             "UPDATE p SET day = '2026-02-10' WHERE day = '2026-01-10'",
             "UPDATE p SET day = '2026-01-11', id = id + 1000 WHERE day = '2026-02-11'",
             "DELETE FROM p WHERE id BETWEEN 100 AND 120",
@@ -86,7 +86,7 @@ def test_a_partitioned_table_is_one_table(database: Database, warehouse: str) ->
 
 
 def test_columns_that_are_not_sent(database: Database, warehouse: str) -> None:
-    """Dropped and generated ones; and the columns in another order than the key's."""
+    """Dropped and generated ones; and columns in another order than the key's."""
     kind = "STORED" if major_version() < 18 else "VIRTUAL"
     database.execute(
         "CREATE DOMAIN amount AS numeric(10, 2) CHECK (value >= 0)",
@@ -135,7 +135,7 @@ def test_a_value_of_many_megabytes(database: Database, warehouse: str) -> None:
 
 
 def test_several_writers_contend_for_the_same_rows(database: Database, warehouse: str) -> None:
-    """Commits in another order than the changes were made, deadlocks, and pumps that come and go."""
+    """Commits in another order than the changes were made, deadlocks, and pumps that start and stop."""
     database.execute(
         "CREATE TABLE t (id bigint PRIMARY KEY, n int, v text, big text)",
         "INSERT INTO t SELECT g, 0, 'v', NULL FROM generate_series(1, 300) g",

@@ -1,5 +1,5 @@
-"""Schema changes that no event trigger announces: the pump finds them by what they leave behind, and copies the table
-again where it has to."""
+"""Schema changes that no event trigger announces: the pump finds them by their traces, and copies the table again if
+necessary."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_rewrite_while_an_event_trigger_is_off_is_known_by_what_it_leaves(data
             mirror.await_live("public.t")
             mirror.await_frontier()
             mirror.assert_equal("public.t")
-        # What leaves every value as it was.
+        # Changes that leave every value as it was.
         database.execute(
             "ALTER TABLE other ADD COLUMN z int DEFAULT 7",
             f"GRANT SELECT (id, v) ON t TO {database.rows('SELECT current_user::regrole::text')[0][0]}",
@@ -195,7 +195,7 @@ def test_a_second_init_watches_what_is_not_watched(database: Database, warehouse
 
 
 def test_an_unannounced_truncate_of_a_partition_has_the_table_copied_again(database: Database, warehouse: str) -> None:
-    """Its trigger is gone for a moment, untold: then its file is compared."""
+    """The trigger is disabled for a moment, without a note. Then the partition's file is compared."""
     database.execute(*PARTITIONED)
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
     steps = Steps()
@@ -233,7 +233,7 @@ def test_a_role_that_may_not_create_event_triggers_gets_a_warning(database: Data
 
 
 def test_a_table_that_changes_its_owner_fails_alone(database: Database, warehouse: str) -> None:
-    """Nor can the pump lock it then."""
+    """The pump cannot lock it then, either."""
     role = f"r_{database.name}"[:60]
     with database.connect() as connection:
 
@@ -257,9 +257,9 @@ def test_a_table_that_changes_its_owner_fails_alone(database: Database, warehous
                 mirror.register("a", "b")
                 mirror.await_live("public.a", "public.b")
                 run("ALTER TABLE a OWNER TO postgres", "INSERT INTO b VALUES (1)")
-                await_true(lambda: mirror.state("public.a") == "failed", 90, "set aside")
+                await_true(lambda: mirror.state("public.a") == "failed", 90, "the table fails")
                 assert "does not own public.a" in mirror.error("public.a")
-            # Nor is a later start in the way of the other.
+            # A later start must not prevent the other one.
             with mirror.pumping():
                 run("INSERT INTO b VALUES (2)")
                 mirror.await_frontier()
@@ -276,7 +276,7 @@ def test_a_trigger_that_fails_says_so_and_the_table_is_copied_again(database: Da
         mirror.register("t")
         mirror.await_live("public.t")
         mirror.await_frontier()
-        # Another transaction has told of the table since this one's snapshot: it cannot note its own change.
+        # Since this one's snapshot, another transaction has emitted a note about the table, so this one cannot.
         with database.connect(autocommit=False) as late:
             late.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             late.execute("SELECT 1")
@@ -285,7 +285,7 @@ def test_a_trigger_that_fails_says_so_and_the_table_is_copied_again(database: Da
             late.execute("UPDATE t SET n = -n WHERE id < 10")
             late.commit()
         mirror.await_frontier()
-        # Twice, unless a busy machine has both in one batch.
+        # Twice, unless both are in one batch on a busy machine.
         await_true(lambda: pump.steps.count(Step.TABLE_COPIED_AGAIN), 20, "stalled, then copied again")
         mirror.await_live("public.t")
         mirror.await_frontier()
@@ -325,7 +325,7 @@ def test_a_transaction_that_cannot_see_the_registration_changes_the_table(
             20,
             "copied again",
         )
-        # What a TRUNCATE takes is known.
+        # The rows that a TRUNCATE removes are known.
         await_true(lambda: pump.steps.details(Step.TABLE_FILLING, "table") == ["public.p"], 20, "filled")
         mirror.await_live(*names)
         mirror.await_frontier()

@@ -1,4 +1,4 @@
-"""The server that every other integration test relies on: set up for the mirror, and gone when it should be."""
+"""The server that every other integration test relies on: it is set up for the mirror, and stops when it should."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_crash_keeps_what_was_committed_and_the_port() -> None:
 
 
 def test_named_files_survive_and_are_served_by_one_server_at_a_time() -> None:
-    # Not below pytest's directory: that is ours alone, and the server may run as another user.
+    # Not below pytest's directory, which only our user may enter: the server may run as another user.
     with tempfile.TemporaryDirectory(prefix="mirror-pump-test-") as parent:
         Path(parent).chmod(0o755)
         place = Path(parent) / "server"

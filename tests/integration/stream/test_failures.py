@@ -1,4 +1,4 @@
-"""One table's trouble sets that table aside; connections that break are made anew."""
+"""Trouble with one table makes that table fail; broken connections are opened again."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.maintenance import Maintained
+from tests.support.memory import in_memory
 from tests.support.pipeline import change_rows, writing
 from tests.support.proxy import proxied
 
@@ -73,7 +74,7 @@ def test_an_error_of_one_table_stops_that_table_only(two: Mirror, trouble: str, 
         with pytest.raises(TableError) as refused:
             two.register("a")
         assert "unregister" in refused.value.remedy
-        # It stays aside, also over a restart, and the others go on.
+        # It stays failed, even after a restart, and the others continue.
         database.execute("UPDATE a SET id = -id WHERE id % 2 = 0", "DELETE FROM b WHERE id % 2 = 0")
         two.await_frontier()
     with two.pumping():
@@ -94,7 +95,8 @@ def test_an_error_of_one_table_stops_that_table_only(two: Mirror, trouble: str, 
 
 @pytest.mark.skipif(major_version() < 18, reason="the server publishes such a table")
 def test_a_table_that_the_server_refuses_to_publish_whole_is_left_to_its_owner(two: Mirror) -> None:
-    """UPDATE and DELETE fail while a table with REPLICA IDENTITY FULL is published without a generated column of it."""
+    """UPDATE and DELETE fail while a table with REPLICA IDENTITY FULL is published without one of its generated
+    columns."""
     database = two.database
 
     def updated() -> bool:
@@ -126,7 +128,7 @@ def test_a_table_that_the_server_refuses_to_publish_whole_is_left_to_its_owner(t
 @pytest.mark.parametrize(
     ("foreign", "change", "message"),
     [
-        # Of the large value, which is not sent, the lake has to be asked.
+        # The large value is not in the stream, so it has to be looked up in the lake.
         ("SET TBLPROPERTIES ('format-version' = '3')", "UPDATE a SET m = 2 WHERE id = 7", "format version 3"),
         ("SET TBLPROPERTIES ('format-version' = '3')", "INSERT INTO a VALUES (777)", "format version 3"),
         ("ADD COLUMN s struct<x: int>", "DELETE FROM a WHERE id = 50", "column 's'"),
@@ -173,7 +175,7 @@ def test_a_table_that_cannot_be_copied_stops_no_other(two: Mirror) -> None:
     with two.pumping():
         two.register("a", "b")
         two.await_live("public.b")
-        await_true(lambda: two.state("public.a") == "failed", 30, "a is set aside")
+        await_true(lambda: two.state("public.a") == "failed", 30, "a fails")
         assert "key column d" in two.error("public.a")
         two.database.execute("UPDATE a SET d = '2026-02-02' WHERE id = 50", "UPDATE b SET v = 'b'")
         two.unregister("a", drop_lake=True)
@@ -245,7 +247,7 @@ def test_a_table_that_is_renamed_leaves_its_name_to_another(two: Mirror) -> None
     two.unregister("c")
     published = "SELECT tablename FROM pg_publication_tables WHERE pubname = %s ORDER BY 1"
     assert two.database.rows(published, (two.settings.publication,)) == [("a",)]
-    # Renamed while nobody follows it, and dropped: the registration is found by the name that it was known by.
+    # Renamed while no pump follows it, and then dropped: the registration is found by the name known to the catalog.
     two.database.execute("ALTER TABLE a RENAME TO d", "CREATE TABLE a (id int PRIMARY KEY)")
     with pytest.raises(TableError, match=r"registered as public\.a"):
         two.register("a")
@@ -259,13 +261,13 @@ def test_a_table_that_is_renamed_leaves_its_name_to_another(two: Mirror) -> None
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
     """A server that a test may crash."""
-    with EmbeddedPostgres() as server:
+    with EmbeddedPostgres(temporary_in=in_memory()) as server:
         yield server
 
 
 @pytest.mark.slow
 def test_broken_connections_are_opened_again(own_server: EmbeddedPostgres, warehouse: str, runner: TaskRunner) -> None:
-    """With real Spark: what a task says about its lost connection crosses two process borders."""
+    """With real Spark: a task's error about its lost connection crosses two process boundaries."""
     own_server.create_database("x")
     database = Database(own_server, "x")
     database.execute(
@@ -303,7 +305,7 @@ def test_broken_connections_are_opened_again(own_server: EmbeddedPostgres, wareh
                 await_true(partial(retried, retries + 1), 30, f"the pump noticed: {kind}")
                 await_true(partial(more_than, before + 5), 30, "writes go on")
                 mirror.await_frontier()
-        # A crash in the middle of a copy: chunks that tasks are reading break off.
+        # A crash in the middle of a copy interrupts the tasks that read chunks.
         retries = steps.count(Step.RETRYING)
         mirror.register("u")
         await_true(lambda: "public.u" in steps.details(Step.CHUNK_COPIED, "table"), 60, "the copy is under way")
@@ -341,7 +343,7 @@ def test_a_server_that_is_away_for_a_while(own_server: EmbeddedPostgres, warehou
                 lambda: [pump.count(Step.STANDBY) for pump in (steps, waiting)] != standbys, 30, "one of them stands by"
             )
             mirror.assert_equal("public.t")
-    # Asked to stop while nothing can be reached, it stops.
+    # It stops on request while nothing can be reached.
     running = mirror.start(steps)
     await_true(lambda: mirror.acknowledged() and running.steps.count(Step.STREAMING) >= 2, 30, "it streams")
     own_server.stop("immediate")
@@ -351,8 +353,8 @@ def test_a_server_that_is_away_for_a_while(own_server: EmbeddedPostgres, warehou
 
 
 def test_a_network_that_was_cut_leaves_the_pump_its_lead(database: Database, warehouse: str) -> None:
-    """The pump knows that its connections are gone, and the server, whose old backends hold the lead and the slot, does
-    not."""
+    """The pump knows that its connections are gone. The server does not: its old backends still hold the leadership and
+    the slot."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     steps = Steps()
     with proxied(database.dsn) as proxy:
@@ -385,7 +387,7 @@ def test_a_slot_that_is_gone_stops_the_pump_with_what_to_do(two: Mirror) -> None
     assert two.settings.slot in str(missing.value)
     assert missing.value.remedy
     with two.database.connect() as connection:
-        # Somebody made it anew: it begins beyond the frontier, so what lies between is lost to it.
+        # Somebody created it again: it begins beyond the frontier, so changes in between are lost to it.
         connection.execute("INSERT INTO a VALUES (12345)")
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (two.settings.slot,))
     with pytest.raises(SourceError) as ahead:

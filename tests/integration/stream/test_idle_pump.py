@@ -26,7 +26,7 @@ from tests.support.cli import RunCommand
 from tests.support.pipeline import change_rows, writing
 
 WATCHED = 6.0
-"""Seconds for which an idle pump is watched."""
+"""Seconds for which an idle pump is observed."""
 
 
 @pytest.fixture
@@ -45,13 +45,13 @@ def program(database: Database, tmp_path: Path, run: RunCommand) -> Program:
 
 @pytest.fixture
 def mirror(program: Program, database: Database) -> Mirror:
-    """The same mirror, to look at."""
+    """The same mirror, for examination."""
     return Mirror(database, complete(Settings(dsn=database.dsn)), ThreadTaskRunner())
 
 
 @pytest.fixture
 def pump(program: Program, mirror: Mirror) -> Iterator[psutil.Process]:
-    """A running `mirror-pump run` with one live table, and nothing to do."""
+    """A running `mirror-pump run` with one live table and nothing to do."""
     process = program.start("run", "--idle-publish-interval", "1", "--idle-publish-bytes", "64kB", log="pump.log")
     try:
         mirror.await_live("public.t")
@@ -62,7 +62,7 @@ def pump(program: Program, mirror: Mirror) -> Iterator[psutil.Process]:
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """CPU that the process and its children have used so far: Spark's JVM and Python workers are among them."""
+    """CPU seconds that the process and its children have used, including Spark's JVM and Python workers."""
     used = 0.0
     for member in [process, *process.children(recursive=True)]:
         times = member.cpu_times()
@@ -71,7 +71,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 def steady(look: Callable[[], object], seconds: float, patience: float) -> None:
-    """Returns once `look` has given the same for so many seconds."""
+    """Returns once `look` has returned the same value for that many seconds."""
     deadline = time.monotonic() + patience
     value, since = look(), time.monotonic()
     while time.monotonic() - since < seconds:
@@ -104,8 +104,8 @@ def test_an_idle_pump_writes_no_wal_and_uses_no_cpu(
     other.execute("CREATE TABLE noise (v text)")
     made = mirror.database.lsn()
     await_true(lambda: made - mirror.acknowledged() < 200_000, 60, "the slot follows the making of that database")
-    # At rest: no publish moves the frontier, although the acknowledgement has been sent and WAL is as it was. Spark's
-    # start may still cost something in the first of these times.
+    # At rest: no publish moves the frontier, although the acknowledgement has been sent and the WAL has not grown. The
+    # first of these intervals may still include costs of Spark's start.
     for _ in range(3):
         steady(mirror.frontier, 2.5, 30)
         publishes = mirror.database.rows("SELECT count(*) FROM audit.frontiers")
@@ -118,10 +118,10 @@ def test_an_idle_pump_writes_no_wal_and_uses_no_cpu(
         if share < 0.1:
             break
     assert mirror.database.rows("SELECT count(*) FROM audit.frontiers") == publishes
-    # The server writes a snapshot record of some 100 bytes now and then by itself.
+    # From time to time the server writes a snapshot record of some 100 bytes by itself.
     assert written < 2000, f"{written} bytes of WAL in {elapsed:.0f} s"
     assert share < 0.1, f"{share:.1%} of a core while idle"
-    # Another database writes: the slot follows, with few publishes, and comes to rest again.
+    # Another database writes: the slot follows with few publishes, and comes to rest again.
     before = mirror.acknowledged()
     with other.connect() as connection:
         for _ in range(20):
@@ -132,7 +132,7 @@ def test_an_idle_pump_writes_no_wal_and_uses_no_cpu(
     steady(mirror.frontier, 2.5, 30)
     moves = mirror.database.rows("SELECT count(*) FROM audit.frontiers")[0][0] - publishes[0][0]
     assert 1 <= moves < 15, f"{moves} publishes for 4 MB of others' WAL"
-    # Nor does WAL of an unlogged table, or one that is not mirrored, hold the slot back.
+    # Nor does WAL of an unlogged table, or of one that is not mirrored, hold back the slot.
     mirror.database.execute("CREATE TABLE plain (v text)", "CREATE UNLOGGED TABLE unlogged (v text)")
     for _ in range(10):
         mirror.database.execute(
@@ -146,7 +146,7 @@ def test_an_idle_pump_writes_no_wal_and_uses_no_cpu(
 
 @pytest.mark.slow
 def test_sigterm_in_the_middle_of_work(program: Program, mirror: Mirror, database: Database, tmp_path: Path) -> None:
-    """It ends within seconds, says where, and the next one goes on from there."""
+    """It ends within seconds and says where; the next pump continues there."""
     database.execute(
         "CREATE TABLE u (id bigint PRIMARY KEY, v text)",
         "INSERT INTO u SELECT g, repeat('v', 200) FROM generate_series(1, 30000) g",

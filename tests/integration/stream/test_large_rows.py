@@ -1,4 +1,4 @@
-"""Rows too large for the mirror, and rows that the server itself cannot send: one table's trouble, not all's."""
+"""Rows too large for the mirror, and rows that the server itself cannot send: a problem of one table, not of all."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_row_beyond_the_limit_fails_its_table(database: Database, warehouse: s
         assert "max_row_bytes" in mirror.error("public.a")
         assert lake_rows(mirror.location("public.a")) == before, "readable as of its last frontier"
         mirror.assert_equal("public.b")
-        # Its further rows, however large, are nobody's concern; and the remedy helps.
+        # Further rows of the failed table do not matter, however large; and the remedy helps.
         database.execute("UPDATE a SET v = repeat('y', 3000000)", "UPDATE b SET v = 'after'")
         mirror.await_frontier()
         mirror.assert_equal("public.b")
@@ -70,7 +70,7 @@ def test_a_row_beyond_the_limit_fails_its_table(database: Database, warehouse: s
 def test_large_values_that_updates_leave_alone(
     database: Database, warehouse: str, runner: TaskRunner, tmp_path: Path
 ) -> None:
-    """They are looked up in the lake, and come by files, not through Spark's heap; none of these is left."""
+    """They are looked up in the lake, and pass through files instead of Spark's Java heap. No such file is left."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int, big text)",
         "INSERT INTO t SELECT g, 0, repeat(g::text, 6000000) FROM generate_series(1, 4) g",
@@ -97,7 +97,8 @@ def test_large_values_that_updates_leave_alone(
 def test_one_update_that_concerns_every_large_value(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch is small, what it lacks is not: it is completed in parts. Keys move from row to row on the way."""
+    """The batch is small, but the values that it lacks are large, so it is completed in parts. Keys move between rows
+    meanwhile."""
     sizes: list[int] = []
 
     def complete(*arguments: Any) -> Completed:
@@ -126,13 +127,13 @@ def test_one_update_that_concerns_every_large_value(
         mirror.assert_equal("public.t")
     assert sum(sizes) > 30_000_000
     assert len(sizes) > 8
-    # The first part of a table, and one in which rows turn out to be larger than the ones before, are of a few rows.
+    # A table's first part, and a part in which rows turn out to be larger than before, have few rows.
     assert max(sizes) <= 6_000_000
 
 
 @pytest.fixture
 def windows(postgres: EmbeddedPostgres) -> Iterator[Callable[[], Database]]:
-    """Makes a database in whose encoding there are characters that UTF-8 does not have."""
+    """Creates a database whose encoding has characters that UTF-8 does not have."""
     made: list[str] = []
 
     def make() -> Database:
@@ -148,14 +149,14 @@ def windows(postgres: EmbeddedPostgres) -> Iterator[Callable[[], Database]]:
 def test_a_row_that_the_server_cannot_send(
     windows: Callable[[], Database], warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
-    """A character without an equivalent is the smallest such row."""
+    """The smallest such row holds a character without an equivalent."""
     _pass_over(windows(), warehouse, tasks, "chr(129), NULL, NULL", "no equivalent in encoding")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1500)
 def test_values_of_100_megabytes(database: Database, warehouse: str, tasks: ThreadTaskRunner, tmp_path: Path) -> None:
-    """Text and bytea, through copy and stream, and updates that leave them alone, by the real program."""
+    """Text and bytea, through copy and stream, with updates that do not change them, by the real program."""
     mirror = Mirror.create(database, warehouse, tasks)
     program = Program(database.dsn, tmp_path)
     with database.connect() as connection:
@@ -208,14 +209,14 @@ def test_values_of_100_megabytes(database: Database, warehouse: str, tasks: Thre
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_value_of_nearly_a_gigabyte(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
-    """The longest text that fits a message. The limit sets its table aside, and memory stops nothing."""
+    """The longest text that fits in a message. The limit makes its table fail, and memory suffices for all."""
     database.execute("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE TABLE b (id int PRIMARY KEY)")
     mirror = Mirror.create(database, warehouse, tasks)
     with mirror.pumping() as pump:
         mirror.register("a", "b")
         mirror.await_live("public.a", "public.b")
         database.execute("INSERT INTO a VALUES (1, repeat('x', 1073741000)); INSERT INTO b VALUES (1)")
-        await_true(lambda: mirror.state("public.a") == "failed", 600, "the table of the row is set aside")
+        await_true(lambda: mirror.state("public.a") == "failed", 600, "the table of the row fails")
         assert "1,073,741,0" in mirror.error("public.a")
         database.execute("INSERT INTO b VALUES (2)")
         mirror.await_frontier(seconds=600)
@@ -226,7 +227,7 @@ def test_a_value_of_nearly_a_gigabyte(database: Database, warehouse: str, tasks:
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_bytes_whose_text_is_beyond_a_gigabyte(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
-    """The stream sends bytea as text, two characters a byte; the copy that takes the stream's place does not."""
+    """The stream sends bytea as text, with two characters per byte. The copy that replaces the stream does not."""
     database.execute("CREATE TABLE a (id int PRIMARY KEY, z bytea, n int)", "CREATE TABLE b (id int PRIMARY KEY)")
     mirror = Mirror.create(database, warehouse, tasks)
     with mirror.pumping() as pump:
@@ -265,7 +266,7 @@ def _pass_over(database: Database, warehouse: str, tasks: ThreadTaskRunner, valu
         mirror.register("a", "b", "c")
         mirror.await_live(*tables)
         run("INSERT INTO a VALUES (1, 'ordinary')", "UPDATE b SET v = 'ordinary' WHERE id < 50")
-        # One transaction: before the row, the row, and behind it, where nothing comes any more; with a schema change.
+        # One transaction: before the row, the row, and after it, where nothing is sent any more; with a schema change.
         run(
             "BEGIN",
             "UPDATE b SET v = 'in it' WHERE id BETWEEN 20 AND 60",
@@ -278,13 +279,13 @@ def _pass_over(database: Database, warehouse: str, tasks: ThreadTaskRunner, valu
             "UPDATE b SET v = 'after' WHERE id = 50",
             "INSERT INTO c VALUES (2, 'after', 8)",
         )
-        await_true(lambda: mirror.state("public.a") == "failed", 120, "the table of the row is set aside")
+        await_true(lambda: mirror.state("public.a") == "failed", 120, "the table of the row fails")
         assert re.search(f"(?i){message}", mirror.error("public.a")), mirror.error("public.a")
         mirror.await_live("public.b", "public.c")
         mirror.await_frontier()
         mirror.assert_equal("public.b", "public.c")
         assert set(steps.details(Step.TABLE_COPIED_AGAIN, "table")) == set(tables)
-        # From now on the table's rows do not come at all.
+        # From now on, no rows of the table are sent at all.
         copied = steps.count(Step.TABLE_COPIED_AGAIN)
         run(
             "UPDATE a SET id = 3, v = v WHERE id = 2",
@@ -295,7 +296,7 @@ def _pass_over(database: Database, warehouse: str, tasks: ThreadTaskRunner, valu
         mirror.await_frontier()
         mirror.assert_equal("public.b", "public.c")
         assert steps.count(Step.TABLE_COPIED_AGAIN) == copied
-        # And without that row it is a table like any other.
+        # Without that row, the table is like any other.
         run("ALTER TABLE a REPLICA IDENTITY DEFAULT", "DELETE FROM a WHERE id <> 11")
         mirror.unregister("a")
         mirror.register("a")

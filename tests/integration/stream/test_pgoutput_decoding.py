@@ -1,4 +1,4 @@
-"""What a real server sends through pgoutput, for each replica identity and type: decoded, it is the table itself."""
+"""The pgoutput messages of a real server, for each replica identity and type: decoded, they equal the table."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Source:
         self.relations: dict[str, messages.RelationMessage] = {}
 
     def run(self, *statements: str) -> None:
-        """Each statement in a transaction of its own."""
+        """Runs each statement in its own transaction."""
         for statement in statements:
             self.connection.execute(statement.encode())
 
@@ -158,7 +158,7 @@ def test_each_replica_identity(source: Source, identity: str) -> None:
 
 
 def test_a_key_that_is_stored_apart(source: Source) -> None:
-    # Index entries reach 2,700 bytes: wide enough to be stored apart once the column may not be compressed.
+    # Index entries reach 2,700 bytes: wide enough to be stored out of line once the column may not be compressed.
     source.run(
         "CREATE TABLE apart (k text PRIMARY KEY, n int, other text)",
         "ALTER TABLE apart ALTER k SET STORAGE EXTERNAL, ALTER other SET STORAGE EXTERNAL",
@@ -240,12 +240,12 @@ def server_value(type_sql: str, text: str) -> sql.Composed:
 
 
 def oracle(kind: str, column: str) -> str:
-    """SQL for what the decoded value must be, in a form that needs no parser of ours."""
+    """SQL for the expected decoded value, in a form that needs no parser of ours."""
     return {
         "date": f"CASE WHEN isfinite({column}) THEN {column} - date '1970-01-01' END",
         "timestamp": f"(extract(epoch FROM {column}) * 1000000)::bigint",
         "timestamptz": f"(extract(epoch FROM {column}) * 1000000)::bigint",
-        # What the output function prints; a cast to text would strip char(n) of its blanks.
+        # The text of the output function; a cast to text would strip char(n) of its blanks.
         "string": f"CASE WHEN {column} IS NOT NULL THEN format('%s', {column}) END",
         "uuid": f"uuid_send({column})",
         "float": f"float4send({column})",
@@ -265,7 +265,7 @@ def comparable(kind: str, values: pa.ChunkedArray) -> list[Any]:
 
 
 def same(mine: Any, stored: Any) -> bool:
-    """Equality, where psycopg gives time zones and UUIDs as objects inside arrays."""
+    """Equality, where psycopg returns time zones and UUIDs as objects inside arrays."""
     if isinstance(mine, list) and isinstance(stored, list):
         return all(same(value, other) for value, other in itertools.zip_longest(mine, stored))
     return bool(mine == getattr(stored, "bytes", stored))
@@ -328,7 +328,7 @@ def test_the_rare_messages(source: Source) -> None:
     source.run(
         'INSERT INTO "Odd"."Ta ble" VALUES (1, 2)',
         'TRUNCATE "Odd"."Ta ble", second RESTART IDENTITY CASCADE',
-        # Not flushed by itself: the transaction after it does that.
+        # It is not flushed by itself: the transaction after it does that.
         "SELECT pg_logical_emit_message(false, 'modak', 'now')",
         "SELECT pg_logical_emit_message(true, 'modak', 'grüße')",
     )

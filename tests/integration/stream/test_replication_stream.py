@@ -21,6 +21,9 @@ from mirror_pump.testing.database import Database
 
 DEADLINE = 20.0
 
+# Commands of the replication protocol have other literals than SQL.
+PUBLICATION = "pub, \"'\\lication"
+
 
 @pytest.fixture
 def conn(database: Database) -> Iterator[PgConnection]:
@@ -32,15 +35,15 @@ def conn(database: Database) -> Iterator[PgConnection]:
 def slot(database: Database, conn: PgConnection) -> str:
     name = f"s_{database.name}"[:60]
     conn.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-    create_publication(conn, "pub, lication")
-    add_to_publication(conn, "pub, lication", resolve_name(conn, "t")[0])
+    create_publication(conn, PUBLICATION)
+    add_to_publication(conn, PUBLICATION, resolve_name(conn, "t")[0])
     create_slot(conn, name)
     return name
 
 
 @pytest.fixture
 def stream(database: Database, slot: str) -> Iterator[ReplicationStream]:
-    with ReplicationStream.start(database.dsn, slot, "pub, lication", Lsn(0)) as opened:
+    with ReplicationStream.start(database.dsn, slot, PUBLICATION, Lsn(0)) as opened:
         yield opened
 
 
@@ -71,7 +74,7 @@ def test_whole_transactions_arrive_as_raw_messages(conn: PgConnection, stream: R
         conn.execute("SELECT pg_logical_emit_message(true, 'mirror', 'hello')")
     conn.execute("DELETE FROM t WHERE id = 2; TRUNCATE t")
     messages = read_until(stream, lambda got: tags(got).count("C") == 2)
-    # The server describes a relation before its first use, and again whenever it has to look it up anew.
+    # The server describes a relation before its first use, and whenever it has to look it up again.
     assert tags(messages).startswith("BRIIUMCB")
     assert tags(messages).replace("R", "") == "BIIUMCBDTC"
     assert all(message[0] == ord("w") for message in messages)
@@ -108,7 +111,7 @@ def test_acknowledged_transactions_do_not_come_again(
         messages = read_until(again, lambda got: tags(got).endswith("C"))
     assert b"second" in b"".join(messages)
     assert b"first" not in b"".join(messages)
-    # Not acknowledged: it comes once more, unless the start position is beyond it.
+    # It was not acknowledged, so it is sent again, unless the start position is beyond it.
     second = commit_end(messages[-1])
     conn.execute("INSERT INTO t VALUES (3, 'third')")
     with started_again(database, slot, second) as again:
@@ -118,11 +121,11 @@ def test_acknowledged_transactions_do_not_come_again(
 
 
 def started_again(database: Database, slot: str, start: Lsn) -> ReplicationStream:
-    """Streams as soon as the walsender before has let go of the slot."""
+    """Streams as soon as the previous walsender has released the slot."""
     deadline = time.monotonic() + DEADLINE
     while True:
         try:
-            return ReplicationStream.start(database.dsn, slot, "pub, lication", start)
+            return ReplicationStream.start(database.dsn, slot, PUBLICATION, start)
         except ConnectionLost:
             assert time.monotonic() < deadline
 
@@ -157,7 +160,7 @@ def test_waiting_costs_nothing_and_can_be_ended(stream: ReplicationStream) -> No
 
 
 def test_waking_a_stream_that_is_being_closed_touches_no_other_file(database: Database) -> None:
-    """The pipe's number is free at once for whatever is opened next: a byte too late would go in there."""
+    """The pipe's number is free for whatever is opened next: a byte written too late would go there."""
     errors: list[BaseException] = []
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -221,10 +224,10 @@ def test_starting_is_refused_with_a_reason(database: Database, conn: PgConnectio
     assert not isinstance(failure.value, ConnectionLost)
     assert failure.value.remedy
     with (
-        ReplicationStream.start(database.dsn, slot, "pub, lication", Lsn(0)),
+        ReplicationStream.start(database.dsn, slot, PUBLICATION, Lsn(0)),
         pytest.raises(ConnectionLost, match="in use"),
     ):
-        ReplicationStream.start(database.dsn, slot, "pub, lication", Lsn(0))
+        ReplicationStream.start(database.dsn, slot, PUBLICATION, Lsn(0))
     with pytest.raises(ConnectionLost):
         ReplicationStream.start("host=127.0.0.1 port=1", slot, "p", Lsn(0))
 

@@ -1,5 +1,5 @@
-"""Changes that other tests leave out: keys that are equal under another text, TRUNCATE in all its forms, partitions by
-hash, identity columns, and a replica identity that changes while rows do."""
+"""Changes that other tests leave out: equal keys with different texts, TRUNCATE in all its forms, partitions by hash,
+identity columns, and a replica identity that changes between changes of rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 
 
 def test_keys_that_are_equal_under_another_text(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
-    """Postgres takes 1.0 for 1.00, and in citext a for A; the lake's rows go by the text that is stored."""
+    """Postgres treats 1.0 as 1.00, and in citext a as A; the lake's rows go by the stored text."""
     database.execute(
         "CREATE EXTENSION citext",
         "CREATE TYPE mood AS ENUM ('ok', 'bad', 'worse')",
@@ -134,7 +134,8 @@ def test_truncate_in_all_its_forms(database: Database, warehouse: str, tasks: Th
 
 
 def test_partitions_by_hash(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
-    """Below a list, so that rows move at two levels; with a default partition that rows go to and leave."""
+    """Below a partition by list, so that rows move at two levels; with a DEFAULT partition that rows enter and
+    leave."""
     database.execute(
         "CREATE TABLE h (id int, kind text, v text, PRIMARY KEY (id, kind)) PARTITION BY LIST (kind)",
         "CREATE TABLE h_a PARTITION OF h FOR VALUES IN ('a') PARTITION BY HASH (id)",
@@ -156,7 +157,7 @@ def test_partitions_by_hash(database: Database, warehouse: str, tasks: ThreadTas
         )
         mirror.await_frontier()
         mirror.assert_equal("public.h")
-        # A partition of its own for what the default partition has: Postgres wants the rows out of there first.
+        # A partition for rows that are in the DEFAULT partition: Postgres requires them to be moved first.
         database.execute(
             "BEGIN; CREATE TABLE h_z (LIKE h INCLUDING ALL); WITH gone AS (DELETE FROM h WHERE kind = 'z' RETURNING *)"
             " INSERT INTO h_z SELECT * FROM gone; ALTER TABLE h ATTACH PARTITION h_z FOR VALUES IN ('z'); COMMIT",
@@ -174,7 +175,7 @@ def test_partitions_by_hash(database: Database, warehouse: str, tasks: ThreadTas
 def test_the_replica_identity_changes_while_rows_do(
     database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
-    """Between changes of one transaction too; with large values that updates leave alone."""
+    """Also between changes of one transaction, and with large values that updates do not change."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, code int NOT NULL UNIQUE, v text, big text)",
         "ALTER TABLE t ALTER big SET STORAGE EXTERNAL",
@@ -198,7 +199,7 @@ def test_the_replica_identity_changes_while_rows_do(
         ):  # fmt: skip
             alter = f"ALTER TABLE t REPLICA IDENTITY {identity};"
             if identity == "NOTHING":
-                # Nothing that would have to be found again can happen to a published table meanwhile.
+                # Nothing can happen to a published table meanwhile that would have to be detected.
                 run(alter)
                 continue
             before = changes if identity == "FULL" else ""

@@ -1,4 +1,4 @@
-"""The stream into the lake: what inserts cost, keys that change, one large transaction, common types, idleness."""
+"""The stream into the lake: the cost of inserts, keys that change, one large transaction, common types, idle times."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_inserts_alone_leave_no_delete_file(database: Database, warehouse: str) 
         mirror.await_frontier()
         assert delete_files(mirror, "public.t") == 0
         mirror.assert_equal("public.t")
-        # After a restart as well, and for keys that a rolled back transaction had inserted.
+        # Also after a restart, and for keys that a rolled back transaction had inserted.
     with database.connect(autocommit=False) as connection:
         connection.execute("INSERT INTO t SELECT g, 'gone' FROM generate_series(5000, 5100) g")
         connection.rollback()
@@ -56,11 +56,28 @@ def test_inserts_alone_leave_no_delete_file(database: Database, warehouse: str) 
     mirror.catch_up()
     assert delete_files(mirror, "public.t") == 0
     mirror.assert_equal("public.t")
-    # One update, one delete: one small file each, and the count above can fail.
+    # One update, one delete: one small file each. So the count above could fail.
     database.execute("UPDATE t SET v = 'u' WHERE id = 1")
     mirror.catch_up()
     assert delete_files(mirror, "public.t") == 1
     mirror.assert_equal("public.t")
+
+
+def test_a_pump_that_has_nothing_to_copy_or_fold_has_few_connections(database: Database, warehouse: str) -> None:
+    """Of the loop, the publisher, the receiver's lookups, the listener, the watcher and retention; all others share
+    one."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("t")
+    mirror.catch_up()
+    with mirror.pumping():
+        database.execute("INSERT INTO t VALUES (2)")
+        mirror.await_frontier()
+        ((sessions,),) = database.rows(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = 'mirror-pump'"
+        )
+    assert 4 <= sessions <= 7
 
 
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL", "USING INDEX t_k"])
@@ -83,7 +100,7 @@ def test_a_changed_key_leaves_no_stale_row(
         mirror.await_frontier()
         assert len(mirror.lake("public.t")) == 60
         mirror.assert_equal("public.t")
-        # A ring, within one transaction and then across batches; each key is somebody else's afterwards.
+        # A ring, within one transaction and then across batches: afterwards each key belongs to another row.
         database.execute(
             "UPDATE t SET id = -id, k = '-' || k WHERE id BETWEEN 30 AND 40;"
             "UPDATE t SET id = 30 + (-id - 30 + 1) % 11, k = 'k' || (30 + (-id - 30 + 1) % 11) WHERE id < 0"
@@ -109,7 +126,8 @@ def test_a_changed_key_leaves_no_stale_row(
 def test_a_large_transaction_is_one_step_of_the_frontier(
     database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
-    """300,000 rows in two tables, cut into some hundred segments, between transactions that are batches each."""
+    """300,000 rows in two tables, cut into some hundred segments, between transactions that are batches by
+    themselves."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v int)",
         "CREATE TABLE u (id int PRIMARY KEY, v int)",
@@ -189,9 +207,9 @@ VALUES = [
 
 
 def test_common_types_read_as_psql_prints_them(database: Database, warehouse: str, spark: SparkSession) -> None:
-    """Through the copy and through the stream, by DuckDB and by Spark: whatever the reader's type, the same text.
+    """Through copy and stream, read by DuckDB and by Spark: the same text, whatever the reader's type.
 
-    Both engines turn their value into text; numbers are compared as numbers, since printing differs by engine.
+    Both engines convert their value to text. Numbers are compared as numbers, since engines print them differently.
     """
     columns = [f"c{number}" for number in range(len(VALUES))]
     count = max(len(values) for _, values in VALUES)
@@ -201,7 +219,7 @@ def test_common_types_read_as_psql_prints_them(database: Database, warehouse: st
 
         def insert(first: int) -> None:
             for number in range(count + 1):
-                # The last row is NULL throughout.
+                # The last row is NULL in all columns.
                 row = [values[number % len(values)] if number < count else None for _, values in VALUES]
                 connection.execute(
                     f"INSERT INTO t VALUES (%s, {', '.join(['%s'] * len(row))})".encode(), (first + number, *row)
@@ -230,7 +248,7 @@ def test_common_types_read_as_psql_prints_them(database: Database, warehouse: st
     table = read_duckdb(location, "SELECT * FROM lake ORDER BY id")
     by_duckdb = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
     session = lake_session(spark, database.dsn, warehouse)
-    # Spark prints its decimals right; on their way to Python small ones change their number of digits.
+    # Spark prints its decimals correctly, but on their way to Python small ones change their number of digits.
     selected = ", ".join(
         f"CAST({column} AS STRING)" if kind.startswith("numeric(") else column
         for column, (kind, _) in zip(columns, VALUES, strict=True)
@@ -245,9 +263,9 @@ def test_common_types_read_as_psql_prints_them(database: Database, warehouse: st
 
 
 def _comparable_sql(column: str, kind: str) -> str:
-    """What to select: most types as the server prints them, some as both engines' values are easily printed."""
+    """The select list: most types as the server prints them, some in a form that both engines can print easily."""
     if kind in ("float4", "float8"):
-        # As float8: both engines print a float4 by another rule.
+        # As float8, since both engines print a float4 by another rule.
         return f"{column}::float8::text"
     if kind.endswith("[]"):
         return f"to_jsonb({column})::text"
@@ -288,7 +306,7 @@ def _timestamp_text(value: Any) -> str:
 
 
 def _float_text(value: float) -> str:
-    """As float8out prints: the shortest digits, an exponent of two digits at least, no trailing point."""
+    """As float8out prints: the shortest digits, an exponent of at least two digits, no trailing point."""
     text = repr(value).removesuffix(".0")
     mantissa, exponent, power = text.partition("e")
     return text if not exponent else f"{mantissa}e{power[0] if power[0] in '+-' else '+'}{power.lstrip('+-').zfill(2)}"

@@ -1,4 +1,4 @@
-"""Tasks run in Spark's workers; their errors come back as what they were."""
+"""Tasks run in Spark's workers, and their errors keep their types."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def dying(code: int) -> None:
 
 @dataclass(frozen=True)
 class Large:
-    """A task that says how much travels with it."""
+    """A task that reports its size."""
 
     nbytes: int
 
@@ -55,7 +55,7 @@ def test_results_come_from_another_process(runner: SparkTaskRunner) -> None:
 
 
 def test_a_very_large_task_stays_in_the_driver(runner: SparkTaskRunner) -> None:
-    """Its bytes would go through the Java heap several times."""
+    """Otherwise its bytes would pass through the Java heap several times."""
     assert runner.submit(whereabouts, Large(1 << 20)).result(60) != os.getpid()
     assert runner.submit(whereabouts, Large(100 << 20)).result(60) == os.getpid()
 

@@ -1,4 +1,4 @@
-"""Transactions of every kind, of which the outcome alone counts: nested, prepared, open for long, very many."""
+"""Transactions of every kind, of which only the outcome counts: nested, prepared, long, and very many."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.memory import in_memory
 
 
 @pytest.fixture
 def own_server() -> Iterator[EmbeddedPostgres]:
     """A server that a test may restart."""
-    with EmbeddedPostgres() as server:
+    with EmbeddedPostgres(temporary_in=in_memory()) as server:
         yield server
 
 
@@ -50,7 +51,7 @@ def test_a_commit_is_waited_for_until_snapshots_see_it(database: Database) -> No
 
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
 def test_subtransactions(database: Database, warehouse: str, tasks: ThreadTaskRunner, identity: str) -> None:
-    """Changes of key in what is rolled back, what is released, and what is released within what is rolled back."""
+    """Key changes in subtransactions that are rolled back, released, and released within a rolled back one."""
     database.execute(_TABLE, "ALTER TABLE t ALTER big SET STORAGE EXTERNAL", _ROWS)
     mirror = Mirror.create(database, warehouse, tasks, segment_bytes=700)
     with mirror.pumping(), database.connect() as connection:
@@ -112,7 +113,7 @@ def test_subtransactions(database: Database, warehouse: str, tasks: ThreadTaskRu
 
 
 def test_key_swaps_through_a_deferred_constraint(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
-    """A column that is unique at the end of the transaction only, beside the key; and keys that are exchanged."""
+    """A second unique column, whose constraint holds at the end of the transaction only; and swapped keys."""
     database.execute(
         "CREATE TABLE s (code text NOT NULL, id int NOT NULL, v text, UNIQUE (id) DEFERRABLE INITIALLY DEFERRED)",
         "CREATE UNIQUE INDEX s_code ON s (code)",
@@ -130,7 +131,7 @@ def test_key_swaps_through_a_deferred_constraint(database: Database, warehouse: 
             "UPDATE s SET id = 21 - id",
             "BEGIN; UPDATE s SET code = 'x' WHERE id = 3; UPDATE s SET code = 'c18', id = 4 WHERE id = 4;"
             " UPDATE s SET code = 'c17' WHERE code = 'x'; COMMIT",
-            # The same end by way of a third key, several times in one transaction, and back.
+            # The same result by way of a third key, several times in one transaction, and back.
             "BEGIN;"
             " UPDATE r SET id = -1 WHERE id = 1; UPDATE r SET id = 1 WHERE id = 2; UPDATE r SET id = 2 WHERE id = -1;"
             " UPDATE r SET id = -1 WHERE id = 1; UPDATE r SET id = 1 WHERE id = 2; UPDATE r SET id = 2 WHERE id = -1;"
@@ -144,8 +145,8 @@ def test_key_swaps_through_a_deferred_constraint(database: Database, warehouse: 
 
 
 def test_prepared_transactions(own_server: EmbeddedPostgres, warehouse: str, tasks: ThreadTaskRunner) -> None:
-    """Nothing of them counts before COMMIT PREPARED, over restarts of the pump and of the server; the frontier passes
-    them by."""
+    """None of their changes count before COMMIT PREPARED, across restarts of the pump and of the server. The frontier
+    does not wait for them."""
     own_server.create_database("x")
     database = Database(own_server, "x")
     database.execute(_TABLE, _ROWS, "CREATE TABLE u (id int PRIMARY KEY)")
@@ -180,7 +181,7 @@ def test_prepared_transactions(own_server: EmbeddedPostgres, warehouse: str, tas
         database.execute("ROLLBACK PREPARED 'gone'", "INSERT INTO u VALUES (4)")
         mirror.await_frontier()
         mirror.assert_equal("public.t", "public.u")
-    # Committed while no pump runs, and with its rows in WAL that was written two restarts ago.
+    # Committed while no pump runs, with its rows in WAL that was written two restarts ago.
     database.execute("CHECKPOINT", "COMMIT PREPARED 'late'")
     mirror.catch_up()
     mirror.assert_equal("public.t", "public.u")
@@ -189,8 +190,8 @@ def test_prepared_transactions(own_server: EmbeddedPostgres, warehouse: str, tas
 
 
 def test_a_transaction_that_stays_open(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
-    """It holds back nothing but WAL, and status says so: the frontier passes, others are published, pumps come and
-    go."""
+    """It holds back nothing but WAL, and status says so: the frontier passes, others are published, pumps start and
+    stop."""
     database.execute(_TABLE, _ROWS, "CREATE TABLE u (id int PRIMARY KEY, v text)")
     mirror = Mirror.create(database, warehouse, tasks, segment_bytes=700)
     mirror.register("t", "u")
@@ -250,7 +251,7 @@ def slot_status(mirror: Mirror) -> dict[str, Any]:
 
 @pytest.mark.parametrize("count", [8_000, pytest.param(100_000, marks=pytest.mark.soak)])
 def test_very_many_small_transactions(database: Database, warehouse: str, tasks: ThreadTaskRunner, count: int) -> None:
-    """Each a commit of its own; some of them empty, some rolled back."""
+    """Each is a commit of its own; some are empty, some rolled back."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int)",
         "CREATE TABLE other (id int)",
@@ -281,7 +282,7 @@ def test_very_many_small_transactions(database: Database, warehouse: str, tasks:
 
 
 def test_messages_of_others_are_ignored(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
-    """Transactional and not, alone and between rows, rolled back, large, under our prefix too."""
+    """Transactional and not, alone and between rows, rolled back, large, also with our prefix."""
     database.execute(_TABLE, _ROWS)
     mirror = Mirror.create(database, warehouse, tasks, segment_bytes=700)
     with mirror.pumping() as pump:
@@ -317,7 +318,7 @@ _NONSENSE = (
 
 
 def test_sealed_nonsense_stops_nothing(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
-    """Whoever may read the secret may say anything. At worst the table that it names is copied again."""
+    """A role that can read the secret can forge any note. At worst, the table that it names is copied again."""
     database.execute(_TABLE, _ROWS)
     mirror = Mirror.create(database, warehouse, tasks)
     with mirror.pumping() as pump:
@@ -326,7 +327,7 @@ def test_sealed_nonsense_stops_nothing(database: Database, warehouse: str, tasks
         ((table_id, shape, secret),) = database.rows(
             "SELECT table_id, shape::text, secret FROM modak.mirror_shapes, modak.mirror_secret"
         )
-        # What jsonb cannot hold.
+        # A text that jsonb cannot hold.
         unstorable = shape[:-1] + ', "more": "\\u0000"}'
         with database.connect() as connection:
             for content in _NONSENSE:
@@ -359,7 +360,8 @@ def test_without_its_secret_the_pump_does_not_begin(
 def test_only_the_event_triggers_can_announce_a_change(
     database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
-    """Any role may emit messages: true to the letter, but for the seal, or one that was good in another transaction."""
+    """Any role may emit messages, even ones that equal a note except for the signature, or that were valid in another
+    transaction."""
     database.execute(_TABLE, _ROWS)
     mirror = Mirror.create(database, warehouse, tasks)
     role = f"stranger_{os.urandom(4).hex()}"

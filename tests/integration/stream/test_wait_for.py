@@ -1,4 +1,4 @@
-"""modak.wait_for(): SQL that waits for the frontier, and wakes an idle pump for it."""
+"""modak.wait_for(): SQL that waits for the frontier, and wakes an idle pump."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_an_idle_pump_is_woken(database: Database, tmp_path: Path) -> None:
             assert database.rows("SELECT modak.wait_for(timeout => '20 seconds')") == [(True,)]
             assert mirror.frontier() >= position
         assert time.monotonic() - began < 10
-        # Somebody waits for a position that WAL has not reached, and may never reach: others do not wait behind that.
+        # A session waits for a position that WAL has not reached, and may never reach. Others do not wait behind it.
         database.execute("SELECT pg_notify('mirror_pump', 'FFFFFFFF/FFFFFFFF')")
         for _ in range(2):
             position = database.rows("SELECT count(*), (pg_current_wal_insert_lsn() - '0/0')::bigint FROM t")[0][1]

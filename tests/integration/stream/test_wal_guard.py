@@ -1,4 +1,4 @@
-"""The WAL guard: what a pump does before its slot is lost. Real slots, which keep real WAL."""
+"""The WAL guard: what a pump does before its slot is lost. Real slots keep real WAL."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GUARD: dict[str, Any] = {
 
 
 class TroubledTasks:
-    """Runs tasks in threads. While `full` (an error) they find no room; while not `released` no result comes."""
+    """Runs tasks in threads. While `full` is set, they find the storage full; until `released`, no result arrives."""
 
     def __init__(self) -> None:
         self._tasks = ThreadTaskRunner()
@@ -90,7 +90,7 @@ def await_with_writes(database: Database, condition: Callable[[], object], what:
 
 
 def reasons(steps: Steps, **wanted: str) -> list[object]:
-    """What the guard said of shortages with these details."""
+    """The guard's reports of shortages with these details."""
     return [
         details.get("reason")
         for step, details in list(steps.seen)
@@ -101,12 +101,12 @@ def reasons(steps: Steps, **wanted: str) -> list[object]:
 def test_the_table_below_whose_location_the_error_is_fails(
     database: Database, warehouse: str, tasks: TroubledTasks
 ) -> None:
-    """Also if the guard decides so between two sessions, when nobody takes events."""
+    """Also if the guard decides between two sessions, when nobody takes events."""
     mirror = two_tables(database, warehouse, tasks, "fail-table")
     steps = Steps()
 
     def delay(step: Step, details: dict[str, object]) -> None:
-        """Hold up the guard's thread until a session has ended."""
+        """Holds up the guard's thread until a session has ended."""
         if step is Step.WAL_SHORT and "table" in details:
             ended = steps.count(Step.RETRYING)
             await_true(lambda: steps.count(Step.RETRYING) > ended, 30, "the next session has ended")
@@ -115,7 +115,7 @@ def test_the_table_below_whose_location_the_error_is_fails(
     with mirror.pumping(steps):
         mirror.register("a", "b")
         mirror.await_live("public.a", "public.b")
-        # Everything that is written below it fails from now on, which the pump tries again for ever.
+        # From now on, everything written below it fails, and the pump retries forever.
         ((location,),) = database.rows("SELECT location FROM modak.mirror_tables WHERE lake_table = 'b'")
         data = Path(location.removeprefix("file://")) / "data"
         if data.exists():
@@ -155,7 +155,7 @@ def test_the_table_with_the_most_changes_fails_if_the_pump_falls_behind(
 def test_no_table_fails_for_an_error_of_all(
     database: Database, warehouse: str, tasks: TroubledTasks, trouble: str
 ) -> None:
-    """Though the error names one of them: the one that was written to first."""
+    """Although the error names one of them: the one that was written to first."""
     mirror = two_tables(database, warehouse, tasks, "fail-table")
     root = Path(warehouse.removeprefix("file://"))
     steps = Steps()
@@ -185,7 +185,7 @@ def test_no_table_fails_for_an_error_of_all(
 def test_the_slot_is_dropped_before_it_fills_the_disk(
     database: Database, warehouse: str, tasks: TroubledTasks, trouble: str
 ) -> None:
-    """Here the limit is the server's own; elsewhere it is `wal_guard_bytes`."""
+    """Here the limit is the server's own; in other tests it is `wal_guard_bytes`."""
     mirror = two_tables(database, warehouse, tasks, "drop-slot").with_options(wal_guard_bytes=0)
     steps = Steps()
     with wal_limit(database, 128):
@@ -221,7 +221,7 @@ def test_nothing_is_done_unless_it_was_asked_for(
         if policy == "warn":
             await_with_writes(database, lambda: steps.count(Step.WAL_SHORT), "it is said")
         retried = steps.count(Step.RETRYING)
-        # By then a guard that acts would have acted: it looks many times between two attempts.
+        # A guard that acts would have acted by then: it checks many times between two attempts.
         await_with_writes(database, lambda: steps.count(Step.RETRYING) >= retried + 8, "further attempts")
         tasks.full = ""
         mirror.await_frontier()

@@ -1,4 +1,5 @@
-"""Spark's Python workers come from our daemon: ready, light, and importing pyspark as the package that is installed."""
+"""Spark's Python workers come from our daemon: prepared, light, and with pyspark imported from the installed
+package."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def test_workers_have_what_tasks_need_and_nothing_to_collect(spark: SparkSession
     def state(_: int) -> tuple[list[str], list[str], int, str]:
         import pyspark
 
-        # Jars that the session was given (spark.jars.packages) come with each task: the pump's session has none.
+        # Jars of the session (spark.jars.packages) are sent with each task; the pump's session has none.
         entries = [entry for entry in (*sys.path, *sys.path_importer_cache) if "/userFiles-" not in entry]
         archives = [entry for entry in entries if entry.endswith((".jar", "pyspark.zip", "-src.zip"))]
         loaded = [module for module in worker_daemon.TASKS if module in sys.modules]
@@ -41,7 +42,7 @@ def test_archives_stay_where_pyspark_is_nowhere_else(monkeypatch: pytest.MonkeyP
 
 
 def test_a_terminals_interrupt_ends_no_task(spark: SparkSession) -> None:
-    """Ctrl-C goes to all processes of the terminal, and it is the driver that says what is still finished."""
+    """Ctrl-C goes to all processes of the terminal, but the driver decides what is still finished."""
 
     def interrupted(number: int) -> int:
         os.kill(os.getpid(), signal.SIGINT)

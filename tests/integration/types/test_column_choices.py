@@ -1,4 +1,5 @@
-"""`register --column` and `--exclude-column`: checked before anything happens, kept for the table's life."""
+"""`register --column` and `--exclude-column`: checked before anything happens, kept as long as the table is
+registered."""
 
 from __future__ import annotations
 
@@ -113,7 +114,7 @@ def test_choices_hold_through_copy_stream_changes_and_restarts(mirror: Mirror) -
         )
         mirror.await_frontier()
     with mirror.pumping():
-        # Excluded columns and chosen ones, renamed and dropped, while the rest goes on.
+        # Excluded and chosen columns are renamed and dropped, while the rest of the table is mirrored.
         database.execute(
             "ALTER TABLE t RENAME COLUMN secret TO hidden",
             "ALTER TABLE t RENAME COLUMN amount TO total",

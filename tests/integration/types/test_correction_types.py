@@ -1,4 +1,4 @@
-"""A correction is the row that it was made of, for every type and its edges: folded, it changes nothing."""
+"""A correction equals the row that it was made from, for every type and its edge cases: folded, it changes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_row_that_is_corrected_into_itself_stays_what_it_was(database: Databas
     with database.connect() as connection:
         create_pool(connection, "pool")
         for number, case in enumerate(CASES):
-            # The embedded server is built without libxml, and reads no xml. No server reads a pg_node_tree.
+            # The embedded server is built without libxml, so it reads no xml. No server reads a pg_node_tree.
             if case.type.startswith(("xml", "pg_node_tree")):
                 run(connection, f"ALTER TABLE pool DROP COLUMN c{number}")
     mirror = Mirror.create(database, tmp_path.as_uri(), ThreadTaskRunner(), fold_age=0.05, convert_age=0.05)

@@ -55,7 +55,7 @@ VALUES: dict[str, list[Any]] = {
     "list<timestamptz>": [[dt.datetime(2020, 1, 1, tzinfo=UTC)], []],
 }
 NOT_IN_SPARK = {"time"}
-"""Spark has no such type and fails on the whole table's schema."""
+"""Spark has no such type, and fails on the whole table's schema."""
 
 
 def _schema(types: list[str], key: ColumnType) -> LakeSchema:
@@ -65,7 +65,7 @@ def _schema(types: list[str], key: ColumnType) -> LakeSchema:
 
 
 def _table(types: list[str]) -> tuple[LakeSchema, pa.Table]:
-    """Three rows: two of values, one of NULLs; keys 1, 2, 3."""
+    """Three rows: two with values, one with NULLs; keys 1, 2, 3."""
     schema = _schema(types, ColumnType(Kind.LONG))
     columns = [pa.array([1, 2, 3], pa.int64())]
     columns += [pa.array([*VALUES[name], None], ColumnType.parse(name).arrow) for name in types]
@@ -82,7 +82,7 @@ def _written(warehouse: str, types: list[str]) -> LakeTable:
 
 
 def _plain(value: Any) -> Any:
-    """UUIDs as their 16 bytes; everything else as it is."""
+    """UUIDs as their 16 bytes; everything else unchanged."""
     if isinstance(value, list):
         return [_plain(element) for element in value]
     return value.bytes if isinstance(value, uuid.UUID) else value
@@ -100,7 +100,7 @@ def test_duckdb_reads_every_type(warehouse: str) -> None:
     found = read_duckdb(_written(warehouse, types).metadata_location, "SELECT * FROM lake ORDER BY key")
     for n, name in enumerate(types):
         values = found.column(f"c{n}").to_pylist()
-        if "uuid" in name:  # DuckDB hands UUIDs to Arrow as text.
+        if "uuid" in name:  # DuckDB passes UUIDs to Arrow as text.
             values = [_parsed(value) for value in values]
         assert values == [*VALUES[name], None], name
 
@@ -128,7 +128,7 @@ def test_spark_reads_every_type_that_it_has(database: Database, lake: SparkSessi
 
 
 def _spark_text(lake: SparkSession, types: list[str]) -> list[Any]:
-    """Rows with dates, times and timestamps as text: Python's own cannot hold what Spark's can."""
+    """Rows with dates, times and timestamps as text: Python's own types cannot hold all of Spark's."""
     columns = [
         f"CAST(c{n} AS string) AS c{n}" if any(word in name for word in ("date", "timestamp")) else f"c{n}"
         for n, name in enumerate(types)
@@ -236,7 +236,7 @@ def test_every_value_is_found_behind_its_bounds(database: Database, lake: SparkS
 def test_a_uuid_is_found_in_a_file_that_has_both_halves_of_them(
     database: Database, lake: SparkSession, warehouse: str
 ) -> None:
-    """Iceberg's Java code compares them signed: by that order 80... is below 00..., and all between is nowhere."""
+    """Iceberg's Java code compares them as signed numbers: then 80... is below 00..., and no value is in between."""
     schema, rows = _table(["uuid"])
     table = LakeTable.create(schema, f"{warehouse}/public/t", STORAGE, {}, 0).table
     files = (write_data_file(rows, schema, table.location, STORAGE),)
@@ -261,7 +261,7 @@ def test_a_uuid_is_found_in_a_file_that_has_both_halves_of_them(
 
 
 def _literal(name: str, value: Any) -> str:
-    """The value in SQL that Spark and DuckDB both understand."""
+    """The value as SQL that both Spark and DuckDB understand."""
     if name in {"double", "long"}:
         return f"CAST('{value}' AS {'double' if name == 'double' else 'bigint'})"
     if name.startswith("decimal"):

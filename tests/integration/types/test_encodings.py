@@ -1,4 +1,4 @@
-"""Databases of other encodings than UTF8: they work, or init refuses them by name."""
+"""Databases with other encodings than UTF8 work, or init refuses them by name."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_text_of_other_encodings(encoded: Callable[[str], Database], warehouse: 
             insert(3)
             connection.execute("UPDATE t SET m = 'ok' WHERE id = 3")
             mirror.await_frontier()
-            # What the stream is told of a schema change is in the database's encoding too.
+            # Notes of schema changes are in the database's encoding, too.
             later = sql.Identifier(word + "2")
             connection.execute(sql.SQL("ALTER TABLE t RENAME COLUMN {} TO {}").format(column, later))
             connection.execute(sql.SQL("UPDATE t SET {} = 'x' WHERE id = 1").format(later))
@@ -96,7 +96,7 @@ def test_what_cannot_be_read_is_refused_by_name(
 
 @pytest.fixture
 def odd(encoded: Callable[[str], Database], warehouse: str) -> Mirror:
-    """Two tables of a database that holds characters which UTF-8 does not have, as 0x81 in WIN1252."""
+    """Two tables of a database that holds characters which UTF-8 does not have, such as 0x81 in WIN1252."""
     database = encoded("WIN1252")
     database.execute(
         "CREATE TYPE mood AS ENUM ('ok')",
@@ -139,9 +139,9 @@ def test_a_name_that_utf8_lacks_fails_that_table(odd: Mirror, change: str) -> No
     with odd.pumping(), odd.database.connect() as connection:
         connection.execute(f"DO $$ BEGIN EXECUTE format('{change}', chr(129)); END $$".encode())
         connection.execute("UPDATE u SET v = 'later'")
-        await_true(lambda: odd.state("public.t") == "failed", 30, "t is set aside")
+        await_true(lambda: odd.state("public.t") == "failed", 30, "t fails")
         assert "UTF8" in odd.error("public.t")
-        # Of a type nobody knows whose it is, when it cannot be told: then all tables are copied again.
+        # If a type cannot be described, nobody knows which tables use it, so all tables are copied again.
         odd.await_frontier()
         odd.await_live("public.u")
         odd.await_frontier()

@@ -1,4 +1,4 @@
-"""Files that Spark rewrote hold the same values, and the pump reads on in them."""
+"""Files that Spark rewrote hold the same values, and the pump can read them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _EDGES = (
     "INSERT INTO every_type (id) VALUES (3)",
     "UPDATE every_type SET t = '', bin = '', ints = '{}', large = -99999999999999999999999999.9999999999 WHERE id = 4",
     "UPDATE every_type SET d = '9999-12-31', ts = '9999-12-31 23:59:59.999999' WHERE id = 5",
-    # These go into sidecars.
+    # These need raw text columns.
     "UPDATE every_type SET d = 'infinity', small = 'NaN', ints = '{{1},{2}}', tz = '-infinity' WHERE id = 6",
     "UPDATE every_type SET d = '-infinity' WHERE id = 7",
 )
@@ -56,7 +56,7 @@ def test_every_type_survives(database: Database, warehouse: str, spark: SparkSes
     before = maintained.read(table), mirror.lake(table)
     assert "{{1},{2}}" in repr(before[0])
     maintained.policy(table, rewrite_target_bytes=MIB, rewrite_strategy=strategy)
-    # As a table that was registered before there were such properties.
+    # Like a table that was registered before there were such properties.
     properties = maintained.lake_table(table).schema.engine_properties
     assert len(properties) == 2
     names = ", ".join(f"'{name}'" for name in properties)
@@ -85,7 +85,7 @@ def test_every_type_survives(database: Database, warehouse: str, spark: SparkSes
 def test_unchanged_large_values_are_found_in_files_that_spark_wrote(
     database: Database, warehouse: str, spark: SparkSession, strategy: str
 ) -> None:
-    """Under names that Parquet files of Iceberg's Java code spell in their own way."""
+    """Iceberg's Java code encodes column names in Parquet files in its own way."""
     database.execute(
         'CREATE SCHEMA "My Schema"',
         'CREATE TABLE "My Schema"."Odd `name`" ("the key" int, "2nd" text, "large ümlaut-value" text, n int,'

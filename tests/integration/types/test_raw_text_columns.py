@@ -1,4 +1,4 @@
-"""Sidecar columns through everything that a row can go through: copy, stream, TOAST, restarts, maintenance, verify."""
+"""Raw text columns during everything that can happen to a row: copy, stream, TOAST, restarts, maintenance, verify."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.format.raw_text_columns import SIDECAR_IDS_FROM
+from mirror_pump.lake.format.raw_text_columns import RAW_TEXT_IDS_FROM
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.ops.verify.compare_spark import compare
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTIAL = ("m", "d", "ts", "tz", "a", "k")
-"""Columns of `create` that may come to have a raw text column."""
+"""Columns of `create` that may need a raw text column."""
 
 
 def create(database: Database, name: str = "t") -> None:
@@ -40,7 +40,7 @@ def create(database: Database, name: str = "t") -> None:
 def raw_text_columns(mirror: Mirror, table: str = "public.t") -> set[str]:
     """Names of the lake table's raw text columns."""
     fields = LakeTable.load(mirror.location(table), StorageOptions()).schema.fields
-    return {field.name for field in fields if field.field_id >= SIDECAR_IDS_FROM}
+    return {field.name for field in fields if field.field_id >= RAW_TEXT_IDS_FROM}
 
 
 def heap(database: Database, table: str = "t") -> list[tuple[Any, ...]]:
@@ -51,7 +51,7 @@ def heap(database: Database, table: str = "t") -> list[tuple[Any, ...]]:
 
 
 def lake(mirror: Mirror, table: str = "public.t") -> list[tuple[Any, ...]]:
-    """The lake's rows with the raw text in a cell's place, in Postgres's spelling; no row may have both."""
+    """The lake's rows with the raw text in place of the value, as Postgres prints it. No row may have both."""
     present = raw_text_columns(mirror, table)
     rows = read_duckdb(mirror.location(table), "SELECT * FROM lake ORDER BY id").to_pylist()
     result = []
@@ -113,7 +113,7 @@ def test_a_raw_text_column_comes_with_the_first_value_that_needs_it(
         )
         mirror.await_frontier()
         assert raw_text_columns(mirror) == {"m__raw", "d__raw", "ts__raw"}
-    # Another pump, which knows the table by its metadata file alone.
+    # Another pump, which knows the table from its metadata file only.
     with mirror.pumping():
         database.execute("UPDATE t SET a = '{{1},{2}}' WHERE id = 5", "UPDATE t SET d = '2026-02-02' WHERE id = 3")
         mirror.await_frontier()
@@ -124,7 +124,7 @@ def test_a_raw_text_column_comes_with_the_first_value_that_needs_it(
         "SELECT id, m, m__raw, ts__raw, a, a__raw FROM lake.public.t WHERE id IN (2, 5) ORDER BY id"
     ).collect()
     assert [tuple(row)[3:] for row in rows] == [("-infinity", [1], None), (None, None, "{{1},{2}}")]
-    # Snapshots from before read under their own columns.
+    # Earlier snapshots are read with their own columns.
     first = session.sql("SELECT snapshot_id FROM lake.public.t.snapshots ORDER BY committed_at").collect()[1][0]
     assert "m__raw" not in session.sql(f"SELECT * FROM lake.public.t VERSION AS OF {first}").columns
 
@@ -132,7 +132,8 @@ def test_a_raw_text_column_comes_with_the_first_value_that_needs_it(
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", [random.SystemRandom().randrange(2**32)])
 def test_random_changes_with_odd_values(database: Database, warehouse: str, seed: int) -> None:
-    """Odd values come, go, move to other keys and stay unchanged TOAST, in the copy and in the stream."""
+    """Odd values are added and removed, move to other keys, and stay unchanged as TOAST values, in the copy and in the
+    stream."""
     chance = random.Random(seed)
     for table in ("t", "u"):
         create(database, table)
@@ -156,7 +157,7 @@ def test_random_changes_with_odd_values(database: Database, warehouse: str, seed
             case 1:
                 query = f"UPDATE {table} SET {name} = {value(name)} WHERE id % 7 = {key % 7}"
             case 2:
-                # Nothing but the text: large arrays stay where they are, and are not sent.
+                # Nothing but the text: large arrays are not sent, and stay where they are.
                 query = f"UPDATE {table} SET v = v || '{key}' WHERE id BETWEEN {key} AND {key + 9}"
             case 3:
                 query = f"UPDATE {table} SET id = id + 1000 WHERE id = {key}"
@@ -176,7 +177,7 @@ def test_random_changes_with_odd_values(database: Database, warehouse: str, seed
         gate.hold()
         with mirror.pumping():
             mirror.register("t", "u")
-            # Changes while nothing, then a part, of the copy is there.
+            # Changes before any chunk of the copy is published, and after some are.
             for round_ in range(6):
                 for _ in range(40):
                     change(connection)
@@ -244,7 +245,7 @@ def test_a_key_that_iceberg_cannot_hold_fails_the_table_with_a_remedy(database: 
         mirror.await_live("public.streamed", "public.other")
         database.execute("INSERT INTO streamed VALUES ('-infinity', 1)", "INSERT INTO other VALUES (1)")
         mirror.await_frontier()
-        await_true(lambda: mirror.state("public.copied") == "failed", 30, "copied is set aside")
+        await_true(lambda: mirror.state("public.copied") == "failed", 30, "copied fails")
         assert mirror.state("public.streamed") == "failed"
         for table in ("copied", "streamed"):
             assert "key column d" in mirror.error(f"public.{table}")
@@ -254,7 +255,7 @@ def test_a_key_that_iceberg_cannot_hold_fails_the_table_with_a_remedy(database: 
 
 @pytest.mark.unverified("the lake lacks changes on purpose")
 def test_verify_finds_a_changed_raw_text(database: Database, warehouse: str, spark: SparkSession) -> None:
-    """A heap value changed behind the stream's back: verify must see it though both typed cells are NULL."""
+    """A heap value changed without the stream: verify must see it, although both typed values are NULL."""
     create(database)
     database.execute(
         "INSERT INTO t (id, d, m) VALUES (1, 'infinity', 'NaN'), (2, '-infinity', 1), (3, NULL, 2)",
@@ -264,7 +265,7 @@ def test_verify_finds_a_changed_raw_text(database: Database, warehouse: str, spa
     with mirror.pumping():
         mirror.register("t")
         mirror.await_live("public.t")
-    # Out of the publication for the time of four changes, and nobody is to know: as if the stream had lost them.
+    # Removed from the publication during four changes, without the pump's notice: as if the stream had lost them.
     publication = mirror.settings.publication
     with database.connect() as connection:
         connection.execute(f'ALTER PUBLICATION "{publication}" DROP TABLE t'.encode())
@@ -287,7 +288,7 @@ def test_verify_finds_a_changed_raw_text(database: Database, warehouse: str, spa
 
 
 def test_raw_text_columns_follow_their_columns(database: Database, warehouse: str, spark: SparkSession) -> None:
-    """Renamed, swapped, widened, dropped, copied again: the text stays beside the column that it belongs to."""
+    """Renamed, swapped, widened, dropped, copied again: the text stays with the column that it belongs to."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, a date, b date, m numeric(6, 2), gone date)",
         "INSERT INTO t VALUES (1, 'infinity', '-infinity', 'NaN', 'infinity')",
@@ -322,7 +323,7 @@ def test_raw_text_columns_follow_their_columns(database: Database, warehouse: st
         assert all(row["gone"] is None and row.get("gone__raw") is None for row in rows())
         database.execute("UPDATE t SET gone = '-infinity' WHERE id = 2")
         assert [row["gone__raw"] for row in rows()] == [None, "-infinity"]
-        # Copied again, with a type that holds more.
+        # Copied again, with a type that can hold more.
         database.execute("ALTER TABLE t ALTER COLUMN m TYPE numeric(8, 4)", "ALTER TABLE t ADD COLUMN b__raw text")
         database.execute("INSERT INTO t (id, b, m, b__raw) VALUES (3, 'infinity', 'NaN', 'own')")
         assert [(row["m"], row["m__raw"], row["b__raw"], row["b__raw_"]) for row in rows()] == [
@@ -340,7 +341,7 @@ def test_raw_text_columns_follow_their_columns(database: Database, warehouse: st
 
 
 def test_large_values_under_keys_beyond_pythons_calendar(database: Database, warehouse: str) -> None:
-    """Looked up in the lake by such a key, and in the heap while the copy is not there yet."""
+    """Looked up in the lake by such a key, and in the heap while the copy has not reached the row."""
     database.execute(
         "CREATE TABLE t (d date, ts timestamp, tz timestamptz, n int, big text, PRIMARY KEY (d, ts, tz))",
         "ALTER TABLE t ALTER COLUMN big SET STORAGE EXTERNAL",

@@ -1,4 +1,5 @@
-"""Every type and its edges: heap -> copy and heap -> stream -> DuckDB, Spark, pyarrow, equal to what Postgres prints.
+"""Every type and its edge cases: heap -> copy and heap -> stream -> DuckDB, Spark, pyarrow, equal to what Postgres
+prints.
 
 The oracle is Postgres itself: a value's text as libpq delivers it, and for numbers since 1970 its own arithmetic.
 """
@@ -38,8 +39,8 @@ TABLES = ("copied", "streamed")
 ENGINES = ("duckdb", "spark", "pyarrow")
 
 
-class CalmDatabase(Database):
-    """A database for the test's own sessions, which its settings do not concern."""
+class UnaffectedDatabase(Database):
+    """A database whose settings do not apply to the test's own sessions."""
 
     @property
     def dsn(self) -> str:
@@ -48,7 +49,7 @@ class CalmDatabase(Database):
 
 @dataclass(frozen=True)
 class TypeScene:
-    """What was in the heap, and what each engine found in the lake: by table, column and row, None for NULL."""
+    """The values in the heap, and those that each engine found in the lake: by table, column and row, None for NULL."""
 
     expected: dict[str, list[Any]]
     texts: dict[str, list[str | None]]
@@ -79,15 +80,16 @@ def _played(
         create_pool(connection, "copied")
         connection.execute("CREATE TABLE streamed (LIKE copied INCLUDING ALL)")
         for name, value in settings:
-            # For sessions from now on: how the values above were read does not depend on it.
+            # For sessions from now on. The values above were read before.
             alter = sql.SQL("ALTER DATABASE {} SET {} = {}")
             connection.execute(alter.format(sql.Identifier(database.name), sql.Identifier(name), sql.SQL(value)))
+    database.reconnect()
     plain = Database(database.server, database.name)
     mirror = Mirror.create(database, warehouse.as_uri(), ThreadTaskRunner(), dsn=plain.dsn)
     with mirror.pumping():
         mirror.register(*TABLES)
         mirror.await_live(*(f"public.{table}" for table in TABLES))
-        # Row by row, so that a value's neighbours are NULLs and not what it shares a column with.
+        # Row by row, so that a value's neighbours are NULLs, and not other values of its column.
         database.execute("INSERT INTO streamed SELECT * FROM copied WHERE id % 2 = 0")
         mirror.await_frontier()
         database.execute("INSERT INTO streamed SELECT * FROM copied WHERE id % 2 = 1")
@@ -99,8 +101,9 @@ def _played(
             table: lake_types(LakeTable.load(mirror.location(f"public.{table}"), StorageOptions())) for table in TABLES
         }
         with database.connect() as connection:
-            # Spark's catalog is another client of the database, whose sessions are its user's affair.
+            # Spark's catalog is another client of the database, whose sessions have the user's settings.
             connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(sql.Identifier(database.name)))
+        database.reconnect()
         session = lake_session(spark, plain.dsn, warehouse.as_uri())
         found = {}
         for table in TABLES:
@@ -137,7 +140,7 @@ def test_settings_of_the_database_change_no_byte(
 ) -> None:
     postgres.create_database("t_types_settings")
     try:
-        other = _played(CalmDatabase(postgres, "t_types_settings"), tmp_path, spark, _ODD_SETTINGS)
+        other = _played(UnaffectedDatabase(postgres, "t_types_settings"), tmp_path, spark, _ODD_SETTINGS)
     finally:
         postgres.drop_database("t_types_settings")
     assert other.texts == scene.texts
@@ -155,6 +158,6 @@ def test_copy_and_stream_keep_every_value(scene: TypeScene, n: int) -> None:
             raw = scene.found[table, engine].get(f"{name}__raw")
             if case.unheld:
                 texts = [None] * len(case.values) + scene.texts[name][len(case.values) :]
-                assert raw == texts, f"sidecar of {table} by {engine}"
+                assert raw == texts, f"raw text of {table} by {engine}"
             else:
                 assert raw is None

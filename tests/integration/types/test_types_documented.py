@@ -1,4 +1,4 @@
-"""docs/types.md against the code and a server: no type is missing, none is mapped otherwise."""
+"""docs/types.md, compared with the code and a server: no type is missing, and each is mapped as documented."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ MAPPING, OTHERS, RAW, CHOICES = tables()
 
 
 def documented() -> Iterator[tuple[str, str, bool]]:
-    """Each type of the first table, its Iceberg type, and whether it may get a sidecar."""
-    for types, lake, sidecar, _ in MAPPING:
-        assert sidecar in ("yes", "no")
+    """Each type of the first table, its Iceberg type, and whether it may need a raw text column."""
+    for types, lake, raw_text, _ in MAPPING:
+        assert raw_text in ("yes", "no")
         for name in re.findall("`([^`]+)`", types):
-            yield name, lake.strip("`"), sidecar == "yes"
+            yield name, lake.strip("`"), raw_text == "yes"
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def connection(database: Database) -> Iterator[PgConnection]:
 
 
 def lake_types(connection: PgConnection, types: list[str]) -> dict[str, ColumnType]:
-    """What the types become, by their names."""
+    """The lake types of these types, by their names."""
     columns = ", ".join(f"c{n} {name}" for n, name in enumerate(types))
     connection.execute(f"CREATE TABLE every_type (id int PRIMARY KEY, {columns})".encode())
     found = describe(connection, resolve_name(connection, "every_type")[1]).columns[1:]
@@ -54,7 +54,7 @@ def lake_types(connection: PgConnection, types: list[str]) -> dict[str, ColumnTy
 
 
 def test_every_row_is_true(connection: PgConnection) -> None:
-    wanted = {name: (lake, sidecar) for name, lake, sidecar in documented()}
+    wanted = {name: (lake, raw_text) for name, lake, raw_text in documented()}
     found = lake_types(connection, list(wanted))
     assert {name: (str(type_), not type_.holds_all) for name, type_ in found.items()} == wanted
 
@@ -67,7 +67,7 @@ def test_no_type_of_the_server_is_missing(connection: PgConnection) -> None:
             " AND typtype IN ('b', 'r', 'm') AND typcategory <> 'A'"
         )
     }
-    # The single-element arrays of the category: they are written like any other type.
+    # The array types of the category with single elements; they are written like any other type.
     vectors = {"int2vector", "oidvector"}
     known = {
         connection.execute("SELECT format_type(%s::regtype, NULL)", (name,)).fetchall()[0][0]
@@ -87,7 +87,7 @@ def test_arrays_are_lists_of_their_element(connection: PgConnection) -> None:
 
 
 def test_what_may_be_chosen(connection: PgConnection) -> None:
-    """Of all pairs, those that the document names are allowed, and no others."""
+    """Of all pairs, exactly those that the document names are allowed."""
     targets = [
         ColumnType.parse(kind) for kind in ("string", "long", "decimal(9,3)", "list<string>", "list<decimal(9,3)>")
     ]

@@ -1,4 +1,4 @@
-"""verify compares small tables by DuckDB and large ones by Spark; both find the same, in every type."""
+"""verify compares small tables with DuckDB and large ones with Spark; both find the same differences, in every type."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Spark:
-    """The run's Spark in the place of one that `verify` would start, which would take ten seconds."""
+    """The test run's Spark in place of one that `verify` would start, which would take ten seconds."""
 
     spark: SparkSession
     compared: list[str] = field(default_factory=list)
-    """Lake tables, by their metadata files."""
+    """The lake tables that were compared, by their metadata files."""
 
     @property
     def engine(self) -> ComparisonEngine:
@@ -49,7 +49,7 @@ class Spark:
 
 @pytest.fixture
 def by_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Spark:
-    """What was compared by Spark when `verify` chose it."""
+    """The Spark that `verify` gets where it chooses Spark, which records the compared tables."""
     used = Spark(spark)
     monkeypatch.setattr(EnginesBySize, "_spark", property(lambda _: used.engine))
     return used
@@ -68,7 +68,7 @@ def limited(mirror: Mirror, **limits: Any) -> Settings:
 
 
 def change_unheard(mirror: Mirror, table: str, statements: list[str]) -> None:
-    """Changes the heap while the table is out of the publication: as if the stream had lost them."""
+    """Changes the heap while the table is not in the publication: as if the stream had lost the changes."""
     publication = mirror.settings.publication
     with mirror.database.connect() as connection:
         connection.execute(f'ALTER PUBLICATION "{publication}" DROP TABLE {table}'.encode())
@@ -80,14 +80,14 @@ def change_unheard(mirror: Mirror, table: str, statements: list[str]) -> None:
 
 
 COLUMNS = 60
-"""Of each table with a difference in every column."""
+"""Columns per table in which every column has a difference."""
 
 Summary = tuple[int, int, int, list[tuple[Any, ...]]]
-"""Rows of the heap, of the lake and that differ; and by key what differs."""
+"""Numbers of rows in the heap, in the lake, and of differing rows; and the differing columns by key."""
 
 
 def summaries(report: VerifyReport) -> dict[str, Summary]:
-    """By table; a value that stands as text counts as its column's."""
+    """Summaries by table. A value that is in a raw text column counts as its column's."""
     found = {}
     for table in report.tables:
         compared = table.comparison
@@ -107,8 +107,8 @@ def summaries(report: VerifyReport) -> dict[str, Summary]:
 def create_planted(
     mirror: Mirror, texts: Mapping[str, list[str | None]], table: str, cases: range
 ) -> tuple[list[str], Summary]:
-    """Creates a table with a column for each of these cases, of which `texts` are the values in the pool. Returns
-    statements that plant a difference in each column, delete a row and insert one, and what is to be found of that."""
+    """Creates a table with a column for each of these cases, whose values in the pool are `texts`. Returns statements
+    that plant a difference in each column, delete a row and insert one, and the differences that have to be found."""
     gone, new = 10_000, 10_001
     columns = ", ".join(f"c{n}" for n in cases)
     with mirror.database.connect() as connection:
@@ -121,7 +121,7 @@ def create_planted(
     planted, statements = [], []
     for n in cases:
         name = f"c{n}"
-        # NULL, where the type has one value only.
+        # NULL, if the type has only one value.
         others = sorted((text is None, row) for row, text in enumerate(texts[name]) if text != texts[name][0])
         if others:
             value = f"(SELECT {name} FROM pool WHERE id = {others[0][1]})"
@@ -138,12 +138,12 @@ def create_planted(
 @pytest.mark.slow
 @pytest.mark.unverified("the lake lacks changes on purpose")
 def test_both_engines_find_each_difference_of_each_type(mirror: Mirror, spark: SparkSession) -> None:
-    """A row for each type, in which only that type's column changes; one that is gone, and one that is new."""
+    """A row for each type, in which only that type's column differs, a missing row and an extra one."""
     with mirror.database.connect() as connection:
         create_pool(connection, "pool")
     _, texts = pool_values(mirror.database, "pool")
     expected, statements = {}, {}
-    # Spark plans several tables of some columns much faster than one of all.
+    # Spark plans several tables with a few columns each much faster than one table with all.
     for start in range(0, len(CASES), COLUMNS):
         table = f"t{start}"
         cases = range(start, min(start + COLUMNS, len(CASES)))
@@ -164,7 +164,7 @@ def test_the_size_decides_which_engine_compares(
 ) -> None:
     mirror.database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
-        # A heap of one page, and as much TOAST as that of a large table.
+        # A heap of one page, with as much TOAST as a large table.
         "ALTER TABLE t ALTER v SET STORAGE EXTERNAL",
         "INSERT INTO t SELECT g, repeat('x', 10000) FROM generate_series(1, 100) g",
     )
@@ -184,7 +184,7 @@ def test_the_size_decides_which_engine_compares(
         assert equal()
         assert by_spark.compared == []
         assert all(progress.small for progress in seen)
-        # More than its heap, less than that and its TOAST.
+        # More than its heap, less than heap and TOAST together.
         assert equal(verify_small_bytes=500_000)
         assert len(by_spark.compared) == 1, "its heap is large"
         assert [progress.phase for progress in seen] == [
@@ -198,7 +198,7 @@ def test_the_size_decides_which_engine_compares(
         assert len(by_spark.compared) == 3, "DuckDB's memory does not suffice"
         assert "compared-by-spark" in "".join(capsys.readouterr())
         with monkeypatch.context() as patch:
-            # As it is without the extra `sql`.
+            # As if the extra `sql` were not installed.
             patch.setitem(sys.modules, "duckdb", None)
             assert equal()
         assert len(by_spark.compared) == 4, "DuckDB is not installed"

@@ -1,4 +1,4 @@
-"""The program's surface: help, wrong usage, exit codes, and how fast it starts."""
+"""The command line: help, wrong usage, exit codes, and how fast it starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in Settings.model_fields:
         monkeypatch.delenv(f"MIRROR_PUMP_{name.upper()}", raising=False)
     monkeypatch.chdir(tmp_path)
-    # Rich folds help to the terminal; a wide one keeps option names whole.
+    # Rich wraps help to the terminal's width; a wide terminal keeps option names in one piece.
     monkeypatch.setenv("COLUMNS", "200")
 
 

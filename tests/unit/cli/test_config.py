@@ -15,7 +15,7 @@ from mirror_pump.limits import InternalLimits
 
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No test may see the settings of whoever runs it."""
+    """No test may see the settings of the user who runs it."""
     for name in Settings.model_fields:
         monkeypatch.delenv(f"MIRROR_PUMP_{name.upper()}", raising=False)
     monkeypatch.chdir(tmp_path)

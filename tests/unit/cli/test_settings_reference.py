@@ -1,4 +1,4 @@
-"""Settings as people are told of them: the reference, the example file, and what help calls each value."""
+"""Settings as users see them: the reference, the example file, and the metavars in help."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENDINGS = {
     "ROWS": ("_rows",),
     "CORES": ("_cores",),
 }
-"""Metavars of units, and how the names of such options end."""
+"""Metavars of units, and the endings of such options' names."""
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,8 @@ def test_every_key_is_commented_with_value_default_and_meaning(name: str) -> Non
 
 
 def test_metavars_say_what_is_meant() -> None:
-    """Each unit's names end in words of its own, and nothing else has its metavar. What is no unit has a noun."""
+    """Names of each unit end in its own words, and only they have its metavar. A value without a unit has a noun as
+    metavar."""
     for command, parameter in parameters():
         name, metavar = f"_{parameter.name}", parameter.metavar
         if metavar is None or parameter.name == "no_wait":
@@ -93,7 +94,7 @@ def test_help_of_an_option_stands_alone() -> None:
         text = parameter.help or ""
         assert text, (command, parameter.name)
         assert not text.startswith(("...", "…")), (command, parameter.name)
-        # Rich takes what stands in brackets for markup, and leaves it out.
+        # Rich takes text in brackets for markup, and leaves it out.
         assert not re.search(r"(?<!\\)\[", text), (command, parameter.name)
 
 

@@ -1,4 +1,4 @@
-"""The rare pgoutput messages; their layouts are also checked against a real server in the integration tests."""
+"""The rare pgoutput messages. Integration tests also compare their layouts with a real server."""
 
 from __future__ import annotations
 

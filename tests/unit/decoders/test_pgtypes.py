@@ -1,4 +1,4 @@
-"""Design section 9's table, by type OID."""
+"""The mapping of types, by type OID."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""decode_segment on single cases: what is refused, what is ignored, limits of the buffers."""
+"""decode_segment in single cases: what it refuses, what it ignores, and the limits of its buffers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Random streams, cut anywhere: the decoded segment must turn the tables before it into the tables after it.
 
 The model is a table kept as a Python dict by key text. It executes each operation and writes the message that Postgres
-would send; what the decoder says about a slice of those messages is then applied to the table as it stood before. A
-second dict is fed with the slice alone and says which rows the slice must leave incomplete.
+would send. The decoder's result for a slice of those messages is then applied to the table before the slice. A second
+dict is fed with the slice alone, and tells which rows the slice must leave incomplete.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ LAYOUTS: list[tuple[tuple[str, ...], tuple[int, ...]]] = [
 KEY_TEXTS = {
     "int": ["0", "-1", "7", "2147483647"],
     "long": ["1", "-9223372036854775808", "9223372036854775807", "12"],
-    # Some join to the same text, some share their first twelve bytes, one is what numbers and NULL look like.
+    # Some have the same text when joined, some share their first twelve bytes, one looks like numbers and NULL do.
     "string": ["", "a", "ab", "b", "a long key text 1", "a long key text 2", "n", "\x1f", "ключ ключ"],
 }
 
 
 @dataclass(frozen=True)
 class Change:
-    """What one message says, before it is bytes."""
+    """The content of one message."""
 
     relation: int
     old_key: Key | None
@@ -57,7 +57,7 @@ class Change:
 
 @dataclass
 class Table:
-    """A relation with its rows as Postgres holds them, and the messages that its changes send."""
+    """A relation with its rows as Postgres holds them, and the messages for its changes."""
 
     shape: RelationShape
     full: bool
@@ -80,9 +80,9 @@ class Table:
         return Change(relation, key, None, old, encoder.delete(relation, old, full=self.full))
 
     def update(self, key: Key, new: Row, hidden: frozenset[int], *, sends_key: bool) -> Change:
-        """`hidden`: columns that are stored apart and are sent as unchanged where they are.
+        """`hidden`: columns that are stored out of line and, where they are, sent as unchanged.
 
-        `sends_key`: part of the key is stored apart, so that the old key is sent although it did not change.
+        `sends_key`: part of the key is stored out of line, so that the old key is sent although it did not change.
         """
         relation, before = self.shape.relation_id, self.rows.pop(key)
         self.rows[self.key_of(new)] = new
@@ -116,7 +116,7 @@ def a_value(random: Random, *, is_text: bool) -> str | None:
 
 @dataclass
 class Stream:
-    """Messages, and before each of them (and after the last) a copy of every table's rows."""
+    """Messages, and a copy of every table's rows before each of them and after the last."""
 
     tables: list[Table]
     messages: list[bytes] = field(default_factory=list)
@@ -146,7 +146,7 @@ def a_table(random: Random, relation: int) -> Table:
 
 
 def a_change(random: Random, table: Table) -> Change | bytes:
-    """Executes a random operation; noise if it is none that the table's rows allow."""
+    """Executes a random operation; does nothing if the table's rows do not allow it."""
     row, columns = a_row(random, table.shape), range(len(table.shape.names))
     action = random.choices(["insert", "update", "move", "delete", "noise"], weights=[2, 5, 4, 2, 1])[0]
     if action == "insert" and table.key_of(row) not in table.rows:
@@ -168,7 +168,7 @@ def a_change(random: Random, table: Table) -> Change | bytes:
 def a_stream(random: Random, size: int) -> Stream:
     relations = random.sample([1, 77, 20_000, 2**32 - 1], random.choice((1, 1, 2, 3)))
     stream = Stream([a_table(random, relation) for relation in relations])
-    # Rows from before the stream, so that also its first messages find some.
+    # Rows from before the stream, so that its first messages find some, too.
     for table in stream.tables:
         for _ in range(random.randrange(10)):
             table.insert(a_row(random, table.shape))
@@ -184,7 +184,7 @@ def texts(table: pa.Table) -> list[Row]:
 
 
 def completed(incomplete: IncompleteRows | None, before: dict[Key, Row]) -> list[Row]:
-    """Fill the missing cells from the image before the segment, as the pipeline does."""
+    """Fills in the missing cells from the rows before the segment, as the pipeline does."""
     if incomplete is None:
         return []
     result = []
@@ -198,7 +198,7 @@ def completed(incomplete: IncompleteRows | None, before: dict[Key, Row]) -> list
 
 
 def touched_keys(states: list[dict[Key, Row]]) -> set[Key]:
-    """Keys whose row was replaced, if only by an equal one, came or went."""
+    """Keys whose row was replaced, even by an equal one, added or removed."""
     touched: set[Key] = set()
     for before, after in itertools.pairwise(states):
         touched |= {key for key in before.keys() | after.keys() if before.get(key) is not after.get(key)}
@@ -206,7 +206,7 @@ def touched_keys(states: list[dict[Key, Row]]) -> set[Key]:
 
 
 def what_a_slice_says(table: Table, changes: list[Change]) -> dict[Key, tuple[Key, tuple[Cell, ...]]]:
-    """By key at the end of the slice: the row's key at its start, and its cells as far as the slice tells them."""
+    """By key at the end of the slice: the row's key at its start, and its cells as far as the slice contains them."""
     image: dict[Key, tuple[Key, tuple[Cell, ...]]] = {}
     for change in changes:
         root: Key = ()
@@ -260,7 +260,7 @@ def check(table: Table, result: TableChanges | None, stream: Stream, low: int, h
 
 
 STREAMS = st.builds(lambda seed, size: a_stream(Random(seed), size), st.integers(0, 2**32), st.integers(1, 60))
-"""Drawn by a seed, as hypothesis's own draws seldom meet in one row; the size is what shrinks."""
+"""Drawn by a seed, since hypothesis's own draws seldom coincide in one row; the size is what shrinks."""
 
 
 @settings(max_examples=800)

@@ -60,7 +60,7 @@ def parse(texts: Sequence[str | None], kind: str, source: pa.DataType | None = N
         ("list<int>", ["{1,NULL,-3}", "{}", None, "{7}"], [[1, None, -3], [], None, [7]]),
         ("list<string>", ['{a,"b,c","d\\"e\\\\f","",NULL,"NULL","{x}"," y "}', '{"a\nb"}', "{ä,🙂}"],
          [["a", "b,c", 'd"e\\f', "", None, "NULL", "{x}", " y "], ["a\nb"], ["ä", "🙂"]]),
-        # array_out quotes for ASCII's blanks only.
+        # array_out only quotes because of ASCII's white space.
         ("list<string>", ['{"a b",x\u00a0y,\u3000,\u2009,\x85,\x1c\x1f}', '{"\\\\\\"","\\\\\\\\","\\"\\\\\\\\\\""}'],
          [["a b", "x\u00a0y", "\u3000", "\u2009", "\x85", "\x1c\x1f"], ['\\"', "\\\\", '"\\\\"']]),
         ("list<binary>", ['{"\\\\x00ff"}'], [[b"\0\xff"]]),
@@ -191,7 +191,7 @@ _NO_DECIMALS = {
 
 @pytest.mark.parametrize("beside", [(), *((text,) for text in _NO_DECIMALS.values())], ids=["nothing", *_NO_DECIMALS])
 def test_a_decimal_is_what_it_is_whatever_stands_beside_it(beside: tuple[str, ...]) -> None:
-    """numeric keeps zeros at its end; a type that is chosen for it holds the value all the same."""
+    """numeric keeps trailing zeros; a type that the user chose for it holds the value all the same."""
     for texts in (*((text,) for text in _DECIMALS), _DECIMALS):
         values, flags = parse([*texts, *beside, None], "decimal(38,9)")
         assert values.to_pylist() == [*map(Decimal, texts), *(None for _ in beside), None]
@@ -203,7 +203,7 @@ def test_a_decimal_is_what_it_is_whatever_stands_beside_it(beside: tuple[str, ..
     st.sampled_from([(38, 0), (38, 9), (38, 38), (38, 37), (19, 18), (5, 5), (4, 2)]),
 )
 def test_decimals_of_any_length(texts: list[str], kind: tuple[int, int]) -> None:
-    """Arrow's own cast gives other numbers for some of them."""
+    """Arrow's own cast returns other numbers for some of them."""
     precision, scale = kind
     values, flags = parse(texts, f"decimal({precision},{scale})")
     for text, value, flag in zip(texts, values.to_pylist(), flags, strict=True):
@@ -255,7 +255,7 @@ def test_what_is_no_value_is_an_error_that_names_it(kind: str, text: str) -> Non
 
 
 def test_a_large_quoted_element_needs_memory_as_its_text_does() -> None:
-    """A document within an array: up to a gigabyte, and in quotes for its quotes."""
+    """A document within an array: up to a gigabyte, in quotes because of its quotes."""
     document = '[{"key": "value"}, ' + '{"key": "value"},' * 200_000 + "0]"
     text = '{"' + document.replace('"', '\\"') + '"}'
     values = pa.array([text])

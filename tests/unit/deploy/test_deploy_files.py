@@ -258,7 +258,7 @@ _UNITS = {"s": "_seconds", "By": "_bytes", "": ""}
 
 
 def _metrics() -> set[str]:
-    """The names in Prometheus of what docs/monitoring.md describes."""
+    """The Prometheus names of the metrics that docs/monitoring.md describes."""
     page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
     found = {"up", "process_resident_memory_bytes", "process_cpu_seconds_total"}
     for names, kind, unit in re.findall(r"^\| (`mirror_pump\..+?) \| (\w+)(?:, (\w+))? \|", page, re.MULTILINE):

@@ -1,4 +1,4 @@
-"""The image's probe: what it makes of a pump's answers, and of none."""
+"""The image's probe: how it reacts to a pump's answers, and to none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LATE = replace(some_of_everything(), lag_seconds=301.0)
 
 
 def probe(check: str, address: str) -> tuple[int, str]:
-    """Exit code and output, with MIRROR_PUMP_LISTEN as the pump has it."""
+    """Exit code and output, with the pump's MIRROR_PUMP_LISTEN."""
     command = [sys.executable, "-I", str(DEPLOY / "image" / "probe.py"), check]
     environment = {"MIRROR_PUMP_LISTEN": address}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=30, check=False)
@@ -35,7 +35,7 @@ def probe(check: str, address: str) -> tuple[int, str]:
     ],
 )
 def test_a_pump_is_ready_if_it_streams_or_stands_by(phase: PumpPhase, alive: int, ready: int) -> None:
-    # The token is not needed for what the probe asks.
+    # The endpoints that the probe requests need no token.
     with served(some_of_everything(), phase=phase, token="t" * 16) as pump:
         port = pump.url.rpartition(":")[2].strip("/")
         assert probe("alive", f"0.0.0.0:{port}")[0] == alive

@@ -1,4 +1,4 @@
-"""The files in deploy/ are valid: by the schemas of their formats, and by programs that read them."""
+"""The files in deploy/ are valid: by the schemas of their formats, and for the programs that read them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support.deploy_files import ALERTS, COMPOSE, DEPLOY, DOCKERFILE, MANI
 from tests.support.prometheus import NoPrometheus, executable
 
 _TOOLS = ROOT / "build" / "deploy-tools"
-"""Where `make test` puts what requirements/deploy.txt names."""
+"""Where `make test` installs the programs that requirements/deploy.txt names."""
 
 _EXPOSURE = 25
-"""Of 100, by `systemd-analyze security`, where an ordinary service has more than 90."""
+"""Of 100 in `systemd-analyze security`, where an ordinary service has more than 90."""
 
 
 def _run(*command: str | Path, tools: bool = False) -> str:
-    """What a program says. Raises AssertionError unless it ends with 0."""
+    """The output of a program. Raises AssertionError unless it ends with 0."""
     environment = os.environ | ({"PYTHONPATH": str(_TOOLS)} if tools else {})
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

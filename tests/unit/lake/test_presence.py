@@ -1,4 +1,4 @@
-"""Which table a missing file sets aside, and when it is the warehouse that is missing."""
+"""Which table fails because of a missing file, and when the warehouse itself is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STORAGE = StorageOptions(fsync=False)
 
 
 def stored(number: int, warehouse: Path, *, failed: bool = False) -> StoredTable:
-    """A table whose metadata file is there."""
+    """A table whose metadata file exists."""
     location = warehouse / "public" / f"t-{number}"
     metadata = location / "metadata" / "00000-a.metadata.json"
     metadata.parent.mkdir(parents=True)
@@ -51,14 +51,14 @@ def test_where_no_table_shows_a_file_the_warehouse_is_missing(tmp_path: Path) ->
         require(*tables)
     with pytest.raises(LakeError, match="not mounted"):
         require_any((tmp_path / "one").as_uri(), tables, _STORAGE)
-    # A table in another warehouse shows nothing of this one.
+    # A table in another warehouse proves nothing about this one.
     with pytest.raises(LakeError, match="not mounted"):
         require(*tables, stored(3, tmp_path / "other"))
 
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_table_that_nothing_can_be_compared_with(tmp_path: Path, others: int) -> None:
-    """The only one, or beside tables that were set aside."""
+    """The only one, or one of which all others have failed."""
     warehouse = tmp_path / "lake"
     gone = stored(1, warehouse)
     failed = [stored(number + 2, warehouse, failed=True) for number in range(others)]
@@ -67,7 +67,7 @@ def test_a_table_that_nothing_can_be_compared_with(tmp_path: Path, others: int) 
     warehouse.rename(tmp_path / "elsewhere")
     with pytest.raises(LakeError, match="not mounted"):
         require(gone, *failed)
-    # As a place where a file system is to be mounted looks.
+    # Like a directory on which a file system should be mounted.
     (warehouse / "lost+found").mkdir(parents=True)
     with pytest.raises(LakeError, match="not mounted"):
         require(gone, *failed)

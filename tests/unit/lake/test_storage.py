@@ -1,4 +1,4 @@
-"""Storage: local files appear whole or not at all, errors say what to do."""
+"""Storage: local files appear as a whole or not at all, and errors say what to do."""
 
 from __future__ import annotations
 

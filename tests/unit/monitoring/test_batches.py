@@ -30,7 +30,7 @@ def publish_batch(observer: Observer, changes: int = 5) -> None:
 
 
 def observed() -> tuple[BatchObserver, list[ObservedBatch]]:
-    """An observer at time 103, and the batches that it has seen the end of."""
+    """An observer at time 103, and the batches whose end it has seen."""
     ended: list[ObservedBatch] = []
     return BatchObserver(ended.append, clock=lambda: 103.0), ended
 
@@ -71,7 +71,7 @@ def test_an_abandoned_batch_ends_with_the_error_and_is_counted_once() -> None:
 
 @pytest.fixture
 def spans() -> InMemorySpanExporter:
-    """What was exported."""
+    """The exported spans."""
     return InMemorySpanExporter()
 
 

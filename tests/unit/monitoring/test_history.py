@@ -1,4 +1,4 @@
-"""Samples of a mirror, and what follows from them."""
+"""Samples of a mirror, and the figures derived from them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from mirror_pump.model import Lsn, TableState
+from mirror_pump.model import TableState
 from mirror_pump.monitoring.endpoints import not_ready
 from mirror_pump.monitoring.history import INTERVAL, SPAN, StatusHistory, StatusSample
 from mirror_pump.monitoring.pump_state import PumpPhase
 from mirror_pump.monitoring.sampler import StatusReading
 from mirror_pump.ops.status.status_report import MirrorStatus
 from tests.support.monitored import some_of_everything, table
+from tests.support.wal_rooms import wal_room
 
 
 @pytest.fixture
@@ -23,12 +24,15 @@ def status() -> MirrorStatus:
 def test_rates_are_those_of_the_last_minute(status: MirrorStatus) -> None:
     history = StatusHistory()
     assert history.changes_per_second is None
+    assert StatusHistory().wal_rate is None
     for place in range(101):
         at, late = place * INTERVAL, max(0, place - 80) * INTERVAL
-        moved = replace(status, wal_position=Lsn(round(1000 * late)))
+        moved = replace(status, slot=replace(status.slot, wal=wal_room(at, wal=round(1000 * late))))
         history.add(StatusSample.of(moved, at, changes=round(7 * late)), moved)
     assert history.changes_per_second == pytest.approx(7)
-    assert history.wal_bytes_per_second == pytest.approx(1000)
+    assert history.wal_rate is not None
+    assert history.wal_rate.bytes_per_second == pytest.approx(1000)
+    assert history.wal_rate.seconds == pytest.approx(60)
 
 
 def test_samples_are_kept_for_an_hour_and_never_closer_than_the_interval(status: MirrorStatus) -> None:
@@ -52,24 +56,34 @@ def test_a_clock_that_is_set_back_begins_the_history_anew(status: MirrorStatus) 
 
 
 @pytest.mark.parametrize(
-    ("reserves", "seconds"),
+    ("rooms", "retained", "seconds"),
     [
-        ([1000, 900, 800], 800 / (100 / INTERVAL)),
-        ([800, 900, 1000], None),
-        ([1000, 1000, 1000], None),
-        ([None, None, None], None),
-        ([1000, 900, None], None),
-        ([100, 0, -100], 0.0),
+        ([1000, 900, 800], [0, 100, 200], 800 / (100 / INTERVAL)),
+        ([800, 900, 1000], [200, 100, 0], None),
+        ([1000, 1000, 1000], [0, 0, 0], None),
+        # Without a limit, and for a slot that is lost at the end.
+        ([None, None, None], [0, 100, 200], None),
+        ([1000, 900, None], [0, 100, None], None),
+        ([100, 0, 0], [0, 100, 200], 0.0),
     ],
 )
-def test_the_time_to_invalidation_follows_the_reserve(
-    status: MirrorStatus, reserves: list[int | None], seconds: float | None
+def test_the_time_to_invalidation_follows_the_last_minute(
+    status: MirrorStatus, rooms: list[int | None], retained: list[int | None], seconds: float | None
 ) -> None:
     history = StatusHistory()
-    for place, reserve in enumerate(reserves):
-        now = replace(status, slot=replace(status.slot, safe_wal_bytes=reserve))
-        history.add(StatusSample.of(now, place * INTERVAL, 0), now)
+    for place, (room, kept) in enumerate(zip(rooms, retained, strict=True)):
+        at = place * INTERVAL
+        slot = replace(status.slot, safe_wal_bytes=room, retained_bytes=kept, wal=wal_room(at, retained=kept))
+        now = replace(status, slot=slot)
+        history.add(StatusSample.of(now, at, 0), now)
     assert history.seconds_to_invalidation == (None if seconds is None else pytest.approx(seconds))
+
+
+def test_without_a_slot_nothing_is_known_of_its_wal(status: MirrorStatus) -> None:
+    history = StatusHistory()
+    for place in range(2):
+        history.add(StatusSample.of(status, place * INTERVAL, 0), status)
+    assert (history.wal_rate, history.seconds_to_invalidation) == (None, None)
 
 
 def test_the_time_left_of_a_copy_is_at_the_speed_of_its_chunks(status: MirrorStatus) -> None:
@@ -85,7 +99,7 @@ def test_the_time_left_of_a_copy_is_at_the_speed_of_its_chunks(status: MirrorSta
     assert seconds_left(0, 2) is None
     assert seconds_left(10, 4) == pytest.approx(16 * 5)
     assert seconds_left(20, 12) == pytest.approx(8 * 2)
-    # The copy began again: what was seen before counts for nothing.
+    # The copy began again: earlier progress does not count.
     assert seconds_left(30, 0) is None
     assert seconds_left(40, 1) == pytest.approx(19 * 10)
 

@@ -1,4 +1,4 @@
-"""What --listen and the OTEL_* variables ask for, and what is refused."""
+"""What --listen and the OTEL_* variables request, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `verify` reports is what docs/cli-json.md says."""
+"""The report of `verify` is what docs/cli-json.md describes."""
 
 from __future__ import annotations
 

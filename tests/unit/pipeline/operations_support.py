@@ -1,4 +1,4 @@
-"""A catalog that only remembers what it was told, and tables and registrations to tell it of: no server, no lake."""
+"""A catalog that only records its statements, and tables and registrations for it: no server, no lake."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ LIVE = Registration(
 COPYING = replace(LIVE, state=TableState.COPYING)
 FILLING = replace(LIVE, state=TableState.FILLING, staged=True)
 WITH_RETENTION = replace(LIVE, tier=TIER)
-"""With heap retention; rows below 100 are the lake's."""
+"""With heap retention; rows below 100 are in the lake only."""
 
 
 class RecordingCursor:
-    """Remembers the statements that it is given, by their names in sql/queries/. Every UPDATE finds its row."""
+    """Records the statements that it gets, by their names in sql/queries/. Every UPDATE finds its row."""
 
     def __init__(self, answer: tuple[Any, ...] | None = None) -> None:
         self.executed: list[tuple[str, Mapping[str, Any]]] = []
@@ -98,7 +98,7 @@ class RecordingCursor:
 
 
 def written_file(name: str, content: FileContent = FileContent.DATA) -> WrittenFile:
-    """A file that is only named."""
+    """A file that does not exist."""
     return WrittenFile(
         content=content,
         path=f"file:///lake/{name}",

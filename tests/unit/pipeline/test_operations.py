@@ -1,4 +1,4 @@
-"""Each operation by itself: what it stages on a registration, and what it tells the catalog."""
+"""Each operation by itself: what it stages on a registration, and what it records in the catalog."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def plan(registration: Registration, *operations: Operation) -> TablePlan:
 
 
 def recorded(operation: Operation, registration: Registration, archive: StagedArchive | None = None) -> RecordingCursor:
-    """What the operation, alone, tells the catalog; base sequence 30."""
+    """What the operation alone records in the catalog; the base sequence is 30."""
     cursor = RecordingCursor(answer=(None,))
     recording = Recording(
         table=TABLE,
@@ -92,7 +92,7 @@ def archive() -> StagedArchive:
     return StagedArchive(cast("Any", None), "", SnapshotId(77), SequenceNumber(31), "file:///seam", ())
 
 
-# What may come together
+# What may be combined
 
 
 def test_the_order_and_the_union_name_the_same_operations() -> None:
@@ -263,7 +263,7 @@ def test_a_fill_writes_a_snapshot_and_says_which_rows_are_gone() -> None:
 
 
 def test_a_table_that_is_copied_stays_so_and_is_filled_behind_its_copy() -> None:
-    """With heap retention: files below the cut-line are not copied, and lack the value of the new column."""
+    """With heap retention: files below the cut-line are not copied, and lack the new column's value."""
     staged = plan(COPYING, FillColumns(change(fills=True)))
     assert staged.state is TableState.COPYING
     assert staged.fills
@@ -299,7 +299,7 @@ def test_the_publication_is_recorded_for_the_table() -> None:
     assert (name, parameters["table_ids"]) == ("record", [TABLE.table_id])
 
 
-# Work that was done beside the stream
+# Work that is not part of the stream
 
 
 def test_files_are_not_rewritten_under_a_copy_or_a_foreign_rewrite() -> None:

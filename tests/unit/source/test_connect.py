@@ -1,4 +1,4 @@
-"""Connection strings: what is pinned, what the user's choice remains, and what never shows."""
+"""Connection strings: what is fixed, what the user may choose, and what is never shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bugs of PostgreSQL the doctor names for a release."""
+"""Which bugs of PostgreSQL doctor names for a release."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mirror_pump.source.server import NEWEST_MAJOR, OLDEST_MAJOR
         (170004, "while a table is added to a publication"),
         (150012, "while a table is added to a publication"),
         (160001, "send NULL for a column that was added with a constant default"),
-        # The fix of the first bug brought another.
+        # The fix of the first bug introduced another.
         (170005, "run out of memory in logical decoding"),
         (140018, "run out of memory in logical decoding"),
         (140014, "restart_lsn back"),
@@ -28,7 +28,7 @@ def test_a_release_with_a_bug(version: int, named: str) -> None:
     ("version", "absent"),
     [
         (170005, "while a table is added to a publication"),
-        # Before the fix that brought it.
+        # Before the fix that introduced it.
         (170004, "run out of memory in logical decoding"),
         (140001, "send NULL for a column that was added with a constant default"),
     ],

@@ -1,4 +1,4 @@
-"""Figures and errors as people read them."""
+"""Figures and errors in the form that people read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mirror-pump status` as drawn for terminals of several widths: 200 tables, some with the longest names there are."""
+"""`mirror-pump status` on terminals of several widths: 200 tables, some with the longest possible names."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def mirror(tables: list[TableStatus]) -> MirrorStatus:
 
 
 def names() -> list[str]:
-    """200 of them: every tenth has a schema and a table of 63 characters."""
+    """200 names: every tenth has a schema and a table of 63 characters."""
     return [
         f"{'schema_of_the_department_'.ljust(60, 's')}{number:03}.{'events_by_customer_'.ljust(60, 'e')}{number:03}"
         if number % 10 == 0
@@ -75,7 +75,7 @@ def drawn(status: MirrorStatus, width: int) -> list[str]:
 
 
 def rows(lines: list[str]) -> dict[str, str]:
-    """The grid's rows by name. Figures are indented behind the name, or below one that is too long for its column."""
+    """The grid's rows by name. Figures are indented after the name, or below one that is too long for its column."""
     start = next(number for number, line in enumerate(lines) if line.startswith("table "))
     name_width = lines[start].index("state")
     found = {}

@@ -1,4 +1,4 @@
-"""Which rows of a side count, and which are given."""
+"""Which rows of a side are counted, and which are returned."""
 
 from __future__ import annotations
 

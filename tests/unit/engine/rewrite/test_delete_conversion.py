@@ -1,4 +1,4 @@
-"""One conversion task over files of any shape: row groups, columns renamed and widened, keys in pieces."""
+"""One conversion task over files of any shape: row groups, renamed and widened columns, keys in portions."""
 
 from __future__ import annotations
 

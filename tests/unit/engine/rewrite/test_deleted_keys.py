@@ -1,4 +1,4 @@
-"""The key search against a dict of Python values, for every type that a key can have."""
+"""The key search, compared with a dict of Python values, for every type that a key can have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mirror_pump.engine.rewrite.deleted_keys import SPAN_LIMIT, deleted_keys
 
 _TEXT = st.one_of(
     st.sampled_from(["", "a", "b", "ab", "A", "ü", "\x00", "12345678", "123456789", "x" * 8, "x" * 9]),
-    # Alike in length, first and last eight bytes: only the comparison of the whole tells them apart.
+    # Equal in length, first and last eight bytes: only the comparison of the whole values distinguishes them.
     st.integers(0, 3).map(lambda n: f"prefix-----{n}-----suffix"),
     st.text(max_size=20),
 )
@@ -46,7 +46,7 @@ def cases(draw: st.DrawFn) -> tuple[list[str], list[tuple[list[tuple[Any, ...]],
 def _table(kinds: list[str], rows: list[tuple[Any, ...]]) -> pa.Table:
     columns = list(zip(*rows, strict=True)) or [()] * len(kinds)
     arrays = [
-        # A slice in the middle: what comes before and behind belongs to other rows.
+        # A slice in the middle: values before and after it belong to other rows.
         pa.array([None, *column, None], _VALUES[kind][0]).slice(1, len(rows))
         for kind, column in zip(kinds, columns, strict=True)
     ]
@@ -60,7 +60,7 @@ def test_rows_are_found_by_their_whole_key(
     span_limit: int, case: tuple[list[str], list[tuple[list[tuple[Any, ...]], int]], list[tuple[Any, ...]]]
 ) -> None:
     kinds, deletes, rows = case
-    # So low a limit makes every composite key be numbered anew in between, which else takes 2^62 combinations.
+    # With so low a limit, every composite key is renumbered on the way, which otherwise takes 2^62 combinations.
     newest: dict[tuple[Any, ...], int] = {}
     for keys, number in deletes:
         for key in _table(kinds, keys).to_pylist():

@@ -1,4 +1,4 @@
-"""One merge task over files of any shape, and the places that rows have afterwards."""
+"""One merge task over files of any shape, and the positions of the rows afterwards."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def data(location: str, *ids: int) -> str:
 
 
 def foreign(location: str, name: str, columns: dict[int, tuple[str, pa.Array]]) -> str:
-    """A data file as another engine may write it: columns by field ID, under names of its own."""
+    """A data file as another engine may write it: columns by field ID, under other names."""
     uri = f"{location}/data/{name}.parquet"
     path = local_path(uri)
     assert path is not None
@@ -134,7 +134,7 @@ def test_deletes_follow_their_rows(location: str) -> None:
         other = {f"{location}/data/other.parquet": np.array([0, 1])}
         known = [write_position_deletes(before | other, location, STORAGE).path]
         merged = merge(location, [(path, 1) for path in paths], tuple(known))
-        # Some of them in two files, and some of what was known once more.
+        # Some of them in two files, and some of the known ones once more.
         again = {path: np.union1d(found, before[path]) for path, found in after.items()}
         new = [write_position_deletes(positions | other, location, STORAGE).path for positions in (after, again)]
         moved = followed([merged], new, STORAGE)

@@ -73,12 +73,12 @@ def test_a_merge_is_bounded() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_row_is_rewritten_once_per_class(seed: int) -> None:
-    """Files come one by one, of any size; what waits stays bounded, and what is rewritten too."""
+    """Files of any size arrive one by one: the number of waiting files is bounded, and so is the rewriting."""
     chance = random.Random(seed)
     numbers = itertools.count(1)
     files: list[LiveFile] = []
     rewrites: Counter[str] = Counter()
-    """Of each file's oldest row."""
+    """By file: how often its oldest row was rewritten."""
     largest = chance.choice([1, 10, 100])
     for _ in range(3000):
         files.append(file(next(numbers), records=chance.randint(1, largest)))

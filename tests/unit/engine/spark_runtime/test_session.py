@@ -1,4 +1,4 @@
-"""One libpq connection string, as every client that is not libpq needs it."""
+"""One libpq connection string, in the form that each client without libpq needs."""
 
 from __future__ import annotations
 

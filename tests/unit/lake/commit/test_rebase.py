@@ -1,4 +1,4 @@
-"""A staged document on top of another engine's: rows and columns of the one, everything else of the other."""
+"""A staged document on top of another engine's: rows and columns of the former, everything else of the latter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _commit(
 
 
 def _changed(metadata: TableMetadata, **changes: Any) -> TableMetadata:
-    """As another engine may leave the document; `_` in the names stands for `-`."""
+    """The document as another engine may leave it; `_` in the names stands for `-`."""
     return TableMetadata({**metadata.document, **{name.replace("_", "-"): value for name, value in changes.items()}})
 
 
@@ -39,7 +39,7 @@ def _tagged(metadata: TableMetadata, name: str, snapshot_id: int) -> TableMetada
 
 
 def _committed_to_a_branch(metadata: TableMetadata, snapshot_id: int) -> TableMetadata:
-    """As other engines leave it: `main` is where it was."""
+    """The document after another engine's commit to a branch: `main` has not changed."""
     head = metadata.branch("work") or metadata.branch("main")
     assert head is not None
     grown = _commit(_changed(metadata, current_snapshot_id=head.snapshot_id), snapshot_id)
@@ -53,7 +53,7 @@ def _ids(metadata: TableMetadata) -> list[int]:
 
 @pytest.fixture
 def base() -> TableMetadata:
-    """Where the copy begins: snapshots 1 to 3."""
+    """The state at which the copy begins: snapshots 1 to 3."""
     metadata = TableMetadata.new(_OLD, "file:///t", {"steward": "somebody", "gone": "soon"}, 1_760_000_000_000)
     for snapshot_id in (1, 2, 3):
         metadata = _commit(metadata, snapshot_id)
@@ -113,7 +113,7 @@ def test_rows_and_columns_are_the_copys_and_all_else_is_as_others_left_it(base: 
 
 
 def test_a_snapshot_is_not_read_by_a_schema_that_it_was_not_made_under(base: TableMetadata) -> None:
-    """Another engine gave the table a column, and the ID of the copy's schema to its own."""
+    """Another engine added a column to the table, and its schema has the ID of the copy's schema."""
     staged = _copied(base)
     foreign = LakeSchema(0, (*_OLD.fields, LakeField(9, "theirs", ColumnType(Kind.LONG), required=False)), (1,))
     present = _committed_to_a_branch(evolved(base, foreign, replaced=False), 21)

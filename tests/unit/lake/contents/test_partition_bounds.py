@@ -1,4 +1,4 @@
-"""Partition bounds as Postgres stores them (pg_class.relpartbound), and the values that they hold."""
+"""Partition bounds as Postgres stores them (pg_class.relpartbound), and their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever reads a damaged file says which one it is."""
+"""Every reader of a damaged file says which file it is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACKING = KeyPacking.of(SCHEMA, b"secret")
 
 @pytest.fixture
 def table(tmp_path: Path) -> SmallTable:
-    """20 rows; one of them was deleted."""
+    """20 rows, one of which was deleted."""
     made = SmallTable((tmp_path / "t").as_uri())
     made.commit(RowDelta((made.segment({key: f"v{key}" for key in range(20)}),)))
     made.commit(RowDelta((made.segment({}, [3]),)))
@@ -101,7 +101,7 @@ def test_manifest_lists_and_manifests_are_named(table: SmallTable, damage: Damag
 
 
 def test_an_error_of_the_storage_is_no_damage(tmp_path: Path) -> None:
-    """A directory opens, and cannot be read."""
+    """A directory can be opened, but not read."""
     with pytest.raises(LakeError, match="cannot read") as raised, open_parquet(tmp_path.as_uri(), STORAGE):
         pass
     assert not isinstance(raised.value, FileDamaged)

@@ -1,4 +1,4 @@
-"""Written files and what is said of them, against what pyarrow reads back."""
+"""Written files and their descriptions, compared with what pyarrow reads back."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ def test_repeating_columns_get_a_dictionary_and_unique_ones_do_not(location: str
 
 
 def test_no_footer_says_how_uuids_order(location: str) -> None:
-    """Iceberg's Java code compares them signed, and would skip row groups that hold a value of both halves."""
+    """Iceberg's Java code compares them as signed numbers, and would skip row groups that hold a value of both
+    halves."""
     kinds = ColumnType(Kind.UUID), ColumnType(Kind.LIST, element=ColumnType(Kind.UUID))
     fields = [LakeField(1, "id", kinds[0], required=True), LakeField(2, "u", kinds[0], required=False)]
     schema = LakeSchema(0, (*fields, LakeField(3, "us", kinds[1], required=False)), (1,))

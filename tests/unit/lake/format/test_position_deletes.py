@@ -1,4 +1,4 @@
-"""Position-delete files: what the Iceberg spec wants of their rows, their bounds and their entries."""
+"""Position-delete files: the Iceberg spec's rules for their rows, bounds and entries."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_empty_file_is_refused(warehouse: str) -> None:
 
 
 def test_files_with_deleted_rows_and_plain_paths_are_read(warehouse: str) -> None:
-    """Other engines may store the deleted row beside, and need not use a dictionary."""
+    """Other engines may also store the deleted row, and need not use a dictionary."""
     uri = f"{warehouse}/foreign.parquet"
     row = pa.array([{"id": 1, "pos": 9}, {"id": 2, "pos": 9}])
     pq.write_table(

@@ -1,4 +1,4 @@
-"""Which sidecars a schema has, what they are called, and rows with and without them."""
+"""The raw text columns of a schema, their names, and rows with and without them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from decoders.columns import ColumnType
 from mirror_pump.lake.format.raw_text_columns import (
-    SIDECAR_IDS_FROM,
+    RAW_TEXT_IDS_FROM,
     every_raw_text,
     narrowed,
     raw_text_fields,
@@ -30,7 +30,7 @@ def schema(**columns: str) -> LakeSchema:
 
 
 def names(schema: LakeSchema) -> dict[int, str]:
-    return {field.field_id: field.name for field in schema.fields if field.field_id >= SIDECAR_IDS_FROM}
+    return {field.field_id: field.name for field in schema.fields if field.field_id >= RAW_TEXT_IDS_FROM}
 
 
 def test_only_columns_that_may_lack_values_have_one() -> None:
@@ -45,7 +45,7 @@ def test_names_give_way_in_any_case_and_do_not_depend_on_who_came_first() -> Non
     assert names(every_raw_text(own)) == every
     for column in (2, 4):
         (name,) = names(with_raw_text(own, {column})).values()
-        assert name == every[SIDECAR_IDS_FROM + column]
+        assert name == every[RAW_TEXT_IDS_FROM + column]
 
 
 def test_a_rename_renames_both() -> None:

@@ -1,4 +1,5 @@
-"""Commits of random segments: positions and index against a table kept as a list of rows that are hidden or not."""
+"""Commits of random segments: positions and index, compared with a table kept as a list of rows that are hidden or
+not."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ def packed(keys: list[int]) -> PackedKeys:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_commits(seed: int) -> None:
-    """Each segment deletes some keys and brings some rows, as the decoder makes them: a row whose key has one comes
-    with a delete. Now and then a key is deleted that no row has."""
+    """Each segment deletes some keys and adds some rows, as the decoder produces them: a row whose key exists comes
+    with a delete. From time to time a key without a row is deleted."""
     chance = random.Random(seed)
     index, numbers = KeyIndex(1), FileNumbers()
     live: dict[int, tuple[str, int]] = {}

@@ -1,4 +1,4 @@
-"""The key index against a dict, and the packing of keys of every kind against their values."""
+"""The key index compared with a dict, and the packing of keys of every kind compared with their values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def words(keys: PackedKeys) -> list[tuple[int, ...]]:
 @given(st.data(), st.lists(st.sampled_from(sorted(COLUMNS)), min_size=1, max_size=3))
 def test_packed_keys_are_equal_exactly_where_the_keys_are(data: st.DataObject, names: list[str]) -> None:
     types, values = zip(*(COLUMNS[name] for name in names), strict=True)
-    # Few distinct values in each column, so that whole keys are equal now and then.
+    # Few distinct values in each column, so that some whole keys are equal.
     pools = [data.draw(st.lists(strategy, min_size=1, max_size=3)) for strategy in values]
     rows = data.draw(st.lists(st.tuples(*map(st.sampled_from, pools)), min_size=1, max_size=20))
     how = packing(*types)
@@ -87,7 +87,7 @@ def test_null_is_no_key() -> None:
 @pytest.mark.parametrize("two_words", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_index_is_a_dict(two_words: bool, seed: int) -> None:
-    """Small leaves and runs, so that each is split and merged many times; keys that share their first words too."""
+    """Small leaves and runs, so that each is split and merged many times; also keys that share their first words."""
     chance = random.Random(seed)
     index = KeyIndex(2 if two_words else 1, leaf_entries=40, recent_entries=25)
     model = dict[tuple[int, ...], int]()
@@ -134,7 +134,7 @@ def test_the_index_is_a_dict(two_words: bool, seed: int) -> None:
 
 @pytest.mark.parametrize("every", [0, 20], ids=["all go", "some stay"])
 def test_memory_follows_the_keys_that_are_there(every: int) -> None:
-    """Of a key that counts upward under a window of rows, new keys never come into the leaves where old ones go."""
+    """A key counts upward under a window of rows: new keys never use the leaves from which old ones are removed."""
     index, window = KeyIndex(1, leaf_entries=40, recent_entries=25), 200
 
     def put(numbers: Sequence[int], place: int) -> None:
@@ -147,11 +147,11 @@ def test_memory_follows_the_keys_that_are_there(every: int) -> None:
                 [number for number in range(first - window, first - window + 10) if not every or number % every],
                 NOWHERE,
             )
-        # A quarter more than is there, and room for what came last.
+        # A quarter more than there are, and room for the latest keys.
         assert len(index) <= 1.25 * index.alive + 25 + 10
         assert index.nbytes == 16 * len(index)
         assert len(index._leaves) <= len(index) // 40 + 2
-    # Nor need any new key come.
+    # No new key is necessary, either.
     put(range(20_000), NOWHERE)
     assert (index.alive, len(index)) == (0, 0)
     put([5], 7)

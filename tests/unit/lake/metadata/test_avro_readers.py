@@ -1,4 +1,4 @@
-"""Reading many files of one schema leaves nothing behind: pyiceberg keeps every reader that it ever makes."""
+"""Reading many files with one schema leaves nothing behind, although pyiceberg keeps every reader that it creates."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from mirror_pump.lake.metadata.table_metadata import TableMetadata
 
 _PACKAGE = Path(__file__).parents[4] / "mirror_pump"
 _HOMES = ("lake/metadata/", "lake/format/schema.py")
-"""A schema's JSON is a part of the document, and its columns are described where they are written."""
+"""A schema's JSON is a part of the document, and the module that writes columns describes them."""
 
 _ALSO_TABLE_PROPERTY = {"format-version"}
 """A key of the document that is also the name of a table property."""
@@ -33,12 +33,12 @@ _IN_OTHER_ENTRIES = {
 }
 """Keys of the document's entries that a new document does not have."""
 _AS_SUBSCRIPT = {"snapshots", "refs", "summary", "properties", "schemas", "statistics"}
-"""Keys that are ordinary words elsewhere: they count where a mapping is asked for them."""
+"""Keys that are ordinary words elsewhere: they only count in a look-up in a mapping."""
 _SUMMARY = re.compile(r"(total|added|removed|deleted)-[a-z-]*")
 
 
 def _keys() -> set[str]:
-    """Keys that are no ordinary words, so that they mean the document wherever they stand."""
+    """Keys that are no ordinary words, so that they always mean the document."""
     document = TableMetadata.new(LakeSchema(0, (), ()), "file:///t", {}, 0).document
     snapshot = Snapshot.new(1, None, 1, 0, summarise(FileTally(), FileTally(), None, {}), "", 0).document
     found = {*document, *snapshot} | _IN_OTHER_ENTRIES

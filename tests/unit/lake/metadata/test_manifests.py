@@ -30,7 +30,7 @@ def _file(name: str, content: FileContent = FileContent.DATA) -> WrittenFile:
 
 
 class Commits:
-    """Manifests of one commit after the other, kept in memory or read back as a restart would."""
+    """Manifests of successive commits, kept in memory or read back as after a restart."""
 
     def __init__(self, directory: Path, full: int = FULL) -> None:
         self.full = full

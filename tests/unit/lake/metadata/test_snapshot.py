@@ -1,4 +1,4 @@
-"""Views of snapshots: what is said, what is left out, and nothing copied."""
+"""Views of snapshots: what they return, what is missing, and that they copy nothing."""
 
 from __future__ import annotations
 

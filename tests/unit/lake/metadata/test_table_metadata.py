@@ -1,4 +1,4 @@
-"""Table metadata: history thinned by rule, logs bounded, everything unknown carried along."""
+"""Table metadata: the history is thinned by a rule, logs are bounded, and unknown parts are kept."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _snapshot(number: int, at_ms: int) -> Snapshot:
 
 
 def _changed(metadata: TableMetadata, **changes: Any) -> TableMetadata:
-    """As another engine may leave the document."""
+    """The document as another engine may leave it."""
     return TableMetadata({**metadata.document, **changes})
 
 

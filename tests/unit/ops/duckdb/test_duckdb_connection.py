@@ -1,4 +1,4 @@
-"""Without the extra `sql`, DuckDB's users say which one they need."""
+"""Without the extra `sql`, commands that use DuckDB say which extra they need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What maintenance is due, from figures alone."""
+"""What maintenance is due, by figures alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mirror_pump.policy import Policy, policy_of
 MIB = 1 << 20
 POLICY = Policy()
 BOUNDS = class_bounds(POLICY.rewrite_target_bytes)
-CALM = TableStats(
+NOTHING_DUE = TableStats(
     data_files=40,
     small_files=30,
     small_by_class=(15, 10, 5),
@@ -44,8 +44,8 @@ def test_classes_end_at_an_eighth_of_the_next_and_do_not_go_below_a_quarter_mebi
 
 
 def test_a_small_backlog_is_left_alone_without_a_request() -> None:
-    assert rewrite_of(CALM, POLICY, ("id",), requested=False) is None
-    requested = rewrite_of(CALM, POLICY, ("id",), requested=True)
+    assert rewrite_of(NOTHING_DUE, POLICY, ("id",), requested=False) is None
+    requested = rewrite_of(NOTHING_DUE, POLICY, ("id",), requested=True)
     assert requested is not None
     rewrite = requested.rewrite
     assert (rewrite.small_below, rewrite.min_input_files, rewrite.deletes) == (96 * MIB, 2, True)
@@ -55,7 +55,7 @@ def test_a_small_backlog_is_left_alone_without_a_request() -> None:
 
 @pytest.mark.parametrize(("by_class", "below"), [((0, 0, 50), 0), ((0, 50, 3), 1), ((50, 0, 0), 2)])
 def test_only_the_classes_that_are_full_are_merged(by_class: tuple[int, ...], below: int) -> None:
-    figures = replace(CALM, small_by_class=by_class, small_files=sum(by_class))
+    figures = replace(NOTHING_DUE, small_by_class=by_class, small_files=sum(by_class))
     due = rewrite_of(figures, POLICY, (), requested=False)
     assert due is not None
     assert due.rewrite.small_below == tuple(reversed(BOUNDS))[below]
@@ -64,20 +64,20 @@ def test_only_the_classes_that_are_full_are_merged(by_class: tuple[int, ...], be
 
 
 def test_deletes_are_due_by_their_number_and_their_share() -> None:
-    due = rewrite_of(replace(CALM, equality_delete_rows=200_000), POLICY, (), requested=False)
+    due = rewrite_of(replace(NOTHING_DUE, equality_delete_rows=200_000), POLICY, (), requested=False)
     assert due is not None
     assert due.rewrite.deletes
     assert due.rewrite.options()["delete-file-threshold"] == "1"
-    small = replace(CALM, records=1000, equality_delete_rows=9_999)
+    small = replace(NOTHING_DUE, records=1000, equality_delete_rows=9_999)
     assert rewrite_of(small, POLICY, (), requested=False) is None, "a share without a number is not worth it"
     off = policy_of({"delete_compaction_enabled": False})
-    assert rewrite_of(replace(CALM, equality_delete_rows=10**9), off, (), requested=True) is not None
+    assert rewrite_of(replace(NOTHING_DUE, equality_delete_rows=10**9), off, (), requested=True) is not None
     off = policy_of({"delete_compaction_enabled": False, "rewrite_enabled": False})
-    assert rewrite_of(replace(CALM, equality_delete_rows=10**9), off, (), requested=True) is None
+    assert rewrite_of(replace(NOTHING_DUE, equality_delete_rows=10**9), off, (), requested=True) is None
 
 
 def test_what_the_policy_switches_off_is_not_done_by_the_way() -> None:
-    backlog = replace(CALM, small_by_class=(0, 0, 500), small_files=500, equality_delete_rows=10**6)
+    backlog = replace(NOTHING_DUE, small_by_class=(0, 0, 500), small_files=500, equality_delete_rows=10**6)
     for requested in (True, False):
         due = rewrite_of(backlog, policy_of({"rewrite_enabled": False}), (), requested=requested)
         assert due is not None
@@ -94,7 +94,10 @@ def test_what_the_policy_switches_off_is_not_done_by_the_way() -> None:
 
 def test_sorting_is_by_key() -> None:
     due = rewrite_of(
-        replace(CALM, small_by_class=(0, 0, 50)), policy_of({"rewrite_strategy": "sort"}), ("a", "b"), requested=False
+        replace(NOTHING_DUE, small_by_class=(0, 0, 50)),
+        policy_of({"rewrite_strategy": "sort"}),
+        ("a", "b"),
+        requested=False,
     )
     assert due is not None
     assert due.rewrite.sort_by == ("a", "b")
@@ -113,9 +116,9 @@ def test_sorting_is_by_key() -> None:
 def test_large_tables_go_in_parts_that_are_not_larger_than_a_group(
     by_class: tuple[int, ...], delete_rows: int, requested: bool, largest: int
 ) -> None:
-    """Whatever the table's files are on average: it is the large ones that have deletes."""
+    """Whatever the average size of the table's files: the large ones have the deletes."""
     figures = replace(
-        CALM,
+        NOTHING_DUE,
         small_by_class=by_class,
         small_files=sum(by_class),
         data_files=20_000,
@@ -133,7 +136,7 @@ def test_large_tables_go_in_parts_that_are_not_larger_than_a_group(
 
 
 def test_a_table_of_one_group_is_rewritten_at_once() -> None:
-    due = rewrite_of(replace(CALM, equality_delete_rows=200_000), POLICY, (), requested=False)
+    due = rewrite_of(replace(NOTHING_DUE, equality_delete_rows=200_000), POLICY, (), requested=False)
     assert due is not None
     assert due.parts == 1
     assert "max-files-to-rewrite" not in due.rewrite.options()
@@ -141,18 +144,18 @@ def test_a_table_of_one_group_is_rewritten_at_once() -> None:
 
 
 def test_position_deletes_and_manifests_are_due_by_number() -> None:
-    assert position_deletes_of(replace(CALM, position_delete_files=199), POLICY, requested=False) is None
-    assert position_deletes_of(replace(CALM, position_delete_files=200), POLICY, requested=False) is not None
-    assert position_deletes_of(replace(CALM, position_delete_files=2), POLICY, requested=True) is not None
-    assert position_deletes_of(CALM, POLICY, requested=True) is None
-    assert manifests_of(CALM, POLICY, requested=False) is None
-    assert manifests_of(CALM, POLICY, requested=True) is not None
-    assert manifests_of(replace(CALM, manifests=100), POLICY, requested=False) is not None
-    assert manifests_of(CALM, policy_of({"manifest_rewrite_enabled": False}), requested=True) is None
+    assert position_deletes_of(replace(NOTHING_DUE, position_delete_files=199), POLICY, requested=False) is None
+    assert position_deletes_of(replace(NOTHING_DUE, position_delete_files=200), POLICY, requested=False) is not None
+    assert position_deletes_of(replace(NOTHING_DUE, position_delete_files=2), POLICY, requested=True) is not None
+    assert position_deletes_of(NOTHING_DUE, POLICY, requested=True) is None
+    assert manifests_of(NOTHING_DUE, POLICY, requested=False) is None
+    assert manifests_of(NOTHING_DUE, POLICY, requested=True) is not None
+    assert manifests_of(replace(NOTHING_DUE, manifests=100), POLICY, requested=False) is not None
+    assert manifests_of(NOTHING_DUE, policy_of({"manifest_rewrite_enabled": False}), requested=True) is None
 
 
 def metadata(count: int, every_ms: int, refs: dict[str, Any] | None = None) -> TableMetadata:
-    """So many snapshots, one every so many milliseconds, whose IDs go down as sequence numbers go up."""
+    """A history of that many snapshots, one every so many milliseconds, whose IDs fall while sequence numbers rise."""
     snapshots = [
         {"snapshot-id": 1000 - number, "sequence-number": number, "timestamp-ms": number * every_ms}
         for number in range(1, count + 1)
@@ -185,27 +188,31 @@ def test_protected_named_and_newest_snapshots_stay() -> None:
 def test_nothing_expires_where_a_branch_has_an_age_of_its_own() -> None:
     history = metadata(48, HOUR, {"x": {"type": "branch", "snapshot-id": 960, "max-snapshot-age-ms": 1}})
     assert expiry_of(history, (), POLICY, now_ms=480 * HOUR, requested=True) is None
-    assert any("branch" in line for line in warnings_of(history, CALM, POLICY))
+    assert any("branch" in line for line in warnings_of(history, NOTHING_DUE, POLICY))
 
 
 def test_sweeps_are_due_by_commits() -> None:
-    assert sweep_of(CALM, POLICY, PastMaintenance(), requested=False) is None
+    assert sweep_of(NOTHING_DUE, POLICY, PastMaintenance(), requested=False) is None
     assert (
-        sweep_of(replace(CALM, sequence_number=2500), POLICY, PastMaintenance(swept_at_sequence=600), requested=False)
+        sweep_of(
+            replace(NOTHING_DUE, sequence_number=2500), POLICY, PastMaintenance(swept_at_sequence=600), requested=False
+        )
         is None
     )
     assert (
-        sweep_of(replace(CALM, sequence_number=2600), POLICY, PastMaintenance(swept_at_sequence=600), requested=False)
+        sweep_of(
+            replace(NOTHING_DUE, sequence_number=2600), POLICY, PastMaintenance(swept_at_sequence=600), requested=False
+        )
         is not None
     )
-    assert sweep_of(CALM, policy_of({"orphan_sweep_enabled": False}), PastMaintenance(), requested=True) is None
+    assert sweep_of(NOTHING_DUE, policy_of({"orphan_sweep_enabled": False}), PastMaintenance(), requested=True) is None
 
 
 def test_warnings_name_what_does_not_keep_up() -> None:
     readers_see_commits = metadata(3, HOUR)
-    assert warnings_of(readers_see_commits, CALM, POLICY) == []
+    assert warnings_of(readers_see_commits, NOTHING_DUE, POLICY) == []
     bad = replace(
-        CALM, equality_delete_rows=10**6, small_files=600, manifests=300, snapshots=5000, metadata_bytes=8 * MIB
+        NOTHING_DUE, equality_delete_rows=10**6, small_files=600, manifests=300, snapshots=5000, metadata_bytes=8 * MIB
     )
     never_deleting = TableMetadata({**readers_see_commits.document, "properties": {"gc.enabled": "false"}})
     assert len(warnings_of(never_deleting, bad, POLICY)) == 7

@@ -1,4 +1,4 @@
-"""Time travel finds the snapshots of a published frontier, and refuses where the history does not tell."""
+"""Time travel finds the snapshots of a published frontier, and refuses if the history does not tell."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ A = TableName("public", "a")
 def document(
     *steps: tuple[int, int | None, int | None], cold: int | None = None, copying: tuple[int, ...] = ()
 ) -> TableMetadata:
-    """Metadata with snapshots (ID, the frontier, parent); the time of each is its ID in seconds. `copying`: IDs of
-    those that a copy made before it was complete."""
+    """Metadata with snapshots (ID, frontier, parent). The time of each is its ID in seconds. `copying`: IDs of
+    snapshots of a copy that was not complete."""
     snapshots: list[dict[str, Any]] = [
         {
             "snapshot-id": number,
@@ -88,7 +88,7 @@ def test_a_table_that_was_copied_and_never_changed_is_at_its_copy() -> None:
     assert at(1000, b=b) == (1000, {"b": 2})
     assert at(260, a=a, b=b) == (250, {"a": 3, "b": 2})
     assert at(300, a=a, b=b) == (300, {"a": 4, "b": 2})
-    # Where the history begins with another engine's rewrite nobody knows what frontier that is of.
+    # If the history begins with another engine's rewrite, nobody knows its frontier.
     with pytest.raises(TableError, match=r"public\.b is thinned out"):
         at(300, a=a, b=document((2, None, 1)))
 
@@ -112,7 +112,8 @@ def test_moments_before_a_repeated_copy_are_refused() -> None:
     for frontier in (100, 200, 399):
         with pytest.raises(TableError, match=r"public\.a has been live since frontier 0/190"):
             at(frontier, a=again)
-    # The snapshots of the copy and the first one after it are thinned out: 200 is still another life's.
+    # The snapshots of the copy and the first one after it are thinned out. Frontier 200 belongs to the content before
+    # it.
     thinned = document((1, None, None), (2, 100, 1), (3, 200, 2), (7, 500, 6))
     histories = {A: history(thinned, complete_from=Lsn(400))}
     with pytest.raises(TableError, match="the history does not go back that far"):

@@ -1,4 +1,4 @@
-"""Which tables get an index when not all can have one."""
+"""Which tables get an index if not all can have one."""
 
 from __future__ import annotations
 

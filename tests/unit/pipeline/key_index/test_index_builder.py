@@ -1,4 +1,4 @@
-"""What the index builder reads of files that another engine wrote, and what the index makes of it."""
+"""What the index builder reads from files of another engine, and what the index makes of it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def data(location: str, *ids: int) -> WrittenFile:
 
 
 def test_of_two_rewrites_the_younger_rows_count(warehouse: str) -> None:
-    """Key 1 was updated while the first rewrite ran: its file has the row from before, which a delete hides that is
-    pending, and it comes first in the manifest list."""
+    """Key 1 was updated while the first rewrite ran: its file has the former row, which a pending delete hides, and it
+    comes first in the manifest list."""
     location = f"{warehouse}/t"
     old, new = data(location, 1, 2), data(location, 3, 1)
     table = LakeTable.create(SCHEMA, location, STORAGE, {}, 0).table

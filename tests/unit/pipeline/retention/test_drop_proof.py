@@ -1,4 +1,4 @@
-"""Which rows of a comparison are looked at one by one."""
+"""Which rows of a comparison are compared one by one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mirror_pump.lake.key_index.packed_keys import PackedKeys
 from mirror_pump.pipeline.retention.drop_proof import compare_sides
 
 Row = tuple[int, int]
-"""Key, of which the bucket is the remainder, and what it hashes to."""
+"""The key, whose remainder is the bucket, and its hash."""
 
 
 class RecordedRows:
-    """Rows of one side, which buckets were asked for, and how many rows that gave."""
+    """Rows of one side, the requested buckets, and how many rows these had."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._rows = [*rows]

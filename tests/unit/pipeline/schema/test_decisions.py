@@ -1,4 +1,4 @@
-"""What is provable about a changed table, and what is not: one fact at a time, without a server."""
+"""What can be proven about a changed table, and what cannot: one fact at a time, without a server."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_renamed_column_keeps_its_field_id_and_a_new_one_gets_the_next() -> No
         ("z", 9),
     ]
     assert (decision.table.key, decision.table.next_field_id) == (("key",), 10)
-    # What was dropped does not lend its ID to a column of its name that comes later.
+    # A dropped column does not pass on its ID to a later column with its name.
     present = json.loads(decision.table.shape)
     again = _decided({**present, "columns": [*present["columns"], _column(8, "v", (25, -1))]}, decision.table)
     assert [(column.name, column.field_id) for column in again.table.columns][-1] == ("v", 10)
@@ -162,10 +162,10 @@ def test_values_of_a_generated_column_are_copied_again_if_a_rewrite_may_have_rec
     assert _decided(computed, table, rewritten=8).action is Action.NOTHING
     assert _decided(computed, table, rewritten=2).action is Action.COPY_AGAIN
     assert _decided(_with(1, computed=True, name="w"), table, rewritten=2).action is Action.COPY_AGAIN
-    # DROP EXPRESSION leaves the values that are there; together with SET EXPRESSION they are others.
+    # DROP EXPRESSION keeps the existing values; together with SET EXPRESSION they may be others.
     assert _decided(_with(1, computed=False), table).action is Action.FOLLOW
     assert _decided(_with(1, computed=False), table, rewritten=2).action is Action.COPY_AGAIN
-    # One that is not mirrored has no values in the lake.
+    # A column that is not mirrored has no values in the lake.
     left_out = _with(4, computed=True)
     assert _decided(left_out, replace(TABLE, shape=json.dumps(left_out)), rewritten=2).action is Action.NOTHING
 
@@ -189,10 +189,10 @@ def test_without_a_trigger_a_new_file_means_that_values_may_be_others() -> None:
     table = replace(TABLE, shape=json.dumps(before))
     after = {**SHAPE, "leaves": [_leaf(20000, 2)]}
     assert _decided(after, table, exact=False).action is Action.COPY_AGAIN
-    # Once triggers tell why heaps are rewritten, shapes have no files; that alone changes nothing.
+    # Once triggers report why heaps are rewritten, shapes have no files; that alone changes nothing.
     assert _decided(SHAPE, table, exact=False).action is Action.FOLLOW
     assert _decided(SHAPE, table, filled=frozenset({20000})).action is Action.COPY_AGAIN, "it was another by then"
-    # Where there was no file before, it may have been another until a moment ago.
+    # If no file was recorded before, it may have been another one until recently.
     assert _decided(after, exact=False).action is Action.COPY_AGAIN
     assert _decided(after).action is Action.COPY_AGAIN
 
@@ -256,7 +256,7 @@ def test_with_heap_retention_a_partition_that_goes_takes_no_rows_along() -> None
 
 
 WITH_RETENTION = replace(TABLE, tier=Tier("id", TierKind.BIGINT, cut=10, lag=5))
-"""Rows below 10 are in the lake alone."""
+"""Rows below 10 are in the lake only."""
 
 
 @pytest.mark.parametrize(
@@ -265,11 +265,11 @@ WITH_RETENTION = replace(TABLE, tier=Tier("id", TierKind.BIGINT, cut=10, lag=5))
         (_adding(), {}, Action.FOLLOW),
         (_adding(filled=True), {}, Action.FAIL),
         (_adding(), {"rewritten": 2}, Action.FAIL),
-        # A heap that was rewritten may have been filled, where no event trigger says why.
+        # A heap that was rewritten may have been filled, if no event trigger reports the reason.
         (_adding(), {"exact": False}, Action.COPY_AGAIN),
         ({**_adding(), "leaves": [_leaf(20000, file=8)]}, {"exact": False}, Action.FAIL),
         (_with(4, generated=False), {}, Action.FAIL),
-        # As a USING, a new expression has no effect on what the heap does not hold.
+        # Like USING, a new expression has no effect on rows that the heap does not hold.
         (_with(1, computed=True), {"rewritten": 2}, Action.COPY_AGAIN),
         (_with(1, type=23, modifier=-1, sql="integer"), {"rewritten": 4}, Action.FAIL),
         (_with(2, modifier=917510, sql="numeric(14,2)"), {"rewritten": 4}, Action.COPY_AGAIN),
@@ -299,11 +299,11 @@ def test_what_old_rows_cannot_follow_fails_a_table_with_a_cutline(
     [
         ({"missing": {7: "x"}}, TableState.LIVE, Action.FILL, "x"),
         ({"missing": {7: "x"}}, TableState.FILLING, Action.FILL, "x"),
-        # Filled behind the copy, which does not bring rows below the cut-line.
+        # Filled after the copy, which does not include rows below the cut-line.
         ({"missing": {7: "x"}}, TableState.COPYING, Action.FILL, "x"),
         ({"missing": {7: "x"}, "rewritten": 4}, TableState.LIVE, Action.COPY_AGAIN, "x"),
         ({"missing": {7: "x"}, "exact": False}, TableState.LIVE, Action.FAIL, None),
-        # A default that came after the column is no value of rows from before.
+        # A default that was added after the column is no value of earlier rows.
         ({"missing": {7: None}}, TableState.LIVE, Action.FOLLOW, None),
         ({"missing": {7: None}, "rewritten": 4}, TableState.LIVE, Action.COPY_AGAIN, None),
     ],
@@ -315,6 +315,6 @@ def test_a_new_column_with_an_announced_value_does_not_fail_a_table_with_a_cutli
     assert decision.action is action, decision.reason
     if action is not Action.FAIL:
         assert decision.table.columns[-1].initial == initial
-        # A later copy of the rows from the cut-line on leaves files below the cut-line, which may not be filled yet.
+        # A later copy of the rows above the cut-line keeps files below the cut-line, which may not be filled yet.
         again = _decided(_adding(filled=True), decision.table, filled=frozenset({20000}), stayed=frozenset())
         assert (again.action, again.table.columns[-1].initial) == (Action.COPY_AGAIN, initial)

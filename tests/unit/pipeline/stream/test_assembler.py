@@ -17,7 +17,7 @@ from tests.support import pgoutput as pg
 
 
 class Fed:
-    """An assembler with what it emitted, and the registrations that it is told of."""
+    """An assembler with its output, and the registrations that it gets."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ def test_feeding_stops_at_the_commit_that_fills_the_batch() -> None:
 
 
 def test_a_column_that_is_left_out_has_to_be_there() -> None:
-    """Its place in the rows counts: rows that lack it are not the table's."""
+    """Its position in the rows counts: rows without it are not the table's."""
     sent = pg.mirrored(7)
     excluding = replace(sent, excluded=(ExcludedColumn(9, "secret"),))
     fed = Fed(excluding)
@@ -217,7 +217,7 @@ def test_nothing_is_lost_doubled_or_reordered_however_it_is_cut(
             frontiers.append(end.end_lsn)
             assert end.end_lsn in ends
             assert sum(len(s.messages) for s in fed.segments) == got
-            # Whole transactions: everything up to the frontier is there, nothing beyond it.
+            # Whole transactions: everything up to the frontier is there, and nothing beyond it.
             assert got == sum(len(rows) for rows, lsn in zip(sizes, ends, strict=True) if lsn <= end.end_lsn)
     got += fed.assembler.close().changes
     assert got == len(sent)
@@ -250,7 +250,7 @@ def test_a_table_that_is_copied_again_has_a_new_start_and_later_rows_count_for_t
     assert (change.table.start_lsn, change.table.state, change.former_lsn) == (92, TableState.COPYING, 0)
     assert (change.copy_again, change.reason) == (True, "why")
     assert [segment.tables[0].start_lsn for segment in fed.segments] == [0, 92]
-    # The catalog learns of it later; what it says until then is not taken up again.
+    # The catalog is updated later; until then, its content is ignored.
     fed.feed(*transaction(300, pg.relation(table), pg.insert(7, "4", "d")))
     fed.assembler.close()
     assert fed.segments[-1].tables[0].start_lsn == 92
@@ -289,7 +289,8 @@ def test_notes_of_a_transaction_are_taken_together_and_once() -> None:
     table = pg.mirrored(7)
     fed = Fed(table)
     fed.decisions = [SchemaChangeDecision(Action.NOTHING, table)]
-    # A partition went and came back, one came with rows, one was unlogged, and a column had a default for a moment.
+    # A partition was detached and attached, one was attached with rows, one was unlogged, and a column had a default
+    # for a moment.
     first = {"leaves": [{"id": 8}, {"id": 11, "persistence": "u"}], "columns": [{"attnum": 5, "filled": True}]}
     last = {
         "leaves": [{"id": 8}, {"id": 9}, {"id": 10}, {"id": 11, "persistence": "p"}],
@@ -353,7 +354,7 @@ def test_a_transaction_that_the_server_cannot_send_gets_a_batch_of_its_own_and_i
         (8, True, True),
     ], "a table that was registered later is not concerned"
     assert fed.assembler.empty
-    # What follows is not applied before the table is described.
+    # Later changes are not applied before the table is described.
     fed.feed(*transaction(300, pg.insert(7, "2", "b")))
     assert fed.assembler.empty
 

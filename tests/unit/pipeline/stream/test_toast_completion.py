@@ -1,4 +1,4 @@
-"""Which incomplete rows may be completed apart from each other."""
+"""Which incomplete rows may be completed independently of each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def incomplete(moves: list[tuple[int, int]]) -> IncompleteRows:
 
 
 def found_in(segments: dict[int, IncompleteRows]) -> list[list[tuple[int, int]]]:
-    """The chains, each row as its segment and its place in there."""
+    """The chains, with each row as its segment and its position in it."""
     found = chains(segments, ["id"])
     places = [(segment, row) for segment in sorted(segments) for row in range(segments[segment].rows.num_rows)]
     return [[places[row] for row in rows] for rows in np.split(found.rows, found.begins[1:-1])] if places else []
@@ -42,7 +42,7 @@ def test_no_key_is_in_two_chains_and_no_row_is_lost(segments: list[list[tuple[in
 
 
 def test_keys_of_several_columns_are_equal_in_all_of_them() -> None:
-    """Also where their numbers would be equal if they were only added up, or NULL."""
+    """Also if their numbers would be equal when added up, or if they are NULL."""
     own = [(1, "b"), (2, "a"), (1, "a"), (1, "b"), (2, "a"), (2, None), (2, None)]
     rows = pa.table({"n": [row[0] for row in own], "t": [row[1] for row in own]})
     missing = pa.table({name: pa.array([False] * len(own)) for name in ("n", "t")})

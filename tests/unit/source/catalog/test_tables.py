@@ -1,4 +1,4 @@
-"""The JSON that columns are kept as."""
+"""The JSON in which columns are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lags and widths as people write them, and tier values as SQL and people read them."""
+"""Lags and widths as users write them, and tier values as SQL and people read them."""
 
 from __future__ import annotations
 

@@ -70,14 +70,14 @@ def test_the_calendar_is_seen_in_what_is_there(bounds: list[str], months: int, k
 
 
 def test_a_calendar_of_another_time_zone_goes_on_in_it() -> None:
-    """Midnight of the first in Berlin, before and after the clocks change."""
+    """Midnight of the first day of a month in Berlin, before and after the change of clocks."""
     bounds = ["2026-01-01T00:00+01:00", "2026-02-01T00:00+01:00", "2026-03-01T00:00+01:00", "2026-04-01T00:00+02:00"]
     values = [at(text) for text in bounds]
     width = usual_width(STAMP, list(pairwise(values)), "Europe/Berlin")
     assert width == Width(months=1, zone="Europe/Berlin")
     assert width.after(STAMP, values[-1]) == at("2026-05-01T00:00+02:00")
     assert width.after(STAMP, at("2026-10-01T00:00+02:00")) == at("2026-11-01T00:00+01:00")
-    # Another zone shows no calendar: only a fixed width is left.
+    # In another time zone no calendar fits, so only a fixed width is left.
     assert usual_width(STAMP, [(values[2], values[3])], "UTC") == Width(span=values[3] - values[2])
 
 
@@ -118,7 +118,8 @@ def test_partitions_of_a_calendar_leave_no_gap(moment: datetime, months: int, zo
 
 
 def test_a_gap_of_very_many_partitions_is_bridged_by_one() -> None:
-    """Long nobody made any: a hundred of them are made, of more there is one that reaches up to the newest key."""
+    """Nobody has created any for a long time: up to a hundred are created; a larger gap is covered by one that reaches
+    up to the newest key."""
 
     def wanted(newest: int) -> list[tuple[int, int]]:
         attached = [Attached(1, TableName("public", "e"), 0, 10, is_default=False, is_table=True, routes=False)]

@@ -1,4 +1,4 @@
-"""What servers are not asked for that do not know it."""
+"""Features that are not requested from servers that do not have them."""
 
 from __future__ import annotations
 

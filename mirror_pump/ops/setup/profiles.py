@@ -1,0 +1,133 @@
+"""Adds and lists storage profiles, and chooses the one for tables that name none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mirror_pump.config import Settings
+from mirror_pump.credentials import is_property, is_reference, is_secret
+from mirror_pump.errors import UsageError
+from mirror_pump.source.catalog.catalog_schema import require_current
+from mirror_pump.source.catalog.profiles import (
+    find_profile,
+    lock_profiles,
+    make_default,
+    read_profiles,
+    store_profile,
+    tables_by_profile,
+)
+from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.storage_profiles import DEFAULT_PROFILE, StorageProfile, is_profile_name, overlapping
+
+
+@dataclass(frozen=True)
+class ListedProfile:
+    """A profile, and how many registered tables it has."""
+
+    profile: StorageProfile
+    tables: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return one entry of the output of `profile list --json` (docs/cli-json.md)."""
+        profile = self.profile
+        return {
+            "profile": profile.name,
+            "warehouse": profile.warehouse,
+            "options": dict(profile.options),
+            "credentials": profile.credential_ref,
+            "default": profile.is_default,
+            "tables": self.tables,
+        }
+
+
+def described_profile(
+    name: str, warehouse: str, options: Sequence[str], endpoint: str | None, region: str | None, reference: str | None
+) -> StorageProfile:
+    """The profile that the arguments of `profile add` describe. Raises UsageError, without repeating a secret."""
+    if not is_profile_name(name):
+        raise UsageError(f"{name!r} is no name for a profile", "use 1 to 63 of A-Z, a-z, 0-9, _ and -")
+    if name == DEFAULT_PROFILE:
+        raise UsageError(
+            f"the profile {DEFAULT_PROFILE} is what `init` and the storage settings describe",
+            "give --warehouse and --storage-endpoint to `mirror-pump init`, or choose another name",
+        )
+    if reference is not None and not is_reference(reference):
+        # It may be a key that was taken for the reference.
+        raise UsageError(
+            "--credentials takes a name that refers to credentials: letters, digits and _",
+            "name them archive, say, and put them into $MODAK_CREDENTIALS_ARCHIVE or $MODAK_CREDENTIALS_ARCHIVE_FILE",
+        )
+    properties = {}
+    for option in options:
+        key, separator, value = option.partition("=")
+        if not separator or not is_property(key) or not value:
+            raise UsageError("--option takes NAME=VALUE with a storage property, such as s3.connect-timeout=5")
+        if is_secret(key):
+            raise UsageError(
+                f"{key} is a secret, or a part of one: everybody who may read the mirror sees a profile's options",
+                "put it into the credentials, and name these with --credentials",
+            )
+        properties[key] = value
+    properties |= {key: value for key, value in (("s3.endpoint", endpoint), ("s3.region", region)) if value is not None}
+    return StorageProfile(name, warehouse, properties, reference)
+
+
+def add_profile(settings: Settings, profile: StorageProfile, *, default: bool) -> bool:
+    """Store a profile, or change the one of its name. Returns False if it was there just so.
+
+    Raises UsageError if its warehouse overlaps another's, or if tables are mirrored into the one that it had.
+    """
+    with _connected(settings) as connection, source_errors("storing the profile"), connection.transaction():
+        lock_profiles(connection)
+        known = {present.name: present for present in read_profiles(connection)}
+        other = overlapping(profile, known.values())
+        if other is not None:
+            raise UsageError(
+                f"{profile.warehouse} and the warehouse of profile {other.name}, {other.warehouse}, are one within the"
+                " other: a file there would have two profiles",
+                "give another prefix, also where the endpoints differ",
+            )
+        present = known.get(profile.name)
+        if present is not None and present.warehouse != profile.warehouse:
+            tables = tables_by_profile(connection).get(profile.name, 0)
+            if tables:
+                raise UsageError(
+                    f"{tables} tables of profile {profile.name} are mirrored into {present.warehouse}",
+                    "add a profile of another name, then unregister and register the tables",
+                )
+        same = present is not None and (present.warehouse, present.options, present.credential_ref) == (
+            profile.warehouse,
+            profile.options,
+            profile.credential_ref,
+        )
+        if not same:
+            store_profile(connection, profile)
+        if default:
+            make_default(connection, profile.name)
+    return not same
+
+
+def choose_default(settings: Settings, name: str) -> None:
+    """Make a profile the one of tables that name none. Raises SourceError if there is none of this name."""
+    with _connected(settings) as connection, source_errors("storing the profile"), connection.transaction():
+        lock_profiles(connection)
+        make_default(connection, find_profile(connection, name).name)
+
+
+def list_profiles(settings: Settings) -> tuple[ListedProfile, ...]:
+    """All profiles, by name."""
+    with _connected(settings) as connection:
+        tables = tables_by_profile(connection)
+        return tuple(ListedProfile(profile, tables.get(profile.name, 0)) for profile in read_profiles(connection))
+
+
+def _connected(settings: Settings) -> PgConnection:
+    connection = connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-profile")
+    try:
+        require_current(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -1,0 +1,49 @@
+"""Mirrors whose lake is in a real object store, reached through a proxy that can fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mirror_pump.ops.verify.verification import verify
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.s3_faults import FaultyStorage
+from tests.support.s3_storage import BUCKET, REGION, ObjectStore
+
+
+@dataclass
+class RemoteLake:
+    """Makes mirrors of one database."""
+
+    database: Database
+    store: ObjectStore
+    faulty: FaultyStorage
+    tasks: ThreadTaskRunner
+
+    @property
+    def warehouse(self) -> str:
+        """The root of the test's files."""
+        return f"s3://{BUCKET}/{self.database.name}/shop"
+
+    def mirror(self, **options: Any) -> Mirror:
+        """A mirror with its lake at `warehouse`, opened with the store's first key unless `options` differ."""
+        key, secret = next(iter(self.store.secrets.items()))
+        chosen = {
+            "storage_endpoint": self.faulty.endpoint,
+            "storage_region": REGION,
+            "storage_access_key": key,
+            "storage_secret_key": secret,
+            "reconnect_backoff_max": 0.5,
+            **options,
+        }
+        return Mirror.create(self.database, self.warehouse, self.tasks, **chosen)
+
+
+def assert_equal(mirror: Mirror, *tables: str) -> None:
+    """Fails unless `verify`, as users run it, finds all rows of these tables in the lake, each once."""
+    report = verify(mirror.settings)
+    assert {table.table: table.problem for table in report.tables} == dict.fromkeys(tables)
+    assert report.equal, report.to_json()
+    mirror.assert_sound()
