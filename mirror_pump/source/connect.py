@@ -154,7 +154,11 @@ def replication_connect(dsn: str, *, application_name: str = "mirror-pump-stream
     if failed:
         connection.finish()
         raise _connect_error(failed, dsn)
-    connection.exec_(UNLIMITED_TRANSACTIONS.encode())
+    try:
+        connection.exec_(UNLIMITED_TRANSACTIONS.encode())
+    except psycopg.Error as error:
+        connection.finish()
+        raise _connect_error(str(error), dsn) from error
     return connection
 
 
