@@ -6,7 +6,7 @@ session, against 136-199 ms for createDataFrame with mapInArrow; neither needs a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +26,19 @@ Result = TypeVar("Result")
 _SHOWN_LINES = 3
 """Lines of a task's traceback that its error repeats; its cause has the whole traceback."""
 
+
+_NO_MEMORY = (
+    # Of Python, NumPy and Arrow.
+    "MemoryError",
+    "ArrowMemoryError",
+    # Of the JVM, and of the operating system.
+    "OutOfMemoryError",
+    "Cannot allocate memory",
+    # A worker that was killed, as the kernel does when memory runs out, or that could not even say what it lacks.
+    "Python worker exited unexpectedly",
+    "can't start new thread",
+)
+"""What errors of tasks contain that lacked memory."""
 
 _LARGEST_TASK = 48 << 20
 """Largest task in bytes. A task passes through the Java heap some three times, and may not exceed
@@ -93,10 +106,7 @@ class SparkTaskRunner:
             results: list[Result | _Raised] = self._context.parallelize([task], 1).mapPartitions(partition).collect()
         except (PySparkException, Py4JError) as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip() and "\tat " not in line]
-            raise TaskFailed(
-                f"a task of {function.__name__} failed: {' | '.join(lines[-_SHOWN_LINES:])}",
-                "the pump retries by itself; if it fails every time, report this with the log",
-            ) from error
+            raise _task_failed(function.__name__, lines) from error
         except OSError as error:
             # Spark's Python side first writes a task's input to a file of its own.
             if not no_room(error):
@@ -124,6 +134,22 @@ class SparkTaskRunner:
         self._pool.shutdown(wait=True)
         with suppress(Py4JError, OSError):
             self._spark.stop()
+
+
+def _task_failed(name: str, lines: Sequence[str]) -> TaskFailed:
+    """The error of a failed task, from the lines of Spark's."""
+    shown = " | ".join(lines[-_SHOWN_LINES:])
+    found = next((line for line in lines if any(sign in line for sign in _NO_MEMORY)), None)
+    if found is None:
+        return TaskFailed(
+            f"a task of {name} failed: {shown}",
+            "the pump retries by itself; if it fails every time, report this with the log",
+        )
+    return TaskFailed(
+        f"a task of {name} had not enough memory, or was killed for want of it: {found}",
+        "nothing is lost, and the pump retries by itself. If it happens again, give the machine or Spark's executors"
+        " more memory, or lower segment_bytes (stream), copy_chunk_bytes and copy_workers (copies)",
+    )
 
 
 def _import_tasks(items: Iterator[int]) -> Iterator[str]:
