@@ -15,6 +15,11 @@ class MirrorPumpError(Exception):
         self.remedy = remedy
 
 
+def one_line_of(error: object) -> str:
+    """The text of an error that is not ours, or any other text, on one line: servers and engines use several."""
+    return " ".join(str(error).split())
+
+
 def about(name: str, text: str) -> str:
     """`text` with `name` and a colon in front, unless it begins with that name already."""
     return text if re.match(rf"{re.escape(name)}(?![\w.])", text) else f"{name}: {text}"

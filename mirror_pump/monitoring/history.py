@@ -31,7 +31,6 @@ class StatusSample:
     lag_seconds: float | None
     lag_bytes: int
     frontier: int
-    retained_bytes: int | None
     wal: WalRoom | None
     """None while there is no slot."""
     safe_wal_bytes: int | None
@@ -46,7 +45,6 @@ class StatusSample:
             lag_seconds=status.lag_seconds,
             lag_bytes=status.lag_bytes,
             frontier=status.frontier,
-            retained_bytes=status.slot.retained_bytes,
             wal=status.slot.wal,
             safe_wal_bytes=status.slot.safe_wal_bytes,
             changes=changes,
@@ -143,7 +141,7 @@ class StatusHistory:
                 "at": [round(sample.at, 1) for sample in samples],
                 "lag_seconds": [_rounded(sample.lag_seconds) for sample in samples],
                 "lag_bytes": [sample.lag_bytes for sample in samples],
-                "retained_bytes": [sample.retained_bytes for sample in samples],
+                "retained_bytes": [None if sample.wal is None else sample.wal.retained_bytes for sample in samples],
                 "changes_per_second": _changes_per_second(samples),
             },
         }

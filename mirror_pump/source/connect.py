@@ -20,7 +20,8 @@ import psycopg
 from psycopg import conninfo, pq
 from psycopg.pq.abc import PGconn
 
-from mirror_pump.errors import ConnectionLost, SourceError, UsageError
+from mirror_pump.errors import ConnectionLost, SourceError, UsageError, one_line_of
+from mirror_pump.quoting import identifier
 from sql import queries
 
 PgConnection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
@@ -184,6 +185,18 @@ def adbc_uri(dsn: str, *, application_name: str = "mirror-pump-copy") -> str:
 
 
 @contextmanager
+def acting_as(connection: psycopg.Connection[Any], role: str | None) -> Iterator[None]:
+    """The open transaction has the rights of `role` for the block; with None, those that it has anyway. An error in the
+    block ends the transaction, and the role with it."""
+    if role is None:
+        yield
+        return
+    connection.execute(f"SET LOCAL ROLE {identifier(role)}".encode())
+    yield
+    connection.execute("SET LOCAL ROLE NONE")
+
+
+@contextmanager
 def source_errors(doing: str) -> Iterator[None]:
     """Converts psycopg errors of the block to ConnectionLost or SourceError. `doing` completes "while ..."."""
     try:
@@ -194,7 +207,7 @@ def source_errors(doing: str) -> Iterator[None]:
 
 def as_source_error(error: psycopg.Error, doing: str) -> SourceError:
     """ConnectionLost if a new connection may cure `error`, else SourceError, for the caller to raise."""
-    detail = " ".join(str(error).split())
+    detail = one_line_of(error)
     if is_connection_loss(error):
         return ConnectionLost(
             f"the connection to Postgres was lost while {doing}: {detail}",
@@ -238,7 +251,7 @@ def _conninfo(dsn: str, also_pinned: Mapping[str, str] = MappingProxyType({}), *
 
 
 def _connect_error(message: str, dsn: str) -> SourceError | UsageError:
-    detail = " ".join(message.split())
+    detail = one_line_of(message)
     if _MALFORMED.match(detail):
         return UsageError(
             f"the connection string cannot be used: {detail.removeprefix('connection is bad: ')}",

@@ -58,12 +58,12 @@ class Database:
         return psycopg.connect(self.dsn, autocommit=autocommit)
 
     @contextmanager
-    def session(self) -> Iterator[psycopg.Connection[Any]]:
-        """A connection in autocommit mode for the block, as good as new: settings and locks of earlier blocks are gone.
-        Only what ALTER DATABASE or ALTER ROLE has set since it was opened may be missing: see `reconnect`."""
+    def session(self, *, autocommit: bool = True) -> Iterator[psycopg.Connection[Any]]:
+        """A connection for the block, as good as new: settings and locks of earlier blocks are gone. Only what ALTER
+        DATABASE or ALTER ROLE has set since it was opened may be missing: see `reconnect`. Commits at the end."""
         kept = _kept.connections
         if kept is None:
-            with self.connect() as connection:
+            with self.connect(autocommit=autocommit) as connection:
                 yield connection
             return
         # It is not kept during the block: a session within the block is another one.
@@ -73,11 +73,13 @@ class Database:
             connection = self.connect()
         # The driver would not notice that DISCARD ALL forgets what it has prepared.
         connection.prepare_threshold = None
+        connection.autocommit = autocommit
         clean = False
         try:
             yield connection
             if not connection.closed:
                 connection.commit()
+                connection.autocommit = True
                 connection.execute("DISCARD ALL")
                 clean = True
         finally:

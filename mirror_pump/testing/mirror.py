@@ -216,6 +216,8 @@ class Mirror:
         """Returns the frontier once it has passed `target`, by default the current end of WAL."""
         target = self.database.lsn() if target is None else target
         with self.database.session() as connection:
+            # As connections of the program have it, whatever the database's own setting is.
+            connection.execute("SET datestyle = 'ISO'")
             result = wait_on(connection, self.settings, Lsn(target), seconds)
         if result.error is not None:
             raise result.error

@@ -1,13 +1,13 @@
 -- What roles are to the mirror, and what they lack (mirror_pump/source/catalog/mirror_roles.py).
 
 -- name: facts
--- The role of this connection. Everything but its name and attributes is NULL or false without schema modak.
+-- The role of this connection. Everything but its name and attributes is NULL or false without schema modak. Whether it
+-- `streams` is what the query `facts` of server.sql says.
 SELECT r.rolname::text AS role, r.rolsuper AS superuser, owner.rolname::text AS admin,
        coalesce(pg_has_role(m.nspowner, 'USAGE'), false) AS is_admin,
        coalesce(has_schema_privilege(m.oid, 'USAGE'), false) AS uses,
        coalesce(has_table_privilege(secret.oid, 'SELECT'), false) AS reads_secret,
-       r.rolsuper OR r.rolreplication OR EXISTS (SELECT FROM pg_roles s WHERE s.rolname = 'rds_replication'
-                                                    AND pg_has_role(s.oid, 'MEMBER')) AS streams,
+       %(streams)s::boolean AS streams,
        pg_has_role('pg_read_all_stats', 'USAGE') AS sees_sessions
   FROM pg_roles r
   LEFT JOIN pg_namespace m ON m.nspname = 'modak'

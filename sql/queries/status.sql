@@ -34,8 +34,8 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state,
 -- Columns that some versions lack are looked up by name in the whole row.
 SELECT s.system_identifier, s.timeline, s.database_name AS database, s.applied_lsn AS applied, s.applied_at,
        s.applied_commit_time AS commit_time, r.slot_name IS NOT NULL AS exists, coalesce(r.active, false) AS active,
-       r.wal_status, (pg_current_wal_lsn() - r.restart_lsn)::bigint AS retained_bytes,
-       (r.confirmed_flush_lsn - '0/0')::bigint AS confirmed, to_jsonb(r) ->> 'invalidation_reason' AS invalidation_reason,
+       r.wal_status, (r.confirmed_flush_lsn - '0/0')::bigint AS confirmed,
+       to_jsonb(r) ->> 'invalidation_reason' AS invalidation_reason,
        (to_jsonb(r) ->> 'inactive_since')::timestamptz AS inactive_since
   FROM modak.mirror_slots s LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot_name
  WHERE s.slot_name = %s;

@@ -107,7 +107,7 @@ def write(database: Database, first: int) -> None:
     """Transactions that change two tables in every way, so that a transaction applied twice or not at all shows."""
     for number in range(first, first + 4):
         base = number * 100
-        with database.connect(autocommit=False) as connection:
+        with database.session(autocommit=False) as connection:
             run = connection.execute
             run("INSERT INTO a SELECT g, 0, 'new' FROM generate_series(%s::int, %s::int) g", (base, base + 60))
             run("UPDATE a SET n = n + 1 WHERE id %% 3 = %s", (number % 3,))
@@ -121,7 +121,7 @@ def write(database: Database, first: int) -> None:
 
 def change(database: Database) -> None:
     """Changes some rows of both tables, in every way, as often as it is called."""
-    with database.connect(autocommit=False) as connection:
+    with database.session(autocommit=False) as connection:
         run = connection.execute
         run("UPDATE a SET n = n + 1 WHERE id % 7 = (SELECT count(*) FROM b) % 7")
         run("DELETE FROM a WHERE id IN (SELECT min(id) FROM a)")
@@ -294,7 +294,7 @@ def test_a_fill_of_a_table_with_old_rows_killed_at_every_step(
         mirror.await_live("public.events")
         events.advance(running)
     for number, step in enumerate(FILL_STEPS):
-        with database.connect(autocommit=False) as connection:
+        with database.session(autocommit=False) as connection:
             upsert(connection, number, number, "before")
             for table in ("events", "model"):
                 connection.execute(f"ALTER TABLE {table} ADD COLUMN c{number} int NOT NULL DEFAULT {number}".encode())

@@ -55,7 +55,7 @@ _BALANCES = (
 @contextmanager
 def _at(mirror: Mirror, snapshot: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection that sees what an exported snapshot sees."""
-    with mirror.database.connect(autocommit=False) as connection:
+    with mirror.database.session(autocommit=False) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
         yield connection
@@ -184,7 +184,7 @@ def _create_accounts(database: Database) -> None:
         "CREATE TABLE debit (id int PRIMARY KEY, n bigint)", "CREATE TABLE credit (LIKE debit INCLUDING ALL)"
     )
     for name in ("debit", "credit"):
-        with database.connect() as connection:
+        with database.session() as connection:
             connection.execute(f"INSERT INTO {name} SELECT g, 0 FROM generate_series(0, {_ACCOUNTS - 1}) g".encode())
 
 

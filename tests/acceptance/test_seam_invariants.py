@@ -66,7 +66,7 @@ def test_a_conforming_read_is_a_consistent_point_in_time_view(scene: SeamScene, 
         for turn in scene.advancing():
             if turn % 4 == 3:
                 scene.await_cut()
-            with scene.database.connect(autocommit=False) as connection:
+            with scene.database.session(autocommit=False) as connection:
                 repeatable(connection)
                 if ended_by == "never pinned":
                     t, s, location, snapshot = scene.seam(connection)
@@ -105,7 +105,7 @@ def test_doing_the_insert_and_the_read_in_one_transaction_makes_the_pin_atomic(s
         found = scene.rows("SELECT reason FROM modak.partitions WHERE state = 'sealing' AND reason IS NOT NULL")
         return any(reader in reason for (reason,) in found)
 
-    with scene.database.connect(autocommit=False) as connection:
+    with scene.database.session(autocommit=False) as connection:
         pinned = connection.execute(PIN, where).fetchone()
         assert pinned is not None
         pin, t, s = pinned
@@ -201,7 +201,7 @@ def test_rows_at_or_above_t_are_in_the_heap_rows_below_it_in_the_lake_at_s_as_co
                 assert scene.rows("SELECT modak.release(%(pin)s)", pin=pin) == [(True,)]
     assert attached, "no read met a partition that is below the cut-line and in the heap"
     scene.await_quiet()
-    with scene.database.connect(autocommit=False) as connection:
+    with scene.database.session(autocommit=False) as connection:
         repeatable(connection)
         t, _, location, _ = scene.seam(connection)
         model = normalised(connection.execute("SELECT at, id, n, v FROM model WHERE at < %s", (t,)).fetchall())
@@ -314,7 +314,7 @@ def test_versions_come_from_one_sequence_and_are_assignment_ordered(scene: SeamS
     for pk, version, op, payload in corrections:
         assert pk not in newest_of or newest_of[pk][0] < version, f"{pk!r}: a later write has a lower version"
         newest_of[pk] = version, op, payload
-    with scene.database.connect(autocommit=False) as connection:
+    with scene.database.session(autocommit=False) as connection:
         repeatable(connection)
         t, _, location, _ = scene.seam(connection)
         cold = scene.cold(connection, location, t)
@@ -329,7 +329,7 @@ def test_versions_come_from_one_sequence_and_are_assignment_ordered(scene: SeamS
                 checked += 1
     assert checked == 8
     # The model does not have these rows.
-    with scene.database.connect() as connection:
+    with scene.database.session() as connection:
         for at in places:
             for number in (2000, 2001):
                 connection.execute(
@@ -385,14 +385,14 @@ def test_pk_is_the_canonical_text_encoding_of_the_primary_key(database: Database
         " PARTITION BY RANGE (at)",
         "CREATE TABLE timed (at timestamptz PRIMARY KEY, v text) PARTITION BY RANGE (at)",
     )
-    with database.connect() as connection:
+    with database.session() as connection:
         for number, (low, high, first, last) in enumerate(((0, 100, 1, 2), (100, 200, 2, 31))):
             run(connection, f"CREATE TABLE n{number} PARTITION OF named FOR VALUES FROM ({low}) TO ({high})")
             span = f"FROM ('2026-01-{first:02}Z') TO ('2026-01-{last:02}Z')"
             run(connection, f"CREATE TABLE t{number} PARTITION OF timed FOR VALUES {span}")
     names = ["plain", "", "\x1f", "\\", "\\\x1f", "\x1f\\", "a\x1fb", "a\\\x1fb", "é \\x1f", "true"]
     times = ["2026-01-01 00:00:00+00", "2026-01-01 05:30:00.000001+00", "2026-01-01 23:59:59.9+00"]
-    with database.connect() as connection:
+    with database.session() as connection:
         for name in names:
             connection.execute(
                 "INSERT INTO named VALUES (%s, 5, true, 'first'), (%s, 199, false, 'first')", (name, name)
@@ -412,7 +412,7 @@ def test_pk_is_the_canonical_text_encoding_of_the_primary_key(database: Database
 
     with mirror.pumping():
         await_true(lambda: states() == [("tiered",)], 60, "the cut-line has passed both")
-        with database.connect() as connection:
+        with database.session() as connection:
             for setting in ("TimeZone = 'Asia/Kolkata'", "DateStyle = 'SQL, DMY'", "IntervalStyle = 'iso_8601'"):
                 connection.execute(f"SET {setting}".encode())
             connection.execute("UPDATE named SET v = 'second' WHERE at = 5 AND name = 'plain'")

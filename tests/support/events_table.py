@@ -78,7 +78,7 @@ class EventsTable(RetentionTable):
 
     def _fill(self, rows: int, values: str) -> None:
         """Inserts `rows` rows per partition, evenly spread."""
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             for table in ("events", "model"):
                 run(
                     connection,
@@ -89,7 +89,7 @@ class EventsTable(RetentionTable):
     def grow(self) -> None:
         """Adds another partition with rows above all others, so that one more below becomes due."""
         number = self.partitions
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             self.make_partition(connection, number)
             for table in ("events", "model"):
                 run(
@@ -127,7 +127,7 @@ class EventsTable(RetentionTable):
     def seam(self, duckdb: DuckDBPyConnection | None = None) -> tuple[list[Row], list[Row]]:
         """The table as a seam read finds it, and the model, both as of one Postgres snapshot. The published snapshot is
         scanned without a filter."""
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             row = connection.execute(
                 "SELECT tier_key_hi, lake_props ->> 'metadata_location' FROM modak.cutline WHERE table_id = %s",

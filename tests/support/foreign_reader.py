@@ -66,7 +66,7 @@ class ForeignReader:
 
     def read(self, pause: float, *, one_transaction: bool) -> Read:
         """One read, with pauses of up to `pause` seconds between its queries."""
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             row = connection.execute("SELECT 'stream'::regclass::oid::bigint").fetchone()
             assert row is not None
             where = {"table_oid": row[0]}
@@ -138,7 +138,7 @@ class Judge:
 
     def before(self) -> tuple[pa.Table, str]:
         """The model now, and the database snapshot in which it was read."""
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
             assert row is not None

@@ -216,7 +216,7 @@ class LateStream(RetentionTable):
                 while not moved and time.monotonic() < deadline:
                     looker.execute("SELECT pg_sleep(0.05)")
                     moved = self._seam(looker)[1] != pin[2]
-        with self.mirror.database.connect(autocommit=False) as connection:
+        with self.mirror.database.session(autocommit=False) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             cut, location = present = self._seam(connection)
             if pin is not None:

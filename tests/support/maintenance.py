@@ -223,7 +223,7 @@ UPKEEP: dict[str, Any] = {"index_memory": 1 << 30, "convert_age": 0.2, "merge_by
 def write(mirror: Mirror, number: int) -> None:
     """A transaction of inserts, updates, key changes and deletes; every third one only deletes."""
     k = {"k": number, "base": 100_000 + number * 100}
-    with mirror.database.connect(autocommit=False) as connection:
+    with mirror.database.session(autocommit=False) as connection:
         run = connection.execute
         if number % 3:
             run("INSERT INTO t SELECT %(base)s + g, 0, 'new' FROM generate_series(1, 20) g", k)

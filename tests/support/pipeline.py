@@ -62,7 +62,7 @@ def writing(
     def work(stop: threading.Event) -> None:
         nonlocal count
         chance = random.Random(seed)
-        with database.connect(autocommit=False) as connection:
+        with database.session(autocommit=False) as connection:
             while not stop.is_set():
                 try:
                     write(connection, chance)

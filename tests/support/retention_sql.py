@@ -29,13 +29,13 @@ class SqlTable(RetentionTable):
 
     def __init__(self, database: Database) -> None:
         super().__init__(database, 0, "ev", "ev")
-        with database.connect(autocommit=False) as connection:
+        with database.session(autocommit=False) as connection:
             migrate(connection)
         self.create_tables(
             "id int, gone int, at bigint, v text DEFAULT 'none', n int NOT NULL DEFAULT 7,"
             " doubled int GENERATED ALWAYS AS (n * 2) STORED, PRIMARY KEY (id, at)"
         )
-        with database.connect(autocommit=False) as connection:
+        with database.session(autocommit=False) as connection:
             connection.execute("ALTER TABLE ev DROP COLUMN gone")
             # A partition numbers its columns differently.
             connection.execute(
@@ -146,7 +146,7 @@ def hasty(table: SqlTable) -> Iterator[psycopg.Connection[Any]]:
 @contextmanager
 def repeatable_read(table: SqlTable) -> Iterator[psycopg.Connection[Any]]:
     """A session whose snapshot is taken now."""
-    with table.database.connect(autocommit=False) as connection:
+    with table.database.session(autocommit=False) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute("SELECT 1")
         yield connection

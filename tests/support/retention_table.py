@@ -37,7 +37,7 @@ class RetentionTable:
 
     def create_tables(self, definitions: str, *, model: str | None = None, default: bool = False) -> None:
         """Creates the table with its partitions; `model` is a plain table with the same columns."""
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             run(connection, f"CREATE TABLE public.{self.name} ({definitions}) PARTITION BY RANGE ({self.key})")
             if model is not None:
                 run(
@@ -64,7 +64,7 @@ class RetentionTable:
     def record_retention(self) -> None:
         """Records retention and partitions of a registered table in the catalog, as the service would. The service does
         not touch its partitions: the test seals them and moves the cut-line."""
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             connection.execute("UPDATE modak.tables SET heap_retention_lag = 0 WHERE table_id = %s", (self.table_id,))
             for number in range(self.partitions):
                 name = f"{self.prefix}{number}"

@@ -170,7 +170,7 @@ class SeamScene:
 
     def read(self, what: str = "an unpinned read") -> None:
         """One whole read in its own snapshot, compared."""
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             repeatable(connection)
             t, _, location, _ = self.seam(connection)
             self.compare(connection, t, location, what)
@@ -187,7 +187,7 @@ class SeamScene:
 
     def upsert(self, at: int, value: str) -> None:
         """Upserts a row with key (at, 1000), which no writer uses."""
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             connection.execute(
                 "SELECT modak.upsert('events',"
                 " jsonb_build_object('at', %s::bigint, 'id', 1000, 'n', 1, 'v', %s::text))",
@@ -210,7 +210,7 @@ class SeamScene:
 
     def seam_now(self) -> tuple[int, int, str, str]:
         """The same as of now."""
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             repeatable(connection)
             return self.seam(connection)
 

@@ -52,7 +52,7 @@ class TypedEvents(RetentionTable):
             for name in (EVENTS, SHADOW):
                 connection.execute(statement.replace("{}", name, 1).encode())
             return
-        with self.database.connect(autocommit=False) as own:
+        with self.database.session(autocommit=False) as own:
             self.both(statement, own)
 
     def insert(self, *keys: tuple[int, int]) -> None:
@@ -94,7 +94,7 @@ class TypedEvents(RetentionTable):
     def upsert(self, at: int, number: int, **changed: str) -> None:
         """Corrects or inserts a row of the table, wherever it is, and of the shadow."""
         values = row(at, number, **changed)
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             connection.execute(f"DELETE FROM {SHADOW} WHERE at = {at} AND id = {number}".encode())
             connection.execute(f"INSERT INTO {SHADOW} VALUES {values}".encode())
             connection.execute(
@@ -104,7 +104,7 @@ class TypedEvents(RetentionTable):
             )
 
     def delete(self, at: int, number: int) -> None:
-        with self.database.connect(autocommit=False) as connection:
+        with self.database.session(autocommit=False) as connection:
             connection.execute(f"DELETE FROM {SHADOW} WHERE at = {at} AND id = {number}".encode())
             connection.execute(
                 f"SELECT modak.delete('{EVENTS}', jsonb_build_object('at', {at}, 'id', {number}))".encode()

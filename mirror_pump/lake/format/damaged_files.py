@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mirror_pump.errors import FileDamaged, LakeError, MirrorPumpError
+from mirror_pump.errors import FileDamaged, LakeError, MirrorPumpError, one_line_of
 from mirror_pump.lake.storage import StorageOptions, local_path, open_input, read_bytes
 
 _FORMAT = re.compile(
@@ -58,7 +58,7 @@ def _confirmed(location: str, storage: StorageOptions, error: Exception) -> Mirr
         except Exception as again:  # noqa: BLE001 - as in `decoding`
             return _damaged(location, "a readable Parquet file", again)
         return LakeError(
-            f"{location} was read wrongly, and is whole: {' '.join(str(error).split())[:_SHOWN]}",
+            f"{location} was read wrongly, and is whole: {one_line_of(error)[:_SHOWN]}",
             "nothing: a pump tries again by itself. If it happens often, see what stands before the storage",
         )
     return _damaged(location, "a readable Parquet file", error)
@@ -78,7 +78,7 @@ def decoding(location: str, kind: str) -> Iterator[None]:
 
 
 def _damaged(location: str, kind: str, error: Exception) -> FileDamaged:
-    detail = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
+    detail = one_line_of(error)[:_SHOWN] or type(error).__name__
     return FileDamaged(
         f"{location} is damaged: it is not {kind}: {detail}",
         "restore this file from a backup, or unregister the table and register it again, which copies it again",

@@ -14,6 +14,7 @@ from mirror_pump.errors import MirrorPumpError, SourceError
 from mirror_pump.ops.setup.stored_settings import complete_from
 from mirror_pump.source.catalog.mirror_roles import MirrorRole, read_role
 from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.server import read_server
 
 DEADLINE = 20.0
 """Seconds that a check may take, unless it says otherwise. Connecting to a server that does not answer takes 10."""
@@ -124,7 +125,7 @@ class Site:
             return False
         try:
             with self.connection() as connection:
-                return read_role(connection).part is MirrorRole.READER
+                return read_role(connection, read_server(connection)).part is MirrorRole.READER
         except MirrorPumpError:
             return False
 

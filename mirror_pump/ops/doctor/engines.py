@@ -9,7 +9,7 @@ import psycopg
 
 from mirror_pump.config import Settings
 from mirror_pump.engine.spark_runtime.session import CATALOG, LibpqAccess, libpq_access
-from mirror_pump.errors import MirrorPumpError
+from mirror_pump.errors import MirrorPumpError, one_line_of
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok, warning
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.pipeline.lake_storage import lake_storage, reachable_warehouses
@@ -28,7 +28,7 @@ def _run(site: Site) -> Iterator[Finding]:
         except MirrorPumpError as error:
             yield failed(f"{engines}: {error}", error.remedy)
         except Exception as error:  # noqa: BLE001 - an engine's own errors; the others are still tried
-            yield failed(f"{engines}: {' '.join(str(error).split())}", "compare `mirror-pump connect` with the DSN")
+            yield failed(f"{engines}: {one_line_of(error)}", "compare `mirror-pump connect` with the DSN")
 
 
 def _jdbc(mirror: Settings) -> Finding:
@@ -37,7 +37,7 @@ def _jdbc(mirror: Settings) -> Finding:
     try:
         count = _count_by_tcp(access)
     except psycopg.Error as error:
-        detail = " ".join(str(error).split())
+        detail = one_line_of(error)
         return failed(
             f"Spark and Trino: the catalog cannot be reached as they would: {detail}",
             "give host, port, user and password in the DSN; Spark and Trino know no .pgpass and no Unix socket",

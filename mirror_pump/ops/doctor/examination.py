@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import MirrorPumpError
+from mirror_pump.errors import MirrorPumpError, one_line_of
 from mirror_pump.ops.doctor.catalog import CATALOG
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Outcome, Site, failed, failure, skipped
 from mirror_pump.ops.doctor.clock import CLOCK
@@ -131,7 +131,7 @@ def _made(check: DoctorCheck, site: Site) -> Examined:
             findings.append(failure(error))
         except Exception as error:  # noqa: BLE001 - whatever a check meets is a finding, and the others go on
             get_logger("doctor").debug("traceback", check=check.name, exc_info=True)
-            detail = " ".join(str(error).split())
+            detail = one_line_of(error)
             findings.append(failed(f"{type(error).__name__}: {detail}", "mirror-pump doctor --debug shows more"))
         finally:
             ended.set()

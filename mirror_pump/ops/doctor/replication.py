@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from mirror_pump.errors import SourceError
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok, warning
-from mirror_pump.ops.doctor.server import finding
+from mirror_pump.ops.doctor.server import server_findings
 from mirror_pump.ops.status.slot_state import slot_error
 from mirror_pump.source.connect import PgConnection, replication_connect
-from mirror_pump.source.server import ServerSettings, ServerSubject, how_to_set, read_server, server_problems
+from mirror_pump.source.server import ServerSettings, ServerSubject, how_to_set, read_server
 from mirror_pump.source.stream.slot import read_slot
 from mirror_pump.source.stream.wal_room import read_wal_room
 
@@ -24,7 +24,7 @@ def _run(site: Site) -> Iterator[Finding]:
     with site.connection() as connection:
         server = read_server(connection)
         exists = read_slot(connection, slot) is not None
-        problems = list(server_problems(connection, server, slot_exists=exists))
+        found = server_findings(connection, server, _SUBJECTS, slot_exists=exists)
         # The slot of a mirror is held against its catalog; without one there is nothing to compare.
         lost = None if mirror is None else slot_error(connection, slot)
         room = _room(connection, slot, site.settings.wal_guard_bytes) if exists else None
@@ -32,7 +32,7 @@ def _run(site: Site) -> Iterator[Finding]:
         f"{server.slots - server.used_slots} of {server.slots} slots and {server.senders - server.used_senders} of"
         f" {server.senders} walsenders are free; slot {slot} {'exists' if exists else 'does not exist yet'}"
     )
-    yield from (finding(problem) for problem in problems if problem.subject in _SUBJECTS)
+    yield from found
     yield from _senders(server)
     yield from _streams(site)
     if 0 < server.idle_timeout < _SHORTEST_IDLE:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import sql
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, ok, warning
-from mirror_pump.ops.doctor.server import finding
+from mirror_pump.ops.doctor.server import server_findings
 from mirror_pump.quoting import identifier
 from mirror_pump.source.catalog.mirror_roles import (
     MirrorRole,
@@ -19,7 +19,7 @@ from mirror_pump.source.catalog.mirror_roles import (
     table_owners,
 )
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.server import ServerProblem, ServerSubject, read_server, server_problems
+from mirror_pump.source.server import ServerSubject, read_server
 
 _SHOWN = 3
 """Missing privileges that a finding names; the script grants them all."""
@@ -27,14 +27,9 @@ _SHOWN = 3
 
 def _run(site: Site) -> Iterator[Finding]:
     with site.connection() as connection:
-        facts = read_role(connection)
         server = read_server(connection)
-        problems = [
-            problem
-            for problem in server_problems(connection, server, slot_exists=False)
-            if problem.subject is ServerSubject.RIGHTS
-        ]
-        yield from _part(connection, facts, problems)
+        facts = read_role(connection, server)
+        yield from _part(connection, facts, server_findings(connection, server, {ServerSubject.RIGHTS}))
         if facts.part is MirrorRole.PUMP:
             yield from _retention(connection, facts)
         if facts.part in (MirrorRole.ADMIN, MirrorRole.PUMP):
@@ -46,7 +41,7 @@ def _run(site: Site) -> Iterator[Finding]:
         )
 
 
-def _part(connection: PgConnection, facts: RoleFacts, problems: Sequence[ServerProblem]) -> Iterator[Finding]:
+def _part(connection: PgConnection, facts: RoleFacts, problems: Sequence[Finding]) -> Iterator[Finding]:
     """What the role is, and what it lacks."""
     role = f"role {facts.role}"
     if facts.part is MirrorRole.STRANGER:
@@ -67,7 +62,7 @@ def _part(connection: PgConnection, facts: RoleFacts, problems: Sequence[ServerP
         yield failed(f"{role} is a pump, but lacks {_some(missing)}", _grant_pump(facts))
     elif not problems:
         yield ok(f"{role} {_MAY[facts.part]}")
-    yield from map(finding, problems)
+    yield from problems
 
 
 _MAY = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Outcome, Site, ok
-from mirror_pump.source.server import ServerProblem, ServerSubject, read_server, server_problems
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.server import ServerSettings, ServerSubject, read_server, server_problems
 
 _OF_THE_SERVER = frozenset(
     {
@@ -18,17 +19,22 @@ _OF_THE_SERVER = frozenset(
 )
 
 
-def finding(problem: ServerProblem) -> Finding:
-    """A problem of the server as a finding."""
-    return Finding(Outcome.FAILED if problem.fatal else Outcome.WARNING, problem.message, problem.remedy)
+def server_findings(
+    connection: PgConnection, server: ServerSettings, subjects: Collection[ServerSubject], *, slot_exists: bool = False
+) -> list[Finding]:
+    """The server's problems with these subjects, as findings."""
+    return [
+        Finding(Outcome.FAILED if problem.fatal else Outcome.WARNING, problem.message, problem.remedy)
+        for problem in server_problems(connection, server, slot_exists=slot_exists)
+        if problem.subject in subjects
+    ]
 
 
 def _server(site: Site) -> Iterator[Finding]:
     with site.connection() as connection:
         server = read_server(connection)
-        problems = list(server_problems(connection, server, slot_exists=False))
+        found = server_findings(connection, server, _OF_THE_SERVER)
         major, minor = divmod(connection.info.server_version, 10000)
-    found = [finding(problem) for problem in problems if problem.subject in _OF_THE_SERVER]
     kind = "standby" if server.in_recovery else "primary"
     yield ok(f"PostgreSQL {major}.{minor}, {kind}, encoding {server.encoding}, wal_level {server.wal_level}")
     yield from found

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from mirror_pump.credentials import without_secrets
-from mirror_pump.errors import LakeError, UsageError
+from mirror_pump.errors import LakeError, UsageError, one_line_of
 from mirror_pump.lake.profile_access import ReachableWarehouse
 from mirror_pump.quoting import literal
 
@@ -48,11 +48,6 @@ def open_duckdb() -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def duckdb_message(error: Exception) -> str:
-    """Return DuckDB's error message on one line."""
-    return " ".join(str(error).split())
-
-
 def _load(connection: duckdb.DuckDBPyConnection, extension: str) -> None:
     """Load an extension from its package, which has one file for each version of DuckDB.
 
@@ -89,7 +84,7 @@ def reach_storage(connection: duckdb.DuckDBPyConnection, warehouses: Iterable[Re
         except duckdb.Error as error:
             raise LakeError(
                 f"DuckDB cannot read the lake in {warehouse.root}:"
-                f" {without_secrets(duckdb_message(error), warehouse.properties)}",
+                f" {without_secrets(one_line_of(error), warehouse.properties)}",
                 "give the storage's access key and secret key, or set them up for AWS's own tools",
             ) from None
 

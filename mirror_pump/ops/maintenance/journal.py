@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from mirror_pump.errors import MirrorPumpError, SourceError
+from mirror_pump.errors import MirrorPumpError, SourceError, one_line_of
 from mirror_pump.model import TableId
 from mirror_pump.service_thread import ServiceThread
 from mirror_pump.source.catalog.maintenance import DONE, FAILED, beat, begin, finish
@@ -102,4 +102,4 @@ def running_operation(connection: PgConnection, heartbeat: Heartbeat, op_id: uui
 
 def _error_text(error: BaseException) -> str:
     text = f"{error} {error.remedy}" if isinstance(error, MirrorPumpError) else f"{type(error).__name__}: {error}"
-    return redact(" ".join(text.split()))[:2000]
+    return redact(one_line_of(text))[:2000]

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import FileMissing, TableError, UsageError
+from mirror_pump.errors import FileMissing, TableError, UsageError, one_line_of
 from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId, TableName, TableState, format_lsn
-from mirror_pump.ops.duckdb.duckdb_connection import duckdb_message, open_duckdb, reach_storage
+from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.missing_files import explain_failed_read
 from mirror_pump.ops.reads.hybrid_reads import hybrid_reads
 from mirror_pump.ops.reads.table_reads import (
@@ -141,7 +141,7 @@ def _tables(settings: Settings, connection: duckdb.DuckDBPyConnection, statement
             explained = _explained(explained)
         used = connection.get_table_names(explained, qualified=True)
     except duckdb.Error as error:
-        raise UsageError(f"DuckDB cannot read the statement: {duckdb_message(error)}") from error
+        raise UsageError(f"DuckDB cannot read the statement: {one_line_of(error)}") from error
     with (
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-sql") as catalog,
         source_errors("reading the mirrored tables"),

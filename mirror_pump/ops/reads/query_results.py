@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mirror_pump.config import Settings
-from mirror_pump.errors import LakeError, MirrorPumpError, UsageError
-from mirror_pump.ops.duckdb.duckdb_connection import duckdb_message, require_duckdb
+from mirror_pump.errors import LakeError, MirrorPumpError, UsageError, one_line_of
+from mirror_pump.ops.duckdb.duckdb_connection import require_duckdb
 from mirror_pump.ops.duckdb.query_interrupt import stopped_by_ctrl_c
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_list import listing
@@ -80,7 +80,7 @@ def _refused(error: duckdb.Error) -> MirrorPumpError:
     """Translate DuckDB's error: LakeError for I/O, HTTP and internal errors, else UsageError (a faulty statement)."""
     import duckdb
 
-    message = f"DuckDB: {duckdb_message(error)}"
+    message = f"DuckDB: {one_line_of(error)}"
     if isinstance(error, duckdb.IOException | duckdb.HTTPException | duckdb.InternalException):
         return LakeError(message, "see `mirror-pump verify` and `mirror-pump status`")
     remedy = "`SHOW TABLES` lists the mirrored tables" if isinstance(error, duckdb.CatalogException) else ""

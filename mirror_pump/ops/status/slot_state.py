@@ -30,7 +30,6 @@ class _Slot:
     exists: bool
     active: bool
     wal_status: str | None
-    retained_bytes: int | None
     confirmed: int | None
     invalidation_reason: str | None
     inactive_since: datetime | None
@@ -61,7 +60,7 @@ def slot_state(
         exists=row.exists,
         active=row.active,
         wal_status=row.wal_status,
-        retained_bytes=row.retained_bytes,
+        retained_bytes=None if wal is None else wal.retained_bytes,
         confirmed=None if row.confirmed is None else Lsn(row.confirmed),
         publication_error=_publication_error(connection, publication),
         invalidation_reason=row.invalidation_reason,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from mirror_pump.config import Settings
 from mirror_pump.engine.spark_runtime.local_runner import LocalTaskRunner
 from mirror_pump.engine.spark_runtime.session import SparkSettings, maven_packages, spark_session
-from mirror_pump.errors import LakeError, UsageError
+from mirror_pump.errors import LakeError, UsageError, one_line_of
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.metadata.metadata_files import read_metadata
@@ -115,7 +115,7 @@ class EnginesBySize:
             try:
                 return compare_duckdb.compare(duckdb, heap, lake, schema, line, shown=shown)
             except module.Error as error:
-                reason = " ".join(str(error).split())
+                reason = one_line_of(error)
                 get_logger("verify").warning("compared-by-spark", lake=lake, reason=reason, remedy="Nothing.")
                 return self._spark.compare(heap, lake, schema, line)
 

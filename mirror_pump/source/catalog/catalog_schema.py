@@ -16,13 +16,13 @@ import psycopg.rows
 
 import sql
 from mirror_pump.errors import SourceError
-from mirror_pump.quoting import identifier
 from mirror_pump.source.catalog.catalog_functions import (
     FunctionDifference,
     apply_functions,
     function_difference,
     program_version,
 )
+from mirror_pump.source.connect import acting_as
 
 _SQL = sql.queries("catalog")
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('modak.mirror_migrations', 0))"
@@ -125,22 +125,19 @@ def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
             _refuse_newer(function_difference(connection))
         pending = [step for step in sql.migrations() if step.version > before]
         # What a superuser adds would run with a superuser's rights.
-        others: list[tuple[str]] = connection.execute(_SQL["other_owner"]).fetchall()
-        for (owner,) in others:
-            connection.execute(f"SET LOCAL ROLE {identifier(owner)}".encode())
-        if pending and before == 0:
-            # CREATE SCHEMA IF NOT EXISTS would require the privilege to create schemas even if this one exists.
-            if _one(connection, "SELECT to_regnamespace('modak') IS NULL")[0]:
-                connection.execute("CREATE SCHEMA modak")
-            _script(connection, _SQL["create_migrations"])
-        for step in pending:
-            _script(connection, step.text)
-            connection.execute(
-                "INSERT INTO modak.mirror_migrations (version, name) VALUES (%s, %s)", (step.version, step.name)
-            )
-        functions = apply_functions(connection, everything=bool(pending))
-        if others:
-            connection.execute("SET LOCAL ROLE NONE")
+        other_owner: tuple[str] | None = connection.execute(_SQL["other_owner"]).fetchone()
+        with acting_as(connection, other_owner[0] if other_owner else None):
+            if pending and before == 0:
+                # CREATE SCHEMA IF NOT EXISTS would require the privilege to create schemas even if this one exists.
+                if _one(connection, "SELECT to_regnamespace('modak') IS NULL")[0]:
+                    connection.execute("CREATE SCHEMA modak")
+                _script(connection, _SQL["create_migrations"])
+            for step in pending:
+                _script(connection, step.text)
+                connection.execute(
+                    "INSERT INTO modak.mirror_migrations (version, name) VALUES (%s, %s)", (step.version, step.name)
+                )
+            functions = apply_functions(connection, everything=bool(pending))
     applied = tuple(f"{step.version:04d}_{step.name}" for step in pending)
     return MigrationResult(before, pending[-1].version if pending else before, applied, functions)
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.server import ServerSettings
 from sql import queries, role_script
 
 _SQL = queries("roles")
@@ -70,10 +71,10 @@ class RetainedTable:
     """Whether the owner may create partitions in the table's schema."""
 
 
-def read_role(connection: PgConnection) -> RoleFacts:
-    """The role of a connection. Raises SourceError."""
+def read_role(connection: PgConnection, server: ServerSettings) -> RoleFacts:
+    """The role of a connection to `server`. Raises SourceError."""
     with source_errors("looking up the role of this connection"):
-        facts = fetch_row(connection, RoleFacts, _SQL["facts"])
+        facts = fetch_row(connection, RoleFacts, _SQL["facts"], {"streams": server.may_replicate})
     assert facts is not None
     return facts
 

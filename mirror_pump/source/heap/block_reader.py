@@ -29,7 +29,7 @@ from adbc_driver_manager import AdbcConnection, AdbcDatabase
 from decoders.columns import Kind
 from decoders.text import Parsed, parse_text
 from decoders.text_time import INFINITE_MICROSECONDS
-from mirror_pump.errors import ConnectionLost, SourceError, TableError
+from mirror_pump.errors import ConnectionLost, SourceError, TableError, one_line_of
 from mirror_pump.model import Column, TableId, TableName
 from mirror_pump.quoting import identifier, literal
 from mirror_pump.source.connect import (
@@ -419,7 +419,7 @@ def _errors(doing: str, state_of: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except adbc.Error as error:
-        detail = " ".join(str(error).split())
+        detail = one_line_of(error)
         state = error.sqlstate or ""
         lost = state.startswith(("08", "57P")) or (
             not state and isinstance(error, adbc.OperationalError | adbc.InternalError)
@@ -432,7 +432,7 @@ def _errors(doing: str, state_of: Callable[[], str]) -> Iterator[None]:
             raise _table_error(doing, detail, state) from error
         raise SourceError(f"Postgres refused while {doing}: {detail}", "see the server's log") from error
     except (pa.ArrowException, OSError) as error:
-        detail = " ".join(str(error).split())
+        detail = one_line_of(error)
         state = state_of() if "PGRES_FATAL_ERROR" in detail else ""
         if state.startswith(_TABLE_SQLSTATES):
             raise _table_error(doing, detail, state) from error

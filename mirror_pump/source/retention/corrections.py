@@ -26,7 +26,7 @@ from typing import Any
 
 import psycopg
 
-from mirror_pump.errors import TableError
+from mirror_pump.errors import TableError, one_line_of
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.quoting import identifier, in_query, literal
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
@@ -86,7 +86,7 @@ def read_corrections(connection: PgConnection, table: MirroredTable, limit: int)
             return None
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             raise TableError(
-                f"a row of modak.delta is not a row of {table.name}: {' '.join(str(error).split())}",
+                f"a row of modak.delta is not a row of {table.name}: {one_line_of(error)}",
                 "correct or delete it",
             ) from error
 

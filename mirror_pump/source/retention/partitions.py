@@ -16,10 +16,10 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
-from mirror_pump.errors import TableError
+from mirror_pump.errors import TableError, one_line_of
 from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, TableId, TableName, Tier, TierKind
 from mirror_pump.quoting import identifier
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, as_source_error, is_connection_loss
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, acting_as, as_source_error, is_connection_loss
 from mirror_pump.source.relations.tier_keys import END, NEVER, literal, name_token, now_value
 from mirror_pump.source.relations.widths import Width
 from mirror_pump.source.rows import fetch_row, fetch_rows
@@ -264,9 +264,7 @@ def refusal(error: psycopg.Error, lock_timeout: str = LOCK_TIMEOUT) -> str:
     if isinstance(error, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
         return f"other sessions held the locks that it needs for longer than {lock_timeout}"
     detail = error.diag.message_detail
-    return " ".join((error.diag.message_primary or str(error)).split()) + (
-        f" ({' '.join(detail.split())})" if detail else ""
-    )
+    return one_line_of(error.diag.message_primary or error) + (f" ({one_line_of(detail)})" if detail else "")
 
 
 def attempt(
@@ -499,17 +497,11 @@ def _create_partition(connection: PgConnection, table: TableName, name: TableNam
     the owner chose, with the rights of the partition's owner at that moment.
     """
     found: list[tuple[str, bool]] = connection.execute(_SQL["other_owner"], {"table": table.quoted}).fetchall()
-    if not found:
+    owner, creates = found[0] if found else (None, False)
+    with acting_as(connection, owner if creates else None):
         connection.execute(statement.encode())
-        return
-    ((owner, creates),) = found
-    if creates:
-        connection.execute(f"SET LOCAL ROLE {identifier(owner)}".encode())
-        connection.execute(statement.encode())
-        connection.execute("SET LOCAL ROLE NONE")
-        return
-    connection.execute(statement.encode())
-    connection.execute(f"ALTER TABLE {name.quoted} OWNER TO {identifier(owner)}".encode())
+    if owner is not None and not creates:
+        connection.execute(f"ALTER TABLE {name.quoted} OWNER TO {identifier(owner)}".encode())
 
 
 def holds_rows(connection: PgConnection, relation_id: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Self
 
 from psycopg import pq
 
-from mirror_pump.errors import SourceError
+from mirror_pump.errors import SourceError, one_line_of
 from mirror_pump.model import Lsn, format_lsn, parse_lsn
 from mirror_pump.source.connect import replication_connect
 from mirror_pump.source.stream.replication_stream import ReplicationStream
@@ -51,7 +51,7 @@ class ConsistentPoint:
             connection.consume_input()
         result = connection.get_result()
         if result is None or result.status != pq.ExecStatus.TUPLES_OK:
-            message = " ".join(connection.get_error_message().split())
+            message = one_line_of(connection.get_error_message())
             raise SourceError(
                 f"no temporary slot could be made: {message}",
                 "It needs one free slot (max_replication_slots) and one free walsender (max_wal_senders).",

@@ -20,7 +20,7 @@ import psycopg
 from psycopg import pq
 from psycopg.pq.abc import PGconn, PGresult
 
-from mirror_pump.errors import ConnectionLost, SourceError, UnsendableRow
+from mirror_pump.errors import ConnectionLost, SourceError, UnsendableRow, one_line_of
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.quoting import identifier, literal
 from mirror_pump.source.connect import as_source_error, replication_connect
@@ -295,7 +295,7 @@ def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceErro
     sqlstate = result.error_field(pq.DiagnosticField.SQLSTATE)
     context = (result.error_field(pq.DiagnosticField.CONTEXT) or b"").decode(errors="replace")
     message = result.get_error_message() or connection.get_error_message()
-    detail = " ".join(message.split())
+    detail = one_line_of(message)
     state = sqlstate.decode() if sqlstate else None
     if state == _SLOT_BUSY_SQLSTATE:
         return _SlotInUse(

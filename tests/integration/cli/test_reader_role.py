@@ -156,7 +156,7 @@ def test_a_reader_can_grant_its_rights_to_no_other_role(
     monkeypatch.setenv("MIRROR_PUMP_DSN", reader.dsn)
     with role_of(mirror.database) as other:
         refused = run("reader", other.name)
-        assert (refused.exit_code, "may not give away" in refused.stderr) == (1, True), refused.output
+        assert (refused.exit_code, "may not grant" in refused.stderr) == (1, True), refused.output
 
 
 def test_the_grants_can_be_printed(mirror: Mirror, run: RunCommand) -> None:

@@ -95,7 +95,7 @@ def test_a_hybrid_read_sees_what_was_committed_before_it_in_both_engines(mirror:
         assert {row[0] for row in found} == (set(range(1, ROWS + 1)) - {6, 396}) | {1000, -1000}
         assert {row[0] for row in found if row[1] == 7} == {5, 395}
         assert heap == {row[0] for row in found if row[0] >= 300}
-        with pytest.raises(UsageError, match="no bigint"):
+        with pytest.raises(UsageError, match="not a valid bigint"):
             mirror_pump.spark.read(spark, "public.t", "hybrid", split="soon", settings=mirror.settings)
 
 

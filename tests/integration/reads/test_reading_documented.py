@@ -164,7 +164,7 @@ def test_wrong_use_and_unreadable_moments_are_different_errors(mirror: Mirror, r
 
 def test_two_moments_in_one_statement_are_refused(mirror: Mirror, run: RunCommand) -> None:
     statement = "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM products)"
-    for mode, notice in (("seam", "as of now"), ("hybrid", "another moment"), ("lake", ""), ("heap", "")):
+    for mode, notice in (("seam", "as of now"), ("hybrid", "a different point in time"), ("lake", ""), ("heap", "")):
         with mirror.pumping():
             result = run("sql", statement, "--mode", mode, "--format", "csv", "--max-wait", "30")
         assert result.exit_code == 0, result.output

@@ -166,12 +166,12 @@ def test_files_in_use_are_not_removed(mirror: Mirror, run: RunCommand, tmp_path:
     database.execute(f"UPDATE modak.mirror_tables SET location = '{own}'")
     # A row that no registration would have made.
     database.execute(f"UPDATE modak.former_locations SET location = '{place.parent.as_uri()}'")
-    refused("no place that registering made")
+    refused("was not made by a registration of")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious").write_text("kept")
     database.execute(f"UPDATE modak.former_locations SET location = '{elsewhere.as_uri()}'")
-    refused("no place that registering made")
+    refused("was not made by a registration of")
     database.execute(f"UPDATE modak.former_locations SET location = '{former}'")
     # The target of a link is not below the location.
     (place / "data" / "link").symlink_to(elsewhere)

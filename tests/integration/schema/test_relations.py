@@ -226,6 +226,7 @@ def test_partitioned_tables_have_their_leaves(conn: PgConnection) -> None:
     assert all(leaf.filenode for leaf in description.leaves)
 
 
+@pytest.mark.empty_database
 def test_a_role_without_rights_is_refused(conn: PgConnection, database: Database) -> None:
     role = f"reader_{database.name}"[:60]
     conn.execute(f"CREATE ROLE {role}".encode())

@@ -215,6 +215,7 @@ def test_an_unannounced_truncate_of_a_partition_has_the_table_copied_again(datab
     mirror.assert_sound()
 
 
+@pytest.mark.empty_database
 def test_a_role_that_may_not_create_event_triggers_gets_a_warning(database: Database, warehouse: str) -> None:
     role = f"r_{database.name}"[:60]
     with database.connect() as connection:
@@ -232,6 +233,7 @@ def test_a_role_that_may_not_create_event_triggers_gets_a_warning(database: Data
             connection.execute(f'DROP ROLE "{role}"'.encode())
 
 
+@pytest.mark.empty_database
 def test_a_table_that_changes_its_owner_fails_alone(database: Database, warehouse: str) -> None:
     """The pump cannot lock it then, either."""
     role = f"r_{database.name}"[:60]

@@ -61,6 +61,11 @@ def test_tables_come_and_go(conn: PgConnection) -> None:
     assert add_to_publication(conn, "p", table) is False
     assert list(published_tables(conn, "p").values()) == [table]
     (table_id,) = published_tables(conn, "p")
+    assert remove_from_publication(conn, "p", table_id) is False, "only publications of the mirror are touched"
+    conn.execute(
+        "INSERT INTO modak.mirror_slots (slot_name, publication_name, system_identifier, timeline, database_name,"
+        " applied_lsn) VALUES ('s', 'p', '1', 1, 'd', 0)"
+    )
     assert remove_from_publication(conn, "p", table_id) is True
     assert remove_from_publication(conn, "p", table_id) is False
     with pytest.raises(SourceError):
