@@ -13,8 +13,9 @@ SELECT pin_id, table_id, tier_key_hi, lake_snapshot_id
 
 -- name: pin_snapshot
 -- Pins another snapshot than the published one: of `main`, or of the past.
-SELECT pin_id FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(secs => %(seconds)s),
-                                    snapshot_id => %(snapshot_id)s);
+SELECT pin_id, table_id, tier_key_hi, lake_snapshot_id
+  FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(secs => %(seconds)s),
+                        snapshot_id => %(snapshot_id)s);
 
 -- name: seam
 -- The cut-lines of the pinned tables as of the reader's database snapshot.

@@ -1,5 +1,5 @@
 """A TCP proxy in front of Postgres that can lose a connection at its worst moment, during COMMIT, or without the
-server's noticing."""
+server's noticing, and hold an answer back."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 _COMMIT = b"COMMIT\0"
 """The bytes with which a COMMIT of the simple query protocol ends (PostgreSQL documentation, message format Query)."""
+
+
+_IDLE = b"Z\0\0\0\5I"
+"""The message ReadyForQuery outside a transaction."""
 
 
 class Loss(Enum):
@@ -44,11 +48,19 @@ class Proxy:
         """Sockets that the server still believes to be connected."""
         self.lost = 0
         """Connections lost on purpose."""
+        self._hold: bytes | None = None
+        self._held: socket.socket | None = None
+        self._connected = threading.Event()
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
 
     def lose(self, loss: Loss, then: Callable[[], object] = lambda: None) -> None:
         """Makes the next COMMIT lose its connection; `then` runs before anybody can connect again."""
         self._armed = loss, then
+
+    def hold_answer(self, text: bytes) -> None:
+        """Holds the answer to the end of the transaction whose statements contain `text`, until another connection is
+        made: an interrupted client makes one to cancel the statement."""
+        self._hold = text
 
     def break_off(self) -> None:
         """Every client loses its connection, and the server does not notice before `tell`. New connections are
@@ -77,6 +89,7 @@ class Proxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self._connected.set()
                 with self._losing:
                     pass
                 server = socket.create_connection(self._target)
@@ -88,6 +101,9 @@ class Proxy:
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while data := client.recv(65536):
+                if self._hold is not None and self._hold in data:
+                    self._held = server
+                    self._connected.clear()
                 armed = self._armed
                 if armed is not None and data.endswith(_COMMIT):
                     self._armed = None
@@ -117,6 +133,9 @@ class Proxy:
     def _back(self, server: socket.socket, client: socket.socket) -> None:
         with suppress(OSError):
             while data := server.recv(65536):
+                if server is self._held and data.endswith(_IDLE):
+                    self._held = self._hold = None
+                    self._connected.wait()
                 client.sendall(data)
         _cut(client)
 

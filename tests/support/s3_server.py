@@ -52,10 +52,12 @@ class _Handler(BaseHTTPRequestHandler):
     def parse_request(self) -> bool:
         if not super().parse_request():
             return False
-        if self.server.forbidden:
-            self._body()
-            self._answer(403, _error("AccessDenied"))
-        return not self.server.forbidden
+        if not self.server.forbidden:
+            return True
+        self._body()
+        self._answer(403, _error("AccessDenied"))
+        # Whatever `forbidden` is by now: a second answer to this request would be taken for one to the next.
+        return False
 
     def do_GET(self) -> None:
         path, query = self._target()

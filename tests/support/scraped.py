@@ -112,8 +112,6 @@ class Scenario:
     phases: Sequence[tuple[int, Samples]]
     """How many minutes, and the samples of each minute."""
     alerts: frozenset[str]
-    growth: Mapping[str, float] | None = None
-    """By metric name: its growth per minute in the last phase."""
 
     def as_test(self) -> dict[str, Any]:
         """The scenario as `promtool test rules` reads it."""
@@ -136,13 +134,9 @@ class Scenario:
 
     def _values(self, series: str) -> str:
         parts = []
-        for number, (length, samples) in enumerate(self.phases):
+        for length, samples in self.phases:
             value = samples.get(series)
-            if value is None:
-                parts.append(f"stale _x{length - 1}")
-                continue
-            grows = self.growth if self.growth is not None and number == len(self.phases) - 1 else {}
-            parts.append(f"{value:f}+{grows.get(series.partition('{')[0], 0.0):f}x{length - 1}")
+            parts.append(f"stale _x{length - 1}" if value is None else f"{value:f}+0x{length - 1}")
         return " ".join(parts)
 
 

@@ -4,7 +4,8 @@ Invariant: a `ConsistentSnapshot` shows one state that the database had. The cut
 corrections and the heap are all read in one REPEATABLE READ snapshot, which is exported for parallel readers. Before
 that database snapshot is taken, a pin on exactly this pair of cut-line and published snapshot is committed:
 
-1. One statement reads the cut-line and the published snapshot, and inserts the pin on them. It is committed.
+1. One statement reads the cut-line and the published snapshot, and inserts the pin on them. It is committed once the
+   reader knows the pin's ID.
 2. The database snapshot is taken, and the pair is read again in it. If it differs, the cut-line advanced or a fold was
    committed in between, perhaps by a transaction that looked for pins before ours was visible. The pin is released, and
    the reader starts again.
@@ -211,8 +212,7 @@ class ConsistentSnapshot:
         wanted = {"table_ids": sorted(table_ids), "seconds": self._pin_seconds}
         for _ in range(_TRIES):
             with source_errors("pinning what is read"):
-                pinned = [] if snapshot is not None else fetch_rows(self._pinning, _PinRow, _SQL["pin"], wanted)
-                self._pins = [pin.pin_id for pin in pinned]
+                pinned = [] if snapshot is not None else self._pin("pin", wanted)
                 try:
                     rows = self._snapshot(table_ids, locks, snapshot)
                 except psycopg.errors.UndefinedTable:
@@ -240,6 +240,14 @@ class ConsistentSnapshot:
                 f"table {missing[0]} is not mirrored (any more)", "`mirror-pump status` lists those that are"
             )
         self.seams = seams
+
+    def _pin(self, query: str, wanted: Mapping[str, object]) -> list[_PinRow]:
+        """Adds pins to those that are held. Their IDs are known before they are committed, so that a reader which is
+        interrupted at this point (Ctrl-C) releases them, too."""
+        with self._pinning.transaction():
+            pinned = fetch_rows(self._pinning, _PinRow, _SQL[query], wanted)
+            self._pins += [pin.pin_id for pin in pinned]
+        return pinned
 
     def _snapshot(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> list[_SeamRow]:
         execute = self.connection.execute
@@ -276,12 +284,9 @@ class ConsistentSnapshot:
         """Pins another Iceberg snapshot of the table while this is open. The caller must check afterwards that it still
         exists."""
         with source_errors("pinning a snapshot"):
-            row = self._pinning.execute(
-                _SQL["pin_snapshot"],
-                {"table_id": table_id, "snapshot_id": snapshot_id, "seconds": self._pin_seconds},
-            ).fetchone()
-        if row is not None:
-            self._pins.append(row[0])
+            self._pin(
+                "pin_snapshot", {"table_id": table_id, "snapshot_id": snapshot_id, "seconds": self._pin_seconds}
+            )
 
     def main_now(self, table_id: TableId) -> str:
         """The metadata file that the catalog names now, not as of the consistent snapshot."""
@@ -326,7 +331,12 @@ class ConsistentSnapshot:
     def _drop_pins(self) -> None:
         if self._pins and not self._pinning.closed:
             with source_errors("releasing pins"):
-                self._pinning.execute(_SQL["release"], {"pins": self._pins})
+                try:
+                    self._pinning.execute(_SQL["release"], {"pins": self._pins})
+                except KeyboardInterrupt:
+                    # psycopg has canceled the statement.
+                    self._pinning.execute(_SQL["release"], {"pins": self._pins})
+                    raise
         self._pins = []
 
     def _keep(self) -> None:

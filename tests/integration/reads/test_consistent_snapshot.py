@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +19,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.pipeline import in_thread
+from tests.support.proxy import proxied
 
 
 @pytest.fixture
@@ -80,6 +82,20 @@ def test_a_pin_lives_as_long_as_its_reader_and_not_longer(mirror: Mirror, table:
     with pytest.raises(SourceError, match="released already"):
         moment.check()
     moment.release()
+
+
+def test_a_reader_that_is_interrupted_while_it_pins_leaves_no_pin(mirror: Mirror, table: TableId) -> None:
+    """At the worst moment: the pin is committed, and the reader does not know it yet."""
+
+    def interrupt(_: threading.Event) -> None:
+        await_true(lambda: len(pins(mirror)) == 1, 60, "the pin is committed")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with proxied(mirror.database.dsn) as proxy:
+        proxy.hold_answer(b"pin_tables")
+        with in_thread(interrupt, "interruption", 60), pytest.raises(KeyboardInterrupt):
+            ConsistentSnapshot(proxy.dsn, [table], locks=Locks.NONE)
+    assert pins(mirror) == []
 
 
 def test_a_reader_whose_pin_was_swept_gets_an_error(mirror: Mirror, table: TableId) -> None:
