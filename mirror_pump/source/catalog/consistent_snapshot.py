@@ -284,9 +284,7 @@ class ConsistentSnapshot:
         """Pins another Iceberg snapshot of the table while this is open. The caller must check afterwards that it still
         exists."""
         with source_errors("pinning a snapshot"):
-            self._pin(
-                "pin_snapshot", {"table_id": table_id, "snapshot_id": snapshot_id, "seconds": self._pin_seconds}
-            )
+            self._pin("pin_snapshot", {"table_id": table_id, "snapshot_id": snapshot_id, "seconds": self._pin_seconds})
 
     def main_now(self, table_id: TableId) -> str:
         """The metadata file that the catalog names now, not as of the consistent snapshot."""

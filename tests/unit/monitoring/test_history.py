@@ -49,9 +49,11 @@ def test_a_clock_that_is_set_back_begins_the_history_anew(status: MirrorStatus) 
     history = StatusHistory()
     for start, growth in ((10_000.0, 1000), (6400.0, 5)):
         for place in range(5):
-            moved = replace(status, wal_position=Lsn(growth * place))
-            history.add(StatusSample.of(moved, start + place * INTERVAL, 0), moved)
-        assert history.wal_bytes_per_second == pytest.approx(growth / INTERVAL)
+            at = place * INTERVAL
+            moved = replace(status, slot=replace(status.slot, wal=wal_room(at, wal=growth * place)))
+            history.add(StatusSample.of(moved, start + at, 0), moved)
+        assert history.wal_rate is not None
+        assert history.wal_rate.bytes_per_second == pytest.approx(growth / INTERVAL)
     assert history.to_json(status)["samples"]["at"][0] == 6400
 
 
