@@ -56,6 +56,7 @@ from mirror_pump.table_life import TableEvent, state_by, states_before
 from sql import queries
 
 _SQL = queries("publish")
+_RETRIED = "mirror-pump connects again by itself"
 
 _FIRST_PAUSE = 0.05
 """Seconds before a publish that met a conflict is tried again, at most."""
@@ -445,7 +446,9 @@ class Publisher:
         since.
         """
         if not self.may_have_landed:
-            raise ConnectionLost(f"the connection was lost before the publish was committed: {error}") from error
+            raise ConnectionLost(
+                f"the connection was lost before the publish was committed: {error}", _RETRIED
+            ) from error
         try:
             connection = self._open()
             with connection.transaction():
@@ -463,7 +466,9 @@ class Publisher:
             ) from error
         if not landed:
             self.may_have_landed = False
-            raise ConnectionLost(f"the connection was lost during COMMIT, which did not happen: {error}") from error
+            raise ConnectionLost(
+                f"the connection was lost during COMMIT, which did not happen: {error}", _RETRIED
+            ) from error
         # When the pump restarts it reads from the catalog which tables went live. Here that is only an optimisation.
         return _Landed((), request.failures)
 
@@ -488,7 +493,7 @@ def _catalog_errors() -> Iterator[None]:
     try:
         yield
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        raise ConnectionLost(f"the connection to the catalog was lost: {error}") from error
+        raise ConnectionLost(f"the connection to the catalog was lost: {error}", _RETRIED) from error
 
 
 def _fail(cursor: Cursor, failure: Failure) -> bool:
