@@ -134,11 +134,8 @@ class EmbeddedPostgres:
         """A libpq URI for psycopg, ADBC, pgbench and other client programs."""
         return f"postgresql://postgres:{self.password}@127.0.0.1:{self.port}/{database}"
 
-    def start(self, options: str = "") -> None:
-        """Initialises the server if needed and starts it, until it accepts connections. Raises PostgresFailed.
-
-        `options`: further options of the program `postgres`, for this start only.
-        """
+    def start(self) -> None:
+        """Initialises the server if needed and starts it, until it accepts connections. Raises PostgresFailed."""
         running = self._postmaster()
         if running is not None:
             if self._guard is not None:
@@ -155,10 +152,9 @@ class EmbeddedPostgres:
             self.log.touch()
             self._runner.own(self.log)
             begin = self.log.stat().st_size
-            settings = " ".join(f"-c {name}='{value}'" for name, value in {**self._settings, "port": self.port}.items())
+            options = " ".join(f"-c {name}='{value}'" for name, value in {**self._settings, "port": self.port}.items())
             code, text = self._pg_ctl(
-                "start", "--wait", f"--timeout={START_SECONDS:.0f}", f"--log={self.log}",
-                "--options", f"{settings} {options}",
+                "start", "--wait", f"--timeout={START_SECONDS:.0f}", f"--log={self.log}", "--options", options,
                 timeout=START_SECONDS + 10,
             )  # fmt: skip
             if code == 0:
@@ -182,15 +178,6 @@ class EmbeddedPostgres:
             if not self._running():
                 return
         raise PostgresFailed(f"the embedded PostgreSQL in {self._data} did not stop")
-
-    def run_stopped(self, program: str, *arguments: str) -> str:
-        """Runs a program of the installation on the files of the stopped server, such as `pg_resetwal`. Returns its
-        output. Raises PostgresFailed unless it ends with 0."""
-        command = [str(self.binary(program)), f"--pgdata={self._data}", *arguments]
-        code, text = self._runner.run(command, timeout=60)
-        if code != 0:
-            raise PostgresFailed(f"{program} ended with {code}:\n{text}")
-        return text
 
     def restart(self, mode: StopMode = "fast") -> None:
         """Stops and starts the server on the same port, so that every DSN stays valid."""

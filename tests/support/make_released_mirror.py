@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import random
 import sys
-import tempfile
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from mirror_pump.engine.rewrite.file_merge import merge_files
 from mirror_pump.ops.maintenance.policies import change
 from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
@@ -26,14 +23,13 @@ from tests.support.pending_deletes import pending
 from tests.support.released_mirror import (
     DATABASE,
     LAKE,
+    SERVER,
     UNFOLDED,
-    WAL_SEGMENT,
     Description,
-    ctids,
     describe_states,
     freeze,
-    lake_directory,
-    wal_file,
+    place,
+    server_kind,
 )
 
 _SETTINGS: dict[str, Any] = {"index_memory": 0, "merge_bytes": 0, "copy_chunk_bytes": 8192, "retention_interval": 0.1}
@@ -63,6 +59,11 @@ _NOT_HELD = (
 """Values that are kept as text, beside the typed columns."""
 
 
+_CHUNKS = (
+    "SELECT count(*) FROM modak.copy_chunks WHERE done_at IS NOT NULL AND table_id = 'copying'::regclass::oid::bigint"
+)
+
+
 def _first_life(mirror: Mirror) -> tuple[EventsTable, int, list[list[object]]]:
     """All but the copying table become live; a partition leaves the heap; deletes are converted; readers pin."""
     database = mirror.database
@@ -85,7 +86,7 @@ def _first_life(mirror: Mirror) -> tuple[EventsTable, int, list[list[object]]]:
             row = connection.execute("SELECT snapshot_id FROM modak.pin('converted', '1000 years')").fetchone()
             assert row is not None
             pinned = int(row[0])
-            connection.execute("SELECT modak.pin('events', '1000 years')")
+            connection.execute("SELECT modak.pin('events', '1000 years', in_one_snapshot => true)")
         rows = [list(row) for row in mirror.heap("converted")]
         with database.connect(autocommit=False) as connection:
             for number in range(6):
@@ -111,10 +112,10 @@ def _second_life(mirror: Mirror, events: EventsTable) -> None:
     fills.hold()
     with last.pumping():
         last.register("copying")
-        await_true(lambda: copies.waiting, 30, "the copy has begun")
-        copies.let_go(2)
-        done = "SELECT count(*) FROM modak.copy_chunks WHERE done_at IS NOT NULL"
-        await_true(lambda: database.rows(done) == [(2,)], 30, "two chunks are published")
+        for number in (1, 2):
+            await_true(lambda: copies.waiting, 30, "a chunk is to be copied")
+            copies.let_go(1)
+            await_true(lambda: database.rows(_CHUNKS) == [(number,)], 30, "it is published")  # noqa: B023 - at once
         database.execute(
             "ALTER TABLE filling ADD COLUMN d int DEFAULT 9",
             "UPDATE filling SET v = 'second', d = id WHERE id < 10",
@@ -131,38 +132,31 @@ def _second_life(mirror: Mirror, events: EventsTable) -> None:
     events.assert_exact()
 
 
+def _describe(mirror: Mirror) -> Description:
+    database = mirror.database
+    events, pinned, rows = _first_life(mirror)
+    _second_life(mirror, events)
+    states = describe_states(database)
+    assert (states["public.copying"], states["public.filling"]) == ("copying", "filling"), states
+    assert pending(mirror, "public.pending")
+    return Description(
+        version("mirror-pump"), server_kind(), mirror.frontier(), states, pinned, rows, events.partitions
+    )
+
+
 def main() -> int:
-    with lake_directory(), tempfile.TemporaryDirectory() as directory, EmbeddedPostgres() as server:
-        server.stop()
-        server.run_stopped("pg_resetwal", f"--next-wal-file={wal_file(WAL_SEGMENT)}")
-        server.start()
-        server.create_database(DATABASE)
-        database = Database(server, DATABASE)
-        for statement in _TABLES:
-            with database.connect() as connection:
-                connection.execute(statement.encode())
-        tasks = ThreadTaskRunner()
-        mirror = Mirror.create(database, LAKE.as_uri(), tasks, slot="released", **_SETTINGS)
-        events, pinned, rows = _first_life(mirror)
-        _second_life(mirror, events)
-        tasks.close()
-        states = describe_states(database)
-        assert (states["public.copying"], states["public.filling"]) == ("copying", "filling"), states
-        assert pending(mirror, "public.pending")
-        frontier = mirror.frontier()
-        description = Description(
-            version("mirror-pump"),
-            major_version(),
-            mirror.settings.slot,
-            frontier,
-            states,
-            pinned,
-            rows,
-            events.partitions,
-            ctids(database),
-        )
-        archive = freeze(database, description, Path(directory))
-    print(f"{archive}: {archive.stat().st_size:,} bytes; {states}")
+    with place():
+        with EmbeddedPostgres(SERVER) as server:
+            server.create_database(DATABASE)
+            database = Database(server, DATABASE)
+            for statement in _TABLES:
+                with database.connect() as connection:
+                    connection.execute(statement.encode())
+            tasks = ThreadTaskRunner()
+            description = _describe(Mirror.create(database, LAKE.as_uri(), tasks, slot="released", **_SETTINGS))
+            tasks.close()
+        archive = freeze(description)
+    print(f"{archive}: {archive.stat().st_size:,} bytes; {description.states}")
     return 0
 
 

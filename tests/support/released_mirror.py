@@ -1,17 +1,14 @@
-"""A mirror that a released version wrote, frozen: its database as SQL, its lake as files, and what was in them.
+"""A mirror that a released version wrote, frozen: the files of its database server, its lake, and what was in them.
 
-`make fixture` makes the archive of the present version; tests put it up again on a server of their own.
+`make fixture` makes the archive of the present version; tests put it up again.
 
 **Where it is.** Metadata, manifests and position deletes of a lake hold absolute paths. So the lake is written to, and
-put back at, one place of the machine (LAKE); a lock keeps two tests, or a test and `make fixture`, from using it at
+put back at, one place of the machine (PLACE); a lock keeps two tests, or a test and `make fixture`, from using it at
 once.
 
-**The server.** An upgrade of the program keeps the server, with its OIDs, its WAL positions and its slot. The catalog
-refers to all three, and a plain dump has none of them. They are put up as pg_upgrade does: pg_dump --binary-upgrade
-keeps the OIDs of relations and types and the numbers of files; pg_resetwal begins the WAL shortly before the frozen
-frontier, and transaction IDs beyond the frozen ones. A slot is then made there and advanced to the frontier, where the
-frozen one stood: the WAL in between has no change of a table. Only the cluster's own identity cannot be kept:
-modak.mirror_slots gets the new one.
+**The server.** An upgrade of the program keeps the server, with its OIDs, its WAL positions and its slot, all of which
+the catalog refers to. So its files are archived as they are when it is stopped. They are good for the same major
+version of PostgreSQL on the same kind of processor.
 """
 
 from __future__ import annotations
@@ -19,8 +16,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import platform
 import shutil
-import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,28 +26,23 @@ from pathlib import Path
 from typing import Any
 
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.postgres import EmbeddedPostgres
+from mirror_pump.testing.unprivileged import Runner
 
 RELEASED = Path(__file__).parents[1] / "migration" / "released"
 """An archive for each released version: <version>.tar.xz."""
 
-LAKE = Path("/tmp/mirror-pump-released-lake")
-"""Where every frozen lake was written. Its files name each other by it."""
+PLACE = Path("/tmp/mirror-pump-released")
+"""Where every frozen mirror was written. The lake's files name each other by it."""
+
+LAKE = PLACE / "lake"
+SERVER = PLACE / "server"
 
 DATABASE = "released"
 
-WAL_SEGMENT = 0x20
-"""The segment of WAL (16 MiB) in which frozen mirrors are written. A restored server writes what it restores before
-it."""
-
 UNFOLDED = "SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL"
 """Corrections that the lake does not have. Others stay as long as readers have pinned an older snapshot."""
-
-_RESTORE_SEGMENT = 0x08
-_NEXT_XID = 20_000
-"""Beyond all transaction IDs in an archive, and on the first page of pg_xact."""
-
-_CTIDS = "SELECT md5(string_agg(ctid::text || ' ' || id, ',' ORDER BY ctid)) FROM copying"
 
 
 @dataclass(frozen=True)
@@ -59,11 +51,10 @@ class Description:
 
     version: str
     """The program's."""
-    server: int
-    """PostgreSQL's major version: only the same one can restore it."""
-    slot: str
+    server: str
+    """What its files are good for: see `server_kind`."""
     frontier: int
-    """The catalog's applied LSN, where the slot stood too."""
+    """The catalog's applied LSN."""
     states: Mapping[str, str]
     """State of each table."""
     pinned_snapshot: int
@@ -72,8 +63,6 @@ class Description:
     """Its rows."""
     partitions: int
     """Number of partitions that public.events had so far."""
-    ctids: str
-    """Digest of where the rows of public.copying are: chunks of its copy are ranges of blocks."""
 
 
 @dataclass(frozen=True)
@@ -84,25 +73,9 @@ class ReleasedMirror:
     database: Database
 
 
-@contextmanager
-def lake_directory() -> Iterator[None]:
-    """Holds the place of the lake, which is empty at first, and removes it afterwards. Raises PermissionError if it
-    belongs to somebody else."""
-    with LAKE.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if LAKE.is_symlink() or (LAKE.exists() and LAKE.stat().st_uid != os.getuid()):
-            raise PermissionError(f"{LAKE} belongs to somebody else")
-        shutil.rmtree(LAKE, ignore_errors=True)
-        LAKE.mkdir(mode=0o700)
-        try:
-            yield
-        finally:
-            shutil.rmtree(LAKE, ignore_errors=True)
-
-
-def wal_file(segment: int) -> str:
-    """The name of a WAL segment of timeline 1."""
-    return f"{1:08X}{0:08X}{segment:08X}"
+def server_kind() -> str:
+    """What a server's files depend on."""
+    return f"PostgreSQL {major_version()} on {platform.machine()}"
 
 
 def describe_states(database: Database) -> dict[str, str]:
@@ -115,88 +88,58 @@ def describe_states(database: Database) -> dict[str, str]:
     )
 
 
-def ctids(database: Database) -> str:
-    """See Description.ctids."""
-    return str(database.rows(_CTIDS)[0][0])
+@contextmanager
+def place() -> Iterator[None]:
+    """Holds the place of frozen mirrors, which is empty at first, and empties it afterwards. Raises PermissionError if
+    it belongs to somebody else."""
+    with PLACE.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if PLACE.is_symlink() or (PLACE.exists() and PLACE.stat().st_uid != os.getuid()):
+            raise PermissionError(f"{PLACE} belongs to somebody else")
+        shutil.rmtree(PLACE, ignore_errors=True)
+        # The server may run as another user, who has to reach its files.
+        PLACE.mkdir()
+        PLACE.chmod(0o755)
+        LAKE.mkdir(mode=0o700)
+        try:
+            yield
+        finally:
+            shutil.rmtree(PLACE, ignore_errors=True)
 
 
-def freeze(database: Database, description: Description, directory: Path) -> Path:
-    """Writes the archive, by way of `directory`. Nothing may use the mirror meanwhile."""
-    catalog = directory / "database.sql"
-    dump = [
-        str(database.server.binary("pg_dump")),
-        "--binary-upgrade",
-        "--file",
-        str(catalog),
-        "--dbname",
-        database.dsn,
-    ]
-    subprocess.run(dump, check=True)
-    (directory / "description.json").write_text(json.dumps(asdict(description), indent=1))
+def freeze(description: Description) -> Path:
+    """Writes the archive. The server is stopped."""
+    file = PLACE / "description.json"
+    file.write_text(json.dumps(asdict(description), indent=1))
     archive = RELEASED / f"{description.version}.tar.xz"
     archive.parent.mkdir(exist_ok=True)
     with tarfile.open(archive, "w:xz", preset=9) as tar:
-        for path in (directory / "description.json", catalog):
-            tar.add(path, path.name)
-        tar.add(LAKE, "lake")
+        for path in (file, LAKE, SERVER / "data", SERVER / "password"):
+            tar.add(path, str(path.relative_to(PLACE)), filter=_anonymous)
     return archive
 
 
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def described(archive: Path) -> Description:
+    """What the archive says of itself."""
+    with tarfile.open(archive) as tar:
+        file = tar.extractfile("description.json")
+        assert file is not None
+        return Description(**json.load(file))
+
+
 @contextmanager
-def restored(archive: Path, directory: Path) -> Iterator[ReleasedMirror]:
-    """The mirror of an archive, on a server of its own, for the time of the block. `directory` is for temporary
-    files."""
-    with lake_directory(), tarfile.open(archive) as tar:
-        tar.extractall(directory, filter="data")
-        description = Description(**json.loads((directory / "description.json").read_text()))
-        shutil.copytree(directory / "lake", LAKE, dirs_exist_ok=True)
-        with EmbeddedPostgres() as server:
-            database = _restore(server, directory / "database.sql", description)
-            yield ReleasedMirror(description, database)
-
-
-def _restore(server: EmbeddedPostgres, catalog: Path, description: Description) -> Database:
-    server.stop()
-    server.run_stopped(
-        "pg_resetwal", f"--next-wal-file={wal_file(_RESTORE_SEGMENT)}", f"--next-transaction-id={_NEXT_XID}"
-    )
-    server.start("-b")
-    database = Database(server, DATABASE)
-    server.create_database(DATABASE)
-    # No trigger and no event trigger of the mirror acts on what is restored.
-    command = [
-        str(server.binary("psql")),
-        "--no-psqlrc",
-        "--quiet",
-        "--set=ON_ERROR_STOP=1",
-        f"--file={catalog}",
-        database.dsn,
-    ]
-    environment = {**os.environ, "PGOPTIONS": "-c session_replication_role=replica"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"the dump cannot be restored: {done.stderr[-3000:]}"
-    server.stop()
-    segment = description.frontier // (16 << 20)
-    server.run_stopped("pg_resetwal", f"--next-wal-file={wal_file(segment - 1)}")
-    server.start()
-    _make_slot(database, description)
-    assert ctids(database) == description.ctids, "rows of public.copying are where they were"
-    return database
-
-
-def _make_slot(database: Database, description: Description) -> None:
-    with database.connect() as connection:
-        run = connection.execute
-        run("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)", (description.slot,))
-        assert database.lsn() < description.frontier
-        run("SELECT pg_switch_wal()")
-        while database.lsn() <= description.frontier:
-            run("SELECT pg_logical_emit_message(false, 'test', repeat('x', 100000))")
-        run(
-            "SELECT pg_replication_slot_advance(%s, '0/0'::pg_lsn + %s::numeric)",
-            (description.slot, description.frontier),
-        )
-        run(
-            "UPDATE modak.mirror_slots SET system_identifier ="
-            " (SELECT system_identifier::text FROM pg_control_system())"
-        )
+def restored(archive: Path) -> Iterator[ReleasedMirror]:
+    """The mirror of an archive, with its server, for the time of the block."""
+    with place(), tarfile.open(archive) as tar:
+        tar.extractall(PLACE, filter="tar")
+        runner = Runner.choose()
+        for path in (SERVER, *SERVER.rglob("*")):
+            runner.own(path)
+        with EmbeddedPostgres(SERVER) as server:
+            yield ReleasedMirror(described(archive), Database(server, DATABASE))

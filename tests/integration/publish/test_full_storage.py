@@ -1,14 +1,12 @@
 """Full storage, of the lake, Spark or the server: reported clearly, nothing lost, half done or left behind.
 
 The file systems are real ones: small tmpfs mounts. Where only root may mount, they are in a name space of their own,
-which a process of ours holds open; where even that is forbidden, these tests are skipped. A server that may not write
-(enough) is had in any case, by the kernel's limit on the size of a process's files.
+which a process of ours holds open; where even that is forbidden, these tests are skipped.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +22,6 @@ from mirror_pump.lake.storage import StorageOptions, open_output, write_all
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
-from mirror_pump.testing.tasks import ThreadTaskRunner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -272,29 +269,3 @@ def test_a_server_that_has_no_room_to_decode(database: Database, warehouse: str,
         running.stop()
         mirror.assert_equal("public.t")
         await_true(lambda: not database.rows("SELECT FROM pg_replication_slots WHERE active"), 30, "nobody streams")
-
-
-def test_a_server_that_may_not_write_what_it_decodes(
-    database: Database, warehouse: str, tasks: ThreadTaskRunner
-) -> None:
-    """A walsender that cannot write its files: also where nobody lets us mount."""
-    database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, v text)",
-        f"ALTER DATABASE \"{database.name}\" SET logical_decoding_work_mem = '64kB'",
-    )
-    mirror = Mirror.create(database, warehouse, tasks, reconnect_backoff_max=0.5)
-    steps = Steps()
-    with mirror.pumping(steps):
-        mirror.register("t")
-        mirror.await_live("public.t")
-        mirror.await_frontier()
-        ((walsender,),) = database.rows(
-            "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", (mirror.settings.slot,)
-        )
-        resource.prlimit(walsender, resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-        database.execute("INSERT INTO t SELECT g, md5(g::text) FROM generate_series(1, 30000) g")
-        mirror.await_frontier()
-        errors = steps.details(Step.RETRYING, "error")
-        assert any("File too large" in error for error in errors), errors
-        mirror.assert_equal("public.t")
-    mirror.assert_sound()
