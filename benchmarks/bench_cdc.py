@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -17,7 +18,7 @@ import orjson
 from benchmarks.bench_copy import rows_at
 from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
 from benchmarks.pump_process import TABLE
-from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
+from benchmarks.pumping import NOWHERE_ELSE, BenchmarkFailed, Elsewhere, MeasuredProcess
 from benchmarks.sampling import Peak
 from benchmarks.scene import BenchmarkMirror
 from mirror_pump.model import Lsn, format_lsn
@@ -26,7 +27,7 @@ from mirror_pump.pipeline.flow.steps import Step
 LEAST_COMMITS = 10
 _TIMEOUT = 900.0
 _LIMIT_RUNS = 3
-_BATCH_BYTES = 12 << 20
+BATCH_BYTES = 12 << 20
 """1,000,000 changes are about 135 MB of stream: with 12 MiB in a batch, eleven commits."""
 
 _SAVED = {
@@ -38,7 +39,9 @@ _SAVED = {
 
 
 @dataclass(frozen=True)
-class _StreamRun:
+class StreamRun:
+    """How long the pump took for the backlog, and what that cost."""
+
     seconds: float
     commits: int
     cpu: dict[str, float]
@@ -49,20 +52,20 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     """The table must be live, and no pump may run. Leaves it mirrored up to the last change."""
     rows = rows_at(options)
     changes = rows // 4
-    _save(mirror, options.repeat)
-    _write(mirror, changes, rows)
+    save(mirror, options.repeat)
+    write(mirror, changes, rows)
     end = mirror.wal_end()
     mirror.execute("CHECKPOINT")
-    settings = {"batch_bytes": max(1 << 16, round(_BATCH_BYTES * changes / 1_000_000)), **options.settings}
+    settings = {"batch_bytes": max(1 << 16, round(BATCH_BYTES * changes / 1_000_000)), **options.settings}
     limits: list[float] = []
-    runs: list[_StreamRun] = []
+    runs: list[StreamRun] = []
     for number in range(max(_LIMIT_RUNS, options.repeat)):
-        limits.append(_limit(mirror, f"{mirror.name}_limit_{number}", end))
+        limits.append(drain(mirror, f"{mirror.name}_limit_{number}", end))
         if number < options.repeat:
             if number:
-                _restore(mirror, number)
-            runs.append(_pump(mirror, options, settings, end, changes))
-    equal = _verify(mirror) if options.verify else None
+                restore(mirror, number)
+            runs.append(stream(mirror, options, settings, end, changes))
+    equal = is_equal(mirror) if options.verify else None
     seconds = statistics.median(run.seconds for run in runs)
     middle = min(runs, key=lambda run: abs(run.seconds - seconds))
     rate, limit = changes / seconds, changes / statistics.median(limits)
@@ -93,16 +96,26 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     )  # fmt: skip
 
 
-def _write(mirror: BenchmarkMirror, changes: int, rows: int) -> None:
+def write(mirror: BenchmarkMirror, changes: int, rows: int) -> None:
+    """Make the backlog."""
     with mirror.connect() as connection:
         # The time for writing them is not measured.
         connection.execute("SET synchronous_commit = off")
         connection.execute("CALL public.bench_changes(%s, %s)", (changes, rows))
 
 
-def _pump(mirror: BenchmarkMirror, options: Options, settings: dict[str, object], end: Lsn, changes: int) -> _StreamRun:
+def stream(
+    mirror: BenchmarkMirror,
+    options: Options,
+    settings: Mapping[str, object],
+    end: Lsn,
+    changes: int,
+    elsewhere: Elsewhere = NOWHERE_ELSE,
+) -> StreamRun:
     """From the start of streaming to the last publish."""
-    with MeasuredProcess(mirror, "cdc", "run", settings, until=end, profiling=options.profiling) as process:
+    with MeasuredProcess(
+        mirror, "cdc", "run", settings, until=end, profiling=options.profiling, elsewhere=elsewhere
+    ) as process:
         process.finish(_TIMEOUT)
         steps = process.steps()
         begin = process.first(Step.STREAMING).at
@@ -114,10 +127,10 @@ def _pump(mirror: BenchmarkMirror, options: Options, settings: dict[str, object]
             raise BenchmarkFailed(f"{received} changes were received, not {changes}")
         commits = sum(bool(taken.details["snapshots"]) for taken in published)
         last = max(taken.at for taken in published)
-        return _StreamRun(last - begin, commits, process.sampler.cpu(begin, last), process.sampler.peak())
+        return StreamRun(last - begin, commits, process.sampler.cpu(begin, last), process.sampler.peak())
 
 
-def _limit(mirror: BenchmarkMirror, slot: str, end: Lsn) -> float:
+def drain(mirror: BenchmarkMirror, slot: str, end: Lsn) -> float:
     """Seconds that pg_recvlogical takes to drain `slot` up to `end`, its start included. The slot is dropped."""
     command = [
         str(mirror.server.binary("pg_recvlogical")), "-d", mirror.dsn, "--slot", slot, "--start", "--no-loop",
@@ -127,12 +140,12 @@ def _limit(mirror: BenchmarkMirror, slot: str, end: Lsn) -> float:
     begin = time.monotonic()
     subprocess.run(command, timeout=_TIMEOUT, check=True, stdin=subprocess.DEVNULL)
     seconds = time.monotonic() - begin
-    _drop_slot(mirror, slot)
+    drop_slot(mirror, slot)
     return seconds
 
 
-def _save(mirror: BenchmarkMirror, repeats: int) -> None:
-    """Saves copies of the slot, for the limit and for further runs, and the present rows of the catalog."""
+def save(mirror: BenchmarkMirror, repeats: int) -> None:
+    """Copies of the slot for the limit and for further runs, and what the catalog says now."""
     with mirror.connect() as connection:
         connection.execute("DROP SCHEMA IF EXISTS bench_saved CASCADE")
         connection.execute("CREATE SCHEMA bench_saved")
@@ -144,9 +157,9 @@ def _save(mirror: BenchmarkMirror, repeats: int) -> None:
             connection.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (mirror.name, name))
 
 
-def _restore(mirror: BenchmarkMirror, number: int) -> None:
-    """Restores the state before the first run."""
-    _drop_slot(mirror, mirror.name)
+def restore(mirror: BenchmarkMirror, number: int) -> None:
+    """Everything is as it was before the first run."""
+    drop_slot(mirror, mirror.name)
     spare = f"{mirror.name}_again_{number}"
     with mirror.connect() as connection:
         connection.execute("SELECT pg_copy_logical_replication_slot(%s, %s)", (spare, mirror.name))
@@ -155,11 +168,11 @@ def _restore(mirror: BenchmarkMirror, number: int) -> None:
                 values = ", ".join(f"{column} = s.{column}" for column in columns)
                 statement = f"UPDATE modak.{table} t SET {values} FROM bench_saved.{table} s WHERE t.{key} = s.{key}"
                 connection.execute(statement.encode())
-    _drop_slot(mirror, spare)
+    drop_slot(mirror, spare)
 
 
-def _drop_slot(mirror: BenchmarkMirror, name: str) -> None:
-    """A walsender needs a moment to release its slot."""
+def drop_slot(mirror: BenchmarkMirror, name: str) -> None:
+    """Drop the slot, if it is there. A walsender needs a moment to let go of its slot."""
     deadline = time.monotonic() + 20
     with mirror.connect() as connection:
         while True:
@@ -174,7 +187,7 @@ def _drop_slot(mirror: BenchmarkMirror, name: str) -> None:
             time.sleep(0.02)
 
 
-def _verify(mirror: BenchmarkMirror) -> bool:
-    """Compares every column of every row. False makes the suite fail."""
+def is_equal(mirror: BenchmarkMirror) -> bool:
+    """Every column of every row; False tells the suite to fail."""
     report = orjson.loads(mirror.program.run("verify", "--json", TABLE, timeout=_TIMEOUT))
     return all(table["equal"] for table in report["tables"]) and len(report["tables"]) == 1

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,6 +46,21 @@ class Profiling:
     directory: Path
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """What works for the process without being its child."""
+
+    nodes: tuple[int, ...] = ()
+    """Process ids of the workers of a Spark cluster."""
+    storage: int | None = None
+    """Process id of a server of S3."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables with which the process finds them."""
+
+
+NOWHERE_ELSE = Elsewhere()
+
+
 class MeasuredProcess:
     """A pump or a register in a separate process, as a context manager that ends it."""
 
@@ -58,12 +73,19 @@ class MeasuredProcess:
         *,
         until: int | None = None,
         profiling: Profiling | None = None,
+        elsewhere: Elsewhere = NOWHERE_ELSE,
     ) -> None:
         self._steps_file = mirror.directory / f"{name}.steps"
         self._steps_file.unlink(missing_ok=True)
         self._log = mirror.directory / f"{name}.log"
         self._request = {
-            "settings": {"dsn": mirror.dsn, "slot": mirror.name, "publication": mirror.name, **settings},
+            "settings": {
+                "dsn": mirror.dsn,
+                "slot": mirror.name,
+                "publication": mirror.name,
+                **mirror.storage,
+                **settings,
+            },
             "steps": str(self._steps_file),
             "action": action,
             "until": until,
@@ -71,6 +93,7 @@ class MeasuredProcess:
         self._mirror = mirror
         self._name = name
         self._profiling = profiling
+        self._elsewhere = elsewhere
         self._profiler: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> MeasuredProcess:
@@ -87,7 +110,7 @@ class MeasuredProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
-                env=environment,
+                env={**environment, **self._elsewhere.environment},
                 start_new_session=True,
             )
         stdin: IO[bytes] | None = self._process.stdin
@@ -95,7 +118,12 @@ class MeasuredProcess:
         stdin.write(orjson.dumps(self._request))
         stdin.close()
         with self._mirror.connect() as connection:
-            self.sampler = Sampler(self._process.pid, parent_of(connection.info.backend_pid))
+            self.sampler = Sampler(
+                self._process.pid,
+                parent_of(connection.info.backend_pid),
+                self._elsewhere.nodes,
+                self._elsewhere.storage,
+            )
         self.sampler.start()
         if self._profiling is not None:
             self._profiler = _profile(self._process.pid, self._profiling.directory / f"{self._name}.svg")

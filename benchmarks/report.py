@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,6 +19,9 @@ _PACKAGES = ("pyspark", "pyarrow", "numpy", "adbc-driver-postgresql", "psycopg")
 _BEGIN, _END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 Facts = Mapping[str, str | float | int]
+_CLUSTER = "cluster: "
+"""Beginning of the lines that belong to the document on scaling."""
+_LOCAL = "local[2]"
 COLUMNS = ("what", "ours", "limit", "ratio", "goal", "remark")
 
 
@@ -55,12 +58,40 @@ def write_json(path: Path, figures: Mapping[str, object], lines: Iterable[Line])
     path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def write_document(path: Path, results: Path) -> None:
-    """Writes the content of `results` (latest.json) between the markers of the document."""
+def write_document(path: Path, results: Path) -> bool:
+    """Put what `results` (latest.json) says between the markers of the document. False, and nothing is written, if the
+    last run had nothing for it."""
     content = orjson.loads(results.read_bytes())
-    rows = [" | ".join(("", *cells, "")).strip() for cells in content["report"]]
-    table = "\n".join([" | ".join(("", *COLUMNS, "")).strip(), "|" + " --- |" * len(COLUMNS), *rows])
-    _replace_figures(path, f"{_machine_text(content)}  \n{_server_text(content)}\n\n{table}")
+    rows = [cells for cells in content["report"] if not cells[0].startswith(_CLUSTER)]
+    if not rows:
+        return False
+    _replace_figures(path, f"{_machine_text(content)}  \n{_server_text(content)}\n\n{_table(COLUMNS, rows)}")
+    return True
+
+
+def write_scaling_document(path: Path, results: Path) -> bool:
+    """The same for the document on scaling. False, and nothing is written, if the last run was without `cluster`."""
+    content = orjson.loads(results.read_bytes())
+    rows = [[cells[0].removeprefix(_CLUSTER), *cells[1:4], cells[5]] for cells in content["report"]
+            if cells[0].startswith(_CLUSTER)]  # fmt: skip
+    if not rows:
+        return False
+    head = ("what", "rate", _LOCAL, "ratio", "remark")
+    sizes = (
+        f"{content['cluster.rows']:,} rows of {content['cluster.heap_bytes_per_row']} bytes in the heap and"
+        f" {content['cluster.lake_bytes_per_row']} in the lake; {content['cluster.changes']:,} changes with"
+        f" {content['cluster.wal_bytes_per_change']} bytes of WAL each, of which"
+        f" {content['cluster.full_page_bytes_per_change']} are images of full pages;"
+        f" {content['cluster.objects_per_commit']} objects written for each commit."
+    )
+    _replace_figures(path, f"{_machine_text(content)}. {sizes}\n\n{_table(head, rows)}")
+    return True
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [" | ".join(("", *cells, "")).strip() for cells in (head, *rows)]
+    lines.insert(1, "|" + " --- |" * len(head))
+    return "\n".join(lines)
 
 
 def write_readers_document(path: Path, results: Path) -> bool:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,8 @@ _LOOK_EVERY = 5
 """Samples between two searches for new processes: the pump's exist from its start."""
 
 DRIVER, JVM, WORKERS, WALSENDER, POSTGRES = "driver", "jvm", "workers", "walsender", "postgres"
-PUMP_ROLES = (DRIVER, JVM, WORKERS)
+EXECUTORS, STORAGE = "executors' jvm", "storage"
+PUMP_ROLES = (DRIVER, JVM, WORKERS, EXECUTORS)
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -54,10 +56,13 @@ class _Sample:
 
 @dataclass
 class Sampler:
-    """A thread that samples the process tree below `pump` and the children of `postmaster`, from `start` to `stop`."""
+    """A thread that watches the tree below `pump` and the children of `postmaster`, from `start` to `stop`; also the
+    trees below `nodes`, the workers of a Spark cluster, and the process `storage`."""
 
     pump: int
     postmaster: int
+    nodes: tuple[int, ...] = ()
+    storage: int | None = None
     _samples: list[_Sample] = field(default_factory=list)
     _cpu: dict[int, tuple[str, float]] = field(default_factory=dict)
     """By process: its role and the CPU seconds that it has used, kept when it ends."""
@@ -90,12 +95,19 @@ class Sampler:
         last = min(self._samples, key=lambda sample: abs(sample.at - end)).cpu
         return {role: round(seconds - first.get(role, 0.0), 2) for role, seconds in last.items()}
 
+    def _roles(self) -> dict[int, str]:
+        children = _children()
+        roles = _roles(self.pump, self.postmaster, children)
+        for node in self.nodes:
+            roles |= _node_roles(node, children)
+        return roles if self.storage is None else {**roles, self.storage: STORAGE}
+
     def _run(self) -> None:
         roles: dict[int, str] = {}
         number = 0
         while not self._stopping.wait(INTERVAL):
             if number % _LOOK_EVERY == 0:
-                roles = _roles(self.pump, self.postmaster)
+                roles = self._roles()
             number += 1
             memory: dict[str, int] = {}
             for pid, role in roles.items():
@@ -114,13 +126,18 @@ def parent_of(pid: int) -> int:
     return int(_stat(pid)[1])
 
 
-def _roles(pump: int, postmaster: int) -> dict[int, str]:
-    """The role of each process of interest, by process ID."""
+def _children() -> dict[int, list[int]]:
+    """The process ids of each process's children."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208 - twice as fast as Path.iterdir, and we share the cores
         if entry.isdigit():
             with contextlib.suppress(OSError, IndexError):
                 children.setdefault(parent_of(int(entry)), []).append(int(entry))
+    return children
+
+
+def _roles(pump: int, postmaster: int, children: Mapping[int, list[int]]) -> dict[int, str]:
+    """What each process of interest is, by process id."""
     roles = {pump: DRIVER}
     todo = [(child, DRIVER) for child in children.get(pump, [])]
     while todo:
@@ -133,6 +150,18 @@ def _roles(pump: int, postmaster: int) -> dict[int, str]:
         with contextlib.suppress(OSError):
             title = Path(f"/proc/{pid}/cmdline").read_bytes()
             roles[pid] = WALSENDER if b"walsender" in title else POSTGRES
+    return roles
+
+
+def _node_roles(node: int, children: Mapping[int, list[int]]) -> dict[int, str]:
+    """Of a worker of Spark: executors, each a JVM, and their Python workers."""
+    roles = {}
+    todo = [node]
+    while todo:
+        pid = todo.pop()
+        with contextlib.suppress(OSError):
+            roles[pid] = EXECUTORS if Path(f"/proc/{pid}/comm").read_text().strip() == "java" else WORKERS
+        todo += children.get(pid, [])
     return roles
 
 

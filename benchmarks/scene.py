@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
 
+from mirror_pump.config import Settings
 from mirror_pump.model import Lsn
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.program import Program
@@ -34,7 +36,9 @@ class BenchmarkMirror:
     name: str
     """The name of the database, the slot and the publication."""
     rows: int
-    """Rows in public.acct at first."""
+    """In public.acct at first."""
+    storage: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the pump for the warehouse, if that is not a directory."""
 
     def connect(self) -> psycopg.Connection[Any]:
         """A plain connection in autocommit; the caller closes it."""
@@ -80,19 +84,25 @@ class BenchmarkScene:
 
     @contextmanager
     def mirror(
-        self, name: str, rows: int, fill: Callable[[psycopg.Connection[Any]], None] = lambda _: None
+        self,
+        name: str,
+        rows: int,
+        fill: Callable[[psycopg.Connection[Any]], None] = lambda _: None,
+        storage: Mapping[str, str] = MappingProxyType({}),
     ) -> Iterator[BenchmarkMirror]:
         """A new database with rows 1 .. `rows` in public.acct, and a warehouse; both are removed at the end, with the
         slots.
 
-        `fill` creates everything else. All rows exist before the slot, as in a database that is mirrored for the first
-        time. They are vacuumed, so that the first read need not write hint bits, and on disk.
+        `fill` makes what else there is to be. All rows are there before the slot is, as in a database that somebody
+        begins to mirror. They are vacuumed, so that nobody's first read has to write hint bits, and on disk. `storage`:
+        settings of the pump with another warehouse than a directory.
         """
         directory = self._directory / name
         directory.mkdir()
         dsn = self._server.create_database(name)
-        program = Program(dsn, directory)
-        mirror = BenchmarkMirror(self._server, program, dsn, directory, name, rows)
+        warehouse = storage.get("warehouse", f"file://{directory / 'lake'}")
+        program = Program(dsn, directory, Settings(**storage).environment(storage))  # type: ignore[arg-type]  # pydantic reads texts
+        mirror = BenchmarkMirror(self._server, program, dsn, directory, name, rows, storage)
         try:
             with mirror.connect() as connection:
                 connection.execute(Path(__file__).with_name("acct.sql").read_bytes())
@@ -101,7 +111,7 @@ class BenchmarkScene:
                 connection.execute("VACUUM (ANALYZE)")
                 connection.execute("CHECKPOINT")
             program.run(
-                "init", "--warehouse", f"file://{directory / 'lake'}", "--slot", name, "--publication", name
+                "init", "--warehouse", warehouse, "--slot", name, "--publication", name
             )  # fmt: skip
             yield mirror
         finally:

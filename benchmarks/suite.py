@@ -17,6 +17,7 @@ from rich.console import Console
 
 from benchmarks import (
     bench_cdc,
+    bench_cluster,
     bench_commits,
     bench_conversion,
     bench_copy,
@@ -35,11 +36,13 @@ from benchmarks.scene import ROOT, BenchmarkMirror, BenchmarkScene
 from mirror_pump.testing.program import ProgramFailed
 
 USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "schema")
-BENCHMARKS = (*USUAL, "conversion")
-"""conversion only runs if it is named: its table takes minutes to create."""
+BENCHMARKS = (*USUAL, "conversion", "cluster")
+"""conversion and cluster only when they are named: the one's table takes minutes to make, the other is about machines
+that are not there."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
 READERS_DOCUMENT = ROOT / "docs" / "readers.md"
+SCALING_DOCUMENT = ROOT / "docs" / "scaling.md"
 
 
 class Suite:
@@ -80,6 +83,13 @@ class Suite:
                 fill = partial(bench.fill, rows=bench.rows_at(self._options))
                 with self._guarded(name), self._mirror(f"bench_{name}", 0, fill) as mirror:
                     self._measure(name, bench.run, mirror)
+
+        if "cluster" in self._chosen:
+            with (
+                self._guarded("cluster"),
+                bench_cluster.mirrored(self._scene, self._options) as (mirror, storage),
+            ):
+                self._measure("cluster", lambda mirror, options: bench_cluster.run(mirror, storage, options), mirror)
 
     def _read_and_commits(self) -> None:
         """commits follows read on its table, and then makes the hour of small commits after which read looks again."""
@@ -139,11 +149,12 @@ def main() -> int:
     arguments = _arguments()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     if arguments.document:
-        report.write_document(DOCUMENT, RESULTS / "latest.json")
-        written = [DOCUMENT]
-        if report.write_readers_document(READERS_DOCUMENT, RESULTS / "latest.json"):
-            written.append(READERS_DOCUMENT)
-        for document in written:
+        writers = {
+            DOCUMENT: report.write_document,
+            READERS_DOCUMENT: report.write_readers_document,
+            SCALING_DOCUMENT: report.write_scaling_document,
+        }
+        for document in [path for path, write in writers.items() if write(path, RESULTS / "latest.json")]:
             console.print(
                 f"{document.relative_to(ROOT)} has the figures of {(RESULTS / 'latest.json').relative_to(ROOT)}"
             )
@@ -193,7 +204,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--document",
         action="store_true",
-        help="only write the last run's figures into docs/performance.md and docs/readers.md",
+        help="only write the last run's figures into docs/performance.md, docs/readers.md and docs/scaling.md",
     )
     return parser.parse_args()
 

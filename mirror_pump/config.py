@@ -5,7 +5,6 @@ Precedence: command line, environment (`MIRROR_PUMP_*`), `mirror-pump.toml` (wor
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict, SettingsError
 
+from mirror_pump.cores import available_cores
 from mirror_pump.errors import UsageError
 from mirror_pump.limits import InternalLimits
 from mirror_pump.units import CORES, NAME, ROWS, SECONDS, DefaultText, Seconds, Size, SizeOrNone, Unit
@@ -74,8 +74,8 @@ class Settings(BaseSettings):
         default=ByteSize(64 * _MIB), description="Bytes of the heap that one copy task reads"
     )
     copy_workers: Annotated[
-        int, Field(ge=1, le=256), Unit("CHUNKS", "chunks"), DefaultText("as many as the machine has cores")
-    ] = Field(default_factory=lambda: os.cpu_count() or 1, description="Number of copy chunks read at the same time")
+        int, Field(ge=1, le=256), Unit("CHUNKS", "chunks"), DefaultText("one for each core that the process may use")
+    ] = Field(default_factory=available_cores, description="Number of copy chunks read at the same time")
 
     convert_age: Seconds = Field(
         default=10.0,
@@ -150,8 +150,8 @@ class Settings(BaseSettings):
     maintain_share: Annotated[float, Field(gt=0, le=1), Unit("SHARE", "a share: 0.5 is half of the time")] = Field(
         default=0.5, description="Largest share of the time that `maintain --serve` spends on work nobody requested"
     )
-    maintain_cores: Annotated[int, Field(ge=1, le=256), CORES, DefaultText("half of the machine's")] = Field(
-        default_factory=lambda: max(1, (os.cpu_count() or 1) // 2),
+    maintain_cores: Annotated[int, Field(ge=1, le=256), CORES, DefaultText("half of those that it may use")] = Field(
+        default_factory=lambda: max(1, available_cores() // 2),
         description="Cores for the local Spark of maintenance; not used with --master",
     )
     maintain_memory: Size = Field(

@@ -64,6 +64,11 @@ class PublicationChanged(ConnectionLost):
     says what to do."""
 
 
+class HistoryDiverged(SourceError):
+    """The server's history is not the one that the mirror was published on: a promotion or a restore took away commits
+    that the lake has shown, or the slot that continues from the frontier. `mirror-pump reconcile` heals that."""
+
+
 class NotLeader(SourceError):
     """Another pump leads this database, or took over from this one, which must stop."""
 

@@ -29,6 +29,12 @@ class InternalLimits(BaseModel):
         default=60.0, description="Longest pause in seconds before failed background work on a table is tried again"
     )
 
+    # The leader shows a sign of life every two seconds. A machine that is busy may delay it.
+    leader_silence: Seconds = Field(
+        default=12.0,
+        description="Seconds without a sign of life of the leader after which a standby ends its sessions and leads",
+    )
+
     completion_part_bytes: Size = Field(
         default=ByteSize(64 * _MIB),
         description="Rows whose large values the stream left out are completed about this many bytes at a time",

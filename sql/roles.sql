@@ -1,6 +1,6 @@
 -- The rights of the three roles of a mirror, none of which is a superuser:
 --   admin    owns schema modak and the publication: init, register, unregister, reader, uninstall
---   pump     run, maintain, verify, status, retain
+--   pump     run, maintain, verify, reconcile, status, retain
 --   reader   reads the lake and the catalog
 -- docs/roles.md has the whole set-up. To be run twice, in the mirror's database, once the roles exist:
 --   psql -v admin=mirror_admin -v pump=mirror_pump -v reader=analyst -f roles.sql

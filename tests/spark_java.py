@@ -20,15 +20,19 @@ _FEW_CYCLES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A test's JVM lives for seconds and sees a few rows, so compiling costs more CPU than it saves."""
 
 
-def environment(archive_option: str | None = None) -> dict[str, str]:
-    """Environment variables that give the settings of tests to every Spark of this process and of those that it
-    starts."""
+def options(archive_option: str | None = None) -> str:
+    """Options of Java."""
     if archive_option is None:
         archived = ARCHIVE.exists() and ARCHIVE.stat().st_size > 0
         # No warning about an archive that does not fit, since every line that Java prints becomes a line of the log.
         archive_option = f"-XX:SharedArchiveFile={ARCHIVE} -Xlog:disable" if archived else ""
-    options = f"{_FEW_CYCLES} {archive_option}".strip()
-    arguments = ["--properties-file", str(_DEFAULTS), "--conf", f"spark.driver.defaultJavaOptions={options}"]
+    return f"{_FEW_CYCLES} {archive_option}".strip()
+
+
+def environment(archive_option: str | None = None) -> dict[str, str]:
+    """Variables by which every Spark of this process and of those that it starts gets the settings of tests."""
+    chosen = options(archive_option)
+    arguments = ["--properties-file", str(_DEFAULTS), "--conf", f"spark.driver.defaultJavaOptions={chosen}"]
     return {
         "PYSPARK_SUBMIT_ARGS": shlex.join([*arguments, "pyspark-shell"]),
         # Spark puts this directory on the class path; Java uses no archive if a directory with files is there.

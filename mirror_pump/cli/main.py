@@ -19,6 +19,7 @@ from mirror_pump.cli.commands import (
     policy,
     profile,
     reader,
+    reconcile,
     register,
     retain,
     run,
@@ -108,6 +109,7 @@ for _module in (
     policy,
     retain,
     profile,
+    reconcile,
     doctor,
     config,
 ):

@@ -95,6 +95,10 @@ _CONNECTION_DEFAULTS: dict[str, str] = {
 _LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
 """Shutdown, crash, start-up, and time-outs that end the session. Like class 08, they call for a new connection."""
 
+_READ_ONLY = "25006"
+"""The server is a standby: our sessions are never read-only otherwise. It may be promoted, or the next attempt may find
+the primary."""
+
 _OPERATOR_NEEDED = (
     "authentication failed",
     "no password supplied",
@@ -148,19 +152,49 @@ def replication_connect(dsn: str, *, application_name: str = "mirror-pump-stream
     cursor: the caller uses libpq's COPY BOTH calls. Raises the errors of `connect`.
     """
     text = _conninfo(dsn, PINNED_FOR_VALUES, application_name=application_name, replication="database")
-    # Not PQconnectdb: it holds Python's global interpreter lock until the server answers.
-    connection = pq.PGconn.connect_start(text.encode())
-    seconds = float(conninfo.conninfo_to_dict(text).get("connect_timeout") or 0)
-    failed = _await_connection(connection, time.monotonic() + seconds if seconds > 0 else math.inf)
-    if failed:
+    failures = []
+    for server in _servers(text):
+        # Not PQconnectdb: it holds Python's global interpreter lock until the server answers.
+        connection = pq.PGconn.connect_start(server.encode())
+        seconds = float(conninfo.conninfo_to_dict(server).get("connect_timeout") or 0)
+        failed = _await_connection(connection, time.monotonic() + seconds if seconds > 0 else math.inf)
+        if not failed:
+            failed = _without_limits(connection)
+        if not failed:
+            return connection
         connection.finish()
-        raise _connect_error(failed, dsn)
+        failures.append(failed)
+    raise _connect_error("; ".join(failures), dsn)
+
+
+def _without_limits(connection: PGconn) -> str:
+    """Lift limits for interactive users. Return the error; empty if there is none."""
     try:
         connection.exec_(UNLIMITED_TRANSACTIONS.encode())
     except psycopg.Error as error:
-        connection.finish()
-        raise _connect_error(str(error), dsn) from error
-    return connection
+        return str(error)
+    return ""
+
+
+def _servers(text: str) -> list[str]:
+    """One connection string for each server that `text` names, in its order.
+
+    libpq would try them in one attempt, and PQconnectPoll knows no time-out: a server that does not answer at all would
+    use up the time of those behind it.
+    """
+    given = conninfo.conninfo_to_dict(text)
+    lists = {name: str(given[name]).split(",") for name in ("host", "hostaddr", "port") if given.get(name)}
+    count = max((len(values) for values in lists.values()), default=1)
+    if count == 1 or any(len(values) not in (1, count) for values in lists.values()):
+        # libpq reports lists of different lengths.
+        return [text]
+    return [
+        conninfo.make_conninfo(
+            "",
+            **{**given, **{name: values[place if len(values) > 1 else 0] for name, values in lists.items()}},
+        )
+        for place in range(count)
+    ]
 
 
 def _await_connection(connection: PGconn, deadline: float) -> str:
@@ -182,6 +216,26 @@ def _await_connection(connection: PGconn, deadline: float) -> str:
 def adbc_uri(dsn: str, *, application_name: str = "mirror-pump-copy") -> str:
     """The connection string for ADBC's Postgres driver, which passes it to libpq; with the pinned settings."""
     return _conninfo(dsn, PINNED_FOR_VALUES, application_name=application_name)
+
+
+_OWN_PARAMETERS = frozenset(
+    {"application_name", "client_encoding", "options", "passfile", "replication", "service", "servicefile"}
+)
+"""Parameters that each connection sets for itself, and files of this machine whose content portable_dsn() puts in."""
+
+
+def portable_dsn(dsn: str, connection: PgConnection) -> str:
+    """A DSN that means the same in a process elsewhere, such as an executor of a cluster: it has what libpq has taken
+    from this process's environment (PGPASSWORD and so on), password file or service file to open `connection` from
+    `dsn`. It contains the password. Files of certificates are still named by their path."""
+    given = conninfo.conninfo_to_dict(dsn)
+    found = connection.info.get_parameters()
+    merged = {key: value for key, value in found.items() if key not in _OWN_PARAMETERS}
+    if given.get("options"):
+        merged["options"] = str(given["options"])
+    if connection.info.password:
+        merged["password"] = connection.info.password
+    return conninfo.make_conninfo("", **merged)
 
 
 @contextmanager
@@ -208,6 +262,12 @@ def source_errors(doing: str) -> Iterator[None]:
 def as_source_error(error: psycopg.Error, doing: str) -> SourceError:
     """ConnectionLost if a new connection may cure `error`, else SourceError, for the caller to raise."""
     detail = one_line_of(error)
+    if error.sqlstate == _READ_ONLY:
+        return ConnectionLost(
+            f"the server is a standby, seen while {doing}: {detail}",
+            "mirror-pump tries again by itself; name all servers in the connection string, with"
+            " target_session_attrs=read-write",
+        )
     if is_connection_loss(error):
         return ConnectionLost(
             f"the connection to Postgres was lost while {doing}: {detail}",

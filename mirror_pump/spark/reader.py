@@ -30,7 +30,7 @@ from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.quoting import spark_identifier
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, mirrored_ids
-from mirror_pump.source.connect import connect
+from mirror_pump.source.connect import connect, portable_dsn
 from mirror_pump.spark.heap import heap_frame, local_frame
 from mirror_pump.spark.types import spark_type
 
@@ -102,6 +102,9 @@ def read(
     context = spark.sparkContext
     with connect(complete_settings.require_dsn(), autocommit=True, application_name="mirror-pump-read") as connection:
         ids = mirrored_ids(connection, [table])
+        # The heap is read in executors.
+        own_dsn = portable_dsn(complete_settings.require_dsn(), connection)
+    complete_settings = complete_settings.model_copy(update={"dsn": own_dsn})
     moments: list[ConsistentSnapshot] = []
     with ExitStack() as stack:
 

@@ -205,7 +205,8 @@ CREATE TABLE modak.mirror_slots (
     leader_epoch        bigint      NOT NULL DEFAULT 0,
     publish_id          bigint      NOT NULL DEFAULT 0,
     leader              jsonb,
-    last_error          jsonb
+    last_error          jsonb,
+    accepted_until      timestamptz
 );
 COMMENT ON TABLE modak.mirror_slots IS 'The replication slot: the server that it belongs to, the position applied from it, and its leader';
 

@@ -21,8 +21,28 @@ SELECT coalesce(a.application_name, ''), a.backend_start
  ORDER BY a.backend_start, l.pid;
 
 -- name: ask
-SELECT pg_try_advisory_lock(%(key)s) AS locked, leader, leader_epoch, applied_lsn
+-- Whether the lock is ours now, and the last sign of life of the session that holds it.
+SELECT pg_try_advisory_lock(%(key)s) AS locked, leader, leader_epoch, applied_lsn,
+       (SELECT max(a.state_change)
+          FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+         WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+           AND l.classid = %(high)s::bigint::oid AND l.objid = %(low)s::bigint::oid
+           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())) AS alive_at
   FROM modak.mirror_slots WHERE slot_name = %(slot)s;
+
+-- name: depose
+-- Ends the sessions of a leader: the one with its lock, its walsender, and a publish that holds the slot's row.
+SELECT kind, pg_terminate_backend(pid)
+  FROM (SELECT 'lead' AS kind, l.pid FROM pg_locks l
+         WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+           AND l.classid = %(high)s::bigint::oid AND l.objid = %(low)s::bigint::oid
+           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+         UNION ALL
+        SELECT 'slot', active_pid FROM pg_replication_slots WHERE slot_name = %(slot)s AND active_pid IS NOT NULL
+         UNION ALL
+        SELECT DISTINCT 'publish', l.pid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+         WHERE l.relation = 'modak.mirror_slots'::regclass AND l.granted AND l.pid <> pg_backend_pid()
+           AND l.mode IN ('RowShareLock', 'RowExclusiveLock') AND a.application_name = 'mirror-pump') session;
 
 -- name: enter
 -- Begins the epoch of a new leader, which already holds the lock.

@@ -106,6 +106,14 @@ UPDATE modak.mirror_tables
    SET swept_before = greatest(swept_before, least(to_timestamp(%(before)s), clock_timestamp()))
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state NOT IN ('waiting', 'copying', 'filling');
 
+-- name: follows
+-- Whether the mirror continues on this server: the slot is there and not ahead of the catalog, and the timeline is the one that
+-- was published on. Otherwise the database, or schema modak, may have been restored, and the catalog does not know all files.
+SELECT s.timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int
+       AND EXISTS (SELECT FROM pg_replication_slots r WHERE r.slot_name = s.slot_name
+                      AND r.confirmed_flush_lsn <= '0/0'::pg_lsn + s.applied_lsn)
+  FROM modak.mirror_slots s WHERE s.slot_name = %(slot)s;
+
 -- name: published
 -- Ignores tables with heap retention: their published snapshot is on branch cold, which a rewrite of main does not touch.
 SELECT c.lake_snapshot_id AS published_snapshot, c.lake_props ->> 'metadata_location' AS published_location,

@@ -59,8 +59,11 @@ SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
                     WHERE i.inhparent = p.table_id::oid AND i.inhrelid = p.relation_id::oid);
 
 -- name: lock_slot
--- Also makes a session that later reads the outcome of this transaction wait for its end.
-SELECT leader_epoch, applied_lsn, publish_id FROM modak.mirror_slots WHERE slot_name = %(slot)s FOR UPDATE;
+-- Also makes a session that later reads the outcome of this transaction wait for its end. A WAL file's name begins with the
+-- timeline, in hexadecimal.
+SELECT leader_epoch, applied_lsn, publish_id,
+       ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int AS timeline
+  FROM modak.mirror_slots WHERE slot_name = %(slot)s FOR UPDATE;
 
 -- name: touch_table
 -- A sweep (mirror_pump/ops/maintenance/sweep.py) may have deleted files that waited too long to be published: data files older

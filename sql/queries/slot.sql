@@ -46,3 +46,9 @@ SELECT clock_timestamp() AS at, (pg_current_wal_lsn() - '0/0')::bigint AS wal_po
 SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier, current_database() AS database,
        CASE WHEN pg_is_in_recovery() THEN NULL ELSE pg_walfile_name(pg_current_wal_lsn()) END AS wal_file,
        (SELECT timeline_id FROM pg_control_checkpoint()) AS checkpoint_timeline;
+
+-- name: end_stream
+-- Ends the walsender of another pump.
+SELECT pg_terminate_backend(a.pid)
+  FROM pg_replication_slots s JOIN pg_stat_activity a ON a.pid = s.active_pid
+ WHERE s.slot_name = %(slot)s AND a.application_name = %(application)s;

@@ -1,6 +1,6 @@
--- The privileges in schema modak that a role needs for `run`, `maintain`, `verify`, `status` and `retain`. It owns nothing: it can
--- neither alter the catalog nor the publication. It has to read modak.mirror_secret, which signs change notes. Can be run
--- again, and has to be run after `mirror-pump init` has upgraded the catalog.
+-- The privileges in schema modak that a role needs for `run`, `maintain`, `verify`, `reconcile`, `status` and `retain`. It owns
+-- nothing: it can neither alter the catalog nor the publication. It has to read modak.mirror_secret, which signs change
+-- notes. Can be run again, and has to be run after `mirror-pump init` has upgraded the catalog.
 --   psql -v pump=mirror_pump -f pump.sql
 GRANT USAGE ON SCHEMA modak TO :"pump";
 GRANT SELECT ON ALL TABLES IN SCHEMA modak TO :"pump";

@@ -1,4 +1,4 @@
-"""The part of S3 that a mirror needs, on top of a dictionary: whole objects, multipart uploads, ranges, listings."""
+"""As much of S3 as a mirror needs, over a dictionary: whole objects, multipart uploads, ranges, listings, deletes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase, BytesIO
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 
 class S3Server(ThreadingHTTPServer):
@@ -86,7 +86,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         path, query = self._target()
-        self._body()
+        content = self._body()
+        if "delete" in query:
+            for key in re.findall("<Key>(.*?)</Key>", content.decode()):
+                self.server.objects.pop(f"{path}/{unescape(key)}", None)
+            return self._answer(200, _xml("DeleteResult", ""))
         if "uploads" in query:
             name = f"u{len(self.server.parts)}"
             self.server.parts[name] = {}

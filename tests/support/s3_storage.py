@@ -14,13 +14,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 _BUILD = Path(__file__).parents[2] / "build" / "seaweedfs"
 _VARIABLE = "MIRROR_PUMP_TEST_WEED"
 _START_SECONDS = 60
+_STARTS = 3
+"""Attempts to start it: a port that was free may be taken by the time at which it listens."""
 REGION = "us-east-1"
 BUCKET = "lake"
 
@@ -57,57 +59,71 @@ def object_store(directory: Path) -> Iterator[ObjectStore]:
     """A server with the bucket `lake`, for the time of the block. Its files are in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     secrets = {f"key-{number}": os.urandom(18).hex() for number in range(4)}
-    identities = [
-        {
-            "name": key,
-            "credentials": [{"accessKey": key, "secretKey": secret}],
-            "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-        }
-        for key, secret in secrets.items()
-    ]
     config = directory / "s3.json"
-    config.write_text(json.dumps({"identities": identities}))
+    config.write_text(json.dumps({"identities": [_identity(*item) for item in secrets.items()]}))
     config.chmod(0o600)
-    ports = _free_ports(8)
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        for attempt in range(_STARTS):
+            ports = _free_ports(8)
+            process = _start(directory, config, ports)
+            stack.callback(_end, process, ports)
+            try:
+                store = ObjectStore(ports[6], secrets)
+                _await_answer(process, store, directory / "weed.log")
+                break
+            except _EndedAtOnce:
+                if attempt == _STARTS - 1:
+                    raise
+        yield store
+
+
+class _EndedAtOnce(Exception):
+    """The server has ended before it answered: somebody took one of its ports first, perhaps."""
+
+
+def _identity(key: str, secret: str) -> dict[str, object]:
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    return {"name": key, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
+
+
+def _start(directory: Path, config: Path, ports: list[int]) -> subprocess.Popen[bytes]:
     with (directory / "weed.log").open("wb") as log:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [
                 *(executable(), "-logtostderr", "server", f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
                 *("-master.volumeSizeLimitMB=64", "-volume.max=20", "-master.telemetry=false"),
+                # It need not wait for an election.
+                "-master.peers=none",
                 *(f"-master.port={ports[0]}", f"-master.port.grpc={ports[1]}", f"-volume.port={ports[2]}"),
                 *(f"-volume.port.grpc={ports[3]}", f"-filer.port={ports[4]}", f"-filer.port.grpc={ports[5]}"),
-                *(
-                    "-s3",
-                    f"-s3.port={ports[6]}",
-                    f"-s3.port.grpc={ports[7]}",
-                    "-s3.port.iceberg=0",
-                    "-s3.port.lance=0",
-                    "-s3.iam=false",
-                    f"-s3.config={config}",
-                ),
+                *("-s3", f"-s3.port={ports[6]}", f"-s3.port.grpc={ports[7]}", "-s3.port.iceberg=0"),
+                *("-s3.port.lance=0", "-s3.iam=false", f"-s3.config={config}"),
             ],
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
         )
-    store = ObjectStore(ports[6], secrets)
-    try:
-        _await_answer(process, store, directory / "weed.log")
-        yield store
-    finally:
-        # Its orderly end takes 15 s, and nothing of it is needed any more.
-        process.kill()
-        process.wait()
-        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _end(process: subprocess.Popen[bytes], ports: list[int]) -> None:
+    # Its orderly end takes 15 s, and nothing of it is needed any more.
+    process.kill()
+    process.wait()
+    # It makes sockets with the numbers of its ports there, whatever the directory for temporary files is.
+    for port in ports:
+        for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+            left.unlink(missing_ok=True)
 
 
 def _await_answer(process: subprocess.Popen[bytes], store: ObjectStore, log: Path) -> None:
-    """Returns once the server has made the bucket."""
+    """Returns once the server has made the bucket. Raises _EndedAtOnce."""
     from pyarrow.fs import S3FileSystem
 
     deadline = time.monotonic() + _START_SECONDS
     while True:
-        assert process.poll() is None, f"SeaweedFS ended: {log.read_text(errors='replace')[-2000:]}"
+        if process.poll() is not None:
+            raise _EndedAtOnce(f"SeaweedFS ended: {log.read_text(errors='replace')[-2000:]}")
         try:
             # It answers as soon as it listens, with 403 to a request without a signature.
             urllib.request.urlopen(store.endpoint, timeout=2).close()

@@ -8,7 +8,7 @@ the rows of a few buckets.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,7 @@ class Comparing:
 class HeapTask:
     """A range of a partition's blocks, read in an exported snapshot."""
 
-    dsn: str
+    dsn: str = field(repr=False)
     chunk: Chunk
     snapshot: str
     comparing: Comparing

@@ -43,8 +43,12 @@ class Procedures:
     """Returns the session in which the catalog reaches the files of a table at this location; None: `spark` does."""
 
     def at(self, location: str) -> Procedures:
-        """The procedures for a table at this location. Raises LakeError if there are no credentials for it."""
-        return self if self.session_at is None else Procedures(self.session_at(location))
+        """The procedures for a table at this location. Raises LakeError if there are no credentials for it, or if the
+        catalog does not answer."""
+        if self.session_at is None:
+            return self
+        with _lake_errors("opening the catalog for", location):
+            return Procedures(self.session_at(location))
 
     def busy(self) -> bool:
         """Whether Spark is running a job. A procedure without a running job is planning or committing."""
@@ -162,7 +166,7 @@ class Procedures:
 
 
 @contextmanager
-def _lake_errors(doing: str, table: TableName) -> Iterator[None]:
+def _lake_errors(doing: str, table: TableName | str) -> Iterator[None]:
     try:
         yield
     except Py4JNetworkError as error:

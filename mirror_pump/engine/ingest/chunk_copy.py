@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow.compute as pc
 
@@ -21,7 +21,7 @@ from mirror_pump.source.heap.block_reader import Chunk, FilenodeChanged, HeapLoc
 class ChunkTask:
     """A range of heap blocks to copy."""
 
-    dsn: str
+    dsn: str = field(repr=False)
     table: MirroredTable
     chunk: Chunk
     storage: StorageOptions

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from mirror_pump.engine.spark_runtime.cache import cache_directory
 from mirror_pump.errors import UsageError
 
 MINIMUM = 17
@@ -98,7 +99,7 @@ def _bundled_home() -> Path | None:
     java = Path(spec.origin).parent / "java-runtime" / "bin" / "java"
     if not java.exists():
         return None
-    home = _cache_directory() / "java"
+    home = cache_directory() / "java"
     store = None
     if os.environ.get("SSL_CERT_FILE"):
         # The site has certificates of its own (a proxy that inspects TLS, a private mirror of Maven). A Java that the
@@ -145,13 +146,3 @@ def _replace(path: Path, content: bytes, mode: int) -> None:
         file.write(content)
     Path(temporary).chmod(mode)
     Path(temporary).replace(path)
-
-
-def _cache_directory() -> Path:
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mirror-pump"
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        # A service account may have no writable home directory.
-        return Path(tempfile.mkdtemp(prefix="mirror-pump-"))
-    return base if os.access(base, os.W_OK) else Path(tempfile.mkdtemp(prefix="mirror-pump-"))

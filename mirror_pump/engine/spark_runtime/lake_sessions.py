@@ -1,8 +1,9 @@
 """Sessions of one Spark in which the catalog `lake` reaches its files in different ways.
 
-Iceberg's JDBC catalog finds its tables by its own name, so each way needs a session of its own. The settings are those
-of the session alone: what is set when Spark starts is shown by its web interface and sent to every executor. Executors
-get what they need to open files with the table that a job reads.
+Iceberg's JDBC catalog finds its tables by its own name, so each way needs a session of its own. Secrets are a session's
+settings only until its catalog has been made of them. Settings that Spark starts with are in its web interface, and
+those of a session go to every executor with each job, and into the event log, where Spark hides only settings that it
+was started with. Executors get what they need to open files with the table that a job reads.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from mirror_pump.credentials import is_secret
 from mirror_pump.engine.spark_runtime.session import CATALOG, file_io, file_io_properties, jdbc_catalog, storage_conf
 
 if TYPE_CHECKING:
@@ -25,17 +27,27 @@ class LakeSessions:
         self._sessions: dict[str, tuple[dict[str, str], SparkSession]] = {}
 
     def session(self, warehouse: str, properties: Mapping[str, str]) -> SparkSession:
-        """The session for tables in a warehouse. `properties` are those of pyiceberg's FileIO."""
+        """The session for tables in a warehouse. `properties` are those of pyiceberg's FileIO. Raises Spark's errors if
+        the database does not answer."""
         conf = {**jdbc_catalog(CATALOG, self._dsn, warehouse), **storage_conf(CATALOG, warehouse, properties)}
         # Jars come with Spark's start.
         conf.pop("spark.jars.packages", None)
         known = self._sessions.get(warehouse)
         if known is None or known[0] != conf:
-            session = self._spark.newSession()
-            for key, value in conf.items():
-                session.conf.set(key, value)
-            known = self._sessions[warehouse] = conf, session
+            known = self._sessions[warehouse] = conf, self._open(conf)
         return known[1]
+
+    def _open(self, conf: Mapping[str, str]) -> SparkSession:
+        session = self._spark.newSession()
+        for key, value in conf.items():
+            session.conf.set(key, value)
+        # Makes the catalog, of the settings of the thread's active session. It keeps them: they are not read again.
+        session._jvm.SparkSession.setActiveSession(session._jsparkSession)
+        session._jsparkSession.sessionState().catalogManager().catalog(CATALOG)
+        for key in conf:
+            if is_secret(key):
+                session.conf.unset(key)
+        return session
 
 
 def table_frame(spark: SparkSession, metadata_location: str, properties: Mapping[str, str]) -> DataFrame:

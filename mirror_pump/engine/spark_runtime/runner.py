@@ -6,9 +6,9 @@ session, against 136-199 ms for createDataFrame with mapInArrow; neither needs a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
@@ -16,6 +16,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from mirror_pump.engine.spark_runtime.cluster import is_cluster
+from mirror_pump.engine.spark_runtime.executor_watch import ExecutorWatch
 from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session
 from mirror_pump.errors import MirrorPumpError, StorageFull, TaskFailed
 from mirror_pump.lake.storage import no_room
@@ -40,10 +42,25 @@ _NO_MEMORY = (
 )
 """What errors of tasks contain that lacked memory."""
 
+_MEMORY_REMEDY = (
+    "nothing is lost, and the pump retries by itself. If it happens again, give the machine or Spark's executors more"
+    " memory, or lower segment_bytes (stream), copy_chunk_bytes and copy_workers (copies)"
+)
+
 _LARGEST_TASK = 48 << 20
 """Largest task in bytes. A task passes through the Java heap some three times, and may not exceed
 spark.rpc.message.maxSize (128 MiB) on a cluster. A larger task is a segment with a very large row. It runs in the
 driver, which holds the row anyway, one at a time."""
+
+_TASK_REMEDY = "the pump retries by itself; if it fails every time, report this with the log"
+_WORKERS_REMEDY = (
+    "on a cluster, each node needs Spark of the driver's version, and a Python of the driver's version in its PATH, or"
+    " where PYSPARK_PYTHON says (docs/cluster.md)"
+)
+
+_CLUSTER_JOBS = 32
+"""Jobs that are submitted to a cluster at the same time, if this machine's cores would not make it more. With segments
+of 4 MiB they take less than half of the driver's Java heap."""
 
 
 class TaskRunner(Protocol):
@@ -74,6 +91,7 @@ class SparkTaskRunner:
         self._context = spark.sparkContext
         self._pool = ThreadPoolExecutor(concurrent_jobs, thread_name_prefix="spark-job")
         self._large_tasks = ThreadPoolExecutor(1, thread_name_prefix="large-task")
+        self._watch: ExecutorWatch | None = None
 
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
         if getattr(task, "nbytes", 0) > _LARGEST_TASK:
@@ -81,13 +99,28 @@ class SparkTaskRunner:
         return self._pool.submit(self._run, function, task)
 
     @classmethod
+    def on(cls, spark: SparkSession, slots: int) -> Self:
+        """A runner with as many jobs at the same time as the session has slots: `slots` if it is local. On a cluster,
+        whose slots come and go, jobs beyond them wait there; while it has none, the log says so."""
+        if not is_cluster(spark.sparkContext.master):
+            return cls(spark, slots)
+        runner = cls(spark, max(slots, _CLUSTER_JOBS))
+        runner._watch = ExecutorWatch(spark.sparkContext)
+        runner._watch.start()
+        return runner
+
+    @classmethod
     def start(cls, master: str, cores: int, others: int) -> Self:
         """Starts a Spark of the pump's own. `local[*]` gets `others` more slots than there are cores, so that chunks of
-        copies and file rewrites, which take seconds, never keep the stream's segments waiting for a slot."""
+        copies and file rewrites, which take seconds, never keep the stream's segments waiting for a slot. Waits for a
+        cluster's first executor.
+
+        Raises TaskFailed if the executors cannot run the program.
+        """
         slots = cores + others
         chosen = f"local[{slots}]" if master == "local[*]" else master
         spark = spark_session(SparkSettings(master=chosen, jars=False))
-        runner = cls(spark, slots)
+        runner = cls.on(spark, slots)
         try:
             runner.warm_up(slots)
         except BaseException:
@@ -103,10 +136,10 @@ class SparkTaskRunner:
             return (_outcome(function, item) for item in tasks)
 
         try:
-            results: list[Result | _Raised] = self._context.parallelize([task], 1).mapPartitions(partition).collect()
-        except (PySparkException, Py4JError) as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip() and "\tat " not in line]
-            raise _task_failed(function.__name__, lines) from error
+            with _task_errors(f"a task of {function.__name__} failed", _TASK_REMEDY):
+                results: list[Result | _Raised] = (
+                    self._context.parallelize([task], 1).mapPartitions(partition).collect()
+                )
         except OSError as error:
             # Spark's Python side first writes a task's input to a file of its own.
             if not no_room(error):
@@ -121,11 +154,15 @@ class SparkTaskRunner:
         return result
 
     def warm_up(self, workers: int) -> None:
-        """Starts the Python workers and imports what tasks need, so that the first batch need not wait for it."""
-        self._context.parallelize(range(workers), workers).mapPartitions(_import_tasks).collect()
+        """Starts the Python workers and imports what tasks need, so that the first batch need not wait for it. Raises
+        TaskFailed."""
+        with _task_errors("Spark's workers cannot run the program", _WORKERS_REMEDY):
+            self._context.parallelize(range(workers), workers).mapPartitions(_import_tasks).collect()
 
     def close(self) -> None:
         """Cancels running jobs, waits for the threads, and stops Spark."""
+        if self._watch is not None:
+            self._watch.stop()
         self._large_tasks.shutdown(wait=False, cancel_futures=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
         # If the Java process is gone, for lack of memory for example, the pump has already failed with that error.
@@ -136,20 +173,16 @@ class SparkTaskRunner:
             self._spark.stop()
 
 
-def _task_failed(name: str, lines: Sequence[str]) -> TaskFailed:
-    """The error of a failed task, from the lines of Spark's."""
-    shown = " | ".join(lines[-_SHOWN_LINES:])
-    found = next((line for line in lines if any(sign in line for sign in _NO_MEMORY)), None)
-    if found is None:
-        return TaskFailed(
-            f"a task of {name} failed: {shown}",
-            "the pump retries by itself; if it fails every time, report this with the log",
-        )
-    return TaskFailed(
-        f"a task of {name} had not enough memory, or was killed for want of it: {found}",
-        "nothing is lost, and the pump retries by itself. If it happens again, give the machine or Spark's executors"
-        " more memory, or lower segment_bytes (stream), copy_chunk_bytes and copy_workers (copies)",
-    )
+@contextmanager
+def _task_errors(what: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip() and "\tat " not in line]
+        lacking = next((line for line in lines if any(sign in line for sign in _NO_MEMORY)), None)
+        if lacking is not None:
+            raise TaskFailed(f"{what}, for want of memory it seems: {lacking}", _MEMORY_REMEDY) from error
+        raise TaskFailed(f"{what}: {' | '.join(lines[-_SHOWN_LINES:])}", remedy) from error
 
 
 def _import_tasks(items: Iterator[int]) -> Iterator[str]:

@@ -16,9 +16,10 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict
 
+from mirror_pump.engine.spark_runtime.cluster import executor_conf, executor_python, is_cluster
 from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.engine.spark_runtime.jvm_log import jvm_output
-from mirror_pump.errors import UsageError
+from mirror_pump.errors import TaskFailed, UsageError
 from mirror_pump.interrupts import keeping_interrupts
 
 if TYPE_CHECKING:
@@ -56,23 +57,50 @@ class SparkSettings:
 def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[str, str] | None = None) -> SparkSession:
     """Starts Spark, or returns the session of this process if it has one (Spark allows one per process).
 
-    `catalogs` are settings from jdbc_catalog(). Raises UsageError without a usable Java.
+    `catalogs` are settings from jdbc_catalog(). Raises UsageError without a usable Java, and TaskFailed if the cluster
+    does not answer or ends the application.
     """
+    from py4j.protocol import Py4JJavaError
     from pyspark.sql import SparkSession
 
     os.environ["JAVA_HOME"] = str(find_java_home())
-    # Workers must run with the same packages as the driver.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # A SPARK_HOME of another version would be started instead of the pinned pyspark.
     os.environ.pop("SPARK_HOME", None)
     builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
     conf = {**_base_conf(settings), **(catalogs or {}), **settings.conf}
     for key, value in conf.items():
         builder = builder.config(key, value)
-    with keeping_interrupts():
+    with keeping_interrupts(), _python_of_workers(settings.master):
         _launch_jvm(settings, conf)
-        session: SparkSession = builder.getOrCreate()
+        try:
+            session: SparkSession = builder.getOrCreate()
+        except Py4JJavaError as error:
+            if not is_cluster(settings.master):
+                raise
+            cause = str(error.java_exception.getMessage()).partition("\n")[0]
+            raise TaskFailed(
+                f"no Spark application could be started on {settings.master}: {cause}",
+                "see the log lines before this one, the page of the Spark master, and the logs of its workers",
+            ) from error
     return session
+
+
+@contextlib.contextmanager
+def _python_of_workers(master: str) -> Iterator[None]:
+    """Has a Spark that starts in the block use the right Python. Later ones, and programs that we start, see the
+    environment as the user made it."""
+    before = {name: os.environ.get(name) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # Workers must run with the same packages as the driver. Those of a cluster get them as archives.
+    os.environ["PYSPARK_PYTHON"] = executor_python() if is_cluster(master) else sys.executable
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def end_java() -> None:
@@ -140,9 +168,13 @@ def _base_conf(settings: SparkSettings) -> dict[str, str]:
         "spark.sql.ui.retainedExecutions": "10",
         "spark.worker.ui.retainedExecutors": "10",
     }
-    if settings.master.startswith("local"):
+    if not is_cluster(settings.master):
         # Bind to loopback: nobody else needs the driver, and the host name may not resolve.
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    else:
+        conf |= executor_conf()
+        if not settings.jars:
+            conf["spark.executor.extraJavaOptions"] = _FEW_CYCLES
     if settings.jars:
         conf |= {
             "spark.jars.packages": f"{ICEBERG_PACKAGE},{JDBC_PACKAGE}",

@@ -12,6 +12,8 @@ from mirror_pump.model import Lsn, parse_lsn
 FRONTIER_PROPERTY = "mirror-pump.frontier"
 """Entry: a frontier, in Postgres's notation, at which the table's rows are the snapshot's. Each snapshot of a live
 table has it, beginning with that of the publish with which the table goes live."""
+TIMELINE_PROPERTY = "mirror-pump.timeline"
+"""Entry beside FRONTIER_PROPERTY: the server's timeline on which the frontier was published, a number."""
 COPYING_PROPERTY = "mirror-pump.copying"
 """Entry that takes the place of FRONTIER_PROPERTY: the copy is not complete, or files are being filled. The table had
 these rows at no frontier."""
@@ -65,6 +67,12 @@ class SnapshotSummary:
         """The frontier at which the table's rows are the snapshot's, if it is recorded."""
         stated = self.entries.get(FRONTIER_PROPERTY)
         return None if stated is None else parse_lsn(stated)
+
+    @property
+    def timeline(self) -> int | None:
+        """The server's timeline on which the frontier was published, if it is recorded."""
+        stated = self.entries.get(TIMELINE_PROPERTY)
+        return None if stated is None else int(stated)
 
     @property
     def copying(self) -> bool:

@@ -139,6 +139,11 @@ class TableMetadata:
         """Number of former metadata files that the document names."""
         return len(self.document.get("metadata-log", ()))
 
+    @property
+    def former_locations(self) -> list[str]:
+        """The former metadata files that the document names, oldest first."""
+        return [str(entry["metadata-file"]) for entry in self.document.get("metadata-log", ())]
+
     # Schemas and partition specs
 
     @property

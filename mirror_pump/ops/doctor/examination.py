@@ -17,6 +17,7 @@ from mirror_pump.ops.doctor.connection import DATABASE
 from mirror_pump.ops.doctor.disk import DISK
 from mirror_pump.ops.doctor.engines import ENGINES
 from mirror_pump.ops.doctor.event_triggers import EVENT_TRIGGERS
+from mirror_pump.ops.doctor.failover import FAILOVER
 from mirror_pump.ops.doctor.java import JARS, JAVA
 from mirror_pump.ops.doctor.publication import PUBLICATION
 from mirror_pump.ops.doctor.replication import REPLICATION
@@ -34,6 +35,7 @@ CHECKS = (
     EVENT_TRIGGERS,
     CLOCK,
     CATALOG,
+    FAILOVER,
     PUBLICATION,
     TABLES,
     STORAGE,

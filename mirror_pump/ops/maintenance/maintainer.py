@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
+from mirror_pump.engine.spark_runtime.cluster import check_cluster, is_cluster
+from mirror_pump.engine.spark_runtime.executor_watch import ExecutorWatch
 from mirror_pump.engine.spark_runtime.lake_sessions import LakeSessions
 from mirror_pump.engine.spark_runtime.session import SparkSettings, end_java, maven_packages, spark_session
 from mirror_pump.errors import ConnectionLost, LakeError, TableError
@@ -34,7 +36,7 @@ from mirror_pump.source.catalog.maintenance import (
     requested,
     withdraw_requests,
 )
-from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.connect import PgConnection, connect, portable_dsn
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.storage_profiles import warehouse_of
 from mirror_pump.telemetry import get_logger
@@ -53,11 +55,12 @@ Start = Callable[[], Procedures]
 
 def own_spark(settings: Settings) -> Start:
     """A function that at its first call starts Spark in this process, with Iceberg's jars and limited cores and
-    memory."""
+    memory. It raises UsageError for a cluster that cannot reach the database or a warehouse."""
     started: dict[tuple[str, ...], Procedures] = {}
     storage = lake_storage(settings)
 
     def start() -> Procedures:
+        check_cluster(settings.master, settings.require_dsn(), settings.require_warehouse())
         warehouses = [warehouse.root for warehouse in reachable_warehouses(storage)]
         packages = maven_packages(*warehouses)
         if packages not in started:
@@ -76,7 +79,10 @@ def own_spark(settings: Settings) -> Start:
                     conf={"spark.jars.packages": ",".join(packages)},
                 )
             )
-            sessions = LakeSessions(spark, settings.require_dsn())
+            if is_cluster(settings.master):
+                # It ends with this Spark.
+                ExecutorWatch(spark.sparkContext).start()
+            sessions = LakeSessions(spark, _dsn_for_java(settings.require_dsn()))
 
             def session_at(location: str) -> SparkSession:
                 remote = local_path(location) is None
@@ -86,6 +92,12 @@ def own_spark(settings: Settings) -> Start:
         return started[packages]
 
     return start
+
+
+def _dsn_for_java(dsn: str) -> str:
+    """The DSN as Spark's JDBC driver can use it, which knows neither services nor password files."""
+    with connect(dsn, autocommit=True, application_name="mirror-pump-maintain") as connection:
+        return portable_dsn(dsn, connection)
 
 
 @dataclass(frozen=True)

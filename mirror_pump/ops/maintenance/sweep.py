@@ -11,6 +11,8 @@
    oldest pinned snapshot, since its reader may open the metadata file that it was given again.
 5. Numbers. A metadata file with a higher number than the one that the catalog names may be in a publish under way, and
    stays, however old its time says that it is: somebody may have set a clock.
+6. The catalog's age. A sweep is refused on a server that no pump has followed to, and while there are files of
+   publishes that the catalog does not know: a restored copy would delete its original's (docs/design/failover.md).
 
 No decision relies on one clock alone: the present is the earlier one of the server's clock and this machine's, and
 files may bear times that are off by CLOCK_SKEW.
@@ -31,6 +33,7 @@ from mirror_pump.lake.metadata.metadata_files import metadata_directory, metadat
 from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.storage import StorageOptions, StoredFile, delete, join, list_files
 from mirror_pump.model import TableName
+from mirror_pump.pipeline.session.lost_publishes import refuse_restored_copy
 from mirror_pump.policy import Policy
 from mirror_pump.source.catalog.maintenance import MaintainedTable, begin_sweep, read_tables, safe_time
 from mirror_pump.source.connect import PgConnection
@@ -92,6 +95,8 @@ def sweep(
     if not present or present[0].start_lsn != table.start_lsn or present[0].copying:
         return None
     current = present[0]
+    if not dry_run:
+        refuse_restored_copy(connection, slot, current.name, current.metadata_location, storage)
     state = LakeTable.load(current.metadata_location, storage)
     oldest_pin = _oldest_pin(state, current)
     listed = [file for root in _roots(state) for file in list_files(root, storage)]

@@ -14,8 +14,6 @@ The mode decides which state of the tables a statement reads. That state is pinn
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mirror_pump.config import Settings
+from mirror_pump.cores import available_cores
 from mirror_pump.errors import FileMissing, TableError, UsageError, one_line_of
 from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
@@ -30,6 +29,7 @@ from mirror_pump.model import Lsn, TableId, TableName, TableState, format_lsn
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.missing_files import explain_failed_read
 from mirror_pump.ops.reads.hybrid_reads import hybrid_reads
+from mirror_pump.ops.reads.statement_tables import tables_of
 from mirror_pump.ops.reads.table_reads import (
     LakeSide,
     ReadMode,
@@ -99,7 +99,7 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
                 for name in names[read.table.table_id]:
                     _schema(connection, name)
                     connection.execute(f"CREATE VIEW {name} AS FROM {made}")
-            fill_heaps(connection, settings.require_dsn(), reads, query.statement, os.cpu_count() or 1)
+            fill_heaps(connection, settings.require_dsn(), reads, query.statement, available_cores())
             yield connection
         for moment in moments:
             moment.check()
@@ -139,7 +139,7 @@ def _tables(settings: Settings, connection: duckdb.DuckDBPyConnection, statement
         explained = statement.lstrip()
         if statements[0].type == duckdb.StatementType.EXPLAIN:
             explained = _explained(explained)
-        used = connection.get_table_names(explained, qualified=True)
+        used = tables_of(connection, explained)
     except duckdb.Error as error:
         raise UsageError(f"DuckDB cannot read the statement: {one_line_of(error)}") from error
     with (
@@ -149,7 +149,7 @@ def _tables(settings: Settings, connection: duckdb.DuckDBPyConnection, statement
         rows = fetch_rows(catalog, _QueriedTableRow, _SQL["tables"])
     mirrored = {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
     found: dict[TableId, list[str]] = {}
-    for parts in sorted({_parts(name) for name in used}):
+    for parts in sorted(used):
         table_id = _find(parts, mirrored)
         if table_id is not None:
             found.setdefault(table_id, []).append(".".join(identifier(part) for part in parts))
@@ -170,19 +170,6 @@ def _explained(statement: str) -> str:
     words = statement.split(None, 2)
     rest = words[2] if len(words) > 2 and words[1].lower() == "analyze" else statement.split(None, 1)[1]
     return rest if not rest.startswith("(FORMAT") else rest.partition(")")[2]
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    """Return the parts of a qualified name. DuckDB quotes them where necessary. ` AS alias` may follow the name."""
-    found = []
-    part = _PART.match(name)
-    while part is not None:
-        found.append(part[2] or part[1].replace('""', '"'))
-        part = _PART.match(name, part.end() + 1) if name[part.end() : part.end() + 1] == "." else None
-    return tuple(found)
-
-
-_PART = re.compile(r'"((?:[^"]|"")*)"|([^."\s]+)')
 
 
 def _find(parts: tuple[str, ...], mirrored: Mapping[TableId, TableName]) -> TableId | None:

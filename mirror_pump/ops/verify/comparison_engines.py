@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mirror_pump.config import Settings
+from mirror_pump.cores import available_cores
+from mirror_pump.engine.spark_runtime.cluster import check_cluster
 from mirror_pump.engine.spark_runtime.local_runner import LocalTaskRunner
 from mirror_pump.engine.spark_runtime.session import SparkSettings, maven_packages, spark_session
 from mirror_pump.errors import LakeError, UsageError, one_line_of
@@ -106,7 +108,7 @@ class EnginesBySize:
         spill = tempfile.mkdtemp(prefix="mirror-pump-verify-")
         self._closing.callback(shutil.rmtree, spill, ignore_errors=True)
         duckdb.execute(f"SET memory_limit = '{int(memory)}B'; SET temp_directory = {literal(spill)}")
-        runner = LocalTaskRunner(min(4, os.cpu_count() or 1))
+        runner = LocalTaskRunner(min(4, available_cores()))
         self._closing.callback(runner.close)
 
         def compare(heap: str, lake: str, schema: LakeSchema, line: CutLine | None) -> Comparison:
@@ -126,17 +128,20 @@ class EnginesBySize:
         from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
         from mirror_pump.ops.verify.compare_spark import compare
 
+        settings = self._settings
+        warehouse = settings.require_warehouse()
+        check_cluster(settings.master, settings.require_dsn(), warehouse)
         log = Path(tempfile.gettempdir()) / f"mirror-pump-spark-{os.getuid()}.log"
         packages = maven_packages(*(warehouse.root for warehouse in reachable_warehouses(self._storage)))
         spark = spark_session(
             SparkSettings(
-                master=self._settings.master,
+                master=settings.master,
                 app_name="mirror-pump-verify",
                 log=log,
                 conf={"spark.jars.packages": ",".join(packages)},
             )
         )
-        runner = SparkTaskRunner(spark, os.cpu_count() or 1)
+        runner = SparkTaskRunner.on(spark, available_cores())
         self._closing.callback(runner.close)
         limits = self._limits
         return ComparisonEngine(runner, partial(compare, spark, shown=limits.verify_shown_rows, storage=self._storage))

@@ -27,7 +27,7 @@ from typing import Any
 
 from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
-from mirror_pump.errors import SourceError, TableError
+from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
@@ -41,7 +41,7 @@ from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
 from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, read_heap, with_changes
 from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.rows import fetch_rows
@@ -171,6 +171,26 @@ def verify(
     )
 
 
+def compare_at(
+    settings: Settings,
+    point: ConsistentPoint,
+    tables: Sequence[MirroredTable],
+    engine: ComparisonEngine | None = None,
+    observe: Callable[[TableProgress], None] = lambda _: None,
+) -> dict[TableId, TableReport]:
+    """Compare live tables, as they are in the lake at present, with their heaps at a consistent point of the caller's.
+
+    Nobody may publish meanwhile. A table that cannot be compared has a report with the problem.
+    """
+    storage = lake_storage(settings, fsync=False)
+    with (
+        connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-verify") as connection,
+        EnginesBySize(settings, storage) if engine is None else nullcontext(SingleEngine(engine)) as engines,
+    ):
+        verification = _Verification(settings, storage, connection, engines, observe)
+        return verification.compare_at({table.table_id: table for table in tables}, point)
+
+
 def _choose(connection: PgConnection, settings: Settings, names: Sequence[str]) -> list[MirroredTable]:
     if names:
         ids = [resolve_name(connection, name)[1] for name in names]
@@ -232,6 +252,29 @@ class _Verification:
                 retries.wait()
                 tables = self._live_again(list(disturbed), reports)
         return reports
+
+    def compare_at(self, tables: Mapping[TableId, MirroredTable], point: ConsistentPoint) -> dict[TableId, TableReport]:
+        """A report on each table: the lake as it is, held against the heap at the consistent point."""
+        scratch = join(self._settings.require_warehouse(), f".verify-{uuid.uuid4().hex[:12]}")
+        try:
+            with self._reader(point) as reader, self._pinned(tables) as (frontier, locations, cuts):
+                reports = {}
+                for table_id, table in tables.items():
+                    name = str(table.name)
+                    try:
+                        refuse_missing(self._connection, table, self._storage)
+                        heap = self._read_heap(table, point, reader, join(scratch, str(table_id)))
+                        line = CutLine.of(table, cuts[table_id])
+                        found = self._compare_table(heap, CatchUpTable(table), reader, locations[table_id], line)
+                    except ConnectionLost:
+                        raise
+                    except (MirrorPumpError, KeyError) as error:
+                        reports[table_id] = TableReport(name, None, str(error))
+                    else:
+                        reports[table_id] = TableReport(name, found, frontier=frontier)
+                return reports
+        finally:
+            delete_tree(scratch, self._storage)
 
     def _live_again(
         self, table_ids: Sequence[TableId], reports: dict[TableId, TableReport]
@@ -330,7 +373,7 @@ class _Verification:
             progress = replace(progress, chunks_done=progress.chunks_done + 1, rows=progress.rows + rows)
             self._observe(progress)
 
-        dsn = self._settings.require_dsn()
+        dsn = portable_dsn(self._settings.require_dsn(), reader)
         heap = read_heap(table, chunks, point.snapshot, engine.runner, dsn, self._storage, location, chunk_read)
         self._observe(replace(progress, phase=VerifyPhase.READ))
         return _CopiedHeap(heap, nbytes)

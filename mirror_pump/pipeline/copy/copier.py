@@ -38,7 +38,7 @@ from mirror_pump.pipeline.flow.shared_connection import SharedConnection
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, portable_dsn
 from mirror_pump.source.heap.block_reader import Chunk, plan_chunks
 from mirror_pump.source.relations.change_notes import same_layout
 from mirror_pump.source.rows import fetch_rows
@@ -174,6 +174,7 @@ class Copier:
 
     def _copy(self, connection: PgConnection, table: MirroredTable) -> None:
         parameters = {"table_id": table.table_id, "generation": table.generation}
+        dsn = portable_dsn(self._context.dsn, connection)
         for row in fetch_rows(connection, _ChunkRow, _SQL["chunks"], parameters):
             identity = (table.table_id, table.start_lsn, table.generation, row.chunk_no)
             if identity in self._reported:
@@ -192,7 +193,7 @@ class Copier:
             self._reported.add(identity)
             chunk = Chunk(row.relation_id, row.schema_name, row.relation_name, row.filenode, row.lo_block, row.hi_block)
             raw_text_columns = self._raw_text_columns.get((table.table_id, table.start_lsn), frozenset())
-            task = ChunkTask(self._context.dsn, table, chunk, self._context.storage, raw_text_columns=raw_text_columns)
+            task = ChunkTask(dsn, table, chunk, self._context.storage, raw_text_columns=raw_text_columns)
             future = self._context.runner.submit(copy_chunk, task)
             future.add_done_callback(partial(self._finished, table, row.chunk_no, row.relation_id))
 

@@ -44,6 +44,14 @@ _REASON_RETRIED = (
     "Otherwise fix it. `mirror-pump retain` shows every partition, and why it is still in the heap."
 )
 _OTHER_LEADS = "Nothing: the other pump continues. If it happens again, check the network of this pump."
+_LEADER_HANGS = (
+    "Nothing for the mirror: this pump leads now, and the other one can publish nothing. Find out why the other one "
+    "hangs: its process is stopped, its machine overloaded, or its network cut off from the database."
+)
+_UNKNOWN_METADATA = (
+    "Nothing if a pump was killed: it had not published the file. If the database, or its schema modak, was restored, "
+    "readers may have seen this last publish: tell them, and compare all tables by `mirror-pump verify`."
+)
 _CATCH_UP = (
     "Find out why the slot does not move: `mirror-pump status` names the error, or the open transaction. Meanwhile "
     "raise max_slot_wal_keep_size if the server's disk has room."
@@ -80,9 +88,16 @@ class Step(StrEnum):
 
     STANDBY = "standby", Level.INFO
     """Another pump leads. This one waits until the other one has ended."""
+    LEADER_DEPOSED = "leader-deposed", Level.WARNING, _LEADER_HANGS
+    """The leader held its lock without a sign of life. This pump ended its sessions and leads next."""
     LEADING = "leading", Level.INFO
     LEAD_LOST = "lead-lost", Level.WARNING, _OTHER_LEADS
     """Another pump took over the leadership while this one was not connected. This one is a standby from now on."""
+    FAILOVER_FOLLOWED = "failover-followed", Level.INFO
+    """The server was promoted since the last publish, and lacks nothing that readers have seen. The pump continues on
+    its timeline."""
+    METADATA_UNKNOWN = "metadata-unknown", Level.WARNING, _UNKNOWN_METADATA
+    """At the start of a process: the lake has a metadata file beyond the frontier that the catalog does not know."""
     STREAMING = "streaming", Level.INFO
     RECEIVED = "received", Level.DEBUG
     """A batch was received up to its last commit. `receive` is the Period of its reception."""

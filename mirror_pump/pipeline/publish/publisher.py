@@ -24,6 +24,7 @@ from mirror_pump.errors import (
     ConnectionLost,
     NotLeader,
     OutcomeUnknown,
+    SourceError,
     TableError,
 )
 from mirror_pump.lake.commit.archive_branch import StagedArchive
@@ -52,6 +53,7 @@ from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.publication import refuse_changed
+from mirror_pump.source.stream.slot import flushed_end
 from mirror_pump.table_life import TableEvent, state_by, states_before
 from sql import queries
 
@@ -87,6 +89,9 @@ class LandedPublish:
     """The tables that it committed to, in their new state."""
     snapshots: int = 0
     """Number of Iceberg snapshots committed."""
+    recorded_at: Lsn | None = None
+    """A WAL position behind the commit record of the publish. None if it could not be read. The slot may be
+    acknowledged once the stream has passed it (mirror_pump.pipeline.stream.acknowledgement)."""
     token: object = field(default=None, repr=False)
     """Only this module has the right token."""
 
@@ -121,6 +126,8 @@ class _LockedSlotRow:
     applied_lsn: Lsn
     publish_id: int | None
     """The random number that the last publish wrote. None before the first one."""
+    timeline: int
+    """The timeline of the server."""
 
 
 @dataclass(frozen=True)
@@ -149,17 +156,20 @@ class Publisher:
         retry: RetryPolicy,
         indexes: KeyIndexes,
         staged: Callable[[PublishRequest], None],
+        timeline: int,
     ) -> None:
+        """`timeline`: the server's, as far as the caller has examined its history."""
         self._connect = connect
         self._connection = connect()
         self._slot = slot
         self._epoch = epoch
+        self._timeline = timeline
         self._retry = retry
         self._indexes = indexes
         self._staged = staged
         self.missing = MissingFiles(storage, self._stored_tables)
         """Decides what missing lake files mean."""
-        self._stager = Stager(storage, indexes, self._left_to_the_lake, self.missing)
+        self._stager = Stager(storage, indexes, self._left_to_the_lake, self.missing, timeline)
         self._applied = Lsn(0)
         self._publish_id = 0
         self.may_have_landed = False
@@ -219,6 +229,7 @@ class Publisher:
             # If a table's request was left out, the table may still go live, by a request of its own.
             tables={table_id: table for table_id, table in committed.items() if table_id not in staged.dropped},
             snapshots=len(committed),
+            recorded_at=self._wal_position(),
             token=_MADE_HERE,
         )
 
@@ -292,7 +303,21 @@ class Publisher:
                 f"another pump has taken over slot {self._slot} (epoch {present}, ours is {self._epoch})",
                 "Stop one of the two; nothing of this batch was published by this one.",
             )
+        if slot.timeline != self._timeline:
+            # A connection that was made anew may lead to a server that was promoted meanwhile, and that lacks
+            # transactions of the batch.
+            raise ConnectionLost(
+                f"the server changed from timeline {self._timeline} to {slot.timeline} during the session",
+                "mirror-pump begins a new session by itself, and looks first what the server has",
+            )
         return slot.applied_lsn
+
+    def _wal_position(self) -> Lsn | None:
+        """The end of the WAL after a publish that landed. None if the connection was lost: the next publish tells."""
+        try:
+            return flushed_end(self._open())
+        except (SourceError, psycopg.Error):
+            return None
 
     def _move_frontier(self, cursor: Cursor, commit_time_us: int) -> None:
         cursor.execute(

@@ -31,7 +31,12 @@ from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles,
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
 from mirror_pump.lake.format.raw_text_columns import raw_text_fields, with_raw_text, without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.metadata.snapshot_summary import COPYING_PROPERTY, FILLING_PROPERTY, FRONTIER_PROPERTY
+from mirror_pump.lake.metadata.snapshot_summary import (
+    COPYING_PROPERTY,
+    FILLING_PROPERTY,
+    FRONTIER_PROPERTY,
+    TIMELINE_PROPERTY,
+)
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableState, format_lsn
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, KeyIndexes
@@ -89,12 +94,15 @@ class Stager:
         indexes: KeyIndexes,
         left_to_the_lake: Callable[[TableId], str | None],
         missing: MissingFiles,
+        timeline: int,
     ) -> None:
-        """`left_to_the_lake` returns which rows of a table only the lake has, or None if there are none."""
+        """`left_to_the_lake` returns which rows of a table only the lake has, or None if there are none. `timeline` is
+        the server's, which snapshots record beside their frontier."""
         self._storage = storage
         self._indexes = indexes
         self._left_to_the_lake = left_to_the_lake
         self._missing = missing
+        self._timeline = timeline
         self._tables: dict[TableId, LakeTable] = {}
         self._archive = ArchiveBranches(storage)
 
@@ -267,7 +275,7 @@ class Stager:
         # rows are removed.
         if plan.forgets_index or row.rows_dropped:
             self._indexes.forget(request.table.table_id)
-        summary = _frontier_summary(plan, known, frontier, live)
+        summary = _frontier_summary(plan, known, frontier, live, self._timeline)
         with StagedFiles(self._storage) as written:
             encoded = self._encoded(request.table, plan, known, row, written)
             staged = None
@@ -382,19 +390,20 @@ def _committed(known: LakeTable, change: RowDelta, row: Registration) -> StagedC
     )
 
 
-def _frontier_summary(plan: TablePlan, known: LakeTable, frontier: Lsn | None, live: Lsn | None) -> dict[str, str]:
+def _frontier_summary(
+    plan: TablePlan, known: LakeTable, frontier: Lsn | None, live: Lsn | None, timeline: int
+) -> dict[str, str]:
     """Returns the summary entries about the snapshot's frontier (see the module's invariant)."""
-    if live is not None:
-        return {FRONTIER_PROPERTY: format_lsn(live)}
-    if plan.state in (TableState.WAITING, TableState.COPYING):
+    if live is None and plan.state in (TableState.WAITING, TableState.COPYING):
         return {COPYING_PROPERTY: "true"}
-    if plan.state is TableState.FILLING:
+    if live is None and plan.state is TableState.FILLING:
         return {COPYING_PROPERTY: "true", FILLING_PROPERTY: "true"}
-    if frontier is not None:
-        return {FRONTIER_PROPERTY: format_lsn(frontier)}
+    promised = frontier if live is None else live
+    if promised is not None:
+        return {FRONTIER_PROPERTY: format_lsn(promised), TIMELINE_PROPERTY: str(timeline)}
     # A commit that moves no frontier keeps the frontier of the previous snapshot.
-    former = known.summary.frontier
-    return {} if former is None else {FRONTIER_PROPERTY: format_lsn(former)}
+    former = (FRONTIER_PROPERTY, TIMELINE_PROPERTY)
+    return {name: value for name in former if (value := known.summary.get(name)) is not None}
 
 
 def _refuse_swept(table_request: TableRequest, row: Registration, request: PublishRequest) -> None:

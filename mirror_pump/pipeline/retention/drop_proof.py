@@ -43,7 +43,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.limits import InternalLimits
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.flow.tasks import Tasks
-from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.connect import PgConnection, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.retention.partitions import Partition, bounded
 from mirror_pump.source.rows import fetch_row, fetch_rows
@@ -194,7 +194,8 @@ class Prover:
         differing, left_out = self._corrections(table, partition, reader, packing)
         comparing = Comparing(table.columns, table.key, packing, HashSecret.draw(), left_out)
         chunks = plan_chunks(reader, _relation(partition), self._limits.proof_task_bytes)
-        heap_tasks = [HeapTask(self._dsn, chunk, seam.exported, comparing) for chunk in chunks]
+        dsn = portable_dsn(self._dsn, reader)
+        heap_tasks = [HeapTask(dsn, chunk, seam.exported, comparing) for chunk in chunks]
         file_tasks = list(self._files(table, partition, lake, comparing))
 
         def heap_side(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:

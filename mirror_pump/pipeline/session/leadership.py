@@ -11,7 +11,7 @@ from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.session.frontier_scheduler import Goal
 from mirror_pump.pipeline.session.listener import CHANNEL
-from mirror_pump.pipeline.session.session import RunState
+from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.source.connect import source_errors
 from mirror_pump.source.stream.leader import Leader
 from mirror_pump.source.stream.standby import Led, Standby
@@ -40,7 +40,7 @@ def acquire_leadership(
         if not standby:
             raise
         with Standby(dsn, slot) as waiting:
-            waited = _wait(waiting, slot, goal, observer, stop, run_state)
+            waited = _wait(waiting, settings, goal, observer, stop, run_state)
         if waited is None:
             return None
         leader = waited
@@ -50,8 +50,9 @@ def acquire_leadership(
 
 
 def _wait(
-    standby: Standby, slot: str, goal: Goal, observer: Observer, stop: threading.Event, run_state: RunState
+    standby: Standby, settings: Settings, goal: Goal, observer: Observer, stop: threading.Event, run_state: RunState
 ) -> Leader | None:
+    slot = settings.slot
     reported_epoch: int | None = None
     ask_at = time.monotonic()
     while not stop.is_set():
@@ -62,6 +63,9 @@ def _wait(
         if answer.epoch != reported_epoch:
             reported_epoch = answer.epoch
             observer(Step.STANDBY, leader=answer.leader, frontier=answer.frontier)
+        if answer.silent_for >= settings.limits.leader_silence and standby.depose():
+            observer(Step.LEADER_DEPOSED, leader=answer.leader, seconds=round(answer.silent_for, 1))
+            continue
         if not goal.endless:
             if _reached(standby, slot, goal, answer):
                 return None

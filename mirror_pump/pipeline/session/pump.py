@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,8 @@ import psycopg
 
 from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
+from mirror_pump.cores import available_cores
+from mirror_pump.engine.spark_runtime.cluster import check_cluster
 from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.engine.spark_runtime.session import end_java
 from mirror_pump.errors import (
@@ -38,7 +39,8 @@ from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.pipeline.session.failure_record import FailureRecord
 from mirror_pump.pipeline.session.frontier_scheduler import Goal
 from mirror_pump.pipeline.session.leadership import acquire_leadership
-from mirror_pump.pipeline.session.session import Abandoned, PumpSession, RunState
+from mirror_pump.pipeline.session.run_state import RunState
+from mirror_pump.pipeline.session.session import Abandoned, PumpSession
 from mirror_pump.pipeline.upkeep.neglect_watch import NeglectWatch
 from mirror_pump.pipeline.upkeep.upkeep_threads import upkeep_tasks
 from mirror_pump.pipeline.upkeep.wal_guard import WalGuard
@@ -131,9 +133,14 @@ class Pump:
         table may be in copying any more. Raises KeyboardInterrupt after an orderly shutdown if Ctrl-C does so in this
         process.
 
+        Raises UsageError if tasks are to run on a cluster that cannot reach the database or the warehouse.
+
         Raises NotLeader while another pump leads. A `standby` instead waits, without Spark, until it can lead or until
         the leader has reached the goal. It waits again if it loses the leadership.
         """
+        if self._runner is None:
+            settings = self._settings
+            check_cluster(settings.master, settings.require_dsn(), settings.require_warehouse())
         run_state = RunState(Lsn(0))
         end = self._persist(self._wal_end, run_state) if once else None
         goal = Goal(end if once else until, copies or once)
@@ -165,7 +172,7 @@ class Pump:
                 if self._runner is not None:
                     self._sessions(leader, goal, run_state, storage, self._runner)
                     return
-                cores = os.cpu_count() or 1
+                cores = available_cores()
                 others = self._settings.copy_workers + upkeep_tasks(cores) + INDEX_TASKS
                 own = SparkTaskRunner.start(self._settings.master, cores, others)
                 try:

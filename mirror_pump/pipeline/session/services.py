@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
-from mirror_pump.errors import SourceError
-from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.cores import available_cores
+from mirror_pump.errors import ConnectionLost, SourceError
+from mirror_pump.model import Lsn, MirroredTable, TableId, format_lsn
 from mirror_pump.pipeline.copy.copier import Copier
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.shared_connection import SharedConnection
@@ -25,7 +25,9 @@ from mirror_pump.pipeline.schema.column_fill import FillJob
 from mirror_pump.pipeline.schema.decisions import SchemaChangeDecision
 from mirror_pump.pipeline.schema.publication_changes import copy_altered
 from mirror_pump.pipeline.schema.schema_watcher import SchemaWatcher, decide_from_note
+from mirror_pump.pipeline.session.history import follow, record_timeline, unusable_slot
 from mirror_pump.pipeline.session.listener import Listener
+from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.stream.batch_application import BatchApplier
 from mirror_pump.pipeline.stream.receiver import Receiver, StreamSource
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
@@ -37,7 +39,13 @@ from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import Note, note_reader
 from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.replication_stream import ReplicationStream
-from mirror_pump.source.stream.slot import SystemIdentity, check_publication, check_slot
+from mirror_pump.source.stream.slot import (
+    SystemIdentity,
+    check_identity,
+    check_publication,
+    check_slot,
+    flushed_end,
+)
 from sql import queries
 
 _SQL = queries("pump")
@@ -67,28 +75,28 @@ def start_services(
     unpublished_files: UnpublishedFiles,
     epoch: int,
     until: Lsn | None,
-    isolated_transaction: Lsn | None,
+    run_state: RunState,
 ) -> SessionServices:
     """Open and start all services. `closing` ends whatever was started, also after an error.
 
-    `epoch` is the epoch of the leadership, `until` the position where the stream may end, and `isolated_transaction`
-    the transaction (LSN of its commit) that is received by itself. Raises SourceError when the slot or the publication
-    is not what the mirror needs.
+    `epoch` is the epoch of the leadership, and `until` the position where the stream may end. Raises SourceError when
+    the slot or the publication is not what the mirror needs, HistoryDiverged when the server's history is not.
     """
-
     connection = context.connect()
     closing.callback(connection.close)
-    publication, applied = _checked_slot(connection, context.slot)
     refresh_profiles(context.storage, connection)
-    publisher = _publisher(context, epoch, indexes)
+    publication, applied, timeline = _checked_slot(connection, context, run_state)
+    publisher = _publisher(context, epoch, indexes, timeline)
     closing.callback(publisher.close)
     lookups = SharedConnection(context.connect)
     closing.callback(lookups.close)
     source = StreamSource(
-        open_stream=lambda lsn: ReplicationStream.start(context.dsn, context.slot, publication, lsn),
+        open_stream=lambda lsn: ReplicationStream.start(context.dsn, context.slot, publication, lsn, timeline=timeline),
         start=applied,
+        # The publish of the present frontier is visible, so it is before this.
+        recorded_at=flushed_end(connection),
         barrier=until,
-        isolated_transaction=isolated_transaction,
+        isolated_transaction=run_state.isolated_transaction,
         status_interval=_status_interval(connection),
         lookup=partial(_registered, lookups),
         mirrored=partial(_mirrored, lookups, context.slot),
@@ -125,7 +133,7 @@ def start_services(
     return SessionServices(applied, connection, publisher, applier, receiver, copier, upkeep, watcher, retention)
 
 
-def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes) -> Publisher:
+def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes, timeline: int) -> Publisher:
     return Publisher(
         context.connect,
         context.slot,
@@ -134,12 +142,13 @@ def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes) -> Publ
         RetryPolicy(context.settings.publish_attempts, context.settings.publish_backoff_max),
         indexes,
         staged=lambda request: context.observer(Step.STAGED, frontier=request.frontier),
+        timeline=timeline,
     )
 
 
 def _upkeep_jobs(context: SessionContext, indexes: KeyIndexes) -> tuple[Job, ...]:
     settings, observer = context.settings, context.observer
-    workers = conversion_workers(os.cpu_count() or 1)
+    workers = conversion_workers(available_cores())
     return (
         ConvertDeletesJob(settings.convert_rows, settings.convert_age, workers, observer),
         MergeJob(settings.merge_bytes, indexes.packing, observer),
@@ -167,19 +176,48 @@ class _SessionSlotRow:
     """When the frontier last moved."""
 
 
-def _checked_slot(connection: PgConnection, slot: str) -> tuple[str, Lsn]:
-    """Check the catalog, the slot and the publication. Returns the publication and the frontier.
+def _checked_slot(connection: PgConnection, context: SessionContext, run_state: RunState) -> tuple[str, Lsn, int]:
+    """Check the catalog, the server's history, the slot and the publication. Returns the publication, the frontier and
+    the server's timeline.
 
-    Another program may have changed the catalog since the last session.
+    Another program may have changed the catalog since the last session, and the server may be another one.
     """
     require_current(connection)
+    slot = context.slot
     row = fetch_row(connection, _SessionSlotRow, _SQL["slot"], {"slot": slot})
     if row is None:
         raise SourceError(f"slot {slot} is not in the catalog", "Run `mirror-pump init` first.")
     identity = SystemIdentity(row.system_identifier, row.timeline, row.database_name)
-    check_slot(connection, slot, applied_lsn=row.applied_lsn, identity=identity, applied_at=row.applied_at)
+    check_identity(connection, slot, identity)
+    followed = follow(connection, context.dsn, slot, context.storage, run_state)
+    try:
+        check_slot(connection, slot, applied_lsn=row.applied_lsn, identity=None, applied_at=row.applied_at)
+    except ConnectionLost:
+        raise
+    except SourceError as error:
+        raise unusable_slot(error, followed) from error
     check_publication(connection, row.publication_name)
-    return row.publication_name, row.applied_lsn
+    if followed.former is not None:
+        record_timeline(connection, slot, followed.timeline, followed.accepted)
+        context.observer(
+            Step.FAILOVER_FOLLOWED,
+            timeline=followed.timeline,
+            former=followed.former,
+            left_at=None if followed.left_at is None else format_lsn(followed.left_at),
+            frontier=row.applied_lsn,
+        )
+    for publish in followed.unpublished:
+        context.observer(
+            Step.METADATA_UNKNOWN,
+            table=str(publish.table),
+            metadata=publish.metadata.location,
+            lake_frontier=format_lsn(publish.metadata.frontier),
+            frontier=row.applied_lsn,
+        )
+    run_state.timeline = followed.timeline
+    # After a promotion this may be less than before: what the server lost without harm is made again.
+    run_state.published = row.applied_lsn
+    return row.publication_name, row.applied_lsn, followed.timeline
 
 
 def _registered(lookups: SharedConnection, relation_id: int) -> MirroredTable | None:

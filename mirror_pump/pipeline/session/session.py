@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from queue import Empty
 
 import psycopg
@@ -56,6 +55,7 @@ from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.session.frontier_scheduler import FrontierScheduler, Goal
 from mirror_pump.pipeline.session.pending_chunks import PendingChunks
+from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.services import drop_stale_indexes, start_services
 from mirror_pump.pipeline.session.table_change_reports import TableChangeReports
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles, files_of
@@ -81,19 +81,6 @@ _REWRITTEN = "its heap was rewritten while it was copied: the copy restarts"
 
 class Abandoned(Exception):
     """A stop was requested and the current batch did not finish in time. The batch will be received again."""
-
-
-@dataclass
-class RunState:
-    """What the pump has done since it started, over all sessions."""
-
-    frontier: Lsn
-    commits: int = 0
-    changes: int = 0
-    isolated_transaction: Lsn | None = None
-    """The transaction (LSN of its commit) at which the stream ended because a row cannot be sent."""
-    epoch: int | None = None
-    """The epoch of the last leadership."""
 
 
 class PumpSession:
@@ -142,7 +129,7 @@ class PumpSession:
                 self._unpublished_files,
                 self._leader.epoch,
                 goal.until,
-                run_state.isolated_transaction,
+                run_state,
             )
         except BaseException:
             self.close()
@@ -423,6 +410,7 @@ class PumpSession:
                 discard(files_of(request), self._storage)
             raise
         self._frontier = self._run_state.frontier = landed.frontier
+        self._run_state.published = landed.frontier
         self._run_state.commits += 1
         self._observer(Step.PUBLISHED, frontier=landed.frontier, snapshots=landed.snapshots)
         self._services.upkeep.published(landed.tables)

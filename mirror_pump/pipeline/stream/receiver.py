@@ -1,7 +1,8 @@
 """The receiving thread: reads the slot, feeds the assembler, hands segments to tasks and batches to the inbox.
 
 It sends status updates to the walsender whatever the other threads do. While too many bytes are in flight it stops
-reading, but never stops reporting. It acknowledges only the frontier of a landed publish.
+reading, but never stops reporting. It acknowledges only the frontier of a landed publish, and only once the stream has
+passed that publish (mirror_pump.pipeline.stream.acknowledgement).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.schema.decisions import SchemaChangeDecision
+from mirror_pump.pipeline.stream.acknowledgement import Acknowledgement
 from mirror_pump.pipeline.stream.assembler import HEADER, Assembler, Limits
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
 from mirror_pump.source.relations.change_notes import Note, NoteReader
@@ -51,6 +53,8 @@ class StreamSource:
     """Opens the stream at a position."""
     start: Lsn
     """The frontier at the start: nothing that ended at or below it is received again."""
+    recorded_at: Lsn
+    """A WAL position behind the publish of that frontier."""
     barrier: Lsn | None
     """Where the stream may end."""
     isolated_transaction: Lsn | None
@@ -102,7 +106,8 @@ class Receiver:
         self._lock = threading.Lock()
         self._in_flight = 0
         self._backlog = 0
-        self._acknowledged = source.start
+        self._acknowledgement = Acknowledgement()
+        self._acknowledgement.landed(source.start, source.recorded_at)
         self._commands: deque[Callable[[], None]] = deque()
         self._keepalive_wanted = threading.Event()
         self._announced = source.start
@@ -117,9 +122,11 @@ class Receiver:
         self._thread.stop()
 
     def acknowledge(self, landed: LandedPublish) -> None:
-        """Report the frontier to the slot: the server may remove WAL below it."""
-        self._acknowledged = max(self._acknowledged, landed.frontier)
-        self._wake()
+        """Report the frontier to the slot, as soon as the stream has passed the publish: the server may remove WAL
+        below it."""
+        if landed.recorded_at is not None:
+            self._acknowledgement.landed(landed.frontier, landed.recorded_at)
+            self._wake()
 
     def batch_done(self) -> None:
         """The batch that was taken from the inbox is published."""
@@ -185,14 +192,15 @@ class Receiver:
         while not self._thread.stopping():
             now = time.monotonic()
             reply_wanted = self._keepalive_wanted.is_set()
+            acknowledged = self._acknowledgeable(stream)
             due = (
-                reported != self._acknowledged
+                reported != acknowledged
                 or now - reported_at >= self._source.status_interval
                 or (handled != self._handled() and now - reported_at >= _HANDLED_INTERVAL)
             )
             if reply_wanted or due or stream.reply_requested:
                 self._keepalive_wanted.clear()
-                reported, handled, reported_at = self._acknowledged, self._handled(), now
+                reported, handled, reported_at = acknowledged, self._handled(), now
                 # Only `reported`, the frontier of a landed publish, moves the slot. `handled` is for people: the
                 # server shows it as replay_lsn, which distinguishes an idle pump from one that is behind.
                 stream.send_status(max(self._received, reported), reported, handled, reply=reply_wanted)
@@ -212,11 +220,18 @@ class Receiver:
                     self._close()
                     opened_at = None
 
+    def _acknowledgeable(self, stream: ReplicationStream) -> Lsn:
+        """What the slot may be told, now that the stream is where it is."""
+        sent = 0 if stream.keepalive is None else stream.keepalive.wal_end
+        self._acknowledgement.passed(Lsn(max(self._received, sent)))
+        return self._acknowledgement.frontier
+
     def _handled(self) -> Lsn:
         """The position up to which nothing is left to do. It is beyond the frontier if the WAL since then concerns no
         mirrored table."""
         idle = self._assembler.empty and not self._assembler.in_transaction and self._backlog == 0
-        return max(self._acknowledged, self._assembler.position) if idle else self._acknowledged
+        acknowledged = self._acknowledgement.frontier
+        return max(acknowledged, self._assembler.position) if idle else acknowledged
 
     def _wait(self, opened_at: float | None, reported_at: float, now: float) -> float:
         """The most seconds to wait for messages: until the open batch or the next status update is due."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from mirror_pump.errors import TableError
+from mirror_pump.errors import SourceError, TableError
 from mirror_pump.model import Lsn, SequenceNumber, TableId, TableName, TableState
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
@@ -385,9 +385,18 @@ def begin_sweep(connection: PgConnection, slot: str, table: MaintainedTable, bef
     Publishes that committed earlier are visible to everybody who reads the pointer afterwards. A later publish that
     contains a file as old as that fails, and its batch is received again. So no publish can refer to a file that is
     being swept, no matter how long it was delayed. Returns False if the table was registered again or is being copied.
+
+    Raises SourceError on a server that no pump has followed to since it was promoted or restored: it may be a copy, and
+    what its catalog does not refer to are the files of the original.
     """
     with source_errors("declaring a sweep"), connection.transaction():
         connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
+        if connection.execute(_SQL["follows"], {"slot": slot}).fetchone() != (True,):
+            raise SourceError(
+                f"no file of {table.name} is deleted: the server was promoted or restored since the last publish, or"
+                f" its slot {slot} is gone, and files that its catalog does not know may be another server's",
+                "start a pump: it continues, or says what to do. A copy for other purposes needs its own warehouse",
+            )
         done = connection.execute(
             _SQL["begin_sweep"], {"table_id": table.table_id, "start_lsn": table.start_lsn, "before": before}
         )

@@ -1,7 +1,7 @@
 """A consistent point: a WAL position, and a snapshot that sees exactly the transactions that ended before it.
 
-It is made by creating a temporary logical slot with an exported snapshot (protocol docs, CREATE_REPLICATION_SLOT). That
-takes no lock, and later changes can be streamed from the same slot.
+It is made by creating a logical slot with an exported snapshot (protocol docs, CREATE_REPLICATION_SLOT). That takes no
+lock, and later changes can be streamed from the same slot.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ from psycopg import pq
 
 from mirror_pump.errors import SourceError, one_line_of
 from mirror_pump.model import Lsn, format_lsn, parse_lsn
+from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import replication_connect
 from mirror_pump.source.stream.replication_stream import ReplicationStream
 
 
 class ConsistentPoint:
-    """A context manager. The snapshot can be imported until `stream` is called. The slot ends with the connection."""
+    """A context manager. The snapshot can be imported until `stream` is called. A temporary slot ends with the
+    connection."""
 
-    def __init__(self, dsn: str, slot: str, timeout: float) -> None:
-        """Raises SourceError if the point is not reached within `timeout` seconds: transactions that were running at
+    def __init__(self, dsn: str, slot: str, timeout: float, *, temporary: bool = True) -> None:
+        """Without `temporary`, the slot is the mirror's: it stays, with failover since PostgreSQL 17.
+
+        Raises SourceError if the point is not reached within `timeout` seconds: transactions that were running at
         the start have to end first."""
         self._slot = slot
+        self._temporary = temporary
         self._connection = replication_connect(dsn, application_name="mirror-pump-verify")
         try:
             self._create(timeout)
@@ -35,9 +40,7 @@ class ConsistentPoint:
 
     def _create(self, timeout: float) -> None:
         connection = self._connection
-        connection.send_query(
-            f"CREATE_REPLICATION_SLOT {self._slot} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT".encode()
-        )
+        connection.send_query(self._command(connection.server_version).encode())
         connection.flush()
         deadline = time.monotonic() + timeout
         while connection.is_busy():
@@ -53,7 +56,7 @@ class ConsistentPoint:
         if result is None or result.status != pq.ExecStatus.TUPLES_OK:
             message = one_line_of(connection.get_error_message())
             raise SourceError(
-                f"no temporary slot could be made: {message}",
+                f"no slot could be made: {message}",
                 "It needs one free slot (max_replication_slots) and one free walsender (max_wal_senders).",
             )
         while connection.get_result() is not None:
@@ -64,6 +67,12 @@ class ConsistentPoint:
         self.lsn: Lsn = parse_lsn(point.decode())
         self.snapshot: str = snapshot.decode()
         """For SET TRANSACTION SNAPSHOT."""
+
+    def _command(self, server_version: int) -> str:
+        if self._temporary:
+            return f"CREATE_REPLICATION_SLOT {self._slot} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT"
+        options = "(SNAPSHOT 'export', FAILOVER true)" if server_version >= 170000 else "EXPORT_SNAPSHOT"
+        return f"CREATE_REPLICATION_SLOT {identifier(self._slot)} LOGICAL pgoutput {options}"
 
     def stream(self, publication: str) -> ReplicationStream:
         """Streams the changes after the point. The snapshot can no longer be imported."""

@@ -2,6 +2,9 @@
 
 The lock prevents two pumps from working at the same time. A pump that loses its connection also loses the lock, perhaps
 without noticing. The epoch makes its publishes fail.
+
+A process that hangs, or is cut off from the network, keeps its lock. So the leader lets its session show signs of life:
+a statement every two seconds, which writes nothing, and whose time pg_stat_activity shows to standbys.
 """
 
 from __future__ import annotations
@@ -9,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
@@ -17,10 +21,16 @@ from typing import Any, Self
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import ConnectionLost, NotLeader, SourceError
+from mirror_pump.service_thread import ServiceThread
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from sql import queries
 
 _SQL = queries("leader")
+
+_BEAT_INTERVAL = 2.0
+"""Seconds between two signs of life. A standby waits for several (limits.leader_silence)."""
+_STOP_GRACE = 1.0
+"""Seconds to wait for the end of the thread that gives them. It may wait for a server that does not answer."""
 
 
 def lock_key(slot: str) -> int:
@@ -34,9 +44,22 @@ class Leader:
     """Leadership of a slot. It lasts as long as its connection. A context manager that releases it."""
 
     connection: PgConnection
-    """The connection that holds the lock, in autocommit mode. Only `check` and `release` may use it."""
+    """The connection that holds the lock, in autocommit mode. Only the methods here may use it."""
     slot: str
     epoch: int
+    _life: ServiceThread = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        life = ServiceThread("leader", self._show_life, stop_within=_STOP_GRACE)
+        object.__setattr__(self, "_life", life)
+        life.start()
+
+    def _show_life(self) -> None:
+        """Until the leadership ends. A connection that is lost is found out by those who need it."""
+        with suppress(SourceError):
+            while self._life.next_round():
+                self.check()
+                self._life.await_wake(_BEAT_INTERVAL)
 
     @classmethod
     def acquire(cls, dsn: str, slot: str, former: int | None = None) -> Self:
@@ -66,6 +89,7 @@ class Leader:
 
     def release(self) -> None:
         """Release leadership, so that another pump can lead at once. A second call does nothing."""
+        self._life.stop()
         if self.connection.closed:
             return
         try:

@@ -24,6 +24,10 @@ from mirror_pump.errors import ConnectionLost, SourceError, UnsendableRow, one_l
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.quoting import identifier, literal
 from mirror_pump.source.connect import as_source_error, replication_connect
+from mirror_pump.source.stream.timelines import read_timeline
+from sql import queries
+
+_SQL = queries("slot")
 
 XLOG_HEADER_BYTES = 25
 """'w', and three 8-byte numbers: start of the data, end of the WAL, the server's clock. The payload follows."""
@@ -48,6 +52,7 @@ _LOOK_BYTES = 8 << 20
 
 _SLOT_BUSY_SQLSTATE = "55006"
 
+_APPLICATION = "mirror-pump-stream"
 _LET_GO_SECONDS = 2.0
 """A walsender whose client has closed the connection holds the slot until it notices."""
 _LET_GO_POLL_SECONDS = 0.02
@@ -103,16 +108,24 @@ class ReplicationStream:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
 
     @classmethod
-    def start(cls, dsn: str, slot: str, publication: str, start_lsn: Lsn) -> Self:
+    def start(cls, dsn: str, slot: str, publication: str, start_lsn: Lsn, *, timeline: int | None = None) -> Self:
         """Connects and starts streaming transactions that end after `start_lsn`.
 
-        The server begins at the later of `start_lsn` and the slot's confirmed position. ConnectionLost (worth a retry)
+        The caller leads the mirror: a former leader's stream that does not let go is ended, for the next attempt. The
+        server begins at the later of `start_lsn` and the slot's confirmed position. ConnectionLost (worth a retry)
         when the server cannot be reached or another walsender holds the slot for longer than one whose pump is gone, or
-        has begun again, takes to let go; SourceError when the slot or the publication cannot be used.
+        has begun again, takes to let go; SourceError when the slot or the publication cannot be used. ConnectionLost
+        also if the server does not write `timeline`: with several servers in the DSN, it may be a former primary.
         """
-        connection = replication_connect(dsn)
+        connection = replication_connect(dsn, application_name=_APPLICATION)
         try:
-            return cls.on(connection, slot, publication, start_lsn)
+            if timeline is not None:
+                _require_timeline(connection, timeline)
+            try:
+                return cls.on(connection, slot, publication, start_lsn)
+            except _SlotInUse:
+                _end_former_stream(connection, slot)
+                raise
         except BaseException:
             connection.finish()
             raise
@@ -287,6 +300,26 @@ class ReplicationStream:
         return ConnectionLost(
             f"the server ended the stream from slot {self._slot}, as it does when it shuts down",
             "mirror-pump connects again by itself",
+        )
+
+
+def _end_former_stream(connection: PGconn, slot: str) -> None:
+    """Ends the walsender of a former leader that is stopped or cut off.
+
+    It may have been told to end before, and hang in sending that message to a client that reads nothing. Told again, it
+    ends without (postgres.c, ProcessClientWriteInterrupt). A role without the right to leaves it to wal_sender_timeout.
+    """
+    # These connections know the simple protocol only, without parameters.
+    query = _SQL["end_stream"] % {"slot": literal(slot), "application": literal(_APPLICATION)}
+    connection.exec_(query.encode())
+
+
+def _require_timeline(connection: PGconn, timeline: int) -> None:
+    present = read_timeline(connection)
+    if present != timeline:
+        raise ConnectionLost(
+            f"the stream leads to a server with timeline {present}, and the session to one with timeline {timeline}",
+            "mirror-pump tries again by itself; stop the former primary",
         )
 
 

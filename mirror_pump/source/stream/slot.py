@@ -237,6 +237,14 @@ def wal_end(connection: PgConnection) -> Lsn:
     return Lsn(position)
 
 
+def flushed_end(connection: PgConnection) -> Lsn:
+    """The flushed end of the WAL, which a stream can reach without further WAL: behind every commit of a session that
+    waits for its commits."""
+    with source_errors("reading the end of the WAL"):
+        ((position,),) = connection.execute("SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint").fetchall()
+    return Lsn(position)
+
+
 def system_identity(conn: PgConnection) -> SystemIdentity:
     """The cluster, its timeline, and the database that `conn` is connected to."""
     with source_errors("reading the cluster's identity"):
@@ -270,18 +278,10 @@ def check_slot(
     """The slot, if the mirror can continue from it. Otherwise raises SourceError, which says since when it cannot.
 
     `applied_lsn`, `identity` and `applied_at` (when the frontier last moved) are from the catalog, None if not recorded
-    yet. A new timeline of the same cluster means a failover. The slot's position then shows whether the slot was
-    synchronised.
+    yet. The timeline may be another one: mirror_pump.pipeline.session.history examines it.
     """
     if identity is not None:
-        present = system_identity(conn)
-        if (present.system_identifier, present.database) != (identity.system_identifier, identity.database):
-            raise SourceError(
-                f"slot {name} was made in database {identity.database} of cluster {identity.system_identifier}, but"
-                f" this is database {present.database} of cluster {present.system_identifier}",
-                "connect to the original; a restored or copied database needs a mirror of its own: drop schema modak"
-                " there, then `mirror-pump init` and register the tables again",
-            )
+        check_identity(conn, name, identity)
     slot = read_slot(conn, name)
     frontier = "the frontier" if applied_lsn is None else f"the frontier {format_lsn(applied_lsn)}"
     moved = "" if applied_at is None else f" The frontier last moved at {_minute(applied_at)}."
@@ -309,6 +309,19 @@ def check_slot(
             copy_again(name),
         )
     return slot
+
+
+def check_identity(conn: PgConnection, name: str, identity: SystemIdentity) -> None:
+    """Raises SourceError if this is another cluster or database than the one that the slot was made in. The timeline
+    may be another one."""
+    present = system_identity(conn)
+    if (present.system_identifier, present.database) != (identity.system_identifier, identity.database):
+        raise SourceError(
+            f"slot {name} was made in database {identity.database} of cluster {identity.system_identifier}, but"
+            f" this is database {present.database} of cluster {present.system_identifier}",
+            "connect to the original; a copied database needs a mirror of its own: drop schema modak"
+            " there, then `mirror-pump init` and register the tables again",
+        )
 
 
 def copy_again(name: str, *, dropped: bool = False) -> str:

@@ -3,6 +3,10 @@
 A standby polls the leader's advisory lock instead of waiting for it: a waiting statement would hold a snapshot, and so
 hold back VACUUM, as long as the leader lives. On the same connection, all standbys hold a shared lock, from which
 `status` reads who is standing by.
+
+A leader that hangs or is cut off keeps its lock. A standby that has seen no sign of life from it for long enough ends
+the sessions by which it holds the lead, the slot and a publish. It may be alive all the same: the epoch keeps it from
+publishing.
 """
 
 from __future__ import annotations
@@ -11,10 +15,13 @@ import hashlib
 import os
 import re
 import socket
+import time
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
+
+import psycopg
 
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn
@@ -49,6 +56,8 @@ class Led:
     epoch: int
     frontier: Lsn
     """The frontier of the slot."""
+    silent_for: float
+    """Seconds for which this standby has seen no sign of life from it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,8 @@ class _Answer:
     """Who led last; None if it has given up the lead."""
     leader_epoch: int
     applied_lsn: Lsn
+    alive_at: datetime | None
+    """The last sign of life of who holds the lock. None if this role may not see that."""
 
 
 class Standby:
@@ -71,6 +82,9 @@ class Standby:
         name = f"{_APPLICATION} {os.getpid()}@{socket.gethostname()}"
         self._slot = slot
         self._leads = False
+        self._alive_at: datetime | None = None
+        self._seen_at = time.monotonic()
+        """When the leader's last sign of life was first seen. By this clock, since the server's may jump."""
         self.connection = connect(dsn, autocommit=True, application_name=name)
         """In autocommit."""
         try:
@@ -84,19 +98,42 @@ class Standby:
         """Take the lead if the slot has no leader. Raises SourceError if the slot is not in the catalog,
         ConnectionLost."""
         with source_errors("waiting for the lead"):
-            parameters = {"key": lock_key(self._slot), "slot": self._slot}
+            key = lock_key(self._slot)
+            unsigned = key & 0xFFFF_FFFF_FFFF_FFFF
+            parameters = {"key": key, "slot": self._slot, "high": unsigned >> 32, "low": unsigned & 0xFFFF_FFFF}
             answer = fetch_row(self.connection, _Answer, _SQL["ask"], parameters)
             if answer is None:
                 raise SourceError(
                     f"slot {self._slot} is not in the catalog of this database", "run `mirror-pump init` first"
                 )
             if not answer.locked:
-                return Led(leader_name(answer.leader), answer.leader_epoch, answer.applied_lsn)
+                silent_for = self._silent_for(answer.alive_at)
+                return Led(leader_name(answer.leader), answer.leader_epoch, answer.applied_lsn, silent_for)
             lead = Leader.take_lead(self.connection, self._slot)
             self.connection.execute("SELECT set_config('application_name', 'mirror-pump-leader', false)")
             self.connection.execute("SELECT pg_advisory_unlock_shared(%s)", (_standby_key(self._slot),))
         self._leads = True
         return lead
+
+    def _silent_for(self, alive_at: datetime | None) -> float:
+        now = time.monotonic()
+        if alive_at is None or alive_at != self._alive_at:
+            self._alive_at, self._seen_at = alive_at, now
+        return now - self._seen_at
+
+    def depose(self) -> bool:
+        """End the sessions of the leader that would keep this standby from leading. Returns whether the one that holds
+        the lock is among them. It takes the rights of the same role, or of pg_signal_backend. Raises SourceError,
+        ConnectionLost."""
+        unsigned = lock_key(self._slot) & 0xFFFF_FFFF_FFFF_FFFF
+        parameters = {"slot": self._slot, "high": unsigned >> 32, "low": unsigned & 0xFFFF_FFFF}
+        self._seen_at = time.monotonic()
+        with source_errors("ending the sessions of a leader that is silent"):
+            try:
+                rows = self.connection.execute(_SQL["depose"], parameters).fetchall()
+            except psycopg.errors.InsufficientPrivilege:
+                return False
+        return any(kind == "lead" and ended for kind, ended in rows)
 
     def __enter__(self) -> Self:
         return self

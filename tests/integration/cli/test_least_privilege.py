@@ -13,12 +13,14 @@ import psycopg
 import pytest
 
 from mirror_pump.config import Settings
+from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding
 from mirror_pump.ops.doctor.event_triggers import EVENT_TRIGGERS
 from mirror_pump.ops.doctor.examination import examine
 from mirror_pump.ops.doctor.replication import REPLICATION
 from mirror_pump.ops.doctor.rights import RIGHTS
 from mirror_pump.ops.setup.stored_settings import complete
+from mirror_pump.source.stream.standby import Led, Standby
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -195,6 +197,45 @@ def refused(roles: Roles) -> None:
                             runs_as_owner=psycopg.sql.Identifier("modak", runs_as_owner),
                         )
                     )
+
+
+def test_the_pump_continues_after_a_failover(
+    roles: Roles, command: AsRole, warehouse: str, slot: str, database: Database
+) -> None:
+    """`mirror-pump reconcile` as the role of the pump, by which also another pump that hangs is deposed."""
+    mirror = installed(roles, command, warehouse, slot)
+    as_admin = replace(mirror, settings=mirror.settings.model_copy(update={"dsn": roles.dsn(roles.admin)}))
+    as_admin.register("public.orders", "public.broken")
+    mirror.catch_up()
+    with mirror.pumping():
+        mirror.await_frontier()
+        assert "stop that one first" in command(roles.pump, "reconcile", code=1)
+        with Standby(roles.dsn(roles.pump), slot) as standby:
+            assert isinstance(standby.ask(), Led)
+            assert standby.depose()
+    kept = orjson.loads(command(roles.pump, "reconcile", "--json"))
+    ((timeline,),) = database.rows("SELECT timeline FROM modak.mirror_slots")
+    assert kept == {
+        "timeline": timeline,
+        "former_timeline": timeline,
+        "lost": None,
+        "slot": "kept",
+        "frontier": format_lsn(Lsn(mirror.frontier())),
+        "tables": [],
+    }
+    # The new primary has no slot, and the heap has changes that were in no stream.
+    database.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+    roles.execute(roles.app, "DELETE FROM public.orders WHERE id = 7")
+    lines = command(roles.pump, "reconcile").splitlines()
+    assert any(f"slot {slot}: made again, because replication slot {slot} does not exist" in line for line in lines)
+    assert "public.broken: equal" in lines
+    assert any(line.startswith("public.orders: copied-again (1 rows differ at") for line in lines)
+    assert lines[-1] == "start the pump: it copies the tables that differ"
+    with mirror.pumping():
+        mirror.await_live("public.orders", "public.broken")
+        mirror.await_frontier()
+    mirror.assert_equal("public.orders")
+    assert "continues from frontier" in command(roles.pump, "reconcile")
 
 
 def test_a_pump_without_statistics_sees_old_snapshots(

@@ -100,6 +100,9 @@ def test_queries_come_from_stdin_from_files_and_several_at_once(
     for result in (piped(script), piped(script, "-"), piped("", "-f", str(file)), piped(script, "--file", "-")):
         assert (result.exit_code, result.stdout) == (0, wanted), result.output
     assert csv(run, script.partition("\n")[2]) == wanted
+    # Which tables these name cannot be told by a binder that does not know their columns.
+    for join in ("JOIN blobs USING (id)", "NATURAL JOIN blobs"):
+        assert csv(run, f"SELECT count(*) AS n FROM public.orders {join}") == "n\n2\n"
     # The first error ends the run and determines the exit code. Earlier results have been written.
     failing = piped("SELECT 1 AS a; SELECT nothing; SELECT 2 AS b")
     assert (failing.exit_code, failing.stdout) == (2, "a\n1\n"), failing.output

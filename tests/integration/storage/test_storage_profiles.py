@@ -14,6 +14,7 @@ import psutil
 import pytest
 from psycopg import sql
 
+from mirror_pump.engine.spark_runtime.session import libpq_access
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
 from tests.support.cli import RunCommand, ThreadedProgram
@@ -28,17 +29,20 @@ class TwoStores:
 
     def __init__(self, store: ObjectStore, own: FaultyStorage, archive: FaultyStorage, database: Database) -> None:
         self.own, self.archive = own, archive
-        (self.own_key, own_secret), (self.archive_key, archive_secret), *_ = store.secrets.items()
-        self.secrets = (own_secret, archive_secret)
+        own_credentials, archive_credentials, renewed, *_ = store.secrets.items()
+        self.own_key, self.archive_key, self.renewed_key = own_credentials[0], archive_credentials[0], renewed[0]
+        self.secrets = (own_credentials[1], archive_credentials[1], renewed[1])
         root = f"s3://{BUCKET}/{database.name}"
         self.warehouse, self.archive_warehouse = f"{root}/shop", f"{root}/archive"
         self.settings = {
             "MIRROR_PUMP_STORAGE_ENDPOINT": own.endpoint,
             "MIRROR_PUMP_STORAGE_REGION": REGION,
             "MIRROR_PUMP_STORAGE_ACCESS_KEY": self.own_key,
-            "MIRROR_PUMP_STORAGE_SECRET_KEY": own_secret,
+            "MIRROR_PUMP_STORAGE_SECRET_KEY": own_credentials[1],
         }
-        self.credentials = json.dumps({"access_key": self.archive_key, "secret_key": archive_secret})
+        self.credentials, self.renewed = (
+            json.dumps({"access_key": key, "secret_key": secret}) for key, secret in (archive_credentials, renewed)
+        )
 
     def assert_hidden(self, texts: dict[str, str]) -> None:
         """Fails if one of the texts shows a secret, as it is or quoted."""
@@ -96,8 +100,8 @@ def test_each_table_is_reached_as_its_profile_says(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From `profile add` to `unregister`: the credentials of a profile open its warehouse only, and are shown
-    nowhere."""
+    """From `profile add` to `unregister`, with credentials that expire and are renewed in their file: those of a
+    profile open its warehouse only, and are shown nowhere."""
     for name, value in stores.settings.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MIRROR_PUMP_LOG_LEVEL", "debug")
@@ -139,6 +143,13 @@ def test_each_table_is_reached_as_its_profile_says(
         database.execute("UPDATE orders SET v = 'new' WHERE id < 9; DELETE FROM events WHERE id > 290")
         command("wait", "--now", "--timeout", "60")
         outputs["command lines"] = command_lines(psutil.Process(pump.pid))
+        stores.archive.expired = {stores.archive_key}
+        database.execute("UPDATE events SET v = 'late' WHERE id < 9")
+        await_true(lambda: f"renew the credentials in {file}" in catalog_of(database), 60, "an error that says where")
+        command("status")
+        # The pump goes on without a restart.
+        file.write_text(stores.renewed)
+        command("wait", "--now", "--timeout", "60")
         command("verify")
         joined = command("sql", "SELECT count(*) FROM orders JOIN events USING (id)", "--format", "csv")
         assert "290" in joined
@@ -156,15 +167,15 @@ def test_each_table_is_reached_as_its_profile_says(
         command("status", "--json")
         # Readers find their own credentials; these are the maintainer's, who may not lack any.
         monkeypatch.delenv("MODAK_CREDENTIALS_ARCHIVE_FILE")
-        monkeypatch.setenv("MODAK_CREDENTIALS_ARCHIVE", stores.credentials)
+        monkeypatch.setenv("MODAK_CREDENTIALS_ARCHIVE", stores.renewed)
         command("sql", "SELECT count(*) FROM events", "--format", "csv")
-        monkeypatch.setenv("MODAK_CREDENTIALS_ARCHIVE", stores.credentials[1:])
+        monkeypatch.setenv("MODAK_CREDENTIALS_ARCHIVE", stores.renewed[1:])
         assert "cannot be understood" in command("sql", "SELECT count(*) FROM events", code=1)
         monkeypatch.setenv("MODAK_CREDENTIALS_ARCHIVE_FILE", str(file))
     finally:
         program.kill(pump)
     outputs |= {"log": (tmp_path / "pump.log").read_text(), "catalog": catalog_of(database)}
-    assert (own_keys, archive_keys) == ({stores.own_key}, {stores.archive_key})
+    assert (own_keys, archive_keys) == ({stores.own_key}, {stores.archive_key, stores.renewed_key})
     places = database.rows(
         "SELECT t.table_name, t.storage_profile, m.location FROM modak.mirror_tables m"
         " JOIN modak.tables t USING (table_id) ORDER BY 1"
@@ -181,6 +192,7 @@ def test_each_table_is_reached_as_its_profile_says(
 
 _SPARK = """
 import json, os, sys, urllib.request
+from contextlib import suppress
 from mirror_pump.engine.spark_runtime import session as runtime
 given = runtime._base_conf
 shown = {"spark.ui.enabled": "true", "spark.ui.port": "0", "spark.eventLog.enabled": "true"}
@@ -210,8 +222,9 @@ def look(progress):
     for execution in json.loads(pages[api + "/sql?details=true"]):
         path = f"/SQL/execution/?id={execution['id']}"
         pages[path] = urllib.request.urlopen(context.uiWebUrl + path).read().decode()
-    lines = [psutil.Process(os.getpid()), *psutil.Process(os.getpid()).children(recursive=True)]
-    pages["ps"] = "\\n".join(" ".join(process.cmdline()) for process in lines)
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            pages["ps"] = pages.get("ps", "") + " ".join(process.cmdline()) + "\\n"
 
 report = verify(settings, observe=look)
 print(json.dumps(report.to_json()))
@@ -221,7 +234,7 @@ print(json.dumps(pages))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # It takes a minute. test_lake_sessions.py and test_secrets.py have the parts that are quick.
 def test_credentials_reach_executors_and_are_not_shown_by_spark(
     database: Database, stores: TwoStores, slot: str, run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +272,7 @@ def test_credentials_reach_executors_and_are_not_shown_by_spark(
             [sys.executable, "-c", _SPARK, str(log)],
             env={
                 **program.environment,
-                "MIRROR_PUMP_MASTER": "local-cluster[1,1,600]",
+                "MIRROR_PUMP_MASTER": "local-cluster[1,1,1024]",
                 "MIRROR_PUMP_LIMITS__VERIFY_SMALL_BYTES": "1",
                 # Nothing of ours is in the executors' environment.
                 "SPARK_NO_DAEMONIZE": "1",
@@ -273,9 +286,12 @@ def test_credentials_reach_executors_and_are_not_shown_by_spark(
     finally:
         program.kill(pump)
     assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
-    assert "rewrite data files" in done.stdout or "rewrite" in done.stdout
+    assert done.stdout.count("1 added data files count") == 2, "both tables were rewritten"
+    password = libpq_access(database.dsn).password
+    assert password
     texts = {"output": done.stdout + done.stderr, "pump": (tmp_path / "pump.log").read_text()}
     texts |= {str(path): path.read_text(errors="replace") for path in log.rglob("*") if path.is_file()}
     assert any("SparkListenerEnvironmentUpdate" in text for text in texts.values())
     stores.assert_hidden(texts)
+    assert [name for name, text in texts.items() if password in text] == []
     assert (stores.own.keys, stores.archive.keys) == ({stores.own_key}, {stores.archive_key})

@@ -69,7 +69,7 @@ def test_a_batch_for_which_workers_have_not_enough_memory(
             assert mirror.frontier() == before
         errors, remedies = (steps.details(Step.RETRYING, name) for name in ("error", "remedy"))
         # A program without memory does not always find the words.
-        assert any("had not enough memory" in error for error in errors), errors
+        assert any("for want of memory" in error for error in errors), errors
         assert any("segment_bytes" in remedy for remedy in remedies), remedies
         mirror.await_frontier()
 

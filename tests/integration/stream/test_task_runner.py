@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mirror_pump.engine.spark_runtime.executor_watch import ExecutorWatch
 from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
 from mirror_pump.errors import ConnectionLost, TaskFailed
+from mirror_pump.telemetry import configure_logging
+from mirror_pump.testing.mirror import await_true
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,3 +78,23 @@ def test_a_worker_that_dies_fails_its_task_only(runner: SparkTaskRunner) -> None
     with pytest.raises(TaskFailed, match="dying failed"):
         runner.submit(dying, 3).result(60)
     assert runner.submit(doubled, 4).result(60)[0] == 8
+
+
+def test_a_spark_without_executors_is_a_warning(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+    """In local mode the driver runs the tasks: it has no executors, as a cluster without room for us has none."""
+    configure_logging("json")
+    watch = ExecutorWatch(spark.sparkContext, patience=0.0, interval=0.01)
+    watch.start()
+    try:
+        said = ""
+
+        def warned() -> bool:
+            nonlocal said
+            said += capsys.readouterr().err
+            return "no-executors" in said
+
+        await_true(warned, 30, "it warns")
+    finally:
+        watch.stop()
+    assert "docs/cluster.md" in said
+    assert said.count("no-executors") == 1

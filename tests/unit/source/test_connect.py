@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+
 import psycopg
 import pytest
 from psycopg import conninfo
 
 from mirror_pump.errors import ConnectionLost, SourceError, UsageError
-from mirror_pump.source.connect import PINNED_SETTINGS, adbc_uri, as_source_error, connect, describe_dsn
+from mirror_pump.source.connect import (
+    PINNED_SETTINGS,
+    adbc_uri,
+    as_source_error,
+    connect,
+    describe_dsn,
+    replication_connect,
+)
 
 
 @pytest.mark.parametrize("dsn", ["host=h dbname=d user=u", "postgresql://u@h/d"])
@@ -41,12 +50,21 @@ def test_an_unreachable_server_is_worth_a_retry() -> None:
         connect("host=127.0.0.1 port=1")
 
 
+def test_a_server_that_does_not_answer_leaves_time_for_the_next() -> None:
+    """The first one takes connections and says nothing, the second refuses them: both were tried."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(ConnectionLost, match=r"timeout expired; .*refused"):
+            replication_connect(f"host=127.0.0.1,127.0.0.1 port={port},1 user=u dbname=d connect_timeout=1")
+
+
 @pytest.mark.parametrize(
     ("error", "lost"),
     [
         (psycopg.errors.AdminShutdown("bye"), True),
         (psycopg.errors.ConnectionFailure("gone"), True),
         (psycopg.OperationalError("the connection is closed"), True),
+        (psycopg.errors.ReadOnlySqlTransaction("a standby"), True),
         (psycopg.errors.LockNotAvailable("busy"), False),
         (psycopg.errors.InsufficientPrivilege("no"), False),
         (psycopg.errors.DiskFull("full"), False),

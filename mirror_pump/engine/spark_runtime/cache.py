@@ -1,0 +1,18 @@
+"""The directory for files that are made once and used by every later Spark of this user."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def cache_directory() -> Path:
+    """`mirror-pump` below XDG_CACHE_HOME or ~/.cache; a temporary directory if that cannot be written."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mirror-pump"
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        # A service account may have no writable home directory.
+        return Path(tempfile.mkdtemp(prefix="mirror-pump-"))
+    return base if os.access(base, os.W_OK) else Path(tempfile.mkdtemp(prefix="mirror-pump-"))

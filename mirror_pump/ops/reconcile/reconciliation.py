@@ -1,0 +1,327 @@
+"""Continues a mirror whose database was promoted or restored so that the pump refuses it.
+
+If the slot still continues from the frontier, the catalog and the heap went back together, so the lake that the catalog
+names is right: the mirror only has to accept the present history. Otherwise changes between the frontier and the
+position of a slot are missing in every stream. Then a new slot is made, and each table is compared with its heap at
+exactly the slot's first position. Equal tables go on from there; the others are copied again, while readers keep their
+present content (docs/design/failover.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
+from mirror_pump.lake.contents.newer_metadata import NewerMetadata
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_lsn
+from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
+from mirror_pump.ops.verify.verification import TableProgress, TableReport, compare_at
+from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.lake_storage import lake_storage
+from mirror_pump.pipeline.operations.copy_again import CopyAgain
+from mirror_pump.pipeline.operations.record_publication import RecordPublication
+from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
+from mirror_pump.pipeline.operations.table_changes import TableChange
+from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
+from mirror_pump.pipeline.session.history import record_timeline
+from mirror_pump.pipeline.session.lost_publishes import (
+    CatalogPosition,
+    LostPublishes,
+    describe_loss,
+    is_lost,
+    lost_publishes,
+    read_position,
+)
+from mirror_pump.source.catalog.tables import load_tables
+from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.retention.partitions import read_attached
+from mirror_pump.source.rows import fetch_row
+from mirror_pump.source.stream.consistent_point import ConsistentPoint
+from mirror_pump.source.stream.leader import Leader
+from mirror_pump.source.stream.publication import altered_tables, how_to_publish, not_whole
+from mirror_pump.source.stream.slot import (
+    SystemIdentity,
+    check_identity,
+    check_publication,
+    check_slot,
+    drop_slot,
+)
+from mirror_pump.source.stream.timelines import TimelineHistory, read_timelines
+from sql import queries
+
+_SQL = queries("pump")
+
+_POINT_TIMEOUT = 600.0
+"""Seconds to wait for transactions that were open when the slot was made."""
+
+_COPIED = (TableState.LIVE, TableState.COPYING, TableState.FILLING)
+"""States in which a table depends on every change since its start. A table that waits is copied from a later position
+anyway, and the others are not mirrored any more."""
+
+
+_UNDER_WAY = {TableState.COPYING: "copy", TableState.FILLING: "fill"}
+
+
+@dataclass(frozen=True)
+class ReconciledTable:
+    """What became of a table."""
+
+    table: str
+    outcome: str
+    """`equal`, `copied-again`, or `failed`."""
+    reason: str
+    """Why it is copied again, or has failed. Empty if it is equal."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"table": self.table, "outcome": self.outcome, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """How the mirror continues."""
+
+    timeline: int
+    former_timeline: int
+    lost: str | None
+    """What readers may have seen and the server no longer has. None if nothing is known of that."""
+    slot: str
+    """`kept`: it continues from the frontier. `made`: there was none that did."""
+    frontier: Lsn
+    tables: tuple[ReconciledTable, ...]
+    """Those that were compared or are copied again. Empty if the slot was kept."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that docs/cli-json.md describes."""
+        return {
+            "timeline": self.timeline,
+            "former_timeline": self.former_timeline,
+            "lost": self.lost,
+            "slot": self.slot,
+            "frontier": format_lsn(self.frontier),
+            "tables": [table.to_json() for table in self.tables],
+        }
+
+
+@dataclass(frozen=True)
+class _RecordedMirrorRow:
+    """A row of the query `slot`."""
+
+    publication_name: str
+    system_identifier: str
+    timeline: int
+    database_name: str
+    applied_lsn: Lsn
+    applied_at: object
+
+
+def reconcile(
+    settings: Settings,
+    say: Callable[[str], None],
+    engine: ComparisonEngine | None = None,
+    observe: Callable[[TableProgress], None] = lambda _: None,
+) -> Reconciled:
+    """Make the mirror continue on the server's present history.
+
+    `say` is called with one line for each thing that is found or done, `engine` compares all tables. Raises NotLeader
+    while a pump leads, SourceError if this is another cluster or the publication is not what the mirror needs,
+    HistoryDiverged if rows that left the heap could be lost, and LakeError if the storage does not answer. After an
+    error it can be repeated.
+    """
+    dsn, slot = settings.require_dsn(), settings.slot
+    with (
+        Leader.acquire(dsn, slot) as leader,
+        connect(dsn, autocommit=True, application_name="mirror-pump-reconcile") as connection,
+    ):
+        row = fetch_row(connection, _RecordedMirrorRow, _SQL["slot"], {"slot": slot})
+        assert row is not None
+        check_identity(connection, slot, SystemIdentity(row.system_identifier, row.timeline, row.database_name))
+        check_publication(connection, row.publication_name)
+        history = read_timelines(dsn)
+        position = read_position(connection, slot)
+        found = _lost(connection, settings, position, history)
+        lost = _described(found, row, history)
+        if lost is not None:
+            say(lost)
+        if history.timeline == row.timeline:
+            _refuse_loss_of_rows(connection, position, found)
+        unusable = _unusable(connection, slot, row.applied_lsn)
+        if unusable is None:
+            record_timeline(connection, slot, history.timeline, found.modified)
+            say(f"slot {slot}: kept; it continues from frontier {format_lsn(row.applied_lsn)}")
+            return Reconciled(history.timeline, row.timeline, lost, "kept", row.applied_lsn, ())
+        say(f"slot {slot}: made again, because {unusable}; this waits for the transactions that are open now")
+        drop_slot(connection, slot)
+        with ConsistentPoint(dsn, slot, _POINT_TIMEOUT, temporary=False) as point:
+            # A crash from here on leaves a slot ahead of the frontier, which every pump refuses.
+            record_timeline(connection, slot, history.timeline, found.modified)
+            say(f"slot {slot}: made at {point}; every table is compared with the heap at that position")
+            reasons = _compared(connection, settings, point, engine, observe)
+        tables = _publish(connection, settings, leader.epoch, history.timeline, point.lsn, reasons)
+    for table in tables:
+        say(f"{table.table}: {table.outcome}{f' ({table.reason})' if table.reason else ''}")
+    return Reconciled(history.timeline, row.timeline, lost, "made", point.lsn, tables)
+
+
+def _lost(
+    connection: PgConnection, settings: Settings, position: CatalogPosition, history: TimelineHistory
+) -> LostPublishes:
+    """What the lake has shown and the server no longer has. On the recorded timeline nothing says where the history
+    was left: then whatever is beyond the catalog's frontier counts."""
+    storage = lake_storage(settings)
+    left = history.timeline != position.timeline
+
+    def wanted(state: NewerMetadata) -> bool:
+        if left:
+            return is_lost(state.promise, history, position.timeline)
+        return state.frontier > position.applied or state.promise.timeline != position.timeline
+
+    return lost_publishes(connection, settings.slot, storage, wanted, accepted=position.accepted, cut_lines=not left)
+
+
+def _described(lost: LostPublishes, row: _RecordedMirrorRow, history: TimelineHistory) -> str | None:
+    if not lost.tables:
+        return None
+    if history.has_ended(row.timeline):
+        return describe_loss(lost.tables, row.timeline, history, row.applied_lsn)
+    newest = max(lost.tables, key=lambda publish: publish.metadata.frontier)
+    return (
+        f"the lake has metadata up to frontier {format_lsn(newest.metadata.frontier)}, of {newest.table} for instance"
+        f" ({newest.metadata.location}), and the catalog knows {format_lsn(row.applied_lsn)}. If the database was"
+        " restored, readers may have seen commits that it no longer has; if a pump was killed, the files were never"
+        " published"
+    )
+
+
+def _refuse_loss_of_rows(connection: PgConnection, position: CatalogPosition, lost: LostPublishes) -> None:
+    """Raise HistoryDiverged if files that the catalog does not know may be the only copy of rows: partitions left the
+    heap after the moment to which the catalog went back, and the heap did not go back with it.
+
+    A slot ahead of the catalog shows that: it goes back only with the server's files. Without a slot, a heap that went
+    back has the partitions that left it since.
+    """
+    for publish in lost.tables:
+        if publish.metadata.cut_line is None:
+            continue
+        heap_stayed = position.acknowledged > position.applied
+        cut = publish.moved_cut_line
+        ends = {attached.hi for attached in read_attached(connection, publish.table_id)}
+        if heap_stayed or (not position.acknowledged and cut is not None and cut not in ends):
+            raise HistoryDiverged(
+                f"{publish.table} has heap retention, and its catalog went back to frontier"
+                f" {format_lsn(position.applied)}, but its heap did not: rows that have left the heap since may be"
+                f" only in {publish.metadata.location}. Nothing was changed",
+                "restore the database as a whole, or a newer copy of schema modak. If neither exists, save the rows"
+                " from that file first (`iceberg_scan('...')` in DuckDB). Run no maintenance until then",
+            )
+
+
+def _unusable(connection: PgConnection, slot: str, applied: Lsn) -> str | None:
+    """Why the slot does not continue from the frontier. None if it does."""
+    try:
+        check_slot(connection, slot, applied_lsn=applied, identity=None)
+    except ConnectionLost:
+        raise
+    except SourceError as error:
+        return str(error)
+    return None
+
+
+def _compared(
+    connection: PgConnection,
+    settings: Settings,
+    point: ConsistentPoint,
+    engine: ComparisonEngine | None,
+    observe: Callable[[TableProgress], None],
+) -> list[tuple[MirroredTable, str]]:
+    """The tables that depend on the stream, and why each has to be copied again: an empty text if it is equal."""
+    slot = settings.slot
+    altered = set(altered_tables(connection, slot))
+    tables = [
+        table
+        for table in load_tables(connection, slot)
+        if table.state in _COPIED or (table.state is TableState.WAITING and table.table_id in altered)
+    ]
+    reasons = {table.table_id: _before_comparison(table, altered) for table in tables}
+    live = [table for table in tables if not reasons[table.table_id]]
+    reports = compare_at(settings, point, live, engine, observe) if live else {}
+    return [(table, reasons[table.table_id] or _difference(reports[table.table_id], point.lsn)) for table in tables]
+
+
+def _before_comparison(table: MirroredTable, altered: set[TableId]) -> str:
+    if table.table_id in altered:
+        return "somebody changed how it is published"
+    return "" if table.state is TableState.LIVE else f"its {_UNDER_WAY[table.state]} was under way"
+
+
+def _difference(report: TableReport, lsn: Lsn) -> str:
+    if report.problem is not None:
+        return f"it could not be compared: {report.problem}"
+    found = report.comparison
+    if found is None or not found.different_rows:
+        return ""
+    return (
+        f"{found.different_rows} rows differ at {format_lsn(lsn)}: the heap has {found.heap_rows}, the lake"
+        f" {found.lake_rows}"
+    )
+
+
+def _publish(
+    connection: PgConnection,
+    settings: Settings,
+    epoch: int,
+    timeline: int,
+    frontier: Lsn,
+    reasons: Sequence[tuple[MirroredTable, str]],
+) -> tuple[ReconciledTable, ...]:
+    """One publish: equal tables are promised at the slot's position, and the others begin a new copy."""
+    storage = lake_storage(settings, make_directories=False)
+    dsn = settings.require_dsn()
+    publisher = Publisher(
+        lambda: connect(dsn, autocommit=True, application_name="mirror-pump-reconcile"),
+        settings.slot,
+        epoch,
+        storage,
+        RetryPolicy(settings.publish_attempts, settings.publish_backoff_max),
+        KeyIndexes(0, storage),
+        staged=lambda _: None,
+        timeline=timeline,
+    )
+    missing = not_whole(connection, settings.slot)
+    requests = [
+        _copy_again(
+            table,
+            f"{reason}: {how_to_publish(settings.publication, table.name)}" if table.table_id in missing else reason,
+            frontier,
+            incomplete=table.table_id in missing,
+        )
+        for table, reason in reasons
+        if reason
+    ]
+    try:
+        landed = publisher.publish(PublishRequest(frontier=frontier, tables=tuple(requests)))
+    finally:
+        publisher.close()
+    failed = {failure.table.table_id: failure.error for failure in landed.failures}
+    return tuple(
+        ReconciledTable(
+            str(table.name),
+            "failed" if table.table_id in failed else "copied-again" if reason else "equal",
+            failed.get(table.table_id, reason),
+        )
+        for table, reason in reasons
+    )
+
+
+def _copy_again(table: MirroredTable, reason: str, frontier: Lsn, *, incomplete: bool) -> TableRequest:
+    """The copy begins at a note of the schema watcher, once a pump streams."""
+    waiting = replace(
+        table,
+        state=TableState.WAITING,
+        start_lsn=Lsn(max(frontier, table.start_lsn + 1)),
+        live_after_lsn=None,
+    )
+    change = TableChange(waiting, table.start_lsn, 0, reason, waits_for_owner=incomplete)
+    return TableRequest(waiting, (CopyAgain(change), RecordPublication()))

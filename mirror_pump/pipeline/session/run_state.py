@@ -1,0 +1,25 @@
+"""What a pump has done since it started, over all sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mirror_pump.model import Lsn
+
+
+@dataclass
+class RunState:
+    """Owned by the session loop."""
+
+    frontier: Lsn
+    published: Lsn | None = None
+    """The newest frontier that this process has published, or found in the catalog. A catalog with an older one went
+    back."""
+    commits: int = 0
+    changes: int = 0
+    isolated_transaction: Lsn | None = None
+    """The transaction (LSN of its commit) at which the stream ended because a row cannot be sent."""
+    epoch: int | None = None
+    """The epoch of the last leadership."""
+    timeline: int | None = None
+    """The server's timeline in the last session."""
