@@ -31,7 +31,7 @@ _STATES = (
 @pytest.mark.parametrize(
     "tables",
     [
-        pytest.param(150, id="150"),
+        pytest.param(60, id="60"),
         pytest.param(10_000, id="10000", marks=[pytest.mark.soak, pytest.mark.timeout(5400)]),
     ],
 )
