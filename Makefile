@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint audit bench soak compose wheel try-wheel first-hour requirements clean distclean
+.PHONY: help setup demo test lint audit bench soak compose fixture wheel try-wheel first-hour requirements clean distclean
 
 # Tests start hundreds of processes. Without bytecode on the disk, each compiles what it imports, for a second or two of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -29,6 +29,7 @@ help:
 	@echo 'make bench         speed beside the limits of this machine; results in build/bench/'
 	@echo 'make soak          hours of faults'
 	@echo 'make compose       the services of deploy/compose as processes, with its Spark cluster'
+	@echo 'make fixture       freeze a mirror of this version in tests/migration/released/, once for each release'
 	@echo 'make setup         only the environment in .venv'
 	@echo 'make wheel         dist/*.whl'
 	@echo 'make try-wheel     the wheel in a fresh environment, without Java and extras and with them, on a PostgreSQL'
@@ -120,6 +121,9 @@ soak: $(READY) $(CHDB)
 # A minute. `make test` does the same without a Spark.
 compose: $(READY) $(PROMETHEUS)
 	$(BIN)/python -m pytest -m soak --numprocesses 0 tests/integration/deploy
+
+fixture: $(READY)
+	$(BIN)/python -m tests.support.make_released_mirror
 
 wheel: $(READY)
 	$(UV) build --wheel --no-build-isolation --python $(BIN)/python --out-dir dist

@@ -72,7 +72,12 @@ class StatusHistory:
         """By table: when (time.time()) how many chunks were published."""
 
     def add(self, sample: StatusSample, status: MirrorStatus) -> None:
-        """Add the sample, made of `status`, unless the last one is too recent. Copies are followed in any case."""
+        """Add the sample, made of `status`, unless the last one is too recent. Copies are followed in any case.
+
+        A sample from before the last one begins the history anew: somebody has set the clock back."""
+        if self._samples and sample.at < self._samples[-1].at:
+            self._samples.clear()
+            self._copies.clear()
         if not self._samples or sample.at - self._samples[-1].at >= INTERVAL * 0.9:
             self._samples.append(sample)
         copying = {table.table: table for table in status.tables if table.state is TableState.COPYING}

@@ -22,6 +22,7 @@ from psycopg.pq.abc import PGconn
 
 from mirror_pump.errors import ConnectionLost, SourceError, UsageError, one_line_of
 from mirror_pump.quoting import identifier
+from sql import queries
 
 PgConnection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 """An ordinary connection whose rows are plain tuples."""
@@ -62,6 +63,10 @@ PINNED_SETTINGS: dict[str, str] = {
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
+
+UNLIMITED_TRANSACTIONS = queries("server")["unlimited_transactions"]
+"""One more limit for interactive users. Servers before 17 do not know it, and would refuse it in a startup packet. It
+also ends a walsender that takes longer to decode a transaction, again on each attempt."""
 
 PINNED_FOR_VALUES: dict[str, str] = {
     # regclass and similar types print a schema name only for relations outside of the search path.
@@ -121,7 +126,10 @@ def connect(dsn: str, *, autocommit: bool = False, application_name: str = "mirr
     """
     try:
         text = _conninfo(dsn, _PINNED_FOR_ANSWERS, application_name=application_name)
-        return psycopg.connect(text, autocommit=autocommit)
+        connection = psycopg.connect(text, autocommit=autocommit)
+        # Below psycopg, which would begin a transaction.
+        connection.pgconn.exec_(UNLIMITED_TRANSACTIONS.encode())
+        return connection
     except psycopg.Error as error:
         raise _connect_error(str(error), dsn) from error
 
@@ -151,10 +159,21 @@ def replication_connect(dsn: str, *, application_name: str = "mirror-pump-stream
         seconds = float(conninfo.conninfo_to_dict(server).get("connect_timeout") or 0)
         failed = _await_connection(connection, time.monotonic() + seconds if seconds > 0 else math.inf)
         if not failed:
+            failed = _without_limits(connection)
+        if not failed:
             return connection
         connection.finish()
         failures.append(failed)
     raise _connect_error("; ".join(failures), dsn)
+
+
+def _without_limits(connection: PGconn) -> str:
+    """Lift limits for interactive users. Return the error; empty if there is none."""
+    try:
+        connection.exec_(UNLIMITED_TRANSACTIONS.encode())
+    except psycopg.Error as error:
+        return str(error)
+    return ""
 
 
 def _servers(text: str) -> list[str]:

@@ -55,16 +55,19 @@ END $$;
 CREATE OR REPLACE FUNCTION modak.mirror_drop() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+    dropped bigint[];
     concerned bigint[];
 BEGIN
-    SELECT array_agg(DISTINCT s.table_id) INTO concerned
+    -- As an array, which is looked up by hash: a schema with thousands of tables may be dropped at once.
+    SELECT array_agg(id) INTO dropped
       FROM pg_event_trigger_dropped_objects() d
-      JOIN modak.mirror_shapes s
-        ON s.table_id IN (d.objid::bigint, pg_partition_root(d.objid)::oid::bigint)
-        OR (s.shape -> 'identity' ->> 'index')::bigint = d.objid::bigint
+      CROSS JOIN LATERAL (VALUES (d.objid::bigint), (pg_partition_root(d.objid)::oid::bigint)) known (id)
+     WHERE d.classid = 'pg_class'::regclass AND NOT d.is_temporary AND id IS NOT NULL;
+    SELECT array_agg(DISTINCT s.table_id) INTO concerned
+      FROM modak.mirror_shapes s
+     WHERE s.table_id = ANY (dropped) OR (s.shape -> 'identity' ->> 'index')::bigint = ANY (dropped)
         OR EXISTS (SELECT FROM jsonb_array_elements(coalesce(nullif(s.shape -> 'leaves', 'null'), '[]')) l
-                    WHERE d.objid::bigint IN ((l ->> 'id')::bigint, (l -> 'identity' ->> 'index')::bigint))
-     WHERE d.classid = 'pg_class'::regclass AND NOT d.is_temporary;
+                    WHERE (l ->> 'id')::bigint = ANY (dropped) OR (l -> 'identity' ->> 'index')::bigint = ANY (dropped));
     IF concerned IS NOT NULL THEN
         PERFORM modak.mirror_note(true, concerned, '{}');
     END IF;

@@ -100,9 +100,10 @@ ON CONFLICT (table_id) DO UPDATE
    SET stats = excluded.stats, warnings = excluded.warnings, policy = excluded.policy, collected_at = now();
 
 -- name: begin_sweep
--- Runs under the slot's lock: earlier publishes have landed, and later ones compare their files' age with this time.
+-- Runs under the slot's lock: earlier publishes have landed, and later ones compare their files' age with this time. Not after
+-- the present: no publish would land until then.
 UPDATE modak.mirror_tables
-   SET swept_before = greatest(swept_before, to_timestamp(%(before)s))
+   SET swept_before = greatest(swept_before, least(to_timestamp(%(before)s), clock_timestamp()))
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state NOT IN ('waiting', 'copying', 'filling');
 
 -- name: follows

@@ -29,6 +29,24 @@ _SHOWN_LINES = 3
 """Lines of a task's traceback that its error repeats; its cause has the whole traceback."""
 
 
+_NO_MEMORY = (
+    # Of Python, NumPy and Arrow.
+    "MemoryError",
+    "ArrowMemoryError",
+    # Of the JVM, and of the operating system.
+    "OutOfMemoryError",
+    "Cannot allocate memory",
+    # A worker that was killed, as the kernel does when memory runs out, or that could not even say what it lacks.
+    "Python worker exited unexpectedly",
+    "can't start new thread",
+)
+"""What errors of tasks contain that lacked memory."""
+
+_MEMORY_REMEDY = (
+    "nothing is lost, and the pump retries by itself. If it happens again, give the machine or Spark's executors more"
+    " memory, or lower segment_bytes (stream), copy_chunk_bytes and copy_workers (copies)"
+)
+
 _LARGEST_TASK = 48 << 20
 """Largest task in bytes. A task passes through the Java heap some three times, and may not exceed
 spark.rpc.message.maxSize (128 MiB) on a cluster. A larger task is a segment with a very large row. It runs in the
@@ -161,6 +179,9 @@ def _task_errors(what: str, remedy: str) -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip() and "\tat " not in line]
+        lacking = next((line for line in lines if any(sign in line for sign in _NO_MEMORY)), None)
+        if lacking is not None:
+            raise TaskFailed(f"{what}, for want of memory it seems: {lacking}", _MEMORY_REMEDY) from error
         raise TaskFailed(f"{what}: {' | '.join(lines[-_SHOWN_LINES:])}", remedy) from error
 
 

@@ -56,10 +56,16 @@ def seam_location(metadata: TableMetadata, sequence_number: int) -> str:
     return join(seam_directory(metadata), f"{sequence_number:05d}-{uuid.uuid4()}.metadata.json")
 
 
+def metadata_number(location: str) -> int | None:
+    """The number with which the name of a metadata file begins; None for other names."""
+    found = re.match(r"v?(\d+)", location.rsplit("/", 1)[-1])
+    return int(found[1]) if found else None
+
+
 def next_location(metadata: TableMetadata, old_location: str | None) -> str:
     """A new location for the next metadata file, numbered after the old one as other engines expect."""
-    found = re.match(r"v?(\d+)", old_location.rsplit("/", 1)[-1]) if old_location else None
     version = 0
     if old_location is not None:
-        version = int(found[1]) + 1 if found else metadata.metadata_log_length + 1
+        number = metadata_number(old_location)
+        version = (metadata.metadata_log_length if number is None else number) + 1
     return join(metadata_directory(metadata), f"{version:05d}-{uuid.uuid4()}.metadata.json")

@@ -6,7 +6,6 @@ is incomplete is skipped, because its remaining chunks need the present delete f
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +56,7 @@ from mirror_pump.source.catalog.maintenance import (
     clear_up,
     last,
     read_tables,
+    safe_time,
     store_stats,
     table_lock,
 )
@@ -85,6 +85,8 @@ class MaintenanceBacklog:
     figures: TableStats
     past: PastMaintenance
     warnings: tuple[str, ...]
+    now: float
+    """When it was read, by `safe_time`, seconds since 1970."""
 
     @property
     def lake_name(self) -> TableName:
@@ -111,7 +113,7 @@ _DECISIONS: tuple[_Decision, ...] = (
         backlog.state.metadata,
         backlog.table.protected,
         backlog.policy,
-        time.time_ns() // 1_000_000,
+        round(backlog.now * 1000),
         requested=requested,
     ),
     lambda backlog, requested: sweep_of(backlog.figures, backlog.policy, backlog.past, requested=requested),
@@ -409,7 +411,8 @@ class Maintenance:
         warnings = tuple(warnings_of(state.metadata, figures, policy))
         stats = {**figures.to_json(), "metadata_location": table.metadata_location}
         store_stats(self._connection, table.table_id, stats, warnings, policy.to_json())
-        return MaintenanceBacklog(table, state, key, policy, figures, self._past(table.table_id), warnings)
+        past, now = self._past(table.table_id), safe_time(self._connection)
+        return MaintenanceBacklog(table, state, key, policy, figures, past, warnings, now)
 
     def _explain_missing_file(self, table_id: TableId, error: FileMissing) -> LakeError:
         """An error that says whether only this table lacks files, or the whole warehouse is gone."""

@@ -9,15 +9,19 @@
    (sql/queries/publish.sql, touch_table), and the grace of metadata files is at least 30 minutes.
 4. Pins and published locations. Metadata files that the catalog names stay, and so do all that are newer than the
    oldest pinned snapshot, since its reader may open the metadata file that it was given again.
-5. The catalog's age. A sweep is refused on a server that no pump has followed to, and while there are files of
+5. Numbers. A metadata file with a higher number than the one that the catalog names may be in a publish under way, and
+   stays, however old its time says that it is: somebody may have set a clock.
+6. The catalog's age. A sweep is refused on a server that no pump has followed to, and while there are files of
    publishes that the catalog does not know: a restored copy would delete its original's (docs/design/failover.md).
+
+No decision relies on one clock alone: the present is the earlier one of the server's clock and this machine's, and
+files may bear times that are off by CLOCK_SKEW.
 
 A table is not swept during its initial copy.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,17 +29,17 @@ from dataclasses import dataclass
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.metadata.metadata_files import metadata_directory, seam_directory
+from mirror_pump.lake.metadata.metadata_files import metadata_directory, metadata_number, seam_directory
 from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.storage import StorageOptions, StoredFile, delete, join, list_files
 from mirror_pump.model import TableName
 from mirror_pump.pipeline.session.lost_publishes import refuse_restored_copy
 from mirror_pump.policy import Policy
-from mirror_pump.source.catalog.maintenance import MaintainedTable, begin_sweep, read_tables
+from mirror_pump.source.catalog.maintenance import MaintainedTable, begin_sweep, read_tables, safe_time
 from mirror_pump.source.connect import PgConnection
 
-CLOCK_SKEW = 600.0
-"""Seconds by which the clocks of pump, maintainer and storage may differ."""
+CLOCK_SKEW = 4200.0
+"""Seconds by which the clocks of pump, maintainer and storage may differ: ten minutes, and a jump of an hour."""
 _PIN_MARGIN = 3600.0
 """Seconds by which a metadata file may be older than its snapshot."""
 _MOST_FILES = 200_000
@@ -81,7 +85,7 @@ def sweep(
     Returns None if the table was registered again or is being copied. Raises LakeError if the storage fails, or if a
     pinned snapshot is not in the table's history, since the files that it needs are unknown then.
     """
-    now = time.time()
+    now = safe_time(connection)
     before = now - policy.orphan_grace_hours * 3600
     metadata_before = now - policy.metadata_grace_hours * 3600
     if not dry_run and not begin_sweep(connection, slot, table, before + clock_skew):
@@ -102,6 +106,7 @@ def sweep(
             file
             for file in listed
             if file.location not in named
+            and not _may_be_staged(file, state)
             and file.modified < (_limit(metadata_before, oldest_pin) if _is_metadata(file) else before)
         ),
         key=lambda file: file.modified,
@@ -154,6 +159,18 @@ def _limit(before: float, oldest_pin: float | None) -> float:
 
 def _is_metadata(file: StoredFile) -> bool:
     return file.location.endswith(_METADATA_SUFFIX)
+
+
+def _may_be_staged(file: StoredFile, state: LakeTable) -> bool:
+    """Whether it is a metadata file that a publish may be about to name. Such a publish builds on the present metadata,
+    or on a later one, and gives its files the next number."""
+    if not _is_metadata(file):
+        return False
+    number = metadata_number(file.location)
+    if file.location.startswith(f"{seam_directory(state.metadata)}/"):
+        return number is not None and number > state.metadata.last_sequence_number
+    present = metadata_number(state.metadata_location)
+    return number is not None and present is not None and number > present
 
 
 def _delete(files: Sequence[StoredFile], storage: StorageOptions) -> None:

@@ -59,6 +59,7 @@ from mirror_pump.table_life import TableEvent, state_by, states_before
 from sql import queries
 
 _SQL = queries("publish")
+_RETRIED = "mirror-pump connects again by itself"
 
 _FIRST_PAUSE = 0.05
 """Seconds before a publish that met a conflict is tried again, at most."""
@@ -479,7 +480,9 @@ class Publisher:
         since.
         """
         if not self.may_have_landed:
-            raise ConnectionLost(f"the connection was lost before the publish was committed: {error}") from error
+            raise ConnectionLost(
+                f"the connection was lost before the publish was committed: {error}", _RETRIED
+            ) from error
         try:
             connection = self._open()
             with connection.transaction():
@@ -497,7 +500,9 @@ class Publisher:
             ) from error
         if not landed:
             self.may_have_landed = False
-            raise ConnectionLost(f"the connection was lost during COMMIT, which did not happen: {error}") from error
+            raise ConnectionLost(
+                f"the connection was lost during COMMIT, which did not happen: {error}", _RETRIED
+            ) from error
         # When the pump restarts it reads from the catalog which tables went live. Here that is only an optimisation.
         return _Landed((), request.failures)
 
@@ -522,7 +527,7 @@ def _catalog_errors() -> Iterator[None]:
     try:
         yield
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        raise ConnectionLost(f"the connection to the catalog was lost: {error}") from error
+        raise ConnectionLost(f"the connection to the catalog was lost: {error}", _RETRIED) from error
 
 
 def _fail(cursor: Cursor, failure: Failure) -> bool:

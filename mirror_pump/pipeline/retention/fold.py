@@ -274,7 +274,8 @@ def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -
     """Returns whether the published snapshot is at least `age` seconds old and names a data file or delete file that
     main no longer has."""
     head = table.metadata.archive_snapshot
-    if head is None or time.time() * 1000 - head.timestamp_ms < age * 1000:
+    # A snapshot from the future is of unknown age: somebody has set the clock back.
+    if head is None or 0 <= time.time() * 1000 - head.timestamp_ms < age * 1000:
         return False
     listing = Listing(storage)
     main = {file.path for files in listing.files(table.manifests).values() for file in files}

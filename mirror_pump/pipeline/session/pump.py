@@ -46,7 +46,7 @@ from mirror_pump.pipeline.session.stream_start import check_start
 from mirror_pump.pipeline.upkeep.neglect_watch import NeglectWatch
 from mirror_pump.pipeline.upkeep.upkeep_threads import upkeep_tasks
 from mirror_pump.pipeline.upkeep.wal_guard import WalGuard
-from mirror_pump.source.connect import connect
+from mirror_pump.source.connect import as_source_error, connect
 from mirror_pump.source.stream.leader import Leader
 from mirror_pump.source.stream.slot import wal_end
 from sql import queries
@@ -265,9 +265,9 @@ class Pump:
                     raise
                 # A standby or an idle pump that ran for long enough without an error counts as a success too.
                 pause = retries.failed(time.monotonic() - began)
-                remedy = getattr(error, "remedy", "")
-                self._observer(Step.RETRYING, error=str(error), remedy=remedy, pause=round(pause, 1))
-                self._failures.failed(error, run_state.frontier, run_state.epoch, retry_in=pause)
+                told = as_source_error(error, "mirroring") if isinstance(error, psycopg.Error) else error
+                self._observer(Step.RETRYING, error=str(told), remedy=told.remedy, pause=round(pause, 1))
+                self._failures.failed(told, run_state.frontier, run_state.epoch, retry_in=pause)
                 retries.wait(self._stop.wait)
         return None
 

@@ -98,7 +98,9 @@ class ConvertDeletesJob:
         if since is None:
             return None
         age_ms = time.time_ns() // 1_000_000 - since
-        return since if lake.equality_deletes >= self.rows or age_ms >= self.age * 1000 else None
+        # A delete from the future is of unknown age: somebody has set the clock back.
+        due = lake.equality_deletes >= self.rows or not 0 <= age_ms < self.age * 1000
+        return since if due else None
 
     def compute(
         self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks

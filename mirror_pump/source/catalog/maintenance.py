@@ -13,6 +13,7 @@ because Iceberg would refuse the rewrite's commit. Equality deletes and new data
 from __future__ import annotations
 
 import hashlib
+import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -204,6 +205,16 @@ def file_request(connection: PgConnection, table_id: TableId, by: str) -> dateti
     assert row is not None
     moment: datetime = row[0]
     return moment
+
+
+def safe_time(connection: PgConnection) -> float:
+    """The present, seconds since 1970: the earlier one of the server's clock and this machine's. What is old by it is
+    old, although one of the two may have jumped ahead."""
+    with source_errors("reading the server's clock"):
+        row = connection.execute(_SQL["clock"]).fetchone()
+    assert row is not None
+    there: datetime = row[0]
+    return min(time.time(), there.timestamp())
 
 
 def withdraw_requests(connection: PgConnection, table_ids: Collection[TableId], by: str) -> None:

@@ -32,7 +32,14 @@ from decoders.text_time import INFINITE_MICROSECONDS
 from mirror_pump.errors import ConnectionLost, SourceError, TableError, one_line_of
 from mirror_pump.model import Column, TableId, TableName
 from mirror_pump.quoting import identifier, literal
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, adbc_uri, connect, source_errors
+from mirror_pump.source.connect import (
+    LOCK_TIMEOUT,
+    UNLIMITED_TRANSACTIONS,
+    PgConnection,
+    adbc_uri,
+    connect,
+    source_errors,
+)
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
@@ -219,6 +226,7 @@ class _Shared:
 
 def _begin(cursor: Any, chunk: Chunk, snapshot: str | None) -> None:
     """Opens the transaction. Its snapshot is taken after the lock, so that both see the same heap."""
+    cursor.execute(UNLIMITED_TRANSACTIONS)
     cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     # Skip a partition whose constraint excludes all rows of the condition. By default only queries of its parent do.
     cursor.execute("SET LOCAL constraint_exclusion = on")

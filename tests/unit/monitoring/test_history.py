@@ -44,6 +44,19 @@ def test_samples_are_kept_for_an_hour_and_never_closer_than_the_interval(status:
     assert samples[-1] - samples[0] == pytest.approx(SPAN, abs=2 * INTERVAL)
 
 
+def test_a_clock_that_is_set_back_begins_the_history_anew(status: MirrorStatus) -> None:
+    """Otherwise rates, and with them the time to invalidation, would be those of before for an hour."""
+    history = StatusHistory()
+    for start, growth in ((10_000.0, 1000), (6400.0, 5)):
+        for place in range(5):
+            at = place * INTERVAL
+            moved = replace(status, slot=replace(status.slot, wal=wal_room(at, wal=growth * place)))
+            history.add(StatusSample.of(moved, start + at, 0), moved)
+        assert history.wal_rate is not None
+        assert history.wal_rate.bytes_per_second == pytest.approx(growth / INTERVAL)
+    assert history.to_json(status)["samples"]["at"][0] == 6400
+
+
 @pytest.mark.parametrize(
     ("rooms", "retained", "seconds"),
     [
