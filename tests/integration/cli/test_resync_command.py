@@ -40,7 +40,7 @@ def test_the_command_of_a_lost_slot(
         "UPDATE modak.mirror_tables SET state = 'failed', error = 'why' WHERE table_id = 'u'::regclass::oid",
     )
     # No Spark starts, for seconds in which the pump would keep `resync` from leading. This one could not start.
-    Program(database.dsn, tmp_path).run("run", "--slot", mirror.settings.slot, "--master", "nonsense", code=1)
+    Program(database.dsn, tmp_path).run("run", "--slot", mirror.settings.slot, "--master", "local[nonsense]", code=1)
     assert "does not exist (any more)" in " ".join((tmp_path / "run.log").read_text(encoding="utf-8").split())
     named = run("resync", "t", "--no-wait")
     assert named.exit_code == 1

@@ -104,7 +104,7 @@ def test_a_slot_that_cannot_go_on_is_refused(conn: PgConnection, slot: str) -> N
     assert identity.timeline >= 1
     with pytest.raises(SourceError, match="does not exist") as failure:
         check_slot(conn, slot, applied_lsn=None, identity=identity)
-    assert "init" in failure.value.remedy
+    assert "mirror-pump resync --all" in failure.value.remedy
     made, _ = create_slot(conn, slot)
     confirmed = made.confirmed_flush_lsn
     assert confirmed is not None

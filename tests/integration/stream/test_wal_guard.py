@@ -202,7 +202,7 @@ def test_the_slot_is_dropped_before_it_fills_the_disk(
     with pytest.raises(SourceError) as refused:
         running.join()
     assert "the WAL guard dropped replication slot" in str(refused.value)
-    assert "mirror-pump register" in refused.value.remedy
+    assert "mirror-pump resync --all" in refused.value.remedy
     assert database.rows("SELECT FROM pg_replication_slots WHERE slot_name = %s", (mirror.settings.slot,)) == []
     ((stored,),) = database.rows("SELECT last_error ->> 'error' FROM modak.mirror_slots")
     assert stored == str(refused.value), "`status` tells why nobody leads"
