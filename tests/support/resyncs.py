@@ -24,7 +24,8 @@ CREATE FUNCTION audit.pointer() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
   SELECT pg_current_xact_id(), t.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
    WHERE (t.schema_name, m.lake_table) = (NEW.table_namespace, NEW.table_name);
   RETURN NULL; END $$;
-CREATE TRIGGER audit AFTER UPDATE ON modak.iceberg_tables FOR EACH ROW EXECUTE FUNCTION audit.pointer();
+CREATE TRIGGER audit AFTER UPDATE OF metadata_location ON modak.iceberg_tables
+  FOR EACH ROW EXECUTE FUNCTION audit.pointer();
 """
 
 
