@@ -268,6 +268,7 @@ def test_schema_changes_while_the_slot_is_lost_and_while_tables_are_held(
     mirror.assert_sound()
 
 
+@pytest.mark.soak
 def test_a_truncation_in_the_publish_that_would_show_all_tables(
     database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
