@@ -36,7 +36,7 @@ from tests.support.mixed_workload import MixedWriter, Palette, create_tables, la
 
 ROOT = Path(__file__).parents[2]
 
-SECONDS = 8.0
+SECONDS = 6.0
 WORLD_SECONDS = 40.0
 """How long one database and its tables are used: then tables are large and settled, and new ones find more."""
 

@@ -37,7 +37,7 @@ from tests.support.type_oracle import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SECONDS = 6.0
+SECONDS = 4.0
 
 
 class RandomTable:

@@ -95,8 +95,11 @@ def _watch(reader: StatusReader, interval: float) -> None:
 
     from mirror_pump.cli.terminal.status_view import render
 
-    console, screen = fitted_stdout(), sys.stdout.isatty()
-    with Live(render(reader.read()), console=console, auto_refresh=False, screen=screen) as live:
+    console = fitted_stdout()
+    while not sys.stdout.isatty():
+        console.print(render(reader.read()))
+        time.sleep(interval)
+    with Live(render(reader.read()), console=console, auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(interval)
             live.update(render(reader.read()), refresh=True)

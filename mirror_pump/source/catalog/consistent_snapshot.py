@@ -186,22 +186,23 @@ class ConsistentSnapshot:
         self._released = False
         self._failure: SourceError | None = None
         self._pins: list[int] = []
+        self._keeper = ServiceThread("read-pin", self._keep)
         self._pinning = connect(dsn, autocommit=True, application_name="mirror-pump-read")
         try:
             self.connection = connect(dsn, autocommit=True, application_name="mirror-pump-read")
             """In the snapshot's transaction. Only for the thread that opened the snapshot."""
             try:
                 self._open(table_ids, locks, snapshot)
+                self._keeper.start()
             except BaseException:
                 self.connection.close()
                 raise
         except BaseException:
+            self._keeper.request_stop()
             with suppress(SourceError):
                 self._drop_pins()
             self._pinning.close()
             raise
-        self._keeper = ServiceThread("read-pin", self._keep)
-        self._keeper.start()
 
     @property
     def pins(self) -> tuple[int, ...]:
@@ -320,11 +321,13 @@ class ConsistentSnapshot:
             if self._released:
                 return
             self._released = True
-        self._keeper.stop()
-        with suppress(SourceError):
-            self._drop_pins()
-        self._pinning.close()
-        self.connection.close()
+        try:
+            self._keeper.stop()
+        finally:
+            with suppress(SourceError):
+                self._drop_pins()
+            self._pinning.close()
+            self.connection.close()
 
     def _drop_pins(self) -> None:
         if self._pins and not self._pinning.closed:

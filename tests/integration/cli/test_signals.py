@@ -126,6 +126,8 @@ def test_while_the_program_is_being_loaded(
 def test_a_command_that_waits(mirror: InterruptedCommands, arguments: tuple[str, ...], application: str) -> None:
     process = mirror.start(*arguments)
     mirror.until(lambda: mirror.query_runs(application), process)
+    if "--watch" in arguments:
+        mirror.until(lambda: any("no tables" in line for line in mirror.lines(process)), process)
     assert mirror.ended(process) == (130, ["interrupted"])
 
 

@@ -29,7 +29,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-@pytest.fixture(params=["environment", "files"])
+@pytest.fixture(params=["environment", pytest.param("files", marks=pytest.mark.soak)])
 def dsn(
     request: pytest.FixtureRequest, database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> tuple[str, str]:

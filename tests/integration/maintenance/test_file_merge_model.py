@@ -174,7 +174,7 @@ def check(player: Player, duckdb: DuckDBPyConnection) -> None:
             assert live_rows(player.table.table.metadata, player.table.table.summary) == len(player.rows)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(acts=ACTS)
 def test_no_row_changes_whatever_comes_between(
     duckdb: DuckDBPyConnection, acts: list[tuple[LakeAction, set[int], set[int]]]

@@ -13,6 +13,7 @@ import pytest
 
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.model import TableId
+from mirror_pump.service_thread import ServiceThread
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, Locks, mirrored_ids
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
@@ -95,6 +96,24 @@ def test_a_reader_that_is_interrupted_while_it_pins_leaves_no_pin(mirror: Mirror
         proxy.hold_answer(b"pin_tables")
         with in_thread(interrupt, "interruption", 60), pytest.raises(KeyboardInterrupt):
             ConsistentSnapshot(proxy.dsn, [table], locks=Locks.NONE)
+    assert pins(mirror) == []
+
+
+@pytest.mark.parametrize("place", ["start", "stop"])
+def test_a_reader_that_is_interrupted_beside_its_thread_leaves_no_pin(
+    mirror: Mirror, table: TableId, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """To start a thread and to wait for its end takes a moment, too, in which Ctrl-C may come."""
+    work = getattr(ServiceThread, place)
+
+    def interrupted(thread: ServiceThread) -> None:
+        work(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ServiceThread, place, interrupted)
+    with pytest.raises(KeyboardInterrupt), ConsistentSnapshot(mirror.database.dsn, [table], locks=Locks.NONE):
+        assert len(pins(mirror)) == 1
+    monkeypatch.undo()
     assert pins(mirror) == []
 
 
