@@ -67,8 +67,8 @@ def test_rows_that_only_the_lake_has_stay(
             while written() < first + 10:
                 events.assert_exact(duckdb)
         events.assert_exact(duckdb)
-    # The retention of the table goes on after the swap (tests/acceptance/test_resync_readers.py), so only the first part
-    # of this is of one publish.
+    # The retention of the table goes on after the swap (tests/acceptance/test_resync_readers.py), so only the first
+    # part of this is of one publish.
     assert_one_swap(database, ("events",), kept)
     mirror.assert_sound()
 
