@@ -119,7 +119,10 @@ def freeze(description: Description) -> Path:
     return archive
 
 
-def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leaves out who made the archive, and where the server's program was."""
+    if member.name.endswith("/postmaster.opts"):
+        return None
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member
