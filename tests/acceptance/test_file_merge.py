@@ -45,7 +45,7 @@ def t(database: Database) -> Database:
     return database
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_small_files_are_merged_while_the_stream_goes_on(t: Database, warehouse: str, spark: SparkSession) -> None:
     mirror = Mirror.create(t, warehouse, SparkTaskRunner(spark, 4), batch_bytes=1, convert_age=0)
     mirror.register("t")

@@ -14,9 +14,9 @@ from mirror_pump.testing.postgres import EmbeddedPostgres
 from tests.support.mirror_state_machine import MirrorMachine
 
 SECONDS = 6.0
-"""New rounds begin until then: some 3 mirrors on two idle cores. `make soak` runs for much longer."""
+"""New rounds begin until then: some 2 mirrors on two idle cores. `make soak` runs for much longer."""
 
-EXAMPLES = 3
+EXAMPLES = 2
 """Mirrors per round."""
 
 STEPS = 20

@@ -33,7 +33,13 @@ SELECT c.table_id, c.replicated_lsn, c.lake_props ->> 'metadata_location'
 """
 
 
-@pytest.mark.parametrize("event_triggers", [True, False], ids=["event triggers", "no event triggers"])
+@pytest.mark.parametrize(
+    "event_triggers",
+    [
+        pytest.param(True, id="event triggers"),
+        pytest.param(False, id="no event triggers", marks=pytest.mark.soak),
+    ],
+)
 def test_every_published_frontier_is_exact(database: Database, warehouse: str, event_triggers: bool) -> None:
     """Without event triggers, the frontier is exact again once the pump has compared the catalogs, so only the end
     counts."""

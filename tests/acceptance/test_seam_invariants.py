@@ -340,6 +340,7 @@ def test_versions_come_from_one_sequence_and_are_assignment_ordered(scene: SeamS
     scene.read()
 
 
+@pytest.mark.soak
 def test_lake_maintenance_never_expires_a_pinned_snapshot_and_never_changes_what_a_live_one_serves(
     scene: SeamScene, spark: SparkSession, lake_root: Path
 ) -> None:

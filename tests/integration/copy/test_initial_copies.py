@@ -39,7 +39,15 @@ def busy(database: Database) -> Database:
     return database
 
 
-@pytest.mark.parametrize(("event", "runs"), [("", "runner"), ("TRUNCATE t", "tasks"), ("VACUUM FULL t", "tasks")])
+@pytest.mark.parametrize(
+    ("event", "runs"),
+    [
+        ("", "tasks"),
+        pytest.param("", "runner", marks=pytest.mark.soak),
+        ("TRUNCATE t", "tasks"),
+        ("VACUUM FULL t", "tasks"),
+    ],
+)
 def test_a_table_is_copied_while_it_changes(
     busy: Database, warehouse: str, request: pytest.FixtureRequest, event: str, runs: str
 ) -> None:

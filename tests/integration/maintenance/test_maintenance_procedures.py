@@ -198,6 +198,7 @@ def test_a_large_table_is_compacted_in_parts_that_end(maintained: Maintained) ->
     maintained.assert_equal_by_spark(T)
 
 
+@pytest.mark.soak
 def test_a_compaction_commits_beside_a_pump_that_thins_its_history(maintained: Maintained) -> None:
     """More commits land during the rewrite than the pump keeps snapshots. The rewrite's commit needs all of them."""
     mirror = maintained.mirror

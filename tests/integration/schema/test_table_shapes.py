@@ -153,7 +153,7 @@ def test_several_writers_contend_for_the_same_rows(database: Database, warehouse
         for round_ in range(4):
             with mirror.with_options(batch_age=(0.0, 0.05, 0.3, 1.0)[round_]).pumping():
                 mirror.await_live("public.t", "public.u")
-                goal = min(count() for count in counts) + 40
+                goal = min(count() for count in counts) + 25
                 threading.Event().wait(0.01)
                 while min(count() for count in counts) < goal:
                     mirror.await_frontier()
