@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.mark.soak
 def test_every_kind_of_key(database: Database, warehouse: str, spark: SparkSession) -> None:
     tables = [f"public.{name}" for name in KEYS]
     for name, (columns, key, expression) in KEYS.items():

@@ -247,7 +247,7 @@ def rewrite(mirror: Mirror, table: str, key: int, change: str) -> None:
     raise AssertionError(f"no data file of {table} holds row {key}")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.unverified("rows are spoiled on purpose")
 def test_a_single_changed_byte_is_found(
     database: Database, warehouse: str, spark: SparkSession, tasks: ThreadTaskRunner, tmp_path: Path

@@ -194,7 +194,7 @@ def test_run_while_spark_starts(mirror: InterruptedCommands, number: signal.Sign
     assert (ended, [event for event in events if event != "leading"]) == (code, [output])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_verify_and_maintain_while_spark_starts(mirror: InterruptedCommands, tmp_path: Path) -> None:
     assert mirror.start("register", "t", spark=False).wait(120) == 0
     slots = mirror.rows("SELECT slot_name FROM pg_replication_slots")

@@ -31,7 +31,7 @@ def _unfolded(database: Database) -> int:
     return int(database.rows("SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL")[0][0])
 
 
-@pytest.mark.parametrize("index_memory", [0, 1 << 24])
+@pytest.mark.parametrize("index_memory", [pytest.param(0, marks=pytest.mark.soak), 1 << 24])
 def test_folds_beside_writers_lose_nothing(
     retention_tables: RetentionTables, database: Database, index_memory: int
 ) -> None:

@@ -28,7 +28,7 @@ _UNTOLD = (
 )
 
 
-@pytest.mark.parametrize("rows_change", [False, True])
+@pytest.mark.parametrize("rows_change", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_without_event_triggers_changes_are_found_and_the_table_copied_again(
     database: Database, warehouse: str, rows_change: bool
 ) -> None:

@@ -144,7 +144,7 @@ def test_an_idle_pump_writes_no_wal_and_uses_no_cpu(
     mirror.assert_sound()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_sigterm_in_the_middle_of_work(program: Program, mirror: Mirror, database: Database, tmp_path: Path) -> None:
     """It ends within seconds and says where; the next pump continues there."""
     database.execute(
