@@ -95,6 +95,11 @@ _CONNECTION_DEFAULTS: dict[str, str] = {
 _LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
 """Shutdown, crash, start-up, and time-outs that end the session. Like class 08, they call for a new connection."""
 
+CONNECTS_AGAIN = "mirror-pump connects again by itself"
+"""What to do about a connection that was lost while the server seems to be there."""
+RECONNECTS = "mirror-pump reconnects by itself; if it does not succeed, see the server's log"
+"""What to do about a lost connection of which nothing else is known."""
+
 _READ_ONLY = "25006"
 """The server is a standby: our sessions are never read-only otherwise. It may be promoted, or the next attempt may find
 the primary."""
@@ -271,7 +276,7 @@ def as_source_error(error: psycopg.Error, doing: str) -> SourceError:
     if is_connection_loss(error):
         return ConnectionLost(
             f"the connection to Postgres was lost while {doing}: {detail}",
-            "mirror-pump reconnects by itself; if it does not succeed, see the server's log",
+            RECONNECTS,
         )
     return SourceError(f"Postgres refused while {doing}: {detail}", _remedy_for(error.sqlstate))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from mirror_pump.errors import SourceError
@@ -220,3 +221,11 @@ def _warnings(version: int, server: ServerSettings) -> Iterator[ServerProblem]:
             how_to_set(server, "max_slot_wal_keep_size", "'100GB'") + "; with as much as the disk has to spare",
             fatal=False,
         )
+
+
+def server_time(connection: PgConnection) -> datetime:
+    """The present by the server's clock, also within a transaction. Raises SourceError."""
+    with source_errors("reading the server's clock"):
+        ((now,),) = connection.execute(_SQL["clock"]).fetchall()
+    assert isinstance(now, datetime)
+    return now

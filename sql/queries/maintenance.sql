@@ -132,9 +132,6 @@ SELECT EXISTS (SELECT FROM pg_locks
                   AND classid = %(high)s::bigint::oid AND objid = %(low)s::bigint::oid
                   AND database = (SELECT oid FROM pg_database WHERE datname = current_database()));
 
--- name: clock
-SELECT clock_timestamp();
-
 -- name: attention
 -- The state of each table's maintenance: the statistics of its last examination, for how long it has had commits that no
 -- maintainer examined, and the outcome of the last sweep and the last pass. A table that is being copied, or whose policy

@@ -34,9 +34,6 @@ chunks AS (DELETE FROM modak.copy_chunks WHERE table_id IN (SELECT table_id FROM
 progress AS (DELETE FROM modak.copy_progress WHERE table_id IN (SELECT table_id FROM marked))
 SELECT table_id FROM marked;
 
--- name: now
-SELECT clock_timestamp();
-
 -- name: sizes
 -- What a copy of each table reads from the heap: bytes and the server's estimates of rows.
 SELECT m.table_id, coalesce(sum(c.relpages), 0)::bigint * current_setting('block_size')::bigint AS size_bytes,

@@ -21,3 +21,6 @@ SELECT current_user::text AS role, (SELECT rolsuper FROM pg_roles WHERE rolname 
 -- Lifts a limit that a role or database may carry, in servers that know it.
 SELECT set_config('transaction_timeout', '0', false)
  WHERE current_setting('server_version_num')::int >= 170000 AND current_setting('transaction_timeout', true) <> '0';
+
+-- name: clock
+SELECT clock_timestamp();

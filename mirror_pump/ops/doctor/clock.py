@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, ok, warning
+from mirror_pump.source.server import server_time
 
 _WORTH_KNOWING = 5.0
 """Seconds. `status` shows ages of pending deletes by the pump's clock."""
@@ -18,9 +19,8 @@ _REMEDY = "timedatectl set-ntp true on both machines, or start chronyd; `timedat
 def _run(site: Site) -> Iterator[Finding]:
     with site.connection() as connection:
         sent = time.time()
-        ((there,),) = connection.execute("SELECT clock_timestamp()").fetchall()
+        there = server_time(connection)
         received = time.time()
-    assert isinstance(there, datetime)
     yield difference_finding(
         (there - datetime.fromtimestamp((sent + received) / 2, UTC)).total_seconds(), (received - sent) / 2
     )

@@ -50,7 +50,7 @@ from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.pipeline.publish.publisher import lake_props
-from mirror_pump.pipeline.session.listener import CHANNEL
+from mirror_pump.pipeline.session.listener import COPY, notify_pump
 from mirror_pump.pipeline.session.pump import Pump
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
 from mirror_pump.source.catalog.profiles import find_profile, profile_of, require_unchanged
@@ -167,7 +167,7 @@ def register(
                 else:
                     observer(Step.REGISTERED, table=name)
             if registered:
-                connection.execute("SELECT pg_notify(%s, 'copy')", (CHANNEL,))
+                notify_pump(connection, COPY)
             if registered and wait:
                 follow_copies(connection, settings, list(registered), on_progress, observer)
         except KeyboardInterrupt:

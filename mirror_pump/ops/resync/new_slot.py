@@ -37,8 +37,8 @@ def begin_again(connection: PgConnection, settings: Settings, say: Say) -> Lsn |
     """Makes the slot and marks every table that has not ended. Returns the slot's position, the frontier from then on.
 
     Returns None if the slot turns out to be usable: another command made it meanwhile. Raises NotLeader if a pump leads
-    for longer than a moment, HistoryDiverged if more than the slot
-    is wrong, and SourceError if the slot cannot be made.
+    for longer than a moment, HistoryDiverged if more than the slot is wrong, and SourceError if the slot cannot be
+    made.
     """
     with _lead(settings) as leader:
         try:

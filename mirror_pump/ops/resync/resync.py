@@ -15,7 +15,7 @@ from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.resync.new_slot import Say, begin_again
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
 from mirror_pump.pipeline.lake_storage import lake_storage
-from mirror_pump.pipeline.session.listener import CHANNEL, RESYNC
+from mirror_pump.pipeline.session.listener import RESYNC, notify_pump
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.stream_start import examine_start
 from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot
@@ -253,14 +253,14 @@ def _begin(connection: PgConnection, settings: Settings, names: Sequence[str], s
         if position is None:
             plan = _plan(connection, settings, names)
         else:
-            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, RESYNC))
+            notify_pump(connection, RESYNC)
             return replace(plan, position=position)
     wanted = [table.table_id for table in plan.tables if table.action is ResyncAction.COPY]
     if wanted:
         with connection.transaction():
             connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
             marked = mark_tables(connection, settings.slot, wanted, wal_end(connection), gap=False)
-            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, RESYNC))
+            notify_pump(connection, RESYNC)
         say(f"{len(marked)} tables are copied again; readers keep their present content until all are complete")
     return plan
 

@@ -14,7 +14,7 @@ from mirror_pump.config import Settings
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import MirroredTable, TableId, Tier, TierKind
 from mirror_pump.ops.maintenance.policies import PolicyEntry
-from mirror_pump.pipeline.session.listener import CHANNEL, RETAIN
+from mirror_pump.pipeline.session.listener import RETAIN, notify_pump
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.relations.relations import resolve_name
@@ -107,7 +107,7 @@ def resume(settings: Settings, names: Sequence[str]) -> None:
     """Resume heap retention of stopped tables, and wake the pump for all postponed work."""
     with _connect(settings) as connection, source_errors("resuming heap retention"):
         connection.execute(_SQL["resume"], {"table_ids": [*_chosen(connection, settings, names)]})
-        connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, RETAIN))
+        notify_pump(connection, RETAIN)
 
 
 def show_retention(settings: Settings, name: str) -> list[PolicyEntry]:
@@ -154,7 +154,7 @@ def change_retention(settings: Settings, name: str, key: str | None, text: str |
             zone = "UTC" if tier.kind is not TierKind.TIMESTAMPTZ else session_time_zone(settings.require_dsn())
             chosen = {key: _DEFAULTS[str(key)] if text is None else _parsed(tier.kind, str(key), text, zone)}
             connection.execute(_SQL["choose"], {"table_id": table.table_id, "retention": Jsonb(chosen)})
-        connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, RETAIN))
+        notify_pump(connection, RETAIN)
 
 
 _DEFAULTS: dict[str, Any] = {

@@ -13,7 +13,7 @@ from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.setup.stored_settings import complete_from
 from mirror_pump.ops.status.alerts import failing
 from mirror_pump.ops.status.slot_state import slot_error
-from mirror_pump.pipeline.session.listener import CHANNEL
+from mirror_pump.pipeline.session.listener import notify_pump
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.rows import fetch_row
@@ -84,7 +84,7 @@ def _wait(
             if now >= ask_at:
                 ask_at = now + patience
                 patience = min(2 * patience, ASK_INTERVAL)
-                connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, format_lsn(target)))
+                notify_pump(connection, format_lsn(target))
             time.sleep(min(POLL_INTERVAL, max(0.0, deadline - now)))
 
 

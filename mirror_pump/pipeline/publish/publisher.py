@@ -51,7 +51,7 @@ from mirror_pump.pipeline.publish.staged_publish import StagedPublish, StagedTab
 from mirror_pump.pipeline.publish.staging import Stager, lake_table_gone, with_due_tables, without_held
 from mirror_pump.pipeline.publish.swap_in import DueTable
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.connect import CONNECTS_AGAIN, PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.publication import refuse_changed
 from mirror_pump.source.stream.slot import flushed_end
@@ -59,7 +59,6 @@ from mirror_pump.table_life import TableEvent, state_by, states_before
 from sql import queries
 
 _SQL = queries("publish")
-_RETRIED = "mirror-pump connects again by itself"
 
 _FIRST_PAUSE = 0.05
 """Seconds before a publish that met a conflict is tried again, at most."""
@@ -481,7 +480,7 @@ class Publisher:
         """
         if not self.may_have_landed:
             raise ConnectionLost(
-                f"the connection was lost before the publish was committed: {error}", _RETRIED
+                f"the connection was lost before the publish was committed: {error}", CONNECTS_AGAIN
             ) from error
         try:
             connection = self._open()
@@ -501,7 +500,7 @@ class Publisher:
         if not landed:
             self.may_have_landed = False
             raise ConnectionLost(
-                f"the connection was lost during COMMIT, which did not happen: {error}", _RETRIED
+                f"the connection was lost during COMMIT, which did not happen: {error}", CONNECTS_AGAIN
             ) from error
         # When the pump restarts it reads from the catalog which tables went live. Here that is only an optimisation.
         return _Landed((), request.failures)
@@ -527,7 +526,7 @@ def _catalog_errors() -> Iterator[None]:
     try:
         yield
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        raise ConnectionLost(f"the connection to the catalog was lost: {error}", _RETRIED) from error
+        raise ConnectionLost(f"the connection to the catalog was lost: {error}", CONNECTS_AGAIN) from error
 
 
 def _fail(cursor: Cursor, failure: Failure) -> bool:

@@ -10,7 +10,7 @@ from mirror_pump.errors import NotLeader
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.session.frontier_scheduler import Goal
-from mirror_pump.pipeline.session.listener import CHANNEL
+from mirror_pump.pipeline.session.listener import notify_pump
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.source.connect import source_errors
 from mirror_pump.source.stream.leader import Leader
@@ -72,7 +72,7 @@ def _wait(
             if goal.until is not None and time.monotonic() >= ask_at:
                 ask_at = time.monotonic() + _ASK_INTERVAL
                 with source_errors("asking the leader for the frontier"):
-                    standby.connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, format_lsn(Lsn(goal.until))))
+                    notify_pump(standby.connection, format_lsn(Lsn(goal.until)))
         stop.wait(_POLL_INTERVAL)
     return None
 

@@ -14,11 +14,11 @@ from mirror_pump.model import parse_lsn
 from mirror_pump.pipeline.flow.events import FrontierWanted, TablesMarked
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
-from mirror_pump.source.connect import source_errors
+from mirror_pump.source.connect import PgConnection, source_errors
 
 CHANNEL = "mirror_pump"
-"""NOTIFY payloads: the wanted frontier as a WAL position in Postgres's notation, `copy` for a new registration,
-RESYNC or RETAIN."""
+COPY = "copy"
+"""The payload that tells the pump of a new registration."""
 RETAIN = "retain"
 """The payload that asks the pump to retry the postponed steps of heap retention."""
 RESYNC = "resync"
@@ -27,6 +27,14 @@ RESYNC = "resync"
 _LOOK_INTERVAL = 5.0
 """Seconds between checks for notifications that libpq has buffered without the socket becoming readable. Other
 notifications and a stop request wake the thread at once."""
+
+
+def notify_pump(connection: PgConnection, payload: str) -> None:
+    """Wakes the pump, once the connection's transaction is committed. Raises psycopg.Error.
+
+    `payload`: the wanted frontier as a WAL position in Postgres's notation, or COPY, RESYNC or RETAIN.
+    """
+    connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload))
 
 
 class Listener:

@@ -12,7 +12,6 @@ because Iceberg would refuse the rewrite's commit. Equality deletes and new data
 
 from __future__ import annotations
 
-import hashlib
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping
@@ -25,8 +24,10 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.model import Lsn, SequenceNumber, TableId, TableName, TableState
+from mirror_pump.source.advisory_locks import advisory_key, key_halves
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.server import server_time
 from sql import queries
 
 _SQL = queries("maintenance")
@@ -210,11 +211,7 @@ def file_request(connection: PgConnection, table_id: TableId, by: str) -> dateti
 def safe_time(connection: PgConnection) -> float:
     """The present, seconds since 1970: the earlier one of the server's clock and this machine's. What is old by it is
     old, although one of the two may have jumped ahead."""
-    with source_errors("reading the server's clock"):
-        row = connection.execute(_SQL["clock"]).fetchone()
-    assert row is not None
-    there: datetime = row[0]
-    return min(time.time(), there.timestamp())
+    return min(time.time(), server_time(connection).timestamp())
 
 
 def withdraw_requests(connection: PgConnection, table_ids: Collection[TableId], by: str) -> None:
@@ -274,15 +271,13 @@ def announce_server(connection: PgConnection, slot: str) -> None:
 
 def is_served(connection: PgConnection, slot: str) -> bool:
     """Whether a maintainer serves requests at the moment."""
-    key = _lock_key(f"server {slot}") & 0xFFFF_FFFF_FFFF_FFFF
     with source_errors("looking for a maintainer"):
-        row = connection.execute(_SQL["served"], {"high": key >> 32, "low": key & 0xFFFF_FFFF}).fetchone()
+        row = connection.execute(_SQL["served"], key_halves(_lock_key(f"server {slot}"))).fetchone()
     return bool(row and row[0])
 
 
 def _lock_key(what: str) -> int:
-    digest = hashlib.sha256(f"mirror-pump maintenance {what}".encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
+    return advisory_key(f"maintenance {what}")
 
 
 def claim(connection: PgConnection, table_id: TableId, details: Mapping[str, Any]) -> tuple[uuid.UUID, str] | None:

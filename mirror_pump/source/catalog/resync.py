@@ -17,6 +17,7 @@ from mirror_pump.model import Lsn, TableId, TableName, TableState, TierKind, for
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.tier_keys import shown
 from mirror_pump.source.rows import fetch_rows
+from mirror_pump.source.server import server_time
 from mirror_pump.source.stream.slot import system_identity
 from mirror_pump.table_life import TableEvent, state_by, states_before
 from sql import queries
@@ -110,7 +111,7 @@ def mark_tables(
         "slot": slot,
         "table_ids": list(tables),
         "position": position,
-        "since": _now(connection),
+        "since": server_time(connection),
         "gap": gap,
         "keyless": _KEYLESS,
         "former": states_before(TableEvent.COPY_AWAITED),
@@ -130,9 +131,3 @@ def begin_stream(connection: PgConnection, slot: str, position: Lsn) -> None:
             f"slot {slot}: the frontier cannot become {format_lsn(position)} on timeline {timeline}; nothing was done",
             "run `mirror-pump resync --all` again",
         )
-
-
-def _now(connection: PgConnection) -> datetime:
-    ((now,),) = connection.execute(_SQL["now"]).fetchall()
-    assert isinstance(now, datetime)
-    return now

@@ -9,7 +9,6 @@ a statement every two seconds, which writes nothing, and whose time pg_stat_acti
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 from contextlib import suppress
@@ -22,6 +21,7 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import ConnectionLost, NotLeader, SourceError
 from mirror_pump.service_thread import ServiceThread
+from mirror_pump.source.advisory_locks import advisory_key, key_halves
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from sql import queries
 
@@ -34,9 +34,8 @@ _STOP_GRACE = 1.0
 
 
 def lock_key(slot: str) -> int:
-    """The advisory lock's key: 64 bits of a digest, to avoid collisions with other users of advisory locks."""
-    digest = hashlib.sha256(f"mirror-pump leader {slot}".encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
+    """The key of the leader's advisory lock."""
+    return advisory_key(f"leader {slot}")
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,8 @@ def is_led(conn: PgConnection, slot: str) -> bool:
 def lock_holders(conn: PgConnection, key: int) -> list[tuple[str, datetime | None]]:
     """The sessions that hold the advisory lock with this key, oldest first: application name, and when each connected
     (None if this role may not see that)."""
-    unsigned = key & 0xFFFF_FFFF_FFFF_FFFF
     with source_errors("looking for the leader"):
-        rows = conn.execute(_SQL["holders"], {"high": unsigned >> 32, "low": unsigned & 0xFFFF_FFFF}).fetchall()
+        rows = conn.execute(_SQL["holders"], key_halves(key)).fetchall()
     return [(str(application), connected_at) for application, connected_at in rows]
 
 

@@ -23,7 +23,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from mirror_pump.errors import ConnectionLost, SourceError, UnsendableRow, one_line_of
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.quoting import identifier, literal
-from mirror_pump.source.connect import as_source_error, replication_connect
+from mirror_pump.source.connect import CONNECTS_AGAIN, as_source_error, replication_connect
 from mirror_pump.source.stream.timelines import read_timeline
 from sql import queries
 
@@ -299,7 +299,7 @@ class ReplicationStream:
             return as_source_error(error, f"streaming from slot {self._slot}")
         return ConnectionLost(
             f"the server ended the stream from slot {self._slot}, as it does when it shuts down",
-            "mirror-pump connects again by itself",
+            CONNECTS_AGAIN,
         )
 
 
@@ -353,7 +353,7 @@ def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceErro
             " the slot keeps what was not received",
         )
     if state is None or state.startswith(("08", "57P")):
-        return ConnectionLost(f"the stream from slot {slot} broke: {detail}", "mirror-pump connects again by itself")
+        return ConnectionLost(f"the stream from slot {slot} broke: {detail}", CONNECTS_AGAIN)
     if state == "42704":
         remedy = (
             "if the publication is gone, `mirror-pump init` makes it again; if the slot is, `mirror-pump resync --all`"

@@ -11,7 +11,6 @@ publishing.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import socket
@@ -25,6 +24,7 @@ import psycopg
 
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn
+from mirror_pump.source.advisory_locks import advisory_key, key_halves
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.leader import Leader, leader_name, lock_holders, lock_key
@@ -99,8 +99,7 @@ class Standby:
         ConnectionLost."""
         with source_errors("waiting for the lead"):
             key = lock_key(self._slot)
-            unsigned = key & 0xFFFF_FFFF_FFFF_FFFF
-            parameters = {"key": key, "slot": self._slot, "high": unsigned >> 32, "low": unsigned & 0xFFFF_FFFF}
+            parameters = {"key": key, "slot": self._slot, **key_halves(key)}
             answer = fetch_row(self.connection, _Answer, _SQL["ask"], parameters)
             if answer is None:
                 raise SourceError(
@@ -125,8 +124,7 @@ class Standby:
         """End the sessions of the leader that would keep this standby from leading. Returns whether the one that holds
         the lock is among them. It takes the rights of the same role, or of pg_signal_backend. Raises SourceError,
         ConnectionLost."""
-        unsigned = lock_key(self._slot) & 0xFFFF_FFFF_FFFF_FFFF
-        parameters = {"slot": self._slot, "high": unsigned >> 32, "low": unsigned & 0xFFFF_FFFF}
+        parameters = {"slot": self._slot, **key_halves(lock_key(self._slot))}
         self._seen_at = time.monotonic()
         with source_errors("ending the sessions of a leader that is silent"):
             try:
@@ -155,5 +153,4 @@ def standbys(conn: PgConnection, slot: str) -> tuple[StandbyProcess, ...]:
 
 
 def _standby_key(slot: str) -> int:
-    digest = hashlib.sha256(f"mirror-pump standby {slot}".encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
+    return advisory_key(f"standby {slot}")

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from psycopg import pq
 from psycopg.pq.abc import PGconn, PGresult
 
-from mirror_pump.errors import ConnectionLost, SourceError
+from mirror_pump.errors import ConnectionLost, SourceError, one_line_of
 from mirror_pump.model import Lsn, parse_lsn
-from mirror_pump.source.connect import replication_connect
+from mirror_pump.source.connect import RECONNECTS, replication_connect
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ def _value(connection: PGconn, command: bytes, column: int) -> str:
     value = result.get_value(0, column) if result.status == pq.ExecStatus.TUPLES_OK else None
     if value is not None:
         return value.decode()
-    detail = " ".join((result.get_error_message() or connection.get_error_message()).split())
+    detail = one_line_of(result.get_error_message() or connection.get_error_message())
     if connection.status == pq.ConnStatus.BAD:
         raise ConnectionLost(
             f"the connection to Postgres was lost while reading its timelines: {detail}",
-            "mirror-pump reconnects by itself; if it does not succeed, see the server's log",
+            RECONNECTS,
         )
     raise SourceError(f"the server does not tell its timelines: {detail}", "see the server's log")
