@@ -29,6 +29,13 @@ class InternalLimits(BaseModel):
         default=60.0, description="Longest pause in seconds before failed background work on a table is tried again"
     )
 
+    # A look costs microseconds for each table. What is written before a table has its index is deleted by key.
+    upkeep_interval: Seconds = Field(
+        default=1.0,
+        description="Seconds between looks for due conversions, merges and fills, and between decisions about which"
+        " tables have a key index",
+    )
+
     # The leader shows a sign of life every two seconds. A machine that is busy may delay it.
     leader_silence: Seconds = Field(
         default=12.0,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mirror_pump.config import Settings
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
+from mirror_pump.limits import InternalLimits
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.register.registration import register
 from mirror_pump.ops.register.unregistration import unregister
@@ -37,6 +38,9 @@ _POLL = 0.02
 _POLL_MAX = 0.5
 _CHECKING = 0.2
 """Share of the time that goes into checks: they must not take the CPU from what they wait for."""
+
+QUICK = InternalLimits(upkeep_interval=0.1, retry_pause_max=0.25)
+"""Tests wait for what users' pumps may take a second for."""
 
 _AUDIT = """
 CREATE SCHEMA audit;
@@ -139,6 +143,7 @@ class Mirror:
             "batch_age": 0.05,
             "storage_fsync": False,
             "retention_interval": 0.2,
+            "limits": QUICK,
             **options,
         }
         settings = Settings(dsn=dsn or database.dsn, warehouse=warehouse, publication=chosen["slot"], **chosen)

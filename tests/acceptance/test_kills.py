@@ -1,4 +1,7 @@
-"""kill -9 at every step: the next pump continues from the frontier; nothing is lost, and nothing is there twice."""
+"""kill -9 at every step: the next pump continues from the frontier; nothing is lost, and nothing is there twice.
+
+`make test` kills around each commit: before it, after it, and while it is staged. `make soak` kills at every step.
+"""
 
 from __future__ import annotations
 
@@ -27,42 +30,62 @@ from tests.support.killed_pump import die
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-STREAM_STEPS = (Step.STREAMING, Step.RECEIVED, Step.WRITTEN, Step.STAGED, Step.PUBLISHED, Step.ACKNOWLEDGED)
-COPY_STEPS = (Step.COPY_PLANNED, Step.CHUNK_COPIED, Step.STAGED, Step.CHUNKS_PUBLISHED, Step.PUBLISHED)
+Death = tuple[str, int]
+"""The step at which a pump dies, and at which of its occurrences."""
 
-
-CONVERSION_STEPS = (
-    "converting",
-    "positions-written",
-    "positions-written/staged",
-    "positions-written/published",
-    "positions-written/acknowledged",
-    "converted",
+STREAM_DEATHS: tuple[Death, ...] = (
+    (Step.STREAMING, 1),
+    *(
+        (step, nth)
+        for step in (Step.RECEIVED, Step.WRITTEN, Step.STAGED, Step.PUBLISHED, Step.ACKNOWLEDGED)
+        for nth in (1, 3)
+    ),
+)
+COPY_DEATHS: tuple[Death, ...] = (
+    (Step.COPY_PLANNED, 1),
+    (Step.CHUNK_COPIED, 2),
+    (Step.STAGED, 2),
+    (Step.CHUNKS_PUBLISHED, 2),
+    (Step.PUBLISHED, 2),
+)
+CONVERSION_DEATHS: tuple[Death, ...] = (
+    *((step, nth) for step in ("converting", "positions-written", "converted") for nth in (1, 2)),
+    *((f"positions-written/{step}", 1) for step in ("staged", "published", "acknowledged") for _ in range(2)),
+)
+MERGE_DEATHS: tuple[Death, ...] = (
+    ("merging", 1),
+    ("merge-written", 1),
+    ("merge-written/staged", 1),
+    ("merge-written/published", 1),
+    ("merge-written/acknowledged", 1),
+    ("merged", 1),
+)
+FILL_DEATHS: tuple[Death, ...] = (
+    ("filling", 1),
+    ("filling/staged", 1),
+    ("filling/published", 1),
+    ("filled", 1),
+    ("filled/staged", 1),
+    ("filled/published", 1),
+)
+INDEX_DEATHS: tuple[Death, ...] = (
+    ("index-building", 2),
+    ("index-ready", 2),
+    ("index-ready/written", 2),
+    ("index-ready/staged", 2),
+    ("index-ready/published", 2),
+    ("index-ready/acknowledged", 2),
+    ("index-ready/merge-written", 2),
+    ("index-ready/merged", 2),
 )
 
-MERGE_STEPS = (
-    "merging",
-    "merge-written",
-    "merge-written/staged",
-    "merge-written/published",
-    "merge-written/acknowledged",
-    "merged",
-)
 
-
-FILL_STEPS = ("filling", "filling/staged", "filling/published", "filled", "filled/staged", "filled/published")
-
-
-INDEX_STEPS = (
-    "index-building",
-    "index-ready",
-    "index-ready/written",
-    "index-ready/staged",
-    "index-ready/published",
-    "index-ready/acknowledged",
-    "index-ready/merge-written",
-    "index-ready/merged",
-)
+def killed_at(every: tuple[Death, ...], *short: Death) -> pytest.MarkDecorator:
+    """Runs a test with the deaths around a commit, `short`, and in `make soak` with every one."""
+    assert set(short) < set(every)
+    return pytest.mark.parametrize(
+        "deaths", [pytest.param(short, id="short"), pytest.param(every, id="every", marks=pytest.mark.soak)]
+    )
 
 
 def write(database: Database, first: int) -> None:
@@ -109,39 +132,46 @@ def mirror(database: Database, warehouse: str) -> Mirror:
     return Mirror.create(database, warehouse, ThreadTaskRunner())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("runner", ["threads", pytest.param("spark", marks=pytest.mark.soak)])
-def test_a_pump_killed_at_every_step_of_the_stream(mirror: Mirror, spark: SparkSession, runner: str) -> None:
-    mirror.register("a", "b")
-    mirror.catch_up()
-    frontiers = [mirror.frontier()]
-    number = 0
-    # Real Spark for the steps around the publish; its tasks may still be writing when their driver is gone.
-    steps = STREAM_STEPS if runner == "threads" else (Step.RECEIVED, Step.PUBLISHED)
-    for step in steps:
-        for nth in (1, 3) if runner == "threads" else (2,):
-            write(mirror.database, number := number + 10)
-            options: dict[str, Any] = {"batch_bytes": 1, "segment_bytes": 3000} if step is not Step.STREAMING else {}
-            die(mirror, step, 1 if step is Step.STREAMING else nth, runner, **options)
-            frontiers.append(mirror.frontier())
-            mirror.assert_sound()
+@killed_at(STREAM_DEATHS, (Step.WRITTEN, 3), (Step.STAGED, 1), (Step.PUBLISHED, 3), (Step.ACKNOWLEDGED, 1))
+def test_a_pump_killed_at_steps_of_the_stream(mirror: Mirror, deaths: tuple[Death, ...]) -> None:
+    assert_survives(mirror, deaths, "threads", mirror)
+
+
+@pytest.mark.soak
+def test_a_pump_with_spark_killed_at_steps_of_the_stream(mirror: Mirror, spark: SparkSession) -> None:
+    """Around the publish. Tasks may still be writing when their driver is gone."""
     survivor = Mirror(mirror.database, mirror.settings, SparkTaskRunner(spark, 2))
-    assert survivor.catch_up().frontier >= frontiers[-1]
-    assert frontiers == sorted(frontiers)
-    assert frontiers[-1] > frontiers[0]
-    mirror.assert_equal("public.a", "public.b")
-    mirror.assert_sound()
+    assert_survives(mirror, ((Step.RECEIVED, 2), (Step.PUBLISHED, 2)), "spark", survivor)
     session = lake_session(spark, mirror.database.dsn, mirror.settings.require_warehouse())
     for table in ("public.a", "public.b"):
         assert_same(mirror.heap(table), normalised(read_spark(session, table)), f"{table} by Spark")
 
 
-def test_a_copy_killed_at_every_step(mirror: Mirror) -> None:
+def assert_survives(mirror: Mirror, deaths: tuple[Death, ...], runner: str, survivor: Mirror) -> None:
+    """Each pump goes on where the one before it died, and `survivor` with what the last one left."""
+    mirror.register("a", "b")
+    mirror.catch_up()
+    frontiers = [mirror.frontier()]
+    for number, (step, nth) in enumerate(deaths, 1):
+        write(mirror.database, number * 10)
+        options: dict[str, Any] = {"batch_bytes": 1, "segment_bytes": 3000} if step != Step.STREAMING else {}
+        die(mirror, step, nth, runner, **options)
+        frontiers.append(mirror.frontier())
+        mirror.assert_sound()
+    assert survivor.catch_up().frontier >= frontiers[-1]
+    assert frontiers == sorted(frontiers)
+    assert frontiers[-1] > frontiers[0]
+    mirror.assert_equal("public.a", "public.b")
+    mirror.assert_sound()
+
+
+@killed_at(COPY_DEATHS, (Step.CHUNK_COPIED, 2), (Step.STAGED, 2), (Step.CHUNKS_PUBLISHED, 2))
+def test_a_copy_killed_at_steps(mirror: Mirror, deaths: tuple[Death, ...]) -> None:
     """While rows change: each kill leaves chunks published, copied in vain, or not begun."""
     mirror.register("a", "b")
-    for number, step in enumerate(COPY_STEPS):
+    for number, (step, nth) in enumerate(deaths):
         write(mirror.database, number * 10 + 10)
-        die(mirror, step, 1 if step is Step.COPY_PLANNED else 2, copy_chunk_bytes=8192, copy_workers=2)
+        die(mirror, step, nth, copy_chunk_bytes=8192, copy_workers=2)
         mirror.assert_sound()
     steps = Steps()
     ((planned, done),) = mirror.database.rows(
@@ -160,21 +190,17 @@ def test_a_copy_killed_at_every_step(mirror: Mirror) -> None:
     mirror.assert_sound()
 
 
-def test_a_delete_conversion_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> None:
+@killed_at(
+    CONVERSION_DEATHS, ("positions-written", 2), ("positions-written/staged", 1), ("positions-written/published", 1)
+)
+def test_a_delete_conversion_killed_at_steps(mirror: Mirror, spark: SparkSession, deaths: tuple[Death, ...]) -> None:
     """While rows change. A file that no publish names is removed; one that a publish names is not written again."""
     mirror.register("a", "b")
     mirror.catch_up()
-    for number, step in enumerate(CONVERSION_STEPS):
-        for nth in (1, 2):
-            write(mirror.database, number * 20 + nth * 10)
-            die(
-                mirror,
-                step,
-                nth if step in ("converting", "positions-written", "converted") else 1,
-                convert_age=0,
-                index_memory=0,
-            )
-            mirror.assert_sound()
+    for number, (step, nth) in enumerate(deaths, 1):
+        write(mirror.database, number * 10)
+        die(mirror, step, nth, convert_age=0, index_memory=0)
+        mirror.assert_sound()
     write(mirror.database, 200)
     steps = Steps()
     with mirror.with_options(convert_age=0, index_memory=0).pumping(steps):
@@ -193,13 +219,17 @@ def test_a_delete_conversion_killed_at_every_step(mirror: Mirror, spark: SparkSe
         assert_same(heap, normalised(list(zip(*scanned.to_pydict().values(), strict=True))), f"{table} by pyiceberg")
 
 
-def test_an_index_killed_at_every_step(mirror: Mirror) -> None:
+@killed_at(
+    INDEX_DEATHS,
+    ("index-building", 2), ("index-ready/staged", 2), ("index-ready/published", 2), ("index-ready/merge-written", 2),
+)  # fmt: skip
+def test_an_index_killed_at_steps(mirror: Mirror, deaths: tuple[Death, ...]) -> None:
     """While rows change, deletes are written by position as they are committed, and files are merged. The next pump
     builds its index from what is published, whatever was under way."""
     mirror.register("a", "b")
     mirror.catch_up()
-    for step in INDEX_STEPS:
-        die(mirror, step, 2, meanwhile=lambda: change(mirror.database), batch_age=0.02)
+    for step, nth in deaths:
+        die(mirror, step, nth, meanwhile=lambda: change(mirror.database), batch_age=0.02)
         mirror.assert_sound()
     steps = Steps()
     with mirror.with_options(convert_age=0).pumping(steps) as running:
@@ -221,14 +251,15 @@ def test_an_index_killed_at_every_step(mirror: Mirror) -> None:
         assert_same(mirror.heap(table), rows, f"{table} by pyiceberg")
 
 
-def test_a_merge_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> None:
+@killed_at(MERGE_DEATHS, ("merge-written", 1), ("merge-written/staged", 1), ("merge-written/published", 1))
+def test_a_merge_killed_at_steps(mirror: Mirror, spark: SparkSession, deaths: tuple[Death, ...]) -> None:
     """While rows change, and conversions land."""
     mirror.register("a", "b")
     mirror.catch_up()
-    for number, step in enumerate(MERGE_STEPS):
+    for number, (step, nth) in enumerate(deaths):
         for part in range(3):
             write(mirror.database, number * 30 + part * 10)
-        die(mirror, step, 1, convert_age=0, batch_bytes=1)
+        die(mirror, step, nth, convert_age=0, batch_bytes=1)
         mirror.assert_sound()
     write(mirror.database, 400)
     steps = Steps()
@@ -245,8 +276,9 @@ def test_a_merge_killed_at_every_step(mirror: Mirror, spark: SparkSession) -> No
         assert_same(mirror.heap(table), normalised(read_spark(session, table)), f"{table} by Spark")
 
 
-def test_a_fill_of_a_table_with_old_rows_killed_at_every_step(
-    retention_tables: RetentionTables, database: Database
+@killed_at(FILL_DEATHS, ("filling/staged", 1), ("filling/published", 1), ("filled/published", 1))
+def test_a_fill_of_a_table_with_old_rows_killed_at_steps(
+    retention_tables: RetentionTables, database: Database, deaths: tuple[Death, ...]
 ) -> None:
     """While corrections are written. Each kill leaves a fill that the next pump completes, unless another column was
     added."""
@@ -255,14 +287,14 @@ def test_a_fill_of_a_table_with_old_rows_killed_at_every_step(
     with mirror.pumping() as running:
         mirror.await_live("public.events")
         events.advance(running)
-    for number, step in enumerate(FILL_STEPS):
+    for number, (step, nth) in enumerate(deaths):
         with database.session(autocommit=False) as connection:
             upsert(connection, number, number, "before")
             for table in ("events", "model"):
                 connection.execute(f"ALTER TABLE {table} ADD COLUMN c{number} int NOT NULL DEFAULT {number}".encode())
             upsert(connection, number + 10, number, "behind")
         events.columns += f", c{number}"
-        die(mirror, step, 1, fold_age=0.1)
+        die(mirror, step, nth, fold_age=0.1)
         events.assert_exact()
         mirror.assert_sound()
     steps = Steps()

@@ -13,9 +13,12 @@ import signal
 import sys
 
 from mirror_pump.config import Settings
+from mirror_pump.limits import InternalLimits
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.session.pump import Pump
 from mirror_pump.testing.tasks import ThreadTaskRunner
+
+_QUICK = InternalLimits(upkeep_interval=0.1, retry_pause_max=0.25)
 
 LATER_STEPS = (
     Step.CONVERTING,
@@ -52,7 +55,7 @@ def main(dsn: str, warehouse: str, slot: str, step: str, nth: str, runner: str, 
 
     chosen = dict(option.split("=", 1) for option in options)
     once = chosen.pop("once", "true") == "true" and not awaited and Step(last) not in LATER_STEPS
-    settings = Settings(dsn=dsn, warehouse=warehouse, slot=slot, publication=slot, **chosen)  # type: ignore[arg-type]  # pydantic reads texts
+    settings = Settings(dsn=dsn, warehouse=warehouse, slot=slot, publication=slot, limits=_QUICK, **chosen)  # type: ignore[arg-type]  # pydantic reads texts
     pump = Pump(settings, observer=observer, runner=ThreadTaskRunner() if runner == "threads" else None)
     pump.run(once=once)
 

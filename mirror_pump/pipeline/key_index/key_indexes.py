@@ -49,8 +49,6 @@ from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, FollowedFil
 from mirror_pump.pipeline.key_index.table_index import IndexPhase, TableIndex
 from mirror_pump.pipeline.operations.segments import SegmentChange
 
-_LOOK_INTERVAL = 1.0
-"""Seconds between decisions about which tables have an index."""
 _LOG_SHARE = 4
 """The log of commits during the building of an index may take at most the budget divided by this."""
 _FAILED_PAUSE = 300.0
@@ -101,9 +99,11 @@ class KeyIndexes:
     They outlive sessions: an index that is READY stays exact as long as the catalog names the same metadata.
     """
 
-    def __init__(self, budget: int, storage: StorageOptions) -> None:
-        """`budget`: maximum size of all indexes together, in bytes. 0: no table gets an index."""
+    def __init__(self, budget: int, storage: StorageOptions, look_interval: float = 1.0) -> None:
+        """`budget`: maximum size of all indexes together, in bytes. 0: no table gets an index. `look_interval`: seconds
+        between decisions about which tables have one."""
         self._budget = budget
+        self._look_interval = look_interval
         self._storage = storage
         self._secret = os.urandom(16)
         self._tracked: dict[TableId, TableIndex] = {}
@@ -207,7 +207,7 @@ class KeyIndexes:
         it replaced others."""
         table_id = table.table_id
         self._count(table, encoded.deleted, now)
-        if time.monotonic() - self._looked_at >= _LOOK_INTERVAL:
+        if time.monotonic() - self._looked_at >= self._look_interval:
             self._looked_at = time.monotonic()
             self._choose()
         tracked = self._of(table)

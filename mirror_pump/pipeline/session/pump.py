@@ -209,7 +209,9 @@ class Pump:
     def _run_sessions(
         self, first: Leader, goal: Goal, run_state: RunState, storage: StorageOptions, runner: TaskRunner
     ) -> None:
-        indexes = self._indexes = KeyIndexes(self._settings.index_memory, storage)
+        indexes = self._indexes = KeyIndexes(
+            self._settings.index_memory, storage, self._settings.limits.upkeep_interval
+        )
         leads = [first]
         guard = WalGuard(self._settings, self._observer, lambda: run_state.epoch, self.submit)
 

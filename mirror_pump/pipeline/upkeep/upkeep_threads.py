@@ -34,8 +34,6 @@ from sql import queries
 
 _SQL = queries("upkeep")
 
-_LOOK_INTERVAL = 1.0
-"""Seconds between looks at the tables when nothing is due at once."""
 _FIRST_PAUSE = 1.0
 """Seconds before a job that failed at a table is tried again there."""
 
@@ -86,7 +84,9 @@ class Upkeep:
         self._slot = context.slot
         self._observer = context.observer
         self._jobs = jobs
-        self._backoff = Backoff(_FIRST_PAUSE, context.settings.limits.retry_pause_max)
+        limits = context.settings.limits
+        self._look_interval = limits.upkeep_interval
+        self._backoff = Backoff(_FIRST_PAUSE, limits.retry_pause_max)
         self._tables: dict[TableId, _Watched] = {}
         self._garbage: list[str] = []
         # Guards all of the above. It is notified when something may have become due.
@@ -165,7 +165,7 @@ class Upkeep:
                 table_id = self._take(job)
                 if table_id is None:
                     if not self._stopping():
-                        self._changed.wait(_LOOK_INTERVAL)
+                        self._changed.wait(self._look_interval)
                     continue
             began = time.monotonic()
             self._do(job, table_id)
@@ -229,7 +229,7 @@ class Upkeep:
                     del self._tables[table_id]
                 return
             if row is None:
-                turn.not_before = time.monotonic() + _LOOK_INTERVAL
+                turn.not_before = time.monotonic() + self._look_interval
                 if job.free == "free_to_fill" and table.state not in (TableState.COPYING, TableState.WAITING):
                     # The last snapshot of a fill is marked too. A copy may be followed by one without another snapshot.
                     turn.left = seen
@@ -240,7 +240,7 @@ class Upkeep:
             ready = job.compute(table, lake, watched.listing, tasks)
             if ready is None:
                 turn.left = lake
-                turn.not_before = time.monotonic() + max(job.idle, _LOOK_INTERVAL)
+                turn.not_before = time.monotonic() + max(job.idle, self._look_interval)
         except (LakeError, TaskFailed) as error:
             name = str(table_id if table is None else table.name)
             self._observer(job.failed, table=name, error=str(error), remedy=error.remedy)
