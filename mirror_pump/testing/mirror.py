@@ -223,7 +223,7 @@ class Mirror:
         with self.database.session() as connection:
             # As connections of the program have it, whatever the database's own setting is.
             connection.execute("SET datestyle = 'ISO'")
-            result = wait_on(connection, self.settings, Lsn(target), seconds)
+            result = wait_on(connection, self.settings, Lsn(target), seconds, poll=_POLL)
         if result.error is not None:
             raise result.error
         return result.frontier

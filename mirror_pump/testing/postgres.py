@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import psycopg
 from psycopg import sql
@@ -199,8 +199,10 @@ class EmbeddedPostgres:
         """Creates a copy of the database `template`, by default an empty one, and returns its DSN. Nobody may be
         connected to the template. With an encoding other than UTF8 it has the locale C."""
         with psycopg.connect(self.dsn(), autocommit=True) as connection:
-            # FILE_COPY would cost checkpoints.
             create = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+            if major_version() >= 15:
+                # Its checkpoints cost less CPU than 9 MB of WAL.
+                create += sql.SQL(" STRATEGY FILE_COPY")
             if encoding != "UTF8":
                 create += sql.SQL(" LOCALE 'C' ENCODING {}").format(sql.Literal(encoding))
             connection.execute(create)
@@ -213,18 +215,21 @@ class EmbeddedPostgres:
             while True:
                 connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
                 # An active slot cannot be dropped. Its walsender has just been terminated and needs a moment.
-                slots = connection.execute(
+                found = connection.execute(
                     "SELECT slot_name, active FROM pg_replication_slots WHERE database = %s", (name,)
                 ).fetchall()
-                for slot, active in slots:
-                    if not active:
-                        with contextlib.suppress(psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
-                            connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
-                if not slots:
+                slots = [slot for slot, active in found if active or not _dropped(connection, slot)]
+                ((sessions,),) = connection.execute(
+                    "SELECT count(*) FROM pg_stat_activity WHERE datname = %s", (name,)
+                ).fetchall()
+                # DROP DATABASE would look for sessions ten times a second.
+                if not slots and not sessions:
                     break
                 if time.monotonic() > deadline:
+                    if not slots:
+                        break
                     raise TimeoutError(f"slots {slots} of database {name} are still in use")
-                time.sleep(0.02)
+                time.sleep(0.003)
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     @contextlib.contextmanager
@@ -322,3 +327,14 @@ class EmbeddedPostgres:
         except subprocess.TimeoutExpired:
             guard.send_signal(signal.SIGKILL)
             guard.wait()
+
+
+def _dropped(connection: psycopg.Connection[Any], slot: str) -> bool:
+    """Drops a slot. Returns False if somebody uses it."""
+    try:
+        connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+    except psycopg.errors.ObjectInUse:
+        return False
+    except psycopg.errors.UndefinedObject:
+        pass
+    return True

@@ -67,7 +67,11 @@ def test_small_files_are_merged_while_the_stream_goes_on(t: Database, warehouse:
     assert_same(mirror.heap("public.t"), normalised(read_spark(session, "public.t")), "by Spark")
 
 
-@pytest.mark.parametrize("what", ["truncate", "delete", "rewrite", "announce"])
+@pytest.mark.parametrize(
+    "what",
+    # tests/integration/maintenance/test_file_merge.py has the others without a pump.
+    ["delete", "announce", *(pytest.param(what, marks=pytest.mark.soak) for what in ("truncate", "rewrite"))],
+)
 def test_what_comes_while_files_are_merged(t: Database, warehouse: str, spark: SparkSession, what: str) -> None:
     """Each change comes before the merge is published: the merge is refused, or lands with the change."""
     mirror = Mirror.create(t, warehouse, ThreadTaskRunner(), batch_bytes=1, convert_age=0)

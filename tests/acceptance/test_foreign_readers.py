@@ -119,6 +119,10 @@ def _run(database: Database, warehouse: str, load: ForeignReadLoad, spark: Spark
         if spark is not None:
             await_true(lambda: passes, 120, "a pass of maintenance")
             assert not [result.errors for result in passes if result.errors]
+        # The last round may end before the fold of what it wrote.
+        await_true(
+            lambda: steps.count(Step.FOLDED) >= 2 and steps.count(Step.TIER_ADVANCED) >= 2, 60, "folds, advances"
+        )
     done = readers.done
     print(
         f"{dict(done)}; {steps.count(Step.FOLDED)} folds; the cut-line moved {steps.count(Step.TIER_ADVANCED)} times;"
@@ -126,8 +130,6 @@ def _run(database: Database, warehouse: str, load: ForeignReadLoad, spark: Spark
     )
     assert sum(count for kind, count in done.items() if kind.startswith("paused")) >= 2
     assert done["of keys that changed meanwhile"], "no read met a writer"
-    assert steps.count(Step.FOLDED) >= 2
-    assert steps.count(Step.TIER_ADVANCED) >= 2
     assert database.rows("SELECT * FROM modak.read_pins") == []
     assert database.rows("SELECT retention_stopped FROM modak.status") == [(None,)], "a proof failed"
     mirror.assert_sound()
@@ -135,7 +137,7 @@ def _run(database: Database, warehouse: str, load: ForeignReadLoad, spark: Spark
 
 @pytest.mark.slow
 def test_readers_by_the_published_algorithm_are_exact(database: Database, tmp_path: Path) -> None:
-    _run(database, tmp_path.as_uri(), ForeignReadLoad(8, 400, 300, 60, (0.3, 1.0), 2), None)
+    _run(database, tmp_path.as_uri(), ForeignReadLoad(4, 400, 300, 60, (0.2, 0.5), 2), None)
 
 
 @pytest.mark.soak

@@ -153,7 +153,7 @@ def test_another_engine_rewrites_the_files(mirror: Mirror, spark: SparkSession) 
     with mirror.with_options(merge_bytes=0).pumping(steps) as running:
         mirror.await_live("public.t")
         await_index(mirror, steps, "public.t", "UPDATE t SET n = n + 1 WHERE id % 10 = 0")
-        for turn in range(3):
+        for turn in range(2):
             former = steps.count(Step.INDEX_READY)
             rewrite(session)
             await_index(mirror, steps, "public.t", f"UPDATE t SET n = {turn} WHERE id % 7 = {turn}", former)
@@ -228,7 +228,7 @@ def test_another_engine_rewrites_the_files_while_a_commit_is_staged(mirror: Mirr
     with mirror.with_options(merge_bytes=0).pumping(steps) as running:
         mirror.await_live("public.t")
         await_index(mirror, steps, "public.t", "UPDATE t SET n = n + 1 WHERE id % 10 = 0")
-        for turn in range(3):
+        for turn in range(2):
             ready = steps.count(Step.INDEX_READY)
             due.set()
             database.execute(f"UPDATE t SET n = {turn} WHERE id % 7 = {turn}")

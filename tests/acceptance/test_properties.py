@@ -13,10 +13,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from tests.support.mirror_state_machine import MirrorMachine
 
-SECONDS = 6.0
-"""New rounds begin until then: some 2 mirrors on two idle cores. `make soak` runs for much longer."""
+SECONDS = 4.0
+"""New rounds begin until then: one mirror or two on two idle cores. `make soak` runs for much longer."""
 
-EXAMPLES = 2
+EXAMPLES = 1
 """Mirrors per round."""
 
 STEPS = 20

@@ -40,6 +40,14 @@ class ThreadedProgram(Program):
         return [sys.executable, "-c", _IN_THREADS, *arguments]
 
 
+def threaded_at_start(directory: Path) -> dict[str, str]:
+    """Environment variables by which every Python that is started from now on makes its pumps ThreadedPrograms: also
+    those that the program itself starts, without arguments of ours. Writes a file to the directory."""
+    patch, _, _ = _IN_THREADS.partition("from mirror_pump.cli")
+    (directory / "sitecustomize.py").write_text(patch)
+    return {"PYTHONPATH": str(directory)}
+
+
 def install_threaded(directory: Path) -> None:
     """Makes `mirror-pump` in this directory a ThreadedProgram, for scripts that have the directory in their PATH."""
     script = directory / "mirror-pump"

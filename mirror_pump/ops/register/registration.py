@@ -88,6 +88,9 @@ _SHAPE_SQL = queries("shape")
 
 _PROGRESS_INTERVAL = 0.25
 """Seconds between looks at the progress of copies."""
+_FIRST_LOOK = 0.02
+"""Seconds between the first two looks. The interval doubles up to _PROGRESS_INTERVAL: a small table is copied in
+moments."""
 _NO_PUMP_GRACE = 5.0
 """Seconds without a leader after which `register` stops waiting for a pump and copies the tables itself."""
 
@@ -448,6 +451,7 @@ def follow_copies(
 ) -> None:
     """Return once no table is being copied any more. If no pump runs, copy the tables in this process."""
     led_at: float | None = None
+    pause = _FIRST_LOOK
     while True:
         progress = list(copies_progress(connection, tables))
         on_progress(progress)
@@ -459,7 +463,8 @@ def follow_copies(
             # No pump runs; one that is only restarting would be back by now. So this process copies the tables.
             with suppress(NotLeader), _shown(settings, tables, on_progress):
                 Pump(settings, observer=observer).run(copies=True)
-        time.sleep(_PROGRESS_INTERVAL)
+        time.sleep(pause)
+        pause = min(2 * pause, _PROGRESS_INTERVAL)
 
 
 @contextmanager

@@ -24,6 +24,9 @@ _SQL = queries("status")
 
 POLL_INTERVAL = 0.05
 """Seconds between two polls. A poll is one indexed query, and the interval is short compared with the batch age."""
+_FIRST_POLL = 0.005
+"""Seconds between the first two polls. The interval doubles up to POLL_INTERVAL: an idle pump answers within
+milliseconds."""
 
 ASK_INTERVAL = 2.0
 """Seconds between two notifications. They are repeated for a pump that starts during the wait, and kept rare because
@@ -56,13 +59,21 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
         return _wait(connection, settings, target, timeout, deadline)
 
 
-def wait_on(connection: PgConnection, settings: Settings, target: Lsn, timeout: float) -> WaitResult:
-    """Do as `wait_for`, over the caller's connection, which is in autocommit mode."""
-    return _wait(connection, settings, target, timeout, time.monotonic() + timeout)
+def wait_on(
+    connection: PgConnection, settings: Settings, target: Lsn, timeout: float, poll: float = POLL_INTERVAL
+) -> WaitResult:
+    """Do as `wait_for`, over the caller's connection, which is in autocommit mode. `poll`: the longest time in seconds
+    between two polls."""
+    return _wait(connection, settings, target, timeout, time.monotonic() + timeout, poll)
 
 
 def _wait(
-    connection: PgConnection, settings: Settings, target: Lsn | None, timeout: float, deadline: float
+    connection: PgConnection,
+    settings: Settings,
+    target: Lsn | None,
+    timeout: float,
+    deadline: float,
+    poll: float = POLL_INTERVAL,
 ) -> WaitResult:
     with source_errors("waiting for the frontier"):
         slot = complete_from(connection, settings).slot
@@ -70,7 +81,7 @@ def _wait(
             # This position may not be flushed yet. The NOTIFY below flushes it.
             target = wal_end(connection)
         ask_at = time.monotonic()
-        patience = _FIRST_ASK
+        patience, pause = _FIRST_ASK, _FIRST_POLL
         while True:
             frontier, active, error = _frontier(connection, slot)
             if frontier >= target:
@@ -85,7 +96,8 @@ def _wait(
                 ask_at = now + patience
                 patience = min(2 * patience, ASK_INTERVAL)
                 notify_pump(connection, format_lsn(target))
-            time.sleep(min(POLL_INTERVAL, max(0.0, deadline - now)))
+            time.sleep(min(pause, max(0.0, deadline - now)))
+            pause = min(2 * pause, poll)
 
 
 def _frontier(connection: PgConnection, slot: str) -> tuple[Lsn, bool, PumpError | None]:

@@ -63,7 +63,7 @@ def test_policies_are_shown_set_and_unset(mirror: Mirror, run: RunCommand) -> No
 
 
 @pytest.mark.slow
-def test_a_pump_brings_its_maintainer(program: Program, mirror: Mirror, tmp_path: Path) -> None:
+def test_a_pump_brings_its_maintainer(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     """`run --maintain`: requests are answered while the pump runs; the maintainer ends with the pump."""
     mirror.register("t")
     mirror.catch_up()
@@ -72,7 +72,7 @@ def test_a_pump_brings_its_maintainer(program: Program, mirror: Mirror, tmp_path
     with mirror.database.connect() as connection:
         pump = threaded.start("run", "--maintain", "--maintain-interval", "1", log="pump.log")
         await_true(lambda: is_served(connection, slot), 60, "a maintainer serves")
-        assert program.run("maintain", "--no-wait") == "public.t: requested\n"
+        assert run("maintain", "--no-wait").stdout == "public.t: requested\n"
         await_true(lambda: not mirror.database.rows("SELECT FROM modak.maintenance_requests"), 60, "it is claimed")
         threaded.stop(pump, timeout=60)
         await_true(lambda: not is_served(connection, slot), 30, "the maintainer ended with the pump")

@@ -21,7 +21,7 @@ from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.postgres import free_port
 from mirror_pump.testing.program import Program
 from tests.bare_machine.readme import is_printed, printed_lines, shell_lines
-from tests.support.cli import RunCommand, ThreadedProgram, install_threaded
+from tests.support.cli import RunCommand, ThreadedProgram, install_threaded, threaded_at_start
 from tests.support.proxy import Proxy
 
 
@@ -109,7 +109,7 @@ def test_what_waiting_cannot_cure_ends_run_at_once(
 
 @pytest.mark.usefixtures("program")
 def test_bad_tables_are_refused_and_the_good_one_catches_up(
-    run: RunCommand, database: Database, tmp_path: Path
+    run: RunCommand, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.execute(
         "CREATE TABLE good (id int PRIMARY KEY, v text)",
@@ -133,6 +133,9 @@ def test_bad_tables_are_refused_and_the_good_one_catches_up(
     assert run("wait", "--lsn", format_lsn(end), "--timeout", "0").exit_code == 0
     (table,) = orjson.loads(run("status", "--json").stdout)["tables"]
     assert (table["table"], table["state"]) == ("public.good", "live")
+    for name, value in threaded_at_start(tmp_path).items():
+        # No pump runs: verify starts one.
+        monkeypatch.setenv(name, value)
     (compared,) = orjson.loads(run("verify", "--json").stdout)["tables"]
     assert (compared["table"], compared["equal"]) == ("public.good", True)
     assert (compared["heap_rows"], compared["lake_rows"], compared["differences"]) == (49, 49, [])

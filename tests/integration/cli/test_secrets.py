@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 import psutil
@@ -18,10 +18,14 @@ from psycopg.conninfo import make_conninfo
 from typer.main import get_command
 
 from mirror_pump.cli.main import app
+from mirror_pump.engine.spark_runtime.session import jdbc_catalog, storage_conf
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
 from tests.support.cli import RunCommand, ThreadedProgram
 from tests.support.s3_server import S3Server, s3_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PASSWORD = "pw-of-the-database/'&x"
 KEYS = {
@@ -140,6 +144,21 @@ def test_help_shows_no_secret(run: RunCommand, monkeypatch: pytest.MonkeyPatch) 
         assert "--storage-secret-key" not in result.output
 
 
+def test_spark_shows_no_secret_among_its_settings(spark: SparkSession) -> None:
+    """What its web interface would show, where somebody switches it on: `make soak` looks at the pages themselves."""
+    dsn = make_conninfo("host=h dbname=d user=u", password=PASSWORD)
+    secret, token, access = KEYS.values()
+    properties = {"s3.secret-access-key": secret, "s3.session-token": token, "s3.access-key-id": access}
+    catalogs = jdbc_catalog("lake", dsn, "s3://lake/x") | storage_conf("lake", "s3://lake/x", properties)
+    assert set(shown_in(str(catalogs))) == {PASSWORD, *KEYS.values()}
+    jvm: Any = spark.sparkContext._jvm
+    settings = jvm.PythonUtils.toSeq([jvm.scala.Tuple2(key, value) for key, value in catalogs.items()])
+    context: Any = spark.sparkContext
+    text = str(jvm.org.apache.spark.util.Utils.redact(context._jsc.sc().conf(), settings).mkString("\n"))
+    assert "spark.sql.catalog.lake.jdbc.user" in text
+    assert shown_in(text) == []
+
+
 _UI = """
 import sys, urllib.request
 from mirror_pump.engine.spark_runtime.session import SparkSettings, jdbc_catalog, spark_session, storage_conf
@@ -157,6 +176,7 @@ session.stop()
 """
 
 
+@pytest.mark.soak
 def test_sparks_web_interface_shows_no_secret() -> None:
     """Where somebody switches it on: by default there is none."""
     dsn = make_conninfo("host=h dbname=d user=u", password=PASSWORD)

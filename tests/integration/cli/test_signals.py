@@ -161,22 +161,51 @@ def test_register_that_waits_for_a_lock(mirror: InterruptedCommands, tmp_path: P
     assert [path for path in (tmp_path / "lake").rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.slow
-def test_register_while_spark_starts_and_while_it_copies(mirror: InterruptedCommands) -> None:
+_STANDS = "interrupted; registered: t, whose copy a running pump or the same `mirror-pump register` continues"
+
+
+def test_register_while_spark_starts(mirror: InterruptedCommands) -> None:
     """The table is registered, and the next register continues its copy."""
-    mirror.database.execute("INSERT INTO t SELECT generate_series(10, 60000)")
-    stands = "interrupted; registered: t, whose copy a running pump or the same `mirror-pump register` continues"
     process = mirror.start("register", "t")
     mirror.until(lambda: spark_starts(process), process)
     code, events = mirror.ended(process)
-    assert (code, events[-1]) == (130, stands)
+    assert (code, events[-1]) == (130, _STANDS)
     assert mirror.rows("SELECT state FROM modak.mirror_tables") == [("copying",)]
+    assert mirror.start("register", "t", spark=False).wait(120) == 0
+    assert mirror.rows("SELECT state FROM modak.mirror_tables") == [("live",)]
 
+
+def test_register_while_it_copies(mirror: InterruptedCommands) -> None:
+    """By threads: the copy waits for somebody's lock."""
+    copied = "SELECT count(*) FROM modak.copy_chunks WHERE done_at IS NOT NULL"
+    with (
+        mirror.database.connect(autocommit=False) as planning,
+        mirror.database.connect(autocommit=False) as locking,
+    ):
+        planning.execute("LOCK TABLE modak.copy_chunks IN EXCLUSIVE MODE")
+        process = mirror.start("register", "t", spark=False)
+        mirror.until(lambda: mirror.query_runs("mirror-pump", "wait_event_type = 'Lock'"), process)
+        # Registered, and about to be planned: nobody has read a row.
+        locking.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        planning.rollback()
+        mirror.until(lambda: mirror.rows("SELECT count(*) FROM modak.copy_chunks") > [(0,)], process)
+        code, events = mirror.ended(process)
+        assert (code, events[-1]) == (130, _STANDS)
+        assert mirror.rows(copied) == [(0,)]
+    assert mirror.rows("SELECT state FROM modak.mirror_tables") == [("copying",)]
+    assert mirror.start("register", "t", spark=False).wait(120) == 0
+    assert mirror.rows("SELECT state FROM modak.mirror_tables") == [("live",)]
+
+
+@pytest.mark.soak
+def test_register_while_spark_copies(mirror: InterruptedCommands) -> None:
+    """Spark's workers get the signal too."""
+    mirror.database.execute("INSERT INTO t SELECT generate_series(10, 60000)")
     process = mirror.start("register", "t", "--copy-chunk-bytes", "64KiB", "--copy-workers", "1")
     copied = "SELECT count(*) FROM modak.copy_chunks WHERE done_at IS NOT NULL"
     mirror.until(lambda: mirror.rows(copied) > [(0,)], process)
     code, events = mirror.ended(process)
-    assert (code, events[-1]) == (130, stands)
+    assert (code, events[-1]) == (130, _STANDS)
     (left,) = mirror.rows("SELECT count(*) FROM modak.copy_chunks WHERE done_at IS NULL")
     assert left > (0,), "it was over before it was interrupted"
 

@@ -18,7 +18,7 @@ from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.pipeline import change_rows, in_thread, writing
 
-ROWS = 200_000 if os.environ.get("SOAK") else 40_000
+ROWS = 200_000 if os.environ.get("SOAK") else 20_000
 
 
 @pytest.fixture
@@ -55,7 +55,9 @@ def test_a_table_is_copied_while_it_changes(
     runner: TaskRunner = request.getfixturevalue(runs)
     seed = random.SystemRandom().randrange(2**32)
     print(f"writer's seed: {seed}")
-    mirror = Mirror.create(busy, warehouse, runner, batch_age=0.3, copy_chunk_bytes=1 << 18, copy_workers=2)
+    mirror = Mirror.create(
+        busy, warehouse, runner, batch_age=0.3, copy_chunk_bytes=min(1 << 18, 6 * ROWS), copy_workers=2
+    )
     steps = Steps()
     with mirror.pumping(steps), writing(busy, change_rows("t", ROWS), seed) as written:
         mirror.register("u")

@@ -153,7 +153,7 @@ def test_insert_only_tables_have_no_deletes_and_pyiceberg_reads_them(table: Smal
 
 def test_merging_manifests_changes_no_entry(file_table: SmallTable) -> None:
     known: dict[str, tuple[int | None, int | None]] = {}
-    for key in range(130):
+    for key in range(104):
         staged = file_table.commit(RowDelta((file_table.segment({key: "x"}, [key]), file_table.segment({}, [key]))))
         if key == 70:
             file_table.reload()

@@ -98,7 +98,7 @@ SIZES = MergeSizes(fanout=2, own_positions=2)
 """Two files of a class suffice for a merge, and two deleted rows for a separate file, as examples are short."""
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(commits=st.lists(COMMITS, min_size=1, max_size=14), copying=st.booleans())
 def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
     duckdb: DuckDBPyConnection, commits: list[Commit], *, copying: bool

@@ -13,7 +13,6 @@ from mirror_pump.lake.commit.row_delta import RowDelta
 from mirror_pump.lake.metadata.snapshot_stats import live_rows, snapshot_stats
 from tests.support.lake_tables import Rows, SmallTable
 
-COMMITS = 800
 RESOLVED_EVERY = 10
 """Commits; by default there is one per second."""
 MERGE_LANDS_AFTER = 2
@@ -32,8 +31,8 @@ class Counts:
         return cls(table.table.data_files, table.table.delete_files, len(table.table.manifests))
 
 
-@pytest.mark.slow
-def test_a_commit_per_second(warehouse: str) -> None:
+@pytest.mark.parametrize("commits", [300, pytest.param(800, marks=pytest.mark.soak)])
+def test_a_commit_per_second(warehouse: str, commits: int) -> None:
     chance = random.Random(4)
     table = SmallTable(f"{warehouse}/public/t")
     rows: Rows = dict.fromkeys(range(KEYS), "first")
@@ -41,7 +40,7 @@ def test_a_commit_per_second(warehouse: str) -> None:
     merge: FileRewrite | None = None
     lands_at = 0
     seen: list[Counts] = []
-    for number in range(COMMITS):
+    for number in range(commits):
         new: Rows = dict.fromkeys(chance.sample(range(2 * KEYS), chance.randint(0, 9)), f"v{number}")
         gone = chance.sample(range(KEYS), 2)
         table.commit(RowDelta((table.segment(new, sorted({*new, *gone})),)))

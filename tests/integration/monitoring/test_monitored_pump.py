@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.program import Program
-from tests.support.cli import ThreadedProgram
+from tests.support.cli import RunCommand, ThreadedProgram
 from tests.support.otlp import OtlpReceiver, otlp_receiver
 
 _HOSTILE = '<img src=x onerror="window.hacked=1">'
@@ -34,17 +34,31 @@ def receiver() -> Iterator[OtlpReceiver]:
         yield running
 
 
+Done = Callable[..., str]
+
+
 @pytest.fixture
-def program(database: Database, tmp_path: Path, slot: str) -> Program:
+def done(run: RunCommand) -> Done:
+    """Runs a command in this process, which has to succeed, and returns its stdout."""
+
+    def succeeding(*arguments: str) -> str:
+        result = run(*arguments)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    return succeeding
+
+
+@pytest.fixture
+def program(database: Database, tmp_path: Path, slot: str, done: Done) -> Program:
     """The program on an initialised mirror, with two tables to register, one of which has a hostile name."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "INSERT INTO t SELECT g, 'v' FROM generate_series(1, 100) g",
         f'CREATE TABLE "{_HOSTILE.replace(chr(34), chr(34) * 2)}" (id int PRIMARY KEY)',
     )
-    program = ThreadedProgram(database.dsn, tmp_path)
-    program.run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
-    return program
+    done("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
+    return ThreadedProgram(database.dsn, tmp_path)
 
 
 class Listening:
@@ -119,18 +133,18 @@ def trace_of(spans: list[Span]) -> tuple[Span, list[Span]] | None:
 
 
 def test_a_pump_tells_collectors_probes_and_people_the_same(
-    program: Program,
+    done: Done,
     database: Database,
     receiver: OtlpReceiver,
     listen: Listen,
     request: pytest.FixtureRequest,
 ) -> None:
     pump = listen("leader.log", receiver.url)
-    program.run("register", "public.t", '"' + _HOSTILE.replace('"', '""') + '"')
     await_true(pump.ready, 60, "it streams")
+    done("register", "public.t", '"' + _HOSTILE.replace('"', '""') + '"')
     assert pump.get("/healthz") == (200, {"status": "ok", "role": "leader"})
     database.execute("UPDATE t SET v = 'w'")
-    program.run("wait", "--now", "--timeout", "60")
+    done("wait", "--now", "--timeout", "60")
 
     # Metrics: the same on both ways.
     await_true(lambda: pump.value("mirror_pump_changes") == 100, 20, "100 changes are counted")
@@ -168,7 +182,7 @@ def test_a_pump_tells_collectors_probes_and_people_the_same(
         assert child.start_time_unix_nano <= child.end_time_unix_nano <= batch.end_time_unix_nano
 
     # The status, by HTTP and by the command. By HTTP it may be some seconds old.
-    printed = json.loads(program.run("status", "--json"))
+    printed = json.loads(done("status", "--json"))
     moving = {"lag_bytes", "lag_seconds", "frontier", "equality_deletes_age", "maintenance"}
 
     def steady(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -210,20 +224,20 @@ def test_a_standby_is_alive_but_not_ready_until_it_leads(program: Program, liste
 
 
 def test_neither_clients_nor_a_dead_collector_hold_up_the_pump(
-    program: Program, database: Database, listen: Listen
+    program: Program, database: Database, listen: Listen, done: Done
 ) -> None:
     # A collector that accepts connections and never answers.
     with closing(socket.create_server(("127.0.0.1", 0))) as silent, ExitStack() as clients:
         pump = listen("pump.log", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        program.run("register", "public.t")
         await_true(pump.ready, 60, "it streams")
+        done("register", "public.t")
         for _ in range(100):
             client = clients.enter_context(
                 closing(socket.create_connection(("127.0.0.1", int(pump.url.rpartition(":")[2])), timeout=10))
             )
             client.sendall(b"GET /status.json HTTP/1.1\r\nHost: local")
         database.execute("UPDATE t SET v = 'w'")
-        program.run("wait", "--now", "--timeout", "30")
+        done("wait", "--now", "--timeout", "30")
         program.stop(pump.process, timeout=60)
         exporters = [line["exporter"] for line in pump.logged("telemetry is not exported")]
         assert len(exporters) == len(set(exporters)), "each exporter complains once an hour"

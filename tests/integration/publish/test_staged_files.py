@@ -30,7 +30,7 @@ def _correct(database: Database, value: str) -> None:
         delete(connection, 7, 1)
 
 
-@pytest.mark.parametrize("index_memory", [0, 1 << 24])
+@pytest.mark.parametrize("index_memory", [pytest.param(0, marks=pytest.mark.soak), 1 << 24])
 def test_nothing_is_left_of_a_commit_whose_branch_cannot_be_written(
     retention_tables: RetentionTables, database: Database, index_memory: int
 ) -> None:

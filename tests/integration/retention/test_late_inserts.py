@@ -151,7 +151,7 @@ def test_an_absent_key_is_not_deleted_while_files_are_rewritten(
         events.assert_exact()
 
 
-@pytest.mark.parametrize("index_memory", [0, 1])
+@pytest.mark.parametrize("index_memory", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_without_room_for_an_index_folds_do_not_wait(
     retention_tables: RetentionTables, database: Database, index_memory: int
 ) -> None:

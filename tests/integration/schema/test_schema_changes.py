@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -17,10 +17,8 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import read_duckdb
-from mirror_pump.testing.mirror import Mirror, RunningPump, assert_same, await_true, normalised
-from mirror_pump.testing.postgres import EmbeddedPostgres
+from mirror_pump.testing.mirror import Mirror, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from mirror_pump.testing.verification import assert_verified
 
 _DOCUMENT = (Path(__file__).parents[3] / "docs" / "schema-changes.md").read_text(encoding="utf-8")
 _STEPS = {
@@ -46,23 +44,30 @@ def _setup() -> str:
     return found[1]
 
 
-def _examples() -> list[Any]:
-    """The document's rows: what is done, its transactions, and the result."""
+@dataclass(frozen=True)
+class _Example:
+    """A row of the document: what is done, its transactions, and the result."""
+
+    change: str
+    transactions: list[str]
+    result: str
+
+
+def _examples() -> list[_Example]:
     rows = re.findall(r"^\| ([^|]+) \| (`[^|]+`) \| ([a-zA-Z ]+) \|$", _DOCUMENT, re.MULTILINE)
     assert len(rows) == len(re.findall(r"^\|[^|]+\| *`", _DOCUMENT, re.MULTILINE)), "a row that is not understood"
     assert len(rows) > 50
     return [
-        pytest.param(
-            re.findall(r"`([^`]+)`", sql),
-            result,
-            id=change,
-            marks=pytest.mark.skipif(
-                major_version() < 18 and re.search("STORED|VIRTUAL|double", sql) is not None,
-                reason="the server publishes no generated columns",
-            ),
-        )
+        _Example(change, re.findall(r"`([^`]+)`", sql), result)
         for change, sql, result in rows
+        # Older servers publish no generated columns.
+        if major_version() >= 18 or re.search("STORED|VIRTUAL|double", sql) is None
     ]
+
+
+_EXAMPLES = _examples()
+_MIRRORS = 7
+"""The examples are divided among that many mirrors: those of one mirror run at the same time."""
 
 
 _BEFORE = """
@@ -81,47 +86,97 @@ UPDATE p SET part = 3 - part WHERE id % 10 = 1;
 """
 
 
-@dataclass(frozen=True)
-class _ExampleScene:
-    """A running mirror, in whose database every example has a schema of its own."""
+@dataclass
+class _Running:
+    """An example in a schema of its own, whose tables are mirrored."""
 
-    mirror: Mirror
-    pump: RunningPump
+    example: _Example
+    database: Database
+    connection: psycopg.Connection[Any]
+    """Finds the example's tables by their plain names."""
+    schema: str
+    table_id: int = 0
+    before: tuple[list[str], list[Any]] | None = None
+    """The table's columns and rows before the change."""
+
+    @classmethod
+    def create(cls, example: _Example, database: Database, connection: psycopg.Connection[Any]) -> _Running:
+        # A difference that is found at the end of the test is reported with the table's name.
+        schema = f"c_{re.sub('[^a-z0-9]+', '_', example.change.lower())[:32]}_{os.urandom(3).hex()}"
+        connection.execute(f"CREATE SCHEMA {schema}; SET search_path = {schema}".encode())
+        connection.execute(_setup().encode())
+        connection.execute(_BEFORE.encode())
+        self = cls(example, database, connection, schema)
+        row = connection.execute("SELECT %s::regclass::oid::bigint", (self.table,)).fetchone()
+        assert row is not None
+        self.table_id = row[0]
+        return self
+
+    @property
+    def table(self) -> str:
+        return "p" if re.search(r"\bp\d?\b", self.example.transactions[-1]) else "t"
+
+    @property
+    def name(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+    @property
+    def ends(self) -> bool:
+        """Whether no change is applied afterwards."""
+        return self.example.result in _ENDS
+
+    def write(self) -> None:
+        self.connection.execute(_CHANGES.encode())
+        self.before = _heap(self.database, self.table_id)
+
+    def change(self) -> None:
+        """Does what the document says."""
+        if self.example.result == "refused by Postgres":
+            with pytest.raises(psycopg.errors.FeatureNotSupported):
+                self.connection.execute(self.example.transactions[0].encode())
+            return
+        for statement in self.example.transactions:
+            self.connection.execute(statement.replace("elsewhere", f"elsewhere_{self.schema}").encode())
+        if not self.ends:
+            _after(self.connection, self.table_id)
+
+    def check(self, mirror: Mirror, steps: list[tuple[Step, dict[str, object]]]) -> None:
+        """Fails unless the result is the document's, and the lake has what it says."""
+        result = self.example.result
+        if self.ends:
+            assert _ENDS[result][1] in mirror.error(self.name)
+            assert _lake(mirror, self.name) == self.before, "it stays readable as it was"
+        else:
+            present = _present(self.database, self.table_id)
+            assert present is not None
+            names, rows = _lake(mirror, present)
+            wanted_names, wanted = _heap(self.database, self.table_id)
+            assert names == wanted_names
+            try:
+                assert_same(wanted, rows, f"{present} after {self.example.transactions}")
+            except AssertionError as error:
+                error.add_note(_history(mirror, steps, self.table_id))
+                raise
+        reasons = [
+            details
+            for step, details in steps
+            if step in _STEPS and str(details["table"]).split(".")[0] in (self.schema, f"elsewhere_{self.schema}")
+        ]
+        results = {_STEPS[step] for step, details in steps if step in _STEPS and details in reasons}
+        if result != "refused by Postgres":
+            strongest = max(results | {"nothing"}, key=_STRENGTH.index)
+            assert strongest == result, reasons
 
 
-@pytest.fixture(scope="module")
-def scene(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_ExampleScene]:
-    name = f"t_schema_changes_{os.urandom(3).hex()}"
-    postgres.create_database(name)
-    database = Database(postgres, name)
-    warehouse = tmp_path_factory.mktemp("warehouse").as_uri()
-    runner = ThreadTaskRunner()
-    mirror = Mirror.create(database, warehouse, runner, segment_bytes=20_000)
-    database.execute(
-        "CREATE TABLE public.fills (table_id bigint, dropped_rows jsonb, at timestamptz DEFAULT clock_timestamp())",
-        "CREATE FUNCTION public.log_fill() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        " INSERT INTO public.fills VALUES (NEW.table_id, NEW.dropped_rows); RETURN NEW; END $$",
-        "CREATE TRIGGER log_fill AFTER UPDATE ON modak.mirror_tables FOR EACH ROW"
-        " WHEN (NEW.dropped_rows IS DISTINCT FROM OLD.dropped_rows) EXECUTE FUNCTION public.log_fill()",
-    )
-    with mirror.pumping() as pump:
-        yield _ExampleScene(mirror, pump)
-        # Tables that were changed earlier stay equal while others change: side effects of a statement show here.
-        assert_verified(database)
-    mirror.assert_sound()
-    runner.close()
-    postgres.drop_database(name)
-
-
-def _history(scene: _ExampleScene, table_id: int, seen: int) -> str:
-    """What the pump did since step number `seen`, and the fills of the table: which rows it removed, and when."""
-    fills = scene.mirror.database.rows(
+def _history(mirror: Mirror, steps: list[tuple[Step, dict[str, object]]], table_id: int) -> str:
+    """What the pump did, and the fills of the table: which rows it removed, and when."""
+    fills = mirror.database.rows(
         "SELECT at, dropped_rows FROM public.fills WHERE table_id = %s ORDER BY at", (table_id,)
     )
-    return "\n".join(map(str, (*scene.pump.steps.seen[seen:], *fills)))
+    return "\n".join(map(str, (*steps, *fills)))
 
 
-def _after(connection: psycopg.Connection[Any], table_id: int, names: dict[int, str]) -> None:
+def _after(connection: psycopg.Connection[Any], table_id: int) -> None:
     """Changes rows of the table in its present form, by its present name and the present names of its columns."""
     row = connection.execute("SELECT oid::regclass::text, relkind FROM pg_class WHERE oid = %s", (table_id,)).fetchone()
     if row is None:
@@ -191,65 +246,59 @@ def _comparable(rows: list[Any]) -> list[Any]:
     return normalised([tuple(str(cell) if isinstance(cell, Decimal) else cell for cell in row) for row in rows])
 
 
-@pytest.mark.parametrize(("transactions", "result"), _examples())
-def test_a_documented_change(
-    scene: _ExampleScene, transactions: list[str], result: str, request: pytest.FixtureRequest
-) -> None:
-    mirror, database = scene.mirror, scene.mirror.database
-    # A difference at the end, after all examples, is reported with the table's name.
-    schema = f"c_{re.sub('[^a-z0-9]+', '_', request.node.callspec.id.lower())[:32]}_{os.urandom(3).hex()}"
-    partitioned = bool(re.search(r"\bp\d?\b", transactions[-1]))
-    table = "p" if partitioned else "t"
-    with database.connect() as connection:
-        connection.execute(f"CREATE SCHEMA {schema}; SET search_path = {schema}".encode())
-        connection.execute(_setup().encode())
-        connection.execute(_BEFORE.encode())
-        mirror.register(f"{schema}.{table}")
-        mirror.await_live(f"{schema}.{table}")
-        row = connection.execute("SELECT %s::regclass::oid::bigint", (table,)).fetchone()
-        assert row is not None
-        table_id = row[0]
-        seen = len(scene.pump.steps.seen)
-        connection.execute(_CHANGES.encode())
-        before = _heap(database, table_id)
-        if result in _ENDS:
-            # Changes in the same batch as the table's end are above its last frontier.
-            mirror.await_frontier()
-        if result == "refused by Postgres":
-            with pytest.raises(psycopg.errors.FeatureNotSupported):
-                connection.execute(transactions[0].encode())
-            return
-        for statement in transactions:
-            connection.execute(statement.replace("elsewhere", f"elsewhere_{schema}").encode())
-        if result not in _ENDS:
-            _after(connection, table_id, {})
-    mirror.await_frontier()
-    present = _present(database, table_id)
-    if result in _ENDS:
-        name = f"{schema}.{table}"
-        state, output = _ENDS[result]
-        await_true(lambda: mirror.state(name) == state, 90, f"{name} {state}")
+@pytest.fixture
+def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
+    mirror = Mirror.create(database, warehouse, tasks, segment_bytes=20_000)
+    database.execute(
+        "CREATE TABLE public.fills (table_id bigint, dropped_rows jsonb, at timestamptz DEFAULT clock_timestamp())",
+        "CREATE FUNCTION public.log_fill() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " INSERT INTO public.fills VALUES (NEW.table_id, NEW.dropped_rows); RETURN NEW; END $$",
+        "CREATE TRIGGER log_fill AFTER UPDATE ON modak.mirror_tables FOR EACH ROW"
+        " WHEN (NEW.dropped_rows IS DISTINCT FROM OLD.dropped_rows) EXECUTE FUNCTION public.log_fill()",
+    )
+    return mirror
+
+
+@pytest.mark.parametrize("share", range(_MIRRORS))
+def test_the_documented_changes(mirror: Mirror, share: int) -> None:
+    """Those that end a table's mirroring come while the others' rows change. At the end of the test, all live tables
+    are compared once more: side effects of a statement on other tables show there."""
+    database = mirror.database
+    with ExitStack() as connections, mirror.pumping() as pump:
+        running = [
+            _Running.create(example, database, connections.enter_context(database.connect()))
+            for example in _EXAMPLES[share::_MIRRORS]
+        ]
+        mirror.register(*(each.name for each in running))
+        mirror.await_live(*(each.name for each in running))
         # A step is reported after its publish, and before the next one begins.
         mirror.await_frontier()
-        assert output in mirror.error(name)
-        assert _lake(mirror, name) == before, "it stays readable as it was"
-    else:
-        assert present is not None
-        mirror.await_live(present, seconds=90)
+        seen = len(pump.steps.seen)
+        for each in running:
+            if each.ends:
+                each.write()
+        # Changes in the same batch as the table's end are above its last frontier.
         mirror.await_frontier()
-        names, rows = _lake(mirror, present)
-        wanted_names, wanted = _heap(database, table_id)
-        assert names == wanted_names
-        try:
-            assert_same(wanted, rows, f"{present} after {transactions}")
-        except AssertionError as error:
-            error.add_note(_history(scene, table_id, seen))
-            raise
-    results = {
-        _STEPS[step]
-        for step, details in scene.pump.steps.seen[seen:]
-        if step in _STEPS and str(details["table"]).split(".")[0] in (schema, f"elsewhere_{schema}")
-    }
-    strongest = max(results | {"nothing"}, key=_STRENGTH.index)
-    reasons = [details for step, details in scene.pump.steps.seen[seen:] if step in _STEPS]
-    assert strongest == result, reasons
+        for each in running:
+            if not each.ends:
+                each.write()
+            each.change()
+        mirror.await_frontier()
+        for each in running:
+            if each.ends:
+                _await_state(mirror, each.name, _ENDS[each.example.result][0])
+            else:
+                mirror.await_live(str(_present(database, each.table_id)))
+        mirror.await_frontier()
+        problems = []
+        for each in running:
+            try:
+                each.check(mirror, pump.steps.seen[seen:])
+            except AssertionError as error:
+                problems.append("\n".join((f"{each.example.change}: {error}", *getattr(error, "__notes__", ()))))
+        assert not problems, "\n".join(problems)
+    mirror.assert_sound()
+
+
+def _await_state(mirror: Mirror, name: str, state: str) -> None:
+    await_true(lambda: mirror.state(name) == state, 90, f"{name} {state}")

@@ -41,7 +41,11 @@ def encoded(postgres: EmbeddedPostgres) -> Iterator[Callable[[str], Database]]:
         postgres.drop_database(name)
 
 
-@pytest.mark.parametrize("encoding", WORDS)
+@pytest.mark.parametrize(
+    "encoding",
+    # One with a byte for each character, one with several.
+    [name if name in ("LATIN1", "EUC_JP") else pytest.param(name, marks=pytest.mark.soak) for name in WORDS],
+)
 def test_text_of_other_encodings(encoded: Callable[[str], Database], warehouse: str, encoding: str) -> None:
     database = encoded(encoding)
     word = WORDS[encoding]

@@ -42,7 +42,7 @@ _EDGES = (
 )
 
 
-@pytest.mark.parametrize("strategy", ["binpack", "sort"])
+@pytest.mark.parametrize("strategy", ["binpack", pytest.param("sort", marks=pytest.mark.soak)])
 def test_every_type_survives(database: Database, warehouse: str, spark: SparkSession, strategy: str) -> None:
     database.execute(_TYPES, _VALUES)
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), batch_age=0)
@@ -81,7 +81,7 @@ def test_every_type_survives(database: Database, warehouse: str, spark: SparkSes
     )
 
 
-@pytest.mark.parametrize("strategy", ["binpack", "sort"])
+@pytest.mark.parametrize("strategy", ["binpack", pytest.param("sort", marks=pytest.mark.soak)])
 def test_unchanged_large_values_are_found_in_files_that_spark_wrote(
     database: Database, warehouse: str, spark: SparkSession, strategy: str
 ) -> None:

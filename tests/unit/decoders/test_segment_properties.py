@@ -263,7 +263,7 @@ STREAMS = st.builds(lambda seed, size: a_stream(Random(seed), size), st.integers
 """Drawn by a seed, since hypothesis's own draws seldom coincide in one row; the size is what shrinks."""
 
 
-@settings(max_examples=800)
+@settings(max_examples=400)
 @given(STREAMS, st.randoms(use_true_random=True))
 def test_a_segment_turns_the_tables_before_it_into_the_tables_after_it(stream: Stream, random: Random) -> None:
     low, high = sorted(random.choices(range(len(stream.messages) + 1), k=2))
