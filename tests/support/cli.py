@@ -20,10 +20,33 @@ PROGRAM = (
 the background."""
 
 
-_IN_THREADS = """
-from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
-from mirror_pump.testing.tasks import ThreadTaskRunner
-SparkTaskRunner.start = lambda master, cores, others: ThreadTaskRunner(cores + others)
+_PATCH = """
+import importlib.util, sys
+
+class Patch:
+    # Only when the module is imported: most commands do without, and are twice as fast.
+    def find_spec(self, name, path=None, target=None):
+        if name != "mirror_pump.engine.spark_runtime.runner":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def patched(module):
+            execute(module)
+            module.SparkTaskRunner.start = in_threads
+
+        spec.loader.exec_module = patched
+        return spec
+
+def in_threads(master, cores, others):
+    from mirror_pump.testing.tasks import ThreadTaskRunner
+    return ThreadTaskRunner(cores + others)
+
+sys.meta_path.insert(0, Patch())
+"""
+
+_IN_THREADS = f"""{_PATCH}
 from mirror_pump.cli.__main__ import main
 main()
 """
@@ -43,8 +66,7 @@ class ThreadedProgram(Program):
 def threaded_at_start(directory: Path) -> dict[str, str]:
     """Environment variables by which every Python that is started from now on makes its pumps ThreadedPrograms: also
     those that the program itself starts, without arguments of ours. Writes a file to the directory."""
-    patch, _, _ = _IN_THREADS.partition("from mirror_pump.cli")
-    (directory / "sitecustomize.py").write_text(patch)
+    (directory / "sitecustomize.py").write_text(_PATCH)
     return {"PYTHONPATH": str(directory)}
 
 
