@@ -28,6 +28,9 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_BARELY: dict[str, Any] = {"batch_age": 0.0, "index_memory": 0, "merge_bytes": 0, "convert_age": 3600.0}
+"""Settings of a pump that only follows the stream: it runs for a fraction of a second."""
+
 
 def assert_verified(database: Database) -> int:
     """Fails unless every live table of every mirror in the database equals its heap. Returns the number of tables.
@@ -58,7 +61,7 @@ def _mirrors(database: Database) -> list[tuple[str, str, str]]:
 
 def _verified(database: Database, slot: str, publication: str, warehouse: str) -> int:
     settings = Settings(
-        dsn=database.dsn, slot=slot, publication=publication, warehouse=warehouse, storage_fsync=False, batch_age=0.0
+        dsn=database.dsn, slot=slot, publication=publication, warehouse=warehouse, storage_fsync=False, **_BARELY
     )
     tasks = ThreadTaskRunner()
     try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from typer.testing import Result
 
@@ -46,6 +47,8 @@ def in_threads(master, cores, others):
 sys.meta_path.insert(0, Patch())
 """
 
+_QUICK = {"MIRROR_PUMP_BATCH_AGE": "0.05", "MIRROR_PUMP_STORAGE_FSYNC": "false"}
+
 _IN_THREADS = f"""{_PATCH}
 from mirror_pump.cli.__main__ import main
 main()
@@ -54,7 +57,11 @@ main()
 
 class ThreadedProgram(Program):
     """The program, except that a pump in its process runs tasks in threads: starting Spark takes most of the time of a
-    short command. For tests of something else."""
+    short command. Its batches are small and its files are not flushed. For tests of something else."""
+
+    def __init__(self, dsn: str, directory: Path, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Like Program; `environment` overrides these settings as well."""
+        super().__init__(dsn, directory, {**_QUICK, **environment})
 
     def command(self, *arguments: str) -> list[str]:
         """Like Program.command. Commands that never lead a mirror are unchanged."""

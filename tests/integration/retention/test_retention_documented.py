@@ -28,6 +28,7 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
         batch_age=0.05,
         storage_fsync=False,
         retention_interval=0.1,
+        fold_age=0.2,
     )
     initialise(chosen, lambda _: None)
     mirror = Mirror(database, chosen, ThreadTaskRunner(2))

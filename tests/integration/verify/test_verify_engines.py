@@ -135,7 +135,7 @@ def create_planted(
     return statements, (len(cases) + 1, len(cases) + 1, len(planted), planted)
 
 
-KINDS = tuple({(case.lake, bool(case.unheld)): n for n, case in reversed(list(enumerate(CASES)))}.values())
+KINDS = sorted({(case.lake, bool(case.unheld)): n for n, case in reversed(list(enumerate(CASES)))}.values())
 """A case of each lake type, with a raw text column and without."""
 
 
