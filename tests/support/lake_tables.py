@@ -219,12 +219,18 @@ class SmallTable:
         read = self.pyiceberg().scan().to_arrow()
         return by_key(zip(read["id"].to_pylist(), read["v"].to_pylist(), strict=True))
 
-    def entries(self) -> list[ManifestEntry]:
-        """Live manifest entries of the current snapshot, by pyiceberg."""
+    def entries(self, *, written: bool = False) -> list[ManifestEntry]:
+        """Live manifest entries of the current snapshot, by pyiceberg; with `written`, only those in manifests that it
+        wrote itself."""
         table = self.pyiceberg()
         snapshot = table.current_snapshot()
         assert snapshot is not None
-        return [entry for manifest in snapshot.manifests(table.io) for entry in manifest.fetch_manifest_entry(table.io)]
+        manifests = [
+            manifest
+            for manifest in snapshot.manifests(table.io)
+            if not written or manifest.added_snapshot_id == snapshot.snapshot_id
+        ]
+        return [entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io)]
 
     def _land(self, staged: StagedCommit) -> LakeTable:
         self.locations.append(staged.new_location)

@@ -153,11 +153,12 @@ def test_insert_only_tables_have_no_deletes_and_pyiceberg_reads_them(table: Smal
 
 def test_merging_manifests_changes_no_entry(file_table: SmallTable) -> None:
     known: dict[str, tuple[int | None, int | None]] = {}
-    for key in range(104):
+    for key in range(130):
         staged = file_table.commit(RowDelta((file_table.segment({key: "x"}, [key]), file_table.segment({}, [key]))))
         if key == 70:
             file_table.reload()
-        for entry in file_table.entries():
+        # All other manifests are files of earlier snapshots.
+        for entry in file_table.entries(written=True):
             path = entry.data_file.file_path
             known.setdefault(path, (entry.sequence_number, staged.snapshot_id))
             assert (entry.sequence_number, entry.snapshot_id) == known[path]
@@ -167,6 +168,8 @@ def test_merging_manifests_changes_no_entry(file_table: SmallTable) -> None:
         assert sum(manifest.live_files for manifest in lists) == 3 * (key + 1)
         lowest = min(manifest.min_sequence_number for manifest in lists)
         assert lowest == 2
+    last = {entry.data_file.file_path: (entry.sequence_number, entry.snapshot_id) for entry in file_table.entries()}
+    assert last == known
     assert file_table.duckdb() == {}
 
 

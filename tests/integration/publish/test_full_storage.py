@@ -146,16 +146,19 @@ def two(small: Path, database: Database, tasks: TaskRunner) -> Mirror:
 
 
 @pytest.mark.unverified("its storage has no room for a copy of the heap; it compares by itself")
-def test_a_transaction_that_the_lake_has_no_room_for(two: Mirror, small: Path, runner: TaskRunner) -> None:
-    """By Spark's workers: the error crosses two process boundaries."""
-    two, database, steps = replace(two, runner=runner), two.database, Steps()
-    balloon = fill(small, 1_000_000)
+@pytest.mark.parametrize("runs", ["tasks", pytest.param("runner", marks=pytest.mark.soak)])
+def test_a_transaction_that_the_lake_has_no_room_for(
+    two: Mirror, small: Path, request: pytest.FixtureRequest, runs: str
+) -> None:
+    """From Spark's workers, the error crosses two process boundaries."""
+    two, database, steps = replace(two, runner=request.getfixturevalue(runs)), two.database, Steps()
+    balloon = fill(small, 400_000)
     before, at_first, rows = files(small), two.frontier(), two.lake("public.t")
     with two.pumping(steps):
         with database.connect() as connection, connection.transaction():
             connection.execute("UPDATE u SET v = 'with it' WHERE id <= 50")
             connection.execute(
-                "INSERT INTO t SELECT g, md5(g::text) || md5((-g)::text) FROM generate_series(1000, 60000) g"
+                "INSERT INTO t SELECT g, md5(g::text) || md5((-g)::text) FROM generate_series(1000, 25000) g"
             )
             connection.execute("DELETE FROM t WHERE id <= 50")
         await_true(lambda: steps.count(Step.RETRYING) >= 2, 60, "the pump has tried twice")
@@ -244,13 +247,13 @@ def test_sparks_own_files(small: Path, spark: SparkSession, monkeypatch: pytest.
     assert own.submit(len, bytes(1_000_000)).result(60) == 1_000_000
 
 
-def test_a_server_that_has_no_room_to_decode(database: Database, warehouse: str, runner: TaskRunner) -> None:
+def test_a_server_that_has_no_room_to_decode(database: Database, warehouse: str, tasks: TaskRunner) -> None:
     """It keeps a large transaction's changes in files of the slot until it sees the commit."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         f"ALTER DATABASE \"{database.name}\" SET logical_decoding_work_mem = '64kB'",
     )
-    mirror = Mirror.create(database, warehouse, runner, reconnect_backoff_max=0.5)
+    mirror = Mirror.create(database, warehouse, tasks, reconnect_backoff_max=0.5)
     mirror.register("t")
     mirror.catch_up()
     ((data,),) = database.rows("SHOW data_directory")

@@ -265,15 +265,18 @@ def own_server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
         yield server
 
 
-@pytest.mark.slow
-def test_broken_connections_are_opened_again(own_server: EmbeddedPostgres, warehouse: str, runner: TaskRunner) -> None:
-    """With real Spark: a task's error about its lost connection crosses two process boundaries."""
+@pytest.mark.parametrize("runs", ["tasks", pytest.param("runner", marks=pytest.mark.soak)])
+def test_broken_connections_are_opened_again(
+    own_server: EmbeddedPostgres, warehouse: str, request: pytest.FixtureRequest, runs: str
+) -> None:
+    """With Spark, a task's error about its lost connection crosses two process boundaries."""
+    runner: TaskRunner = request.getfixturevalue(runs)
     own_server.create_database("x")
     database = Database(own_server, "x")
     database.execute(
         "CREATE TABLE t (id bigint PRIMARY KEY, n int, v text, big text)",
         "ALTER TABLE t ALTER COLUMN big SET STORAGE EXTERNAL",
-        "INSERT INTO t SELECT g, 0, 'v', NULL FROM generate_series(1, 20000) g",
+        "INSERT INTO t SELECT g, 0, 'v', NULL FROM generate_series(1, 8000) g",
         "CREATE TABLE u (LIKE t INCLUDING ALL)",
         "INSERT INTO u SELECT * FROM t",
     )
@@ -288,7 +291,7 @@ def test_broken_connections_are_opened_again(own_server: EmbeddedPostgres, wareh
         def retried(times: int) -> bool:
             return steps.count(Step.RETRYING) >= times
 
-        with writing(database, change_rows("t", 20000), seed) as written:
+        with writing(database, change_rows("t", 8000), seed) as written:
 
             def more_than(count: int) -> bool:
                 return written() > count
