@@ -191,7 +191,7 @@ def test_a_copy_killed_at_steps(mirror: Mirror, deaths: tuple[Death, ...]) -> No
 
 
 @killed_at(
-    CONVERSION_DEATHS, ("positions-written", 2), ("positions-written/staged", 1), ("positions-written/published", 1)
+    CONVERSION_DEATHS, ("positions-written", 1), ("positions-written/staged", 1), ("positions-written/published", 1)
 )
 def test_a_delete_conversion_killed_at_steps(mirror: Mirror, spark: SparkSession, deaths: tuple[Death, ...]) -> None:
     """While rows change. A file that no publish names is removed; one that a publish names is not written again."""

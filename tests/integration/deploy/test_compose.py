@@ -87,6 +87,9 @@ def services(
         # Containers resolve each other's names; this machine may not even resolve its own.
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
+        # Nobody waits for the next batch or the next reading of the status.
+        "MIRROR_PUMP_BATCH_AGE": "0.05",
+        "MIRROR_PUMP_LIMITS__STATUS_INTERVAL": "0.3",
     }
     made = Services(load(COMPOSE, secrets), image_entrypoint(), replacements, environment, tmp_path)
     yield made
