@@ -17,8 +17,9 @@ from mirror_pump.testing.database import Database
 PROTOCOL = {
     "schema_meta": "version",
     "storage_profiles": "profile_name lake_format warehouse lake_config credential_ref is_default",
-    "tables": "table_id schema_name table_name primary_key_cols tier_key_col partition_scheme lake_format lake_table_ref"
-    " storage_profile mode publication_name slot_name heap_retention_lag lake_retention_lag keep_heap maintenance_policy",
+    "tables": "table_id schema_name table_name primary_key_cols tier_key_col partition_scheme lake_format"
+    " lake_table_ref storage_profile mode publication_name slot_name heap_retention_lag lake_retention_lag keep_heap"
+    " maintenance_policy",
     "cutline": "table_id tier_key_hi lake_snapshot_id replicated_lsn retention_line lake_props",
     "partitions": "table_id tier_key_lo tier_key_hi state",
     "delta": "table_id pk op tier_key old_tier_key version payload",
@@ -28,8 +29,8 @@ PROTOCOL = {
     "maintenance_requests": "table_id requested_by",
     "lake_stats": "table_id stats warnings policy",
     "copy_progress": "table_id consistent_point last_pk chunks_done",
-    "status": "table_id schema_name table_name mode cutline_t cutline_s mirror_frontier retention_line cutline_updated_at"
-    " delta_backlog read_pins copying partition_states",
+    "status": "table_id schema_name table_name mode cutline_t cutline_s mirror_frontier retention_line"
+    " cutline_updated_at delta_backlog read_pins copying partition_states",
 }
 PORTABLE = {"bigint", "integer", "smallint", "text", "boolean", "jsonb", "ARRAY", "timestamp with time zone", "uuid"}
 """Types that every engine reads through its Postgres scanner."""
@@ -43,10 +44,10 @@ def catalog(database: Database) -> Database:
     with database.connect(autocommit=False) as connection:
         migrate(connection)
     database.execute(
-        f"""INSERT INTO modak.tables (table_id, schema_name, table_name, primary_key_cols, tier_key_col, partition_scheme,
-                                     lake_format, lake_table_ref, mode, publication_name, slot_name)
-            VALUES ({TIERED}, 'public', 'tiered', '{{id}}', 'at', '{{}}', 'iceberg', 'public.tiered', 'tiered', NULL, NULL),
-                   ({MIRRORED}, 'public', 'mirrored', '{{id}}', 'id', '{{}}', 'iceberg', 'public.mirrored', 'mirrored', 'p', 's')""",
+        f"""INSERT INTO modak.tables (table_id, schema_name, table_name, primary_key_cols, tier_key_col,
+                                     partition_scheme, lake_format, lake_table_ref, mode, publication_name, slot_name)
+            VALUES ({TIERED}, 'public', 'a', '{{id}}', 'at', '{{}}', 'iceberg', 'public.a', 'tiered', NULL, NULL),
+                   ({MIRRORED}, 'public', 'b', '{{id}}', 'id', '{{}}', 'iceberg', 'public.b', 'mirrored', 'p', 's')""",
     )
     return database
 
@@ -104,10 +105,11 @@ def test_columns_of_a_mode_serve_it(catalog: Database) -> None:
 def test_the_frontier_and_the_retention_line_may_be_unknown(catalog: Database) -> None:
     catalog.execute(f"INSERT INTO modak.cutline (table_id, tier_key_hi, lake_snapshot_id) VALUES ({TIERED}, 10, 7)")
     assert catalog.rows(
-        "SELECT cutline_t, cutline_s, mirror_frontier, retention_line, delta_backlog, read_pins, copying, partition_states"
-        f" FROM modak.status WHERE table_id = {TIERED}"
+        "SELECT cutline_t, cutline_s, mirror_frontier, retention_line, delta_backlog, read_pins, copying,"
+        f" partition_states FROM modak.status WHERE table_id = {TIERED}"
     ) == [(10, 7, None, None, 0, 0, False, None)]
-    refuses(catalog, f"INSERT INTO modak.cutline (table_id, tier_key_hi, lake_snapshot_id) VALUES ({MIRRORED}, NULL, 7)")
+    insert = "INSERT INTO modak.cutline (table_id, tier_key_hi, lake_snapshot_id)"
+    refuses(catalog, f"{insert} VALUES ({MIRRORED}, NULL, 7)")
 
 
 def test_partitions_go_through_the_states_of_the_protocol(catalog: Database) -> None:
@@ -140,9 +142,8 @@ def test_a_pin_can_be_inserted_as_the_protocol_says(catalog: Database) -> None:
         " SELECT c.table_id, c.lake_snapshot_id, c.tier_key_hi, now() + interval '15 minutes' FROM modak.cutline c"
         f" WHERE c.table_id = {TIERED}"
     )
-    assert catalog.rows("SELECT pinned_tier_key_hi, pinned_lake_snapshot_id, pin_id IS NOT NULL FROM modak.read_pins") == [
-        (10, 7, True)
-    ]
+    pins = catalog.rows("SELECT pinned_tier_key_hi, pinned_lake_snapshot_id, pin_id IS NOT NULL FROM modak.read_pins")
+    assert pins == [(10, 7, True)]
     refuses(
         catalog,
         "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
@@ -153,7 +154,8 @@ def test_a_pin_can_be_inserted_as_the_protocol_says(catalog: Database) -> None:
 def test_the_journal_has_the_kinds_of_the_protocol(catalog: Database) -> None:
     for kind in ("tiering", "compaction", "maintenance", "retention", "ingest", "load"):
         catalog.execute(
-            f"INSERT INTO modak.op_log (op_id, table_id, op_kind, phase) VALUES (gen_random_uuid(), {TIERED}, '{kind}', 'x')"
+            "INSERT INTO modak.op_log (op_id, table_id, op_kind, phase)"
+            f" VALUES (gen_random_uuid(), {TIERED}, '{kind}', 'x')"
         )
     refuses(catalog, "UPDATE modak.op_log SET op_kind = 'other'")
 
@@ -183,7 +185,8 @@ def _rows_of_a_table(database: Database) -> Iterator[tuple[str, int]]:
 def test_everything_of_a_table_goes_with_its_registration(catalog: Database) -> None:
     catalog.execute(
         f"INSERT INTO modak.cutline (table_id, tier_key_hi, lake_snapshot_id) VALUES ({TIERED}, 10, 7)",
-        f"INSERT INTO modak.partitions (table_id, partition_id, tier_key_lo, tier_key_hi, state) VALUES ({TIERED}, 'p', 0, 1, 'hot')",
+        "INSERT INTO modak.partitions (table_id, partition_id, tier_key_lo, tier_key_hi, state)"
+        f" VALUES ({TIERED}, 'p', 0, 1, 'hot')",
         f"INSERT INTO modak.delta (table_id, pk, op, tier_key, version) VALUES ({TIERED}, '1', 1, 5, 1)",
         "INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)"
         f" VALUES ({TIERED}, 7, 10, now())",
