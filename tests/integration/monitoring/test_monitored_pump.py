@@ -34,11 +34,11 @@ def receiver() -> Iterator[OtlpReceiver]:
         yield running
 
 
-Done = Callable[..., str]
+SucceedingCommand = Callable[..., str]
 
 
 @pytest.fixture
-def done(run: RunCommand) -> Done:
+def done(run: RunCommand) -> SucceedingCommand:
     """Runs a command in this process, which has to succeed, and returns its stdout."""
 
     def succeeding(*arguments: str) -> str:
@@ -50,7 +50,7 @@ def done(run: RunCommand) -> Done:
 
 
 @pytest.fixture
-def program(database: Database, tmp_path: Path, slot: str, done: Done) -> Program:
+def program(database: Database, tmp_path: Path, slot: str, done: SucceedingCommand) -> Program:
     """The program on an initialised mirror, with two tables to register, one of which has a hostile name."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
@@ -133,7 +133,7 @@ def trace_of(spans: list[Span]) -> tuple[Span, list[Span]] | None:
 
 
 def test_a_pump_tells_collectors_probes_and_people_the_same(
-    done: Done,
+    done: SucceedingCommand,
     database: Database,
     receiver: OtlpReceiver,
     listen: Listen,
@@ -227,7 +227,7 @@ def test_a_standby_is_alive_but_not_ready_until_it_leads(program: Program, liste
 
 
 def test_neither_clients_nor_a_dead_collector_hold_up_the_pump(
-    program: Program, database: Database, listen: Listen, done: Done
+    program: Program, database: Database, listen: Listen, done: SucceedingCommand
 ) -> None:
     # A collector that accepts connections and never answers.
     with closing(socket.create_server(("127.0.0.1", 0))) as silent, ExitStack() as clients:
