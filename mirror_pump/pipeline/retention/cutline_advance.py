@@ -38,6 +38,8 @@ class CutlineAdvance:
         self._copier = PartitionCopier(context, tasks)
         self.awaits_frontier = False
         """An advance waits for the frontier."""
+        self.goes_on = False
+        """The next step of a partition can be taken at once."""
 
     def tidy(self, connection: PgConnection, table: MirroredTable) -> None:
         """Removes files of copies that are worthless."""
@@ -76,14 +78,20 @@ class CutlineAdvance:
     ) -> str | None:
         """As `advance`. Also raises NotCopied."""
         if partition.name is not None:
-            rows = self._copier.copy(connection, table, partition)
-            if rows is not None:
-                copied(rows)
+            turn = self._copier.copy(connection, table, partition)
+            if turn.copied:
+                if not turn.left:
+                    copied(turn.rows)
+                # It may have taken long: whether the partition is still due is asked again.
+                self.goes_on = True
+                return ""
         if self._reader_in_the_way(connection, table, partition):
             return ""
         if partition.name is None:
             return self._publish(table, partition, None)
-        source.run(connection, "make_room", {"table_id": table.table_id, "partition_id": partition.partition_id})
+        where = {"table_id": table.table_id, "partition_id": partition.partition_id}
+        while source.run(connection, "make_room", where):
+            pass
         brings = self._copier.files(connection, table, partition)
         refused = self._publish(table, partition, brings)
         if refused is not None and brings.deletes is not None:

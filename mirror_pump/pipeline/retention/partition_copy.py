@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -52,6 +53,22 @@ _SWEPT = "a sweep may have removed a file of it before it was recorded: that chu
 _BEHIND = "the mirror has not followed a change of the table's columns yet"
 
 
+_TURN = 2.0
+"""Seconds after which no further chunk of a partition is begun before other tables have had their turn."""
+
+
+@dataclass(frozen=True)
+class CopyTurn:
+    """What one turn has copied of a partition."""
+
+    copied: int
+    """Chunks that this turn has copied."""
+    left: int
+    """Chunks that are still to be copied."""
+    rows: int
+    """Rows of all chunks that are copied, if this turn has copied any."""
+
+
 class NotCopied(Exception):
     """The partition cannot be copied now. The text says why."""
 
@@ -69,18 +86,20 @@ class PartitionCopier:
         """Forgets chunks of captures that have ended, and removes their files."""
         discard(forget_chunks(connection, table.table_id), self._context.storage)
 
-    def copy(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> int | None:
-        """Copies what is not copied yet of a sealed partition. Returns the number of its rows, None if it was copied
-        before. Raises NotCopied, ThreadStopped and the errors of tasks; what is done until then stays done."""
+    def copy(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> CopyTurn:
+        """Copies some of a sealed partition that is not copied yet. Raises NotCopied, ThreadStopped and the errors of
+        tasks; what is done until then stays done."""
         capture = self._capture(connection, table, partition)
         chunks = self._planned(connection, table, partition, capture)
         left = [chunk for chunk in chunks if not chunk.done]
         if not left:
-            return None
+            return CopyTurn(copied=0, left=0, rows=0)
         refused = self._read(connection, table, partition, left)
         if refused is not None:
             raise NotCopied(refused)
-        return sum(chunk.rows or 0 for chunk in read_chunks(connection, table.table_id, partition.partition_id))
+        chunks = read_chunks(connection, table.table_id, partition.partition_id)
+        remaining = sum(not chunk.done for chunk in chunks)
+        return CopyTurn(len(left) - remaining, remaining, sum(chunk.rows or 0 for chunk in chunks))
 
     def files(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> PartitionFiles:
         """The files of a partition that is copied, with deletes of all keys that were changed since its seal. Raises
@@ -124,20 +143,23 @@ class PartitionCopier:
     def _read(
         self, connection: PgConnection, table: MirroredTable, partition: Partition, chunks: Iterable[PartitionChunk]
     ) -> str | None:
-        """Has tasks read these chunks. Returns why some were not read, or None."""
+        """Has tasks read some of these chunks. Returns why one was not read, or None."""
         dsn = portable_dsn(self._context.dsn, connection)
         waiting = deque(chunks)
         running: deque[tuple[PartitionChunk, float, Future[ChunkResult]]] = deque()
         refused: str | None = None
+        until = time.monotonic() + _TURN
         try:
-            while waiting or running:
-                while waiting and len(running) < self._context.settings.copy_workers:
+            while (waiting and time.monotonic() < until) or running:
+                while waiting and len(running) < self._context.settings.copy_workers and time.monotonic() < until:
                     chunk = waiting.popleft()
                     running.append((chunk, time.time(), self._submit(dsn, table, partition, chunk)))
                 chunk, began, future = running[0]
                 result = self._tasks.result(future)
                 running.popleft()
                 refused = self._finished(connection, table, partition, chunk, began, result) or refused
+                if refused is not None:
+                    waiting.clear()
         finally:
             for _, _, future in running:
                 if not future.cancel():

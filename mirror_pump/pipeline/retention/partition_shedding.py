@@ -110,13 +110,13 @@ class PartitionShedding:
                 with source_errors("sweeping expired pins"), suppress(psycopg.errors.LockNotAvailable):
                     source.run(connection, "sweep_pins", {"slot": self._slot})
                     source.run(connection, "prune", {"slot": self._slot})
-            self._cutline.awaits_frontier = False
+            self._cutline.awaits_frontier = self._cutline.goes_on = False
             moved = False
             with source_errors("looking for tables with heap retention"):
                 tables = source.retained_tables(connection, self._slot)
             for table_id in tables:
                 moved |= self._table(connection, table_id)
-            if not moved:
+            if not moved and not self._cutline.goes_on:
                 self._thread.await_wake(self._interval)
 
     def _table(self, connection: PgConnection, table_id: TableId) -> bool:
