@@ -1,0 +1,185 @@
+"""The copy of a tiered partition: what makes chunks worthless, and what becomes of their files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, LiteralString, cast
+from urllib.parse import urlparse
+
+import pytest
+
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import TableName
+from mirror_pump.ops.maintenance.sweep import sweep
+from mirror_pump.ops.retain.retention import change_retention, look
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.policy import Policy
+from mirror_pump.source.catalog.maintenance import read_tables
+from mirror_pump.source.connect import connect
+from mirror_pump.testing.mirror import Steps, await_true
+from mirror_pump.testing.tasks import GatedCopies
+from tests.support.events_table import EventsTable
+from tests.support.retention_table import run
+from tests.support.tiered import TieredTables
+
+ROWS = 1200
+RECORDED: LiteralString = "SELECT file ->> 'path' FROM modak.partition_chunks WHERE file IS NOT NULL"
+
+
+@pytest.fixture
+def runner(tiered_tables: TieredTables) -> GatedCopies:
+    """Holds back copies."""
+    found = tiered_tables.gated()
+    found.hold()
+    return found
+
+
+def _events(tables: TieredTables, runner: GatedCopies) -> EventsTable:
+    """p0 is due, and no other partition."""
+    return tables.tiered(partitions=3, rows=ROWS, lag="150", runner=runner, copy_workers=1)
+
+
+def _one_chunk(events: EventsTable, runner: GatedCopies, steps: Steps) -> None:
+    """Returns once one chunk of p0 is copied, and the next one waits."""
+    await_true(lambda: runner.waiting == 1, 30, "a chunk waits")
+    copied = steps.count(Step.CHUNK_COPIED)
+    runner.let_go(1)
+    await_true(lambda: steps.count(Step.CHUNK_COPIED) == copied + 1 and runner.waiting == 1, 30, "a chunk is copied")
+
+
+def _in_both(events: EventsTable, *changes: str) -> None:
+    """The changes of `{}` in one transaction: of the table and its model."""
+    with events.database.session(autocommit=False) as connection:
+        for change in changes:
+            for table in ("events", "model"):
+                run(connection, change.format(table))
+
+
+def _files(events: EventsTable) -> set[str]:
+    """The table's data files in storage."""
+    rows = events.database.rows("SELECT location FROM modak.mirror_tables")
+    return {path.name for path in Path(urlparse(rows[0][0]).path, "data").glob("*.parquet")}
+
+
+@pytest.mark.parametrize("command", ["TRUNCATE p0", "VACUUM FULL p0", "a column"])
+def test_what_was_copied_before_a_command_is_copied_again(
+    tiered_tables: TieredTables, runner: GatedCopies, command: str
+) -> None:
+    events = _events(tiered_tables, runner)
+    steps = Steps()
+    with events.mirror.pumping(steps):
+        _one_chunk(events, runner, steps)
+        if command == "TRUNCATE p0":
+            with events.database.session(autocommit=False) as connection:
+                connection.execute("TRUNCATE p0")
+                connection.execute("DELETE FROM model WHERE at < 100")
+                for table in ("events", "model"):
+                    run(connection, f"INSERT INTO {table} SELECT g % 100, g, 5, 'after' FROM generate_series(1, 700) g")
+        elif command == "a column":
+            # A chunk that was read before lacks the value, and no task would notice.
+            _in_both(events, "ALTER TABLE {} ADD COLUMN source text NOT NULL DEFAULT 'web'")
+            events.columns += ", source"
+        else:
+            events.database.execute("DELETE FROM events WHERE at < 40", "DELETE FROM model WHERE at < 40")
+            with events.database.connect() as connection:
+                connection.execute(command.encode())
+        runner.let_go()
+        events.await_state(p0="dropped")
+        events.assert_exact()
+
+
+def test_a_partition_that_is_no_longer_due_leaves_no_file(tiered_tables: TieredTables, runner: GatedCopies) -> None:
+    events = _events(tiered_tables, runner)
+    settings = events.mirror.settings
+    mirror = events.mirror.with_options(limits=settings.limits.model_copy(update={"unseal_after": 0.1}))
+    steps = Steps()
+    with mirror.pumping(steps):
+        _one_chunk(events, runner, steps)
+        assert len(_files(events)) == 1
+        assert "it is copied (1 of " in look(settings, [])[0].partitions[0].outlook
+        change_retention(settings, "events", "lag", "1000")
+        runner.let_go()
+        events.await_state(p0="hot")
+        await_true(lambda: not _files(events), 30, "the files of worthless chunks are removed")
+        assert events.database.rows(RECORDED) == []
+        _in_both(events, "UPDATE {} SET n = 17 WHERE at < 100 AND id < 500")
+        change_retention(settings, "events", "lag", "150")
+        events.await_state(p0="dropped")
+        events.assert_exact()
+
+
+def test_the_cutline_waits_for_readers_by_the_protocol(tiered_tables: TieredTables, runner: GatedCopies) -> None:
+    """The partition is copied meanwhile, and changes until the cut-line passes it are not lost."""
+    events = _events(tiered_tables, runner)
+    pin = events.database.rows("SELECT pin_id FROM modak.pin('events')")[0][0]
+    runner.let_go()
+    with events.mirror.pumping():
+        await_true(lambda: ") lasts until" in events.reason("p0"), 60, "the cut-line waits")
+        assert events.states()["p0"] == "sealing"
+        assert events.cut < 0
+        _in_both(events, "UPDATE {} SET n = n + 1 WHERE at < 100 AND id % 3 = 0", "DELETE FROM {} WHERE at = 50")
+        events.assert_exact()
+        events.database.rows("SELECT modak.release(%s)", (pin,))
+        events.await_state(p0="dropped")
+        events.assert_exact()
+
+
+class _NothingIsReferredTo:
+    """Stands for a table whose metadata names no file at all."""
+
+    @staticmethod
+    def unreferenced(_table: TableName, locations: Sequence[str]) -> list[str]:
+        return list(locations)
+
+
+def test_a_sweep_spares_files_that_wait_for_their_publish(tiered_tables: TieredTables, runner: GatedCopies) -> None:
+    """And a chunk whose file it may have taken for nobody's is copied again."""
+    events = _events(tiered_tables, runner)
+    steps, slot = Steps(), events.mirror.settings.slot
+    with events.mirror.pumping(steps):
+        _one_chunk(events, runner, steps)
+        with connect(events.database.dsn, autocommit=True) as connection:
+            (table,) = read_tables(connection, slot)
+            policy = Policy().model_copy(update={"orphan_grace_hours": 0.0})
+            procedures = cast("Procedures", _NothingIsReferredTo())
+            swept = sweep(
+                connection, slot, table, policy, procedures, StorageOptions(fsync=False), dry_run=False, clock_skew=0.0
+            )
+        assert swept is not None
+        recorded = {str(path).rpartition("/")[2] for (path,) in events.database.rows(RECORDED)}
+        assert recorded == _files(events) != set()
+        # The chunk that waits began before the sweep was declared.
+        runner.let_go(1)
+        await_true(lambda: "a sweep may have removed" in events.reason("p0"), 30, "the chunk is refused")
+        assert recorded == _files(events)
+        runner.let_go()
+        events.await_state(p0="dropped")
+        events.assert_exact()
+
+
+def test_a_partition_dropped_by_its_owner_is_passed_and_an_empty_one_too(tiered_tables: TieredTables) -> None:
+    events = tiered_tables.tiered(partitions=4, rows=30, lag="100000")
+    events.database.execute("DELETE FROM p1", "DELETE FROM model WHERE at >= 100 AND at < 200")
+    events.database.execute("DROP TABLE p0", "DELETE FROM model WHERE at < 100")
+    change_retention(events.mirror.settings, "events", "lag", "100")
+    with events.mirror.pumping():
+        events.await_state(p0="dropped", p1="dropped")
+        assert events.cut == 200
+        events.assert_exact()
+
+
+def test_many_changes_during_the_copy_do_not_copy_it_again(tiered_tables: TieredTables, runner: GatedCopies) -> None:
+    """The limit that seals a mirrored table's partition again is raised."""
+    events = _events(tiered_tables, runner)
+    steps = Steps()
+    with events.mirror.pumping(steps):
+        _one_chunk(events, runner, steps)
+        events.database.execute("UPDATE modak.partitions SET capture_limit = 3")
+        _in_both(events, "UPDATE {} SET n = n + 1 WHERE at < 30")
+        runner.let_go()
+        events.await_state(p0="dropped")
+        events.assert_exact()
+    copied: list[Any] = steps.details(Step.CHUNK_COPIED, "chunk")
+    assert len(copied) == len(set(copied))
