@@ -193,6 +193,11 @@ class TablesMarked:
 
 
 @dataclass(frozen=True)
+class StreamAdded:
+    """The mirror had no stream, and `init` has given it one: the next session has it."""
+
+
+@dataclass(frozen=True)
 class ThreadFailed:
     """One of the session's threads ended with an error."""
 
@@ -221,6 +226,7 @@ Event: TypeAlias = (
     | ArchiveBranchOutdated
     | TableGivenUp
     | TablesMarked
+    | StreamAdded
     | ThreadFailed
     | StopRequested
 )
