@@ -115,9 +115,12 @@ def _chosen_stream(
     if not tiered_only and logical and (not problems or not recorded):
         return True
     say("no stream: only tiered tables can be registered (mirror-pump register TABLE --mode tiered)")
-    for problem in () if tiered_only else problems:
-        say(f"to mirror other tables: {problem.message}; {problem.remedy}")
-    say(f"to mirror other tables{'' if tiered_only or not problems else ', then'}: {INIT_AGAIN}")
+    if tiered_only or not problems:
+        say(f"to mirror other tables: {INIT_AGAIN}")
+        return False
+    for problem in problems:
+        say(f"to mirror other tables, mend: {problem.message}; {problem.remedy}")
+    say("then run `mirror-pump init` again, which keeps all tables")
     return False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,16 @@ def recorded(database: Database) -> tuple[bool, int, int]:
         " (SELECT count(*) FROM pg_replication_slots)::int"
     )
     return row
+
+
+def interrupted_at(step: str) -> Callable[[str], None]:
+    """What `init` says its steps to: an interrupt comes at this one."""
+
+    def say(line: str) -> None:
+        if line.startswith(step):
+            raise KeyboardInterrupt
+
+    return say
 
 
 def test_init_makes_a_mirror_without_slot_and_publication_and_says_what_to_change(
@@ -222,6 +233,10 @@ def test_tiered_only_on_a_server_that_could_stream(
         stays = run("init", "--tiered-only")
         assert stays.exit_code == 0, stays.stderr
         assert recorded(database) == (False, 0, 0)
+        for step in ("publication mirror_pump", "slot mirror_pump: creating", "slot mirror_pump: created"):
+            with pytest.raises(KeyboardInterrupt):
+                initialise(Settings(dsn=database.dsn), interrupted_at(step))
+            assert recorded(database) == (False, 0, 0), step
         added = run("init")
         assert added.exit_code == 0, added.stderr
         assert "the mirror has a stream from now on" in added.stdout
