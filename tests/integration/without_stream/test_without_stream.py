@@ -259,10 +259,12 @@ def test_a_running_pump_notices_the_stream_that_init_adds(
         then_replica.restart(settings=LOGICAL)
         await_true(lambda: steps.count(Step.WITHOUT_STREAM) == 2, 60, "the pump works after the restart")
         assert run("register", "t").exit_code == 1
+        retries = steps.count(Step.RETRYING)
         added = run("init")
         assert added.exit_code == 0, added.stderr
         assert recorded(database) == (True, 1, 1)
         await_true(lambda: steps.count(Step.STREAMING) == 1, 60, "the pump streams")
+        assert steps.count(Step.RETRYING) == retries, "it heard of the stream, and met no error"
         mirror.register("t")
         mirror.await_live("public.t")
         database.execute("INSERT INTO t VALUES (101)", "DELETE FROM t WHERE id = 1")
