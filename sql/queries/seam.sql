@@ -1,12 +1,5 @@
 -- A reader's side of the seam protocol (mirror_pump/source/catalog/consistent_snapshot.py).
 
--- name: resolve
--- The mirrored table of each name, resolved as Postgres does; NULL if it is not mirrored.
-SELECT n.name, t.table_id
-  FROM unnest(%(names)s::text[]) WITH ORDINALITY AS n(name, place)
-  LEFT JOIN modak.tables t ON t.table_id = to_regclass(n.name)::oid::bigint
- ORDER BY n.place;
-
 -- name: pin
 SELECT pin_id, table_id, tier_key_hi, lake_snapshot_id
   FROM modak.pin_tables(%(table_ids)s::bigint[], make_interval(secs => %(seconds)s));

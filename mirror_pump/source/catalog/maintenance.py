@@ -201,10 +201,8 @@ def change_policy(connection: PgConnection, table_id: TableId, changes: Mapping[
 def file_request(connection: PgConnection, table_id: TableId, by: str) -> datetime:
     """Requests maintenance of a table. Returns the database's time; the pass that answers begins at or after it."""
     with source_errors("filing a maintenance request"), connection.transaction():
-        row = connection.execute(_SQL["clock"]).fetchone()
+        moment = server_time(connection)
         connection.execute(_SQL["request"], {"table_id": table_id, "by": by})
-    assert row is not None
-    moment: datetime = row[0]
     return moment
 
 
