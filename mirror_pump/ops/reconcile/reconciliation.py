@@ -15,7 +15,7 @@ from dataclasses import replace
 from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
 from mirror_pump.lake.contents.newer_metadata import NewerMetadata
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_lsn
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState, format_lsn
 from mirror_pump.ops.reconcile.outcome import Reconciled, ReconciledTable
 from mirror_pump.ops.reconcile.without_slot import reconcile_files
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
@@ -190,7 +190,8 @@ def _compared(
     tables = [
         table
         for table in load_tables(connection, slot)
-        if table.state in _COPIED or (table.state is TableState.WAITING and table.table_id in altered)
+        if table.mode is TableMode.MIRRORED
+        and (table.state in _COPIED or (table.state is TableState.WAITING and table.table_id in altered))
     ]
     reasons = {table.table_id: _before_comparison(table, altered) for table in tables}
     live = [table for table in tables if not reasons[table.table_id]]
