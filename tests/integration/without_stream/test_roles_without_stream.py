@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mirror_pump.config import Settings
 from mirror_pump.ops.doctor.check import Outcome
 from mirror_pump.ops.doctor.examination import examine
@@ -26,6 +28,7 @@ def outcomes(roles: Roles, role: str) -> set[Outcome]:
     return {check.outcome for check in made.checks}
 
 
+@pytest.mark.soak
 def test_from_init_to_uninstalling(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, run: RunCommand
 ) -> None:

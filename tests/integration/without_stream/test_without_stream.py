@@ -194,6 +194,7 @@ def test_monitoring_has_no_lag_and_no_slot(mirror: Mirror) -> None:
     assert not_ready(state.phase, StatusReading(status=status), 1.0) is None
 
 
+@pytest.mark.soak
 def test_init_never_takes_a_stream_away(
     then_replica: EmbeddedPostgres, database: Database, warehouse: str, run: RunCommand
 ) -> None:
