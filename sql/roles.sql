@@ -5,7 +5,8 @@
 -- docs/roles.md has the whole set-up. To be run twice, in the mirror's database, once the roles exist:
 --   psql -v admin=mirror_admin -v pump=mirror_pump -v reader=analyst -f roles.sql
 -- before the first `mirror-pump init` by a role that may grant what sql/roles/admin.sql grants, and after each `mirror-pump init`
--- as the admin. Without `-v reader` it leaves readers alone.
+-- as the admin. Without `-v reader` it leaves readers alone. With `-v tiered_only=`, the first time, no role may stream: a mirror
+-- of tiered tables alone needs that no more than a slot.
 \set ON_ERROR_STOP on
 SELECT to_regclass('modak.mirror_migrations') IS NOT NULL AS initialised \gset
 \if :initialised

@@ -60,8 +60,8 @@ GAUGES = (
     Gauge(
         "mirror_pump.frontier.lag_wal",
         "By",
-        "WAL between the frontier and the end of WAL",
-        _single(lambda status: status.lag_bytes),
+        "WAL between the frontier and the end of WAL; absent without a stream",
+        _single(lambda status: status.lag_bytes if status.streams else None),
     ),
     Gauge(
         "mirror_pump.frontier.position", "By", "The frontier: a WAL position", _single(lambda status: status.frontier)
@@ -82,10 +82,15 @@ GAUGES = (
     Gauge(
         "mirror_pump.slot.usable",
         "",
-        "1 if a pump can resume from the slot, else 0",
-        _single(lambda status: status.slot.error is None),
+        "1 if a pump can resume from the slot, else 0; absent without a stream",
+        _single(lambda status: status.slot.error is None if status.streams else None),
     ),
-    Gauge("mirror_pump.slot.active", "", "1 while a pump reads the slot", _single(lambda status: status.slot.active)),
+    Gauge(
+        "mirror_pump.slot.active",
+        "",
+        "1 while a pump reads the slot; absent without a stream",
+        _single(lambda status: status.slot.active if status.streams else None),
+    ),
     Gauge("mirror_pump.led", "", "1 while any pump leads the mirror", _single(_led)),
     Gauge(
         "mirror_pump.standbys", "{pump}", "Pumps that wait for leadership", _single(lambda status: len(status.standbys))

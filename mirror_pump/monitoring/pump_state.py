@@ -19,6 +19,7 @@ class PumpPhase(StrEnum):
     LEADING = "leading"
     """It leads, and starts Spark."""
     STREAMING = "streaming"
+    """It works: it follows the stream, or has none to follow."""
     RETRYING = "retrying"
     """A session ended with an error. The next one starts after a pause."""
 
@@ -33,6 +34,7 @@ _PHASES = {
     Step.LEAD_LOST: PumpPhase.STANDBY,
     Step.LEADING: PumpPhase.LEADING,
     Step.STREAMING: PumpPhase.STREAMING,
+    Step.WITHOUT_STREAM: PumpPhase.STREAMING,
 }
 
 

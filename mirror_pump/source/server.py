@@ -1,4 +1,7 @@
-"""Checks the source server's version and settings, before anything is created in it."""
+"""Checks the source server's version and settings, before anything is created in it.
+
+Mirrored tables need a stream: wal_level = logical, a slot, a walsender, the right to stream. Tiered tables do not.
+"""
 
 from __future__ import annotations
 
@@ -102,6 +105,8 @@ class ServerProblem:
     remedy: str
     fatal: bool = True
     """False if the mirror works all the same."""
+    of_stream: bool = False
+    """Whether it concerns mirrored tables only: tiered ones need no stream."""
 
 
 def read_server(conn: PgConnection) -> ServerSettings:
@@ -112,14 +117,17 @@ def read_server(conn: PgConnection) -> ServerSettings:
     return server
 
 
-def check_server(conn: PgConnection, *, slot_exists: bool) -> ServerFacts:
+def check_server(conn: PgConnection, *, slot_exists: bool, streams: bool = True) -> ServerFacts:
     """The server's facts. Raises SourceError, with what to do, if the server cannot be mirrored.
 
-    `slot_exists`: the mirror's slot exists already, so that no free one is needed.
+    `slot_exists`: the mirror's slot exists already, so that no free one is needed. Without `streams`, nothing counts
+    that only mirrored tables need.
     """
     server = read_server(conn)
     warnings = []
     for problem in server_problems(conn, server, slot_exists=slot_exists):
+        if problem.of_stream and not streams:
+            continue
         if problem.fatal:
             raise SourceError(problem.message, problem.remedy)
         warnings.append(problem.message)
@@ -132,6 +140,13 @@ def server_problems(conn: PgConnection, server: ServerSettings, *, slot_exists: 
     yield from _rights_problems(conn, server)
     yield from _room_problems(server, slot_exists=slot_exists)
     yield from _warnings(conn.info.server_version, server)
+
+
+def stream_problems(conn: PgConnection, server: ServerSettings) -> list[ServerProblem]:
+    """Why this server, with this role, cannot stream changes to a mirror that has no slot yet. Empty if it can."""
+    return [
+        problem for problem in server_problems(conn, server, slot_exists=False) if problem.of_stream and problem.fatal
+    ]
 
 
 def how_to_set(server: ServerSettings, name: str, value: str) -> str:
@@ -169,6 +184,7 @@ def _kind_problems(conn: PgConnection, server: ServerSettings) -> Iterator[Serve
             ServerSubject.WAL_LEVEL,
             f"wal_level is {server.wal_level}: the WAL does not carry row changes",
             how_to_set(server, "wal_level", "'logical'"),
+            of_stream=True,
         )
 
 
@@ -180,6 +196,7 @@ def _rights_problems(conn: PgConnection, server: ServerSettings) -> Iterator[Ser
             f"GRANT rds_replication TO {identifier(server.role)}"
             if server.service == ManagedService.RDS
             else f"ALTER ROLE {identifier(server.role)} REPLICATION",
+            of_stream=True,
         )
     if not server.may_create and not server.schema_exists:
         yield ServerProblem(
@@ -193,14 +210,20 @@ def _room_problems(server: ServerSettings, *, slot_exists: bool) -> Iterator[Ser
     if not slot_exists and server.used_slots >= server.slots:
         yield ServerProblem(
             ServerSubject.SLOTS,
-            f"all {server.slots} replication slots of the server are in use",
-            "drop one that nobody needs (see pg_replication_slots), or raise max_replication_slots and restart",
+            f"all {server.slots} replication slots of the server are in use"
+            if server.slots
+            else "max_replication_slots is 0: the server cannot keep changes for the mirror",
+            "drop one that nobody needs (see pg_replication_slots), or raise max_replication_slots and restart"
+            if server.slots
+            else how_to_set(server, "max_replication_slots", "10"),
+            of_stream=True,
         )
     if server.senders < 1:
         yield ServerProblem(
             ServerSubject.SENDERS,
             "max_wal_senders is 0: the server cannot stream changes",
             how_to_set(server, "max_wal_senders", "10"),
+            of_stream=True,
         )
 
 
@@ -220,6 +243,7 @@ def _warnings(version: int, server: ServerSettings) -> Iterator[ServerProblem]:
             "max_slot_wal_keep_size is unlimited: while the pump is down, WAL is kept until the disk is full",
             how_to_set(server, "max_slot_wal_keep_size", "'100GB'") + "; with as much as the disk has to spare",
             fatal=False,
+            of_stream=True,
         )
 
 

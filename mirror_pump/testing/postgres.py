@@ -179,9 +179,11 @@ class EmbeddedPostgres:
                 return
         raise PostgresFailed(f"the embedded PostgreSQL in {self._data} did not stop")
 
-    def restart(self, mode: StopMode = "fast") -> None:
-        """Stops and starts the server on the same port, so that every DSN stays valid."""
+    def restart(self, mode: StopMode = "fast", *, settings: Mapping[str, str] | None = None) -> None:
+        """Stops and starts the server on the same port, so that every DSN stays valid. `settings` of postgresql.conf
+        that differ from then on."""
         self.stop(mode)
+        self._settings |= settings or {}
         self.start()
 
     def close(self) -> None:

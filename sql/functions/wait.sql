@@ -2,7 +2,8 @@
 
 -- Whether the frontier of every live table passes a WAL position (default: the present one) within `timeout`. A table that is
 -- copied again because the slot was lost counts with the frontier that its readers keep. Wakes an idle pump by a message that
--- is in the stream at once, even if the caller's transaction is rolled back.
+-- is in the stream at once, even if the caller's transaction is rolled back. True at once for a mirror without a stream:
+-- reads of tiered tables show what is committed.
 CREATE OR REPLACE FUNCTION modak.wait_for(lsn pg_lsn DEFAULT NULL, timeout interval DEFAULT '5 seconds') RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -17,7 +18,7 @@ BEGIN
             HINT = 'wait before it begins, or in READ COMMITTED';
     END IF;
     LOOP
-        SELECT coalesce(min(c.replicated_lsn), max(s.applied_lsn)) >= target INTO passed
+        SELECT NOT bool_or(s.streams) OR coalesce(min(c.replicated_lsn), max(s.applied_lsn)) >= target INTO passed
           FROM modak.mirror_slots s
           LEFT JOIN modak.mirror_tables m ON m.slot_name = s.slot_name
                AND (m.state = 'live' OR m.resync_gap AND m.state IN ('waiting', 'copying', 'filling')

@@ -19,6 +19,12 @@ UPDATE modak.mirror_slots
        accepted_until = greatest(accepted_until, to_timestamp(nullif(%(accepted)s::float8, 0)) + interval '1 ms')
  WHERE slot_name = %(slot)s;
 
+-- name: note_going_back
+UPDATE modak.mirror_slots SET went_back_at = clock_timestamp() WHERE slot_name = %(slot)s AND went_back_at IS NULL;
+
+-- name: forget_going_back
+UPDATE modak.mirror_slots SET went_back_at = NULL WHERE slot_name = %(slot)s;
+
 -- name: position
 -- The catalog's position, the end of the WAL, and the slot's position.
 SELECT timeline, applied_lsn AS applied, extract(epoch FROM coalesce(accepted_until, 'epoch'))::float8 AS accepted,

@@ -1,8 +1,10 @@
 -- What `init` records (mirror_pump/ops/setup: initialisation.py, undo.py).
 
 -- name: slots
-SELECT slot_name, publication_name, system_identifier, timeline, database_name, applied_lsn
-  FROM modak.mirror_slots WHERE database_name = current_database() ORDER BY slot_name;
+-- Also before the migration that adds the column `streams`: until then all mirrors had a stream.
+SELECT slot_name, publication_name, system_identifier, timeline, database_name, applied_lsn,
+       coalesce((to_jsonb(s) ->> 'streams')::boolean, true) AS streams
+  FROM modak.mirror_slots s WHERE database_name = current_database() ORDER BY slot_name;
 
 -- name: profile
 SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE profile_name = 'default' FOR UPDATE;
@@ -12,11 +14,18 @@ UPDATE modak.storage_profiles SET warehouse = %s, lake_format = 'iceberg', lake_
 
 -- name: store_slot
 INSERT INTO modak.mirror_slots
-       (slot_name, publication_name, system_identifier, timeline, database_name, applied_lsn, applied_at)
-VALUES (%s, %s, %s, %s, %s, %s, now())
+       (slot_name, publication_name, system_identifier, timeline, database_name, applied_lsn, applied_at, streams)
+VALUES (%s, %s, %s, %s, %s, %s, now(), %s)
 ON CONFLICT (slot_name) DO UPDATE
    SET applied_lsn = excluded.applied_lsn, applied_at = excluded.applied_at, applied_commit_time = NULL,
        system_identifier = excluded.system_identifier, timeline = excluded.timeline;
+
+-- name: begin_streaming
+-- A mirror without a stream gets one, which begins at the slot's position, or at the frontier: a pump may have moved that
+-- meanwhile, and no table depends on a change from before.
+UPDATE modak.mirror_slots SET streams = true, applied_lsn = greatest(applied_lsn, %(position)s), applied_at = now()
+ WHERE slot_name = %(slot)s
+RETURNING applied_lsn;
 
 -- name: drop_slot
 -- Slots belong to the whole server: another database may have a slot of this name by now.

@@ -60,7 +60,7 @@ SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
 -- name: lock_slot
 -- Also makes a session that later reads the outcome of this transaction wait for its end. A WAL file's name begins with the
 -- timeline, in hexadecimal.
-SELECT leader_epoch, applied_lsn, publish_id,
+SELECT leader_epoch, applied_lsn, publish_id, streams,
        ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int AS timeline
   FROM modak.mirror_slots WHERE slot_name = %(slot)s FOR UPDATE;
 

@@ -55,5 +55,5 @@ SELECT pg_terminate_backend(a.pid)
 
 -- name: recorded
 -- What the catalog has of the slot (mirror_pump/source/catalog/catalog_slot.py).
-SELECT publication_name, system_identifier, timeline, database_name, applied_lsn, applied_at
+SELECT publication_name, system_identifier, timeline, database_name, applied_lsn, applied_at, streams
   FROM modak.mirror_slots WHERE slot_name = %(slot)s;

@@ -8,6 +8,7 @@
 -- seem to lag.
 SELECT (pg_current_wal_lsn() - '0/0')::bigint AS wal_position, clock_timestamp() AS at, current_database() AS database,
        s.applied_lsn AS frontier, s.applied_commit_time AS commit_time, s.leader, s.leader_epoch, s.last_error,
+       s.streams, s.went_back_at,
        (p.replay_lsn - '0/0')::bigint AS replayed, p.reply_time AS replied_at
   FROM modak.mirror_slots s LEFT JOIN pg_replication_slots r ON r.slot_name = s.slot_name
   LEFT JOIN pg_stat_replication p ON p.pid = r.active_pid
@@ -34,7 +35,7 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state, t.mode,
 -- name: slot
 -- Columns that some versions lack are looked up by name in the whole row.
 SELECT s.system_identifier, s.timeline, s.database_name AS database, s.applied_lsn AS applied, s.applied_at,
-       s.applied_commit_time AS commit_time, r.slot_name IS NOT NULL AS exists, coalesce(r.active, false) AS active,
+       s.applied_commit_time AS commit_time, s.streams, r.slot_name IS NOT NULL AS exists, coalesce(r.active, false) AS active,
        r.wal_status, (r.confirmed_flush_lsn - '0/0')::bigint AS confirmed,
        to_jsonb(r) ->> 'invalidation_reason' AS invalidation_reason,
        (to_jsonb(r) ->> 'inactive_since')::timestamptz AS inactive_since
@@ -97,6 +98,6 @@ SELECT s.applied_lsn AS applied,
          WHERE m.slot_name = s.slot_name
            AND (m.state = 'live' OR m.resync_gap AND m.state IN ('waiting', 'copying', 'filling')
                                     AND NOT (m.state = 'waiting' AND m.error IS NOT NULL))) AS promised,
-       (SELECT r.active FROM pg_replication_slots r WHERE r.slot_name = s.slot_name) AS active, s.last_error,
+       (SELECT r.active FROM pg_replication_slots r WHERE r.slot_name = s.slot_name) AS active, s.streams, s.last_error,
        clock_timestamp() AS now
   FROM modak.mirror_slots s WHERE s.slot_name = %s;

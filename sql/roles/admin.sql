@@ -1,13 +1,17 @@
 -- The privileges of the roles `admin` and `pump` that lie outside of schema modak. To be run before the first `mirror-pump
 -- init`, by a role that may grant them: the master user of a managed service, or a superuser. Can be run again.
 
--- To stream changes is an attribute of a role. On Amazon RDS it is a membership.
+-- To stream changes is an attribute of a role. On Amazon RDS it is a membership. With `-v tiered_only=` the roles get neither: a
+-- mirror of tiered tables alone has no stream.
+\if :{?tiered_only}
+\else
 SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = 'rds_replication') AS rds \gset
 \if :rds
 GRANT rds_replication TO :"admin", :"pump";
 \else
 ALTER ROLE :"admin" REPLICATION;
 ALTER ROLE :"pump" REPLICATION;
+\endif
 \endif
 
 -- Schema modak and the publication.

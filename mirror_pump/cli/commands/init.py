@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
@@ -11,18 +13,29 @@ from mirror_pump.config import Settings
 
 def add(app: typer.Typer) -> None:
     @command(app, "init", ("warehouse", *SLOT, *STORAGE))
-    def init(settings: Settings) -> None:
+    def init(
+        settings: Settings,
+        tiered_only: Annotated[
+            bool,
+            typer.Option("--tiered-only", help="Without publication and slot, which tiered tables do not need"),
+        ] = False,
+    ) -> None:
         """Create or migrate schema modak, the publication and the replication slot, and remember the warehouse.
 
         Reports each step and can be repeated. Afterwards all other commands only need the DSN. If the first init fails
         or is interrupted, it removes what it has created.
 
         Needs wal_level = logical, a free replication slot, and a role with REPLICATION that may create a schema and a
-        publication.
+        publication. Without wal_level = logical, or with `--tiered-only`, it makes no publication and no slot: tiered
+        tables can be registered, and a later init adds both.
         """
         from mirror_pump.model import format_lsn
         from mirror_pump.ops.setup.initialisation import initialise
 
-        mirror = initialise(settings, say)
-        say(f"ready: frontier {format_lsn(mirror.position)}, warehouse {mirror.warehouse}")
-        say("next: mirror-pump register TABLE... and mirror-pump run")
+        mirror = initialise(settings, say, tiered_only=tiered_only)
+        if mirror.streams:
+            say(f"ready: frontier {format_lsn(mirror.position)}, warehouse {mirror.warehouse}")
+            say("next: mirror-pump register TABLE... and mirror-pump run")
+        else:
+            say(f"ready: tiered tables only, warehouse {mirror.warehouse}")
+            say("next: mirror-pump register TABLE --mode tiered and mirror-pump run")

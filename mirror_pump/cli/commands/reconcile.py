@@ -23,6 +23,7 @@ def add(app: typer.Typer) -> None:
         It says what was lost: what readers of the lake may have seen that the server no longer has. If the slot does
         not continue from the frontier, it makes a new one, compares every table with its heap at the slot's first
         position, and has those that differ copied again by the next pump. Readers keep the present content meanwhile.
+        A mirror without a stream has nothing to compare: maintenance may delete files again.
 
         No pump may run. Exit code 1 if a table has failed. It can be repeated.
         """
@@ -33,6 +34,8 @@ def add(app: typer.Typer) -> None:
             result = heal(complete(settings), remark if as_json else say, observe=show)
         if as_json:
             write_json(result.to_json())
+        elif result.slot == "none":
+            say("start the pump")
         elif result.slot == "kept":
             say("start the pump; `mirror-pump verify` compares all tables once it runs")
         else:

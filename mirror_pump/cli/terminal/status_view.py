@@ -33,12 +33,13 @@ def render(status: MirrorStatus) -> RenderableType:
     """The whole status. It fits any width, since it is laid out when the console prints it."""
     parts: list[RenderableType] = [Text(f"mirror of {status.database} in {status.warehouse}")]
     parts.extend(Text(line, style=_ALERT_STYLES[alert.severity]) for alert in status.alerts for line in lines_of(alert))
-    parts.extend((_frontier(status), _slot(status.slot), *_pumps(status)))
+    parts.extend((*_stream(status), *_pumps(status)))
     parts.extend(_resync(resync) for resync in status.resyncs)
     if status.former_locations:
         parts.append(Text(_former(status.former_locations)))
     if not status.tables:
-        return Group(*parts, Text("no tables: mirror-pump register TABLE"))
+        mode = "" if status.streams else " --mode tiered"
+        return Group(*parts, Text(f"no tables: mirror-pump register TABLE{mode}"))
     tables = _in_order(status)
     parts.extend((_maintenance(status), TableGrid(tables)))
     parts.extend(
@@ -77,6 +78,12 @@ def _in_order(status: MirrorStatus) -> Sequence[TableStatus]:
         )
 
     return sorted(status.tables, key=urgency)
+
+
+def _stream(status: MirrorStatus) -> list[Text]:
+    if not status.streams:
+        return [Text("no stream: tiered tables only")]
+    return [_frontier(status), _slot(status.slot)]
 
 
 def _frontier(status: MirrorStatus) -> Text:

@@ -23,7 +23,8 @@ _ENOUGH = 20
 
 @dataclass(frozen=True)
 class Promise:
-    """The frontier of a snapshot, and the server's timeline on which it was published."""
+    """The frontier with which a snapshot was published, and the server's timeline. To readers of a tiered table it
+    promised nothing."""
 
     frontier: Lsn
     timeline: int | None
@@ -129,6 +130,6 @@ def _read(location: str, storage: StorageOptions) -> NewerMetadata | None:
 
 
 def _promise(snapshot: Snapshot | None) -> Promise | None:
-    if snapshot is None or snapshot.summary.frontier is None:
+    if snapshot is None or snapshot.summary.position is None:
         return None
-    return Promise(snapshot.summary.frontier, snapshot.summary.timeline)
+    return Promise(snapshot.summary.position, snapshot.summary.timeline)

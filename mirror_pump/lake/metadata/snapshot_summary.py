@@ -14,6 +14,9 @@ FRONTIER_PROPERTY = "mirror-pump.frontier"
 table has it, beginning with that of the publish with which the table goes live."""
 TIMELINE_PROPERTY = "mirror-pump.timeline"
 """Entry beside FRONTIER_PROPERTY: the server's timeline on which the frontier was published, a number."""
+POSITION_PROPERTY = "mirror-pump.position"
+"""Entry that takes the place of FRONTIER_PROPERTY in a tiered table: the mirror's frontier when the snapshot was
+published. It says nothing about rows, only when that was."""
 COPYING_PROPERTY = "mirror-pump.copying"
 """Entry that takes the place of FRONTIER_PROPERTY: the copy is not complete, or files are being filled. The table had
 these rows at no frontier."""
@@ -66,6 +69,12 @@ class SnapshotSummary:
     def frontier(self) -> Lsn | None:
         """The frontier at which the table's rows are the snapshot's, if it is recorded."""
         stated = self.entries.get(FRONTIER_PROPERTY)
+        return None if stated is None else parse_lsn(stated)
+
+    @property
+    def position(self) -> Lsn | None:
+        """The mirror's frontier when the snapshot was published, if it is recorded."""
+        stated = self.entries.get(FRONTIER_PROPERTY) or self.entries.get(POSITION_PROPERTY)
         return None if stated is None else parse_lsn(stated)
 
     @property

@@ -158,12 +158,13 @@ function drawTiles() {
   const live = status.tables.filter((table) => table.state === "live").length;
   const due = status.maintenance.tables_due;
   show(byId("tiles"), [
-    tile("Lag", duration(lag), `${size(status.lag_bytes)} of WAL behind`),
+    status.streams ? tile("Lag", duration(lag), `${size(status.lag_bytes)} of WAL behind`)
+      : tile("Lag", "none", "no stream: tiered tables only"),
     tile("Frontier", element("span", {class: "mono"}, status.frontier),
       known(status.commit_time) ? ["newest commit ", moment(status.commit_time)] : "nothing published yet"),
     tile("Rate", `${rate(history && history.changes_per_second)}/s`,
       `changes; WAL ${size(history && known(history.wal_bytes_per_second) ? Math.round(history.wal_bytes_per_second) : null)}/s`),
-    tile("Slot retains", size(slot.retained_bytes), invalidation(), slot.error ? "critical" : slot.wal_status === "unreserved" ? "critical" : null),
+    tile("Slot retains", status.streams ? size(slot.retained_bytes) : "nothing", invalidation(), slot.error ? "critical" : slot.wal_status === "unreserved" ? "critical" : null),
     tile("Tables live", `${count(live)} of ${count(status.tables.length)}`,
       failed ? `${plural(failed, "table")} failed` : "none failed", failed ? "critical" : null),
     tile("Maintenance", due ? `due for ${count(due)}` : "none due",
@@ -173,6 +174,7 @@ function drawTiles() {
 
 function invalidation() {
   const slot = view.status.slot, left = view.history && view.history.seconds_to_invalidation;
+  if (!view.status.streams) return "no slot is needed";
   if (slot.error) return "no pump can resume from it";
   if (!known(slot.safe_wal_bytes)) return "no limit is set";
   if (slot.safe_wal_bytes <= 0) return "may be invalidated at any time";
@@ -323,6 +325,10 @@ function drawTables() {
 
 function drawSlot() {
   const slot = view.status.slot, held = slot.held_by;
+  if (!view.status.streams) {
+    facts("slot", [["Stream", "none: tiered tables only"], ["End of WAL", element("span", {class: "mono"}, view.status.wal_position)]]);
+    return;
+  }
   facts("slot", [
     ["Slot", slot.name],
     ["State", slot.exists ? `${slot.active ? "active" : "inactive"}, ${slot.wal_status || "unknown"}` : "missing"],

@@ -17,7 +17,10 @@ def _run(site: Site) -> Iterator[Finding]:
             yield Finding(Outcome.SKIPPED, message, "mirror-pump init --warehouse URI")
             return
         mirror = complete_from(connection, site.settings)
-    yield ok(f"the mirror has slot {mirror.slot}, publication {mirror.publication}, warehouse {mirror.warehouse}")
+    if site.streams is False:
+        yield ok(f"the mirror {mirror.slot} has no stream, for tiered tables only, and warehouse {mirror.warehouse}")
+    else:
+        yield ok(f"the mirror has slot {mirror.slot}, publication {mirror.publication}, warehouse {mirror.warehouse}")
 
 
 CATALOG = DoctorCheck("catalog", _run, needs=("database",))

@@ -12,6 +12,7 @@ from typing import Any
 from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, SourceError
 from mirror_pump.ops.setup.stored_settings import complete_from
+from mirror_pump.source.catalog.catalog_slot import catalog_slot
 from mirror_pump.source.catalog.mirror_roles import MirrorRole, read_role
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.server import read_server
@@ -115,6 +116,18 @@ class Site:
         try:
             with self.connection() as connection:
                 return complete_from(connection, self.settings)
+        except MirrorPumpError:
+            return None
+
+    @cached_property
+    def streams(self) -> bool | None:
+        """Whether the mirror has a stream; False if it is for tiered tables only, and None if there is no mirror."""
+        mirror = self.mirror
+        if mirror is None:
+            return None
+        try:
+            with self.connection() as connection:
+                return catalog_slot(connection, mirror.slot).streams
         except MirrorPumpError:
             return None
 

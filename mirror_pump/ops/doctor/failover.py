@@ -31,6 +31,12 @@ class _Physical:
 
 def _run(site: Site) -> Iterator[Finding]:
     mirror = site.require_mirror()
+    if site.streams is False:
+        yield ok(
+            "without a stream the mirror follows a failover by itself: all that it has is in the database and the lake"
+        )
+        yield from _servers(site)
+        return
     with site.connection() as connection:
         version = connection.info.server_version
         standbys = fetch_rows(connection, _Physical, _SQL["physical"])

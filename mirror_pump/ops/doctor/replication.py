@@ -8,6 +8,7 @@ from mirror_pump.errors import SourceError
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok, warning
 from mirror_pump.ops.doctor.server import server_findings
 from mirror_pump.ops.status.slot_state import slot_error
+from mirror_pump.source.catalog.catalog_slot import how_to_stream
 from mirror_pump.source.connect import PgConnection, replication_connect
 from mirror_pump.source.server import ServerSettings, ServerSubject, how_to_set, read_server
 from mirror_pump.source.stream.slot import read_slot
@@ -19,12 +20,17 @@ _SHORTEST_IDLE = 3600
 
 
 def _run(site: Site) -> Iterator[Finding]:
+    if site.streams is False:
+        with site.connection() as connection:
+            remedy = how_to_stream(connection)
+        yield ok(f"the mirror has no stream: only tiered tables can be registered. To mirror others: {remedy}")
+        return
     mirror = site.mirror
     slot = (mirror or site.settings).slot
     with site.connection() as connection:
         server = read_server(connection)
         exists = read_slot(connection, slot) is not None
-        found = server_findings(connection, server, _SUBJECTS, slot_exists=exists)
+        found = server_findings(site, connection, server, _SUBJECTS, slot_exists=exists)
         # The slot of a mirror is held against its catalog; without one there is nothing to compare.
         lost = None if mirror is None else slot_error(connection, slot)
         room = _room(connection, slot, site.settings.wal_guard_bytes) if exists else None
@@ -34,7 +40,8 @@ def _run(site: Site) -> Iterator[Finding]:
     )
     yield from found
     yield from _senders(server)
-    yield from _streams(site)
+    if mirror is not None or server.wal_level == "logical":
+        yield from _streams(site)
     if 0 < server.idle_timeout < _SHORTEST_IDLE:
         yield warning(
             f"idle_replication_slot_timeout is {server.idle_timeout} s: a pump that is away for longer loses its slot",

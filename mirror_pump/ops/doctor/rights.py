@@ -29,7 +29,7 @@ def _run(site: Site) -> Iterator[Finding]:
     with site.connection() as connection:
         server = read_server(connection)
         facts = read_role(connection, server)
-        yield from _part(connection, facts, server_findings(connection, server, {ServerSubject.RIGHTS}))
+        yield from _part(connection, facts, server_findings(site, connection, server, {ServerSubject.RIGHTS}))
         if facts.part is MirrorRole.PUMP:
             yield from _retention(connection, facts)
         if facts.part in (MirrorRole.ADMIN, MirrorRole.PUMP):

@@ -55,6 +55,7 @@ from mirror_pump.source.catalog.maintenance import (
     claim,
     clear_up,
     last,
+    may_delete_files,
     read_tables,
     safe_time,
     store_stats,
@@ -370,6 +371,9 @@ class Maintenance:
         (table,) = read_tables(self._connection, self._slot, [backlog.table.table_id]) or (None,)
         if table is None or not table.pinned.isdisjoint(ids):
             outcome["left"] = "one of them was pinned meanwhile: a sweep deletes their files once the pin is released"
+            return {"expired_snapshots": len(ids)}
+        if not may_delete_files(self._connection, self._slot):
+            outcome["left"] = "the database may have been restored: a sweep deletes their files once that is reconciled"
             return {"expired_snapshots": len(ids)}
         return {"expired_snapshots": len(ids), **delete()}
 

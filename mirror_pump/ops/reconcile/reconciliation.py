@@ -4,19 +4,20 @@ If the slot still continues from the frontier, the catalog and the heap went bac
 names is right: the mirror only has to accept the present history. Otherwise changes between the frontier and the
 position of a slot are missing in every stream. Then a new slot is made, and each table is compared with its heap at
 exactly the slot's first position. Equal tables go on from there; the others are copied again, while readers keep their
-present content (docs/design/failover.md).
+present content (docs/design/failover.md). A mirror without a stream has no slot: only its files are looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
 from mirror_pump.lake.contents.newer_metadata import NewerMetadata
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState, format_lsn
+from mirror_pump.ops.reconcile.outcome import Reconciled, ReconciledTable
+from mirror_pump.ops.reconcile.without_slot import reconcile_files
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import TableProgress, TableReport, compare_at
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
@@ -61,46 +62,6 @@ anyway, and the others are not mirrored any more."""
 _UNDER_WAY = {TableState.COPYING: "copy", TableState.FILLING: "fill"}
 
 
-@dataclass(frozen=True)
-class ReconciledTable:
-    """What became of a table."""
-
-    table: str
-    outcome: str
-    """`equal`, `copied-again`, or `failed`."""
-    reason: str
-    """Why it is copied again, or has failed. Empty if it is equal."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {"table": self.table, "outcome": self.outcome, "reason": self.reason}
-
-
-@dataclass(frozen=True)
-class Reconciled:
-    """How the mirror continues."""
-
-    timeline: int
-    former_timeline: int
-    lost: str | None
-    """What readers may have seen and the server no longer has. None if nothing is known of that."""
-    slot: str
-    """`kept`: it continues from the frontier. `made`: there was none that did."""
-    frontier: Lsn
-    tables: tuple[ReconciledTable, ...]
-    """Those that were compared or are copied again. Empty if the slot was kept."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document that docs/cli-json.md describes."""
-        return {
-            "timeline": self.timeline,
-            "former_timeline": self.former_timeline,
-            "lost": self.lost,
-            "slot": self.slot,
-            "frontier": format_lsn(self.frontier),
-            "tables": [table.to_json() for table in self.tables],
-        }
-
-
 def reconcile(
     settings: Settings,
     say: Callable[[str], None],
@@ -122,6 +83,8 @@ def reconcile(
         recorded = catalog_slot(connection, slot)
         former = recorded.identity.timeline
         check_identity(connection, slot, recorded.identity)
+        if not recorded.streams:
+            return reconcile_files(connection, settings, leader.epoch, recorded, say)
         check_publication(connection, recorded.publication)
         history = read_timelines(dsn)
         position = read_position(connection, slot)

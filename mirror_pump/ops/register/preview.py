@@ -10,6 +10,7 @@ from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.model import TableId, TableMode
 from mirror_pump.ops.retain.retention import grace_text, when_due
+from mirror_pump.source.catalog.catalog_slot import require_stream
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.relations.column_choices import ColumnChoices, chosen
@@ -96,6 +97,8 @@ def _preview(
         if load_table(connection, table_id) is not None:
             return TablePreview(str(table_name), registered=True)
         mode = TableMode.MIRRORED if wish is None else wish.mode
+        if mode is TableMode.MIRRORED:
+            require_stream(connection, settings.slot, f"{table_name} cannot be mirrored")
         seen = chosen(connection, describe(connection, table_id, settings.publication, mode), choices)
         refuse(seen, mode)
         leaving = None

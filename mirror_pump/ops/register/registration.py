@@ -52,6 +52,7 @@ from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.pipeline.publish.publisher import lake_props
 from mirror_pump.pipeline.session.listener import COPY, RETAIN, notify_pump
 from mirror_pump.pipeline.session.pump import Pump
+from mirror_pump.source.catalog.catalog_slot import require_stream
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
 from mirror_pump.source.catalog.profiles import find_profile, profile_of, require_unchanged
 from mirror_pump.source.catalog.registered_names import registered_as
@@ -252,11 +253,13 @@ def _register_one(
             )
         registered[table_id] = name
         return
+    mode = TableMode.MIRRORED if retention is None else retention.mode
+    if mode is TableMode.MIRRORED:
+        require_stream(connection, settings.slot, f"{table_name} cannot be mirrored")
     if former is None:
         former = registered_as(connection, table_name)
     if former is not None:
         _refuse_to_retire(connection, former)
-    mode = TableMode.MIRRORED if retention is None else retention.mode
     description = chosen(connection, describe(connection, table_id, settings.publication, mode), choices)
     refuse(description, mode)
     plan = None

@@ -18,7 +18,7 @@ from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.pipeline.session.listener import RESYNC, notify_pump
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.stream_start import examine_start
-from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot
+from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot, require_stream
 from mirror_pump.source.catalog.resync import (
     ResyncCandidate,
     mark_tables,
@@ -153,6 +153,7 @@ def _connect(settings: Settings) -> PgConnection:
 
 def _plan(connection: PgConnection, settings: Settings, names: Sequence[str]) -> Resync:
     recorded = catalog_slot(connection, settings.slot)
+    require_stream(connection, settings.slot, "there is no mirrored table that could be copied again")
     check_publication(connection, recorded.publication)
     lost = _slot_lost(connection, settings, recorded)
     if lost is not None and names:

@@ -25,6 +25,7 @@ def alerts_of(status: MirrorStatus, wal_warn_within: float = 0.0) -> tuple[Alert
     `wal_warn_within`: a slot that no pump moves is worth a warning if it is lost within this many seconds.
     """
     found = [*_slot(status), *_wal(status, wal_warn_within), *_leader(status), *_gaps(status), *_neglect(status)]
+    found.extend(_went_back(status))
     for table in status.tables:
         found.extend(_table(table))
     return tuple(sorted(found, key=lambda alert: alert.severity is not Severity.CRITICAL))
@@ -96,23 +97,35 @@ def _wal(status: MirrorStatus, warn_time: float) -> list[Alert]:
     return [Alert(Severity.WARNING, message, _MORE_ROOM)]
 
 
+def _went_back(status: MirrorStatus) -> list[Alert]:
+    if status.went_back_at is None:
+        return []
+    message = (
+        f"the database went back: a pump found at {moment_text(status.went_back_at)} that the lake has publishes which"
+        " the catalog does not know. Reads are right; until somebody has reconciled, maintenance deletes no file"
+    )
+    remedy = "if this is the mirror's database, and no copy of it: stop the pump, `mirror-pump reconcile`, start it"
+    return [Alert(Severity.WARNING, message, remedy)]
+
+
 def _leader(status: MirrorStatus) -> list[Alert]:
     error = status.last_error
+    idle = "the frontier stands still" if status.streams else "no partition is tiered, and no correction is folded"
     if status.leader is not None and status.leader.alive:
         if error is None or not status.leader.retrying:
             return []
         waited = (status.at - error.since).total_seconds() >= _FAILING_TOO_LONG
-        return [Alert(Severity.CRITICAL if waited else Severity.WARNING, failing(error), error.remedy)]
+        return [Alert(Severity.CRITICAL if waited else Severity.WARNING, failing(error, idle), error.remedy)]
     # A pump cannot run without its slot, so starting one would not help.
     if status.slot.error is not None:
         return []
     start = "start one with `mirror-pump run`"
     if error is None:
-        return [Alert(Severity.CRITICAL, "no pump leads: the frontier stands still", start)]
+        return [Alert(Severity.CRITICAL, f"no pump leads: {idle}", start)]
     last = f"the last one stopped at {moment_text(error.at)}: {error.error}"
     if error.retry_in is not None:
-        last = f"the last one disappeared while {failing(error)}"
-    return [Alert(Severity.CRITICAL, f"no pump leads: the frontier stands still; {last}", f"{error.remedy or start}")]
+        last = f"the last one disappeared while {failing(error, idle)}"
+    return [Alert(Severity.CRITICAL, f"no pump leads: {idle}; {last}", f"{error.remedy or start}")]
 
 
 def _gaps(status: MirrorStatus) -> list[Alert]:
@@ -128,10 +141,10 @@ def _gaps(status: MirrorStatus) -> list[Alert]:
     return found
 
 
-def failing(error: PumpError) -> str:
-    """Return the message for a pump that keeps failing and retrying."""
+def failing(error: PumpError, idle: str = "the frontier stands still") -> str:
+    """Return the message for a pump that keeps failing and retrying. `idle`: what does not happen meanwhile."""
     return (
-        f"the pump has been failing since {moment_text(error.since)}, the frontier stands still ({error.attempts}"
+        f"the pump has been failing since {moment_text(error.since)}, {idle} ({error.attempts}"
         f" attempts, the last one at {moment_text(error.at)}): {error.error}"
     )
 

@@ -34,6 +34,7 @@ class _Slot:
     applied: int
     applied_at: datetime | None
     commit_time: datetime | None
+    streams: bool
     exists: bool
     active: bool
     wal_status: str | None
@@ -51,12 +52,17 @@ def slot_state(
     rate_window: float = 0.0,
     former_rate: WalRate | None = None,
 ) -> SlotState:
-    """Return the present state of the slot. Raises SourceError if the catalog does not know it.
+    """Return the present state of the slot, which does not exist in a mirror without a stream. Raises SourceError if
+    the catalog does not know it.
 
     `limit`: bytes of WAL that the slot may keep, besides max_slot_wal_keep_size; 0 for no limit. The rate of WAL is
     that since the last checkpoint, or `former_rate` as long as that is less than `rate_window` seconds ago.
     """
     row, error = _look(connection, slot)
+    if not row.streams:
+        return SlotState(
+            slot, publication, exists=False, active=False, wal_status=None, retained_bytes=None, confirmed=None
+        )
     holder = None
     if row.commit_time is not None:
         holder = fetch_row(connection, Holder, _SQL["holder"], {"before": row.commit_time})
@@ -81,7 +87,7 @@ def slot_state(
 
 
 def slot_error(connection: PgConnection, slot: str) -> SourceError | None:
-    """Return why no pump can resume from the slot, or None if one can.
+    """Return why no pump can resume from the slot, or None if one can, or if the mirror has no stream.
 
     Raises SourceError if the catalog does not know the slot.
     """
@@ -107,7 +113,7 @@ def _read(connection: PgConnection, slot: str) -> _Slot:
 
 
 def _error(connection: PgConnection, slot: str, row: _Slot) -> SourceError | None:
-    if row.active:
+    if row.active or not row.streams:
         # The pump that reads the slot has checked it.
         return None
     identity = SystemIdentity(row.system_identifier, row.timeline, row.database)

@@ -82,13 +82,15 @@ class StatusReader:
             waiting = standbys(self._connection, self._settings.slot)
             retention = retention_states(self._connection, self._settings.slot)
             unpublished = set()
-            if slot.publication_error is None:
+            if row.streams and slot.publication_error is None:
                 unpublished = not_whole(self._connection, self._settings.slot)
         reached = max(row.frontier, row.replayed or 0)
         # The pump reports a position beyond the frontier only when it holds no changes. The lake lacks nothing that was
         # committed before.
         idle_at = row.replied_at if row.replayed is not None and row.replayed > row.frontier else None
-        lag_seconds = self._lag_seconds(row.at, row.commit_time, idle_at, caught_up=reached >= row.wal_position)
+        lag_seconds = None
+        if row.streams:
+            lag_seconds = self._lag_seconds(row.at, row.commit_time, idle_at, caught_up=reached >= row.wal_position)
         locations = [table.metadata_location for table in tables if table.metadata_location is not None]
         contents = self._contents_at(locations, read_files)
         status = MirrorStatus(
@@ -98,13 +100,15 @@ class StatusReader:
             wal_position=row.wal_position,
             frontier=row.frontier,
             commit_time=row.commit_time,
-            lag_bytes=max(0, row.wal_position - reached),
+            lag_bytes=max(0, row.wal_position - reached) if row.streams else 0,
             lag_seconds=lag_seconds,
             slot=slot,
             leader=leader,
             last_error=last_error,
             tables=(),
             standbys=waiting,
+            streams=row.streams,
+            went_back_at=row.went_back_at,
         )
         with source_errors("reading the mirror's status"):
             known = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
@@ -205,6 +209,9 @@ class _MirrorRow:
     leader: dict[str, Any] | None
     leader_epoch: int
     last_error: dict[str, Any] | None
+    streams: bool
+    """False: the mirror has no slot, for tiered tables only."""
+    went_back_at: datetime | None
     replayed: int | None
     """The LSN that the pump reports as applied. None, like `replied_at`, while no pump reads the slot."""
     replied_at: datetime | None

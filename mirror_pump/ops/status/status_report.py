@@ -178,6 +178,10 @@ class MirrorStatus:
     """Locations that hold files of former registrations."""
     resyncs: tuple[ResyncState, ...] = ()
     """Tables that are copied again together, by resync."""
+    streams: bool = True
+    """False for a mirror without a stream, for tiered tables only: it has no slot, and nothing lags."""
+    went_back_at: datetime | None = None
+    """When a pump found that the lake has publishes which the catalog does not know. None once that is reconciled."""
     alerts: tuple[Alert, ...] = ()
     """All alerts, critical ones first."""
 
@@ -197,6 +201,8 @@ class MirrorStatus:
             "commit_time": _time(self.commit_time),
             "lag_bytes": self.lag_bytes,
             "lag_seconds": self.lag_seconds,
+            "streams": self.streams,
+            "went_back_at": _time(self.went_back_at),
             "slot": {
                 "name": self.slot.name,
                 "publication": self.slot.publication,

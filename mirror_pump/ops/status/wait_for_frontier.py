@@ -45,6 +45,8 @@ class WaitResult:
     """The frontier at the last poll."""
     error: MirrorPumpError | None
     """Why the frontier did not reach the target in time; None if it did."""
+    streams: bool = True
+    """False: the mirror has no stream, so there is nothing to wait for, wherever the frontier is."""
 
 
 def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResult:
@@ -52,7 +54,7 @@ def wait_for(settings: Settings, target: Lsn | None, timeout: float) -> WaitResu
 
     If `target` is None, wait for the present WAL position. Tables that are being copied or have failed are not waited
     for, except those that are copied again because the slot was lost. If no pump can resume from the slot, return at
-    once with the error. Raises SourceError if a query fails.
+    once with the error; without an error if the mirror has no stream. Raises SourceError if a query fails.
     """
     deadline = time.monotonic() + timeout
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-wait") as connection:
@@ -83,9 +85,10 @@ def _wait(
         ask_at = time.monotonic()
         patience, pause = _FIRST_ASK, _FIRST_POLL
         while True:
-            frontier, active, error = _frontier(connection, slot)
-            if frontier >= target:
-                return WaitResult(target, frontier, None)
+            row = _frontier(connection, slot)
+            frontier, active, error = row.frontier, bool(row.active), row.error
+            if frontier >= target or not row.streams:
+                return WaitResult(target, frontier, None, row.streams)
             now = time.monotonic()
             if now >= ask_at and not active and (lost := slot_error(connection, slot)) is not None:
                 # The frontier will never reach the target.
@@ -100,16 +103,11 @@ def _wait(
             pause = min(2 * pause, poll)
 
 
-def _frontier(connection: PgConnection, slot: str) -> tuple[Lsn, bool, PumpError | None]:
-    """Return the frontier, whether a process reads the slot, and the error of a pump that is about to retry, if any."""
+def _frontier(connection: PgConnection, slot: str) -> _FrontierRow:
     row = fetch_row(connection, _FrontierRow, _SQL["frontier"], (slot,))
     if row is None:
         raise SourceError(f"the catalog no longer knows slot {slot}", "run `mirror-pump init` again")
-    error = pump_error(row.last_error)
-    if error is not None and not error.expects_retry(row.now):
-        error = None
-    frontier = row.applied if row.promised is None else min(row.applied, row.promised)
-    return frontier, bool(row.active), error
+    return row
 
 
 @dataclass(frozen=True)
@@ -120,9 +118,20 @@ class _FrontierRow:
     promised: Lsn | None
     """The lowest frontier of a table that counts; None if there is none."""
     active: bool | None
-    """None if the slot is gone."""
+    """Whether a process reads the slot. None if the slot is gone."""
+    streams: bool
     last_error: dict[str, Any] | None
     now: datetime
+
+    @property
+    def frontier(self) -> Lsn:
+        return self.applied if self.promised is None else min(self.applied, self.promised)
+
+    @property
+    def error(self) -> PumpError | None:
+        """The error of a pump that is about to retry, if any."""
+        error = pump_error(self.last_error)
+        return error if error is not None and error.expects_retry(self.now) else None
 
 
 def _timed_out(target: Lsn, frontier: Lsn, timeout: float, active: bool, error: PumpError | None) -> SourceError:

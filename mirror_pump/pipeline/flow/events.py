@@ -204,6 +204,11 @@ class TablesMarked:
 
 
 @dataclass(frozen=True)
+class StreamAdded:
+    """The mirror had no stream, and `init` has given it one: the next session has it."""
+
+
+@dataclass(frozen=True)
 class ThreadFailed:
     """One of the session's threads ended with an error."""
 
@@ -233,6 +238,7 @@ Event: TypeAlias = (
     | TieredTableChanged
     | TableGivenUp
     | TablesMarked
+    | StreamAdded
     | ThreadFailed
     | StopRequested
 )

@@ -52,6 +52,10 @@ _UNKNOWN_METADATA = (
     "Nothing if a pump was killed: it had not published the file. If the database, or its schema modak, was restored, "
     "readers may have seen this last publish: tell them, and compare all tables by `mirror-pump verify`."
 )
+_RECONCILE_FILES = (
+    "Nothing for readers: heap and lake went back together. If this is the mirror's database, and no copy of it, stop "
+    "the pump and run `mirror-pump reconcile`: until then, maintenance deletes no file."
+)
 _CATCH_UP = (
     "Find out why the slot does not move: `mirror-pump status` names the error, or the open transaction. Meanwhile "
     "raise max_slot_wal_keep_size if the server's disk has room."
@@ -98,7 +102,11 @@ class Step(StrEnum):
     its timeline."""
     METADATA_UNKNOWN = "metadata-unknown", Level.WARNING, _UNKNOWN_METADATA
     """At the start of a process: the lake has a metadata file beyond the frontier that the catalog does not know."""
+    DATABASE_WENT_BACK = "database-went-back", Level.WARNING, _RECONCILE_FILES
+    """A mirror without a stream continues on a server that lacks commits of the lake. No file is deleted meanwhile."""
     STREAMING = "streaming", Level.INFO
+    WITHOUT_STREAM = "without-stream", Level.INFO
+    """A session begins for tiered tables alone: nothing is received."""
     RECEIVED = "received", Level.DEBUG
     """A batch was received up to its last commit. `receive` is the Period of its reception."""
     WRITTEN = "written", Level.DEBUG

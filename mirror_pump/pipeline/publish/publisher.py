@@ -126,6 +126,8 @@ class _LockedSlotRow:
     applied_lsn: Lsn
     publish_id: int | None
     """The random number that the last publish wrote. None before the first one."""
+    streams: bool
+    """Whether the mirror has a stream."""
     timeline: int
     """The timeline of the server."""
 
@@ -158,13 +160,17 @@ class Publisher:
         indexes: KeyIndexes,
         staged: Callable[[PublishRequest], None],
         timeline: int,
+        *,
+        streams: bool = True,
     ) -> None:
-        """`timeline`: the server's, as far as the caller has examined its history."""
+        """`timeline`: the server's, as far as the caller has examined its history. `streams`: whether the mirror had a
+        stream then."""
         self._connect = connect
         self._connection = connect()
         self._slot = slot
         self._epoch = epoch
         self._timeline = timeline
+        self._streams = streams
         self._retry = retry
         self._indexes = indexes
         self._staged = staged
@@ -315,6 +321,11 @@ class Publisher:
             raise ConnectionLost(
                 f"the server changed from timeline {self._timeline} to {slot.timeline} during the session",
                 "mirror-pump begins a new session by itself, and looks first what the server has",
+            )
+        if slot.streams != self._streams:
+            # A frontier from without a stream would pass changes of a table that was registered since.
+            raise ConnectionLost(
+                "the mirror was given a stream during the session", "mirror-pump begins a new session by itself"
             )
         return slot.applied_lsn
 

@@ -36,6 +36,7 @@ from mirror_pump.lake.metadata.snapshot_summary import (
     COPYING_PROPERTY,
     FILLING_PROPERTY,
     FRONTIER_PROPERTY,
+    POSITION_PROPERTY,
     TIMELINE_PROPERTY,
 )
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
@@ -297,6 +298,8 @@ class Stager:
             self._indexes.forget(request.table.table_id)
         promised = (frontier, live) if row.mode is TableMode.MIRRORED else (None, None)
         summary = _frontier_summary(plan, known, *promised, self._timeline, goes_live=live is not None)
+        if row.mode is TableMode.TIERED:
+            summary |= _position_summary(known, frontier, self._timeline)
         with StagedFiles(self._storage) as written:
             encoded = self._encoded(request.table, plan, known, row, written)
             staged = None
@@ -425,6 +428,15 @@ def _frontier_summary(
         return {FRONTIER_PROPERTY: format_lsn(promised), TIMELINE_PROPERTY: str(timeline)}
     # A commit that moves no frontier keeps the frontier of the previous snapshot.
     former = (FRONTIER_PROPERTY, TIMELINE_PROPERTY)
+    return {name: value for name in former if (value := known.summary.get(name)) is not None}
+
+
+def _position_summary(known: LakeTable, frontier: Lsn | None, timeline: int) -> dict[str, str]:
+    """Returns the summary entries by which a session tells that the database went back (pipeline/session). A commit
+    that moves no frontier keeps those of the previous snapshot."""
+    if frontier is not None:
+        return {POSITION_PROPERTY: format_lsn(frontier), TIMELINE_PROPERTY: str(timeline)}
+    former = (POSITION_PROPERTY, TIMELINE_PROPERTY)
     return {name: value for name in former if (value := known.summary.get(name)) is not None}
 
 

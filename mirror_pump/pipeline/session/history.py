@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
 from mirror_pump.lake.contents.newer_metadata import NewerMetadata
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, format_lsn
+from mirror_pump.model import Lsn, TableId, format_lsn
 from mirror_pump.pipeline.session.lost_publishes import (
     CatalogPosition,
     LostPublish,
@@ -31,7 +31,8 @@ from sql import queries
 
 _SQL = queries("history")
 
-_RECONCILE_OR_LEAVE = f"if the server is a former primary, stop it. If it was restored, {RECONCILE}"
+RECONCILE_OR_LEAVE = f"if the server is a former primary, stop it. If it was restored, {RECONCILE}"
+"""What to do where the lake shows more than the server has, and nothing tells why."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class FollowedTimeline:
     """See CatalogPosition. To be recorded with the timeline."""
     unpublished: tuple[LostPublish, ...] = ()
     """States that the catalog does not know, and of which nothing tells whether they were published."""
+    lost: tuple[LostPublish, ...] = ()
+    """States that were published, or count as published, and that the server does not have. Only a mirror without a
+    stream continues all the same."""
+    missing: tuple[tuple[TableId, str], ...] = ()
+    """Files that tables need and that are gone, by URI: maintenance deleted them in what was lost."""
 
 
 def follow(
@@ -59,12 +65,7 @@ def follow(
     """
     timeline = system_identity(connection).timeline
     recorded = read_position(connection, slot)
-    if run_state.timeline is not None and timeline < run_state.timeline:
-        raise ConnectionLost(
-            f"the server writes timeline {timeline}, but this pump has followed another one to timeline"
-            f" {run_state.timeline}: it is a former primary",
-            "stop the former primary; mirror-pump tries again by itself",
-        )
+    refuse_former_primary(timeline, run_state)
     if timeline == recorded.timeline:
         if run_state.published is not None and run_state.published > recorded.applied:
             raise went_back(recorded.applied, run_state.published)
@@ -80,6 +81,17 @@ def follow(
             RECONCILE,
         )
     return _followed(connection, history_of(dsn, timeline), slot, recorded, storage)
+
+
+def refuse_former_primary(timeline: int, run_state: RunState) -> None:
+    """Raises ConnectionLost if the server writes an older timeline than this process has seen: the next attempt may
+    find the present primary."""
+    if run_state.timeline is not None and timeline < run_state.timeline:
+        raise ConnectionLost(
+            f"the server writes timeline {timeline}, but this pump has followed another one to timeline"
+            f" {run_state.timeline}: it is a former primary",
+            "stop the former primary; mirror-pump tries again by itself",
+        )
 
 
 def history_of(dsn: str, timeline: int) -> TimelineHistory:
@@ -128,7 +140,7 @@ def _examined(
     )
     certain = [publish for publish in found.tables if was_published(publish.metadata, history, recorded)]
     if certain:
-        raise HistoryDiverged(describe_going_back(certain, recorded.timeline, recorded.applied), _RECONCILE_OR_LEAVE)
+        raise HistoryDiverged(describe_going_back(certain, recorded.timeline, recorded.applied), RECONCILE_OR_LEAVE)
     return found.tables
 
 

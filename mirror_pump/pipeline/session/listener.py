@@ -18,7 +18,7 @@ from mirror_pump.source.connect import PgConnection, source_errors
 
 CHANNEL = "mirror_pump"
 COPY = "copy"
-"""The payload that tells the pump of a new registration."""
+"""The payload that tells the pump of a new registration, or of a stream that `init` has added."""
 RETAIN = "retain"
 """The payload that asks the pump to retry the postponed steps of heap retention."""
 RESYNC = "resync"
@@ -41,7 +41,8 @@ class Listener:
     """A thread that runs LISTEN on its own connection."""
 
     def __init__(self, context: SessionContext, registered: Callable[[], None], retain: Callable[[], None]) -> None:
-        """`registered` is called when a table was registered, `retain` when partitions have to be checked."""
+        """`registered` is called when a table was registered or a stream added, and once at the beginning; `retain`
+        when partitions have to be checked."""
         self._context = context
         self._inbox = context.inbox
         self._registered = registered

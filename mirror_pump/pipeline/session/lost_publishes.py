@@ -8,9 +8,9 @@ stages nothing on top of what has not landed, or if it is beyond the end of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mirror_pump.errors import SourceError
 from mirror_pump.lake.contents.newer_metadata import NewerMetadata, Promise, UnknownMetadata, unknown_metadata
@@ -51,6 +51,8 @@ class LostPublishes:
     tables: tuple[LostPublish, ...]
     modified: float
     """When the last file that the catalog does not know was written, seconds since 1970 UTC by the storage's clock."""
+    unsettled: Mapping[TableId, str] = field(default_factory=dict)
+    """The metadata file that the catalog names, by table, of all tables with any file that it does not know."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,12 @@ def lost_publishes(
         for pointer, unknown in zip(pointers, found, strict=True)
         if unknown.newest is not None
     )
-    return LostPublishes(lost, max((unknown.modified for unknown in found), default=0.0))
+    unsettled = {
+        pointer.table_id: pointer.metadata_location
+        for pointer, unknown in zip(pointers, found, strict=True)
+        if unknown.modified
+    }
+    return LostPublishes(lost, max((unknown.modified for unknown in found), default=0.0), unsettled)
 
 
 def _cut_line(state: NewerMetadata) -> int | None:

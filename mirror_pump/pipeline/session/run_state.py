@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mirror_pump.model import Lsn
+from mirror_pump.model import Lsn, TableId
 
 
 @dataclass
@@ -23,3 +23,5 @@ class RunState:
     """The epoch of the last leadership."""
     timeline: int | None = None
     """The server's timeline in the last session."""
+    missing: tuple[tuple[TableId, str], ...] = ()
+    """Files that tables were found to lack when a session began. The loop looks again, and fails these tables."""

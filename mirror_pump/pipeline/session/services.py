@@ -9,6 +9,7 @@ from functools import partial
 from mirror_pump.cores import available_cores
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode
 from mirror_pump.pipeline.copy.copier import Copier
+from mirror_pump.pipeline.flow.events import LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.shared_connection import SharedConnection
 from mirror_pump.pipeline.flow.steps import Step
@@ -25,7 +26,8 @@ from mirror_pump.pipeline.schema.publication_changes import copy_altered
 from mirror_pump.pipeline.schema.schema_watcher import SchemaWatcher
 from mirror_pump.pipeline.session.listener import Listener
 from mirror_pump.pipeline.session.run_state import RunState
-from mirror_pump.pipeline.session.stream_start import check_start
+from mirror_pump.pipeline.session.session_stream import NoStream, SessionStream
+from mirror_pump.pipeline.session.stream_start import StreamStart, check_start
 from mirror_pump.pipeline.stream.batch_application import BatchApplier
 from mirror_pump.pipeline.stream.receiver import Receiver, StreamSource
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
@@ -51,7 +53,7 @@ class SessionServices:
     """The loop's own connection, for short queries."""
     publisher: Publisher
     applier: BatchApplier
-    receiver: Receiver
+    stream: SessionStream
     copier: Copier
     upkeep: Upkeep
     watcher: SchemaWatcher
@@ -75,14 +77,65 @@ def start_services(
     connection = context.connect()
     closing.callback(connection.close)
     start = check_start(connection, context.settings, context.storage, run_state, context.observer)
-    publication, applied, timeline = start.publication, start.applied, start.followed.timeline
-    publisher = _publisher(context, epoch, indexes, timeline)
+    publisher = _publisher(context, epoch, indexes, start)
     closing.callback(publisher.close)
-    lookups = SharedConnection(context.connect)
-    closing.callback(lookups.close)
-    source = StreamSource(
+    shared = SharedConnection(context.connect)
+    closing.callback(shared.close)
+    copier = Copier(context, shared, epoch)
+    upkeep = Upkeep(context, shared, _upkeep_jobs(context, indexes))
+    folder = Folder(context, shared, indexes)
+    builder = IndexBuilder(context.runner, context.inbox)
+    indexes.attach(builder, context.observer)
+    stream: SessionStream
+    if start.publication is None:
+        stream = NoStream(context, connection, shared)
+    else:
+        lookups = SharedConnection(context.connect)
+        closing.callback(lookups.close)
+        source = _source(context, connection, lookups, start, start.publication, until, run_state)
+        stream = Receiver(context, source, indexes.packing, unpublished_files)
+        # This runs before anything is received: for these tables, the stream does not continue what is in the lake.
+        copy_altered(connection, context.slot, start.publication, start.applied, publisher, indexes, context.observer)
+    drop_stale_indexes(indexes, connection, context.slot)
+    connection.execute(_SQL["no_indexes"], {"slot": context.slot})
+    watcher = SchemaWatcher(context)
+    retention = PartitionShedding(context)
+
+    def registered() -> None:
+        copier.wake()
+        stream.registered()
+
+    listener = Listener(context, registered, retention.wake)
+    applier = BatchApplier(
+        context.runner,
+        context.storage,
+        context.connect,
+        publisher.load,
+        publisher.missing,
+        context.settings.limits.completion_part_bytes,
+    )
+    lake_watch = LakeWatch(context, shared)
+    for table_id, location in run_state.missing:
+        context.inbox.put(LakeFileMissing(table_id, location))
+    for thread in (stream, copier, upkeep, folder, builder, watcher, retention, listener, lake_watch):
+        thread.start()
+        closing.callback(thread.stop)
+    return SessionServices(start.applied, connection, publisher, applier, stream, copier, upkeep, watcher, retention)
+
+
+def _source(
+    context: SessionContext,
+    connection: PgConnection,
+    lookups: SharedConnection,
+    start: StreamStart,
+    publication: str,
+    until: Lsn | None,
+    run_state: RunState,
+) -> StreamSource:
+    timeline = start.followed.timeline
+    return StreamSource(
         open_stream=lambda lsn: ReplicationStream.start(context.dsn, context.slot, publication, lsn, timeline=timeline),
-        start=applied,
+        start=start.applied,
         # The publish of the present frontier is visible, so it is before this.
         recorded_at=flushed_end(connection),
         barrier=until,
@@ -93,37 +146,9 @@ def start_services(
         read_note=note_reader(connection, lambda xid: context.observer(Step.NOTE_REFUSED, xid=xid)),
         decide=partial(_decision, lookups),
     )
-    receiver = Receiver(context, source, indexes.packing, unpublished_files)
-    shared = SharedConnection(context.connect)
-    closing.callback(shared.close)
-    copier = Copier(context, shared, epoch)
-    upkeep = Upkeep(context, shared, _upkeep_jobs(context, indexes))
-    folder = Folder(context, shared, indexes)
-    builder = IndexBuilder(context.runner, context.inbox)
-    indexes.attach(builder, context.observer)
-    # This runs before anything is received: for these tables, the stream does not continue what is in the lake.
-    copy_altered(connection, context.slot, publication, applied, publisher, indexes, context.observer)
-    drop_stale_indexes(indexes, connection, context.slot)
-    connection.execute(_SQL["no_indexes"], {"slot": context.slot})
-    watcher = SchemaWatcher(context)
-    retention = PartitionShedding(context)
-    listener = Listener(context, copier.wake, retention.wake)
-    applier = BatchApplier(
-        context.runner,
-        context.storage,
-        context.connect,
-        publisher.load,
-        publisher.missing,
-        context.settings.limits.completion_part_bytes,
-    )
-    lake_watch = LakeWatch(context, shared)
-    for thread in (receiver, copier, upkeep, folder, builder, watcher, retention, listener, lake_watch):
-        thread.start()
-        closing.callback(thread.stop)
-    return SessionServices(applied, connection, publisher, applier, receiver, copier, upkeep, watcher, retention)
 
 
-def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes, timeline: int) -> Publisher:
+def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes, start: StreamStart) -> Publisher:
     return Publisher(
         context.connect,
         context.slot,
@@ -132,7 +157,8 @@ def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes, timelin
         RetryPolicy(context.settings.publish_attempts, context.settings.publish_backoff_max),
         indexes,
         staged=lambda request: context.observer(Step.STAGED, frontier=request.frontier),
-        timeline=timeline,
+        timeline=start.followed.timeline,
+        streams=start.publication is not None,
     )
 
 

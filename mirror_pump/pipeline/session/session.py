@@ -37,6 +37,7 @@ from mirror_pump.pipeline.flow.events import (
     LakeFileMissing,
     PendingSegment,
     StopRequested,
+    StreamAdded,
     TableGivenUp,
     TablesMarked,
     ThreadFailed,
@@ -115,7 +116,8 @@ class PumpSession:
         """URIs of the files that were left in the inbox when the session ended."""
         self._begin_again = False
         """The cut-line has moved, and segments that were decoded under the old cut-line must not be published; or
-        tables were marked to be copied again, whose segments no publish takes any more."""
+        tables were marked to be copied again, whose segments no publish takes any more; or the mirror has a stream from
+        now on."""
         self._stop_requested = stop_requested
         self._leader = Leader.acquire(context.dsn, context.slot, run_state.epoch) if leader is None else leader
         self._lead_kept = False
@@ -192,9 +194,9 @@ class PumpSession:
     def run(self) -> bool:
         """Take work until the goal is reached or the stop is requested. Returns True if a new session has to start at
         once."""
-        self._observer(Step.STREAMING, frontier=self._frontier)
+        self._observer(self._services.stream.begins, frontier=self._frontier)
         if self._scheduler.goal.until is not None:
-            self._services.receiver.want_position()
+            self._services.stream.want_position()
         while not self._stop_requested() and not self._done():
             try:
                 work = self._inbox.get(timeout=self._scheduler.poll_interval)
@@ -232,7 +234,7 @@ class PumpSession:
                 self._scheduler.want(min(lsn, wal_end(self._services.connection)))
                 self._publish_idle()
                 if self._scheduler.has_waiters(self._frontier):
-                    self._services.receiver.want_position()
+                    self._services.stream.want_position()
             case ChunkCopied(table, chunk):
                 self._chunks.add(table, chunk)
             case CopyPlanned(table) if table.mode is TableMode.TIERED:
@@ -271,7 +273,7 @@ class PumpSession:
                 if given_up is not None and not given_up.state.has_ended and not work.handled.is_set():
                     self._publish(PublishRequest(failures=(Failure(given_up, work.error),)))
                 work.handled.set()
-            case TablesMarked():
+            case TablesMarked() | StreamAdded():
                 self._begin_again = True
             case ThreadFailed(error):
                 if isinstance(error, UnsendableRow):
@@ -297,7 +299,7 @@ class PumpSession:
                 written_since=batch.written_since,
             )
         )
-        self._services.receiver.batch_done()
+        self._services.stream.batch_done()
         self._run_state.changes += batch.end.changes
         changes = [table_request.change for table_request in applied.tables if table_request.change is not None]
         for change in changes:
@@ -429,6 +431,7 @@ class PumpSession:
             raise LakeError(f"{work.location} could not be written for a moment", "the copy continues by itself")
 
     def _publish(self, request: PublishRequest) -> LandedPublish:
+        request = self._services.stream.positioned(request)
         try:
             landed = self._services.publisher.publish(request)
         except BaseException:
@@ -442,10 +445,10 @@ class PumpSession:
         self._observer(Step.PUBLISHED, frontier=landed.frontier, snapshots=landed.snapshots)
         self._services.upkeep.published(landed.tables)
         self._services.retention.published()
-        self._services.receiver.acknowledge(landed)
+        self._services.stream.acknowledge(landed)
         self._observer(Step.ACKNOWLEDGED, frontier=landed.frontier)
         for failure in landed.failures:
-            self._services.receiver.drop(failure.table)
+            self._services.stream.drop(failure.table)
             self._indexes.forget(failure.table.table_id)
             report_failure(self._observer, failure)
         if landed.failures:
@@ -459,7 +462,7 @@ class PumpSession:
             self._drop_stale_indexes()
         if landed.live or landed.filling:
             tables = [load_table(self._services.connection, table_id) for table_id in (*landed.live, *landed.filling)]
-            self._services.receiver.refresh(tuple(table for table in tables if table is not None))
+            self._services.stream.refresh(tuple(table for table in tables if table is not None))
             self._services.upkeep.live((*landed.live, *landed.filling))
             for table in tables[: len(landed.live)]:
                 self._observer(Step.LIVE, table=str(table and table.name))
@@ -483,7 +486,7 @@ class PumpSession:
         if row[0] <= position:
             return True
         self._scheduler.want(Lsn(row[0]))
-        self._services.receiver.want_position()
+        self._services.stream.want_position()
         return False
 
     def _drop_stale_indexes(self) -> None:
@@ -500,7 +503,7 @@ class PumpSession:
         if not self._recovered and time.monotonic() - self._began >= self._recovered_after:
             self._recover()
         if self._scheduler.has_waiters(self._frontier) or not self._scheduler.goal.endless:
-            self._services.receiver.want_position()
+            self._services.stream.want_position()
         self._publish_idle()
         if self._scheduler.caught_up <= self._frontier:
             self._copy_due(self._frontier)
@@ -514,7 +517,7 @@ class PumpSession:
             clear_error(self._services.connection, self._slot)
             self._recovered = True
         else:
-            self._services.receiver.want_position()
+            self._services.stream.want_position()
 
     def _done(self) -> bool:
         goal = self._scheduler.goal

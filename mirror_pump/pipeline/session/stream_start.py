@@ -1,7 +1,7 @@
 """Where a session may begin to stream: the catalog, the server's history, the slot and the publication fit together.
 
 A pump begins only there, and `mirror-pump resync` begins anew only where nothing but the slot is wrong. Both ask here,
-so that they say the same.
+so that they say the same. A session of a mirror without a stream begins where the catalog and the lake fit together.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.lake_storage import refresh_profiles
 from mirror_pump.pipeline.session.history import FollowedTimeline, follow, record_timeline, unusable_slot
 from mirror_pump.pipeline.session.run_state import RunState
+from mirror_pump.pipeline.session.without_stream import follow_without_stream, note_going_back
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
 from mirror_pump.source.connect import PgConnection
@@ -24,9 +25,10 @@ from mirror_pump.source.stream.slot import check_identity, check_publication, ch
 
 @dataclass(frozen=True)
 class StreamStart:
-    """Where the stream begins."""
+    """Where the session begins."""
 
-    publication: str
+    publication: str | None
+    """None: the mirror has no stream, for tiered tables only."""
     applied: Lsn
     """The frontier."""
     followed: FollowedTimeline
@@ -48,6 +50,8 @@ def examine_start(
     recorded = catalog_slot(connection, slot)
     check_identity(connection, slot, recorded.identity)
     refresh_profiles(storage, connection)
+    if not recorded.streams:
+        return StreamStart(None, recorded.applied, follow_without_stream(connection, slot, storage, run_state))
     followed = follow(connection, settings.require_dsn(), slot, storage, run_state)
     try:
         check_slot(connection, slot, applied_lsn=recorded.applied, identity=None, applied_at=recorded.applied_at)
@@ -62,7 +66,8 @@ def examine_start(
 def check_start(
     connection: PgConnection, settings: Settings, storage: StorageOptions, run_state: RunState, observer: Observer
 ) -> StreamStart:
-    """As `examine_start`, for the leader: records the timeline, and what `run_state` remembers of it."""
+    """As `examine_start`, for the leader: records the timeline, that the database went back, and what `run_state`
+    remembers of it."""
     start = examine_start(connection, settings, storage, run_state)
     followed = start.followed
     if followed.former is not None:
@@ -74,6 +79,16 @@ def check_start(
             left_at=None if followed.left_at is None else format_lsn(followed.left_at),
             frontier=start.applied,
         )
+    if followed.lost:
+        note_going_back(connection, settings.slot)
+        newest = max(followed.lost, key=lambda publish: publish.metadata.frontier)
+        observer(
+            Step.DATABASE_WENT_BACK,
+            table=str(newest.table),
+            metadata=newest.metadata.location,
+            lake_frontier=format_lsn(newest.metadata.frontier),
+            frontier=start.applied,
+        )
     for publish in followed.unpublished:
         observer(
             Step.METADATA_UNKNOWN,
@@ -83,6 +98,7 @@ def check_start(
             frontier=start.applied,
         )
     run_state.timeline = followed.timeline
+    run_state.missing += followed.missing
     # After a promotion this may be less than before: what the server lost without harm is made again.
     run_state.published = start.applied
     return start

@@ -25,6 +25,8 @@ from mirror_pump.pipeline.flow.batches import BatchEnd, Period, Segment
 from mirror_pump.pipeline.flow.events import Batch, CaughtUp, FrontierWanted, PendingSegment, ThreadFailed
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.schema.decisions import SchemaChangeDecision
 from mirror_pump.pipeline.stream.acknowledgement import Acknowledgement
@@ -114,8 +116,17 @@ class Receiver:
         self._received = source.start
         self._thread = session_thread("receiver", self._run, inbox, interrupt=self._wake)
 
+    begins = Step.STREAMING
+
     def start(self) -> None:
         self._thread.start()
+
+    def registered(self) -> None:
+        """Nothing: the server describes the table before its first change."""
+
+    def positioned(self, request: PublishRequest) -> PublishRequest:
+        """Nothing: only batches move the frontier, and idle publishes, which name it."""
+        return request
 
     def stop(self) -> None:
         """End the thread and the connection. Everything unpublished is discarded, and will be sent again."""

@@ -1,4 +1,4 @@
-"""What the catalog records of the replication slot, from which a stream goes on."""
+"""What the catalog records of the mirror's server and of its replication slot, from which a stream goes on."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row
+from mirror_pump.source.server import read_server, stream_problems
 from mirror_pump.source.stream.slot import SystemIdentity
 from sql import queries
 
 _SQL = queries("slot")
+
+INIT_AGAIN = "run `mirror-pump init` (without --tiered-only), which keeps all tables"
+"""What gives a mirror its stream, on a server that lacks nothing for it."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class CatalogSlot:
     """The frontier."""
     applied_at: datetime | None
     """When the frontier last moved."""
+    streams: bool
+    """False for a mirror of tiered tables alone: it has neither a slot nor a publication, and names them only."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class _CatalogSlotRow:
     database_name: str
     applied_lsn: Lsn
     applied_at: datetime | None
+    streams: bool
 
 
 def catalog_slot(connection: PgConnection, slot: str) -> CatalogSlot:
@@ -47,4 +54,16 @@ def catalog_slot(connection: PgConnection, slot: str) -> CatalogSlot:
     if row is None:
         raise SourceError(f"slot {slot} is not in the catalog", "run `mirror-pump init` first")
     identity = SystemIdentity(row.system_identifier, row.timeline, row.database_name)
-    return CatalogSlot(row.publication_name, identity, row.applied_lsn, row.applied_at)
+    return CatalogSlot(row.publication_name, identity, row.applied_lsn, row.applied_at, row.streams)
+
+
+def require_stream(connection: PgConnection, slot: str, what: str) -> None:
+    """Raise SourceError, with what to do, for a mirror without a stream. `what`: what takes one, for the message."""
+    if not catalog_slot(connection, slot).streams:
+        raise SourceError(f"{what}: this mirror has no stream, for tiered tables only", how_to_stream(connection))
+
+
+def how_to_stream(connection: PgConnection) -> str:
+    """What to do so that a mirror without a stream gets one."""
+    obstacles = [problem.remedy for problem in stream_problems(connection, read_server(connection))]
+    return "; ".join((*obstacles, "then run `mirror-pump init`, which keeps all tables" if obstacles else INIT_AGAIN))

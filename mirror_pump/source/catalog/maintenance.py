@@ -375,6 +375,11 @@ def store_stats(
         )
 
 
+def may_delete_files(connection: PgConnection, slot: str) -> bool:
+    """Whether the mirror continues on this server, so that files that its catalog does not refer to are its own."""
+    return bool(connection.execute(_SQL["follows"], {"slot": slot}).fetchone() == (True,))
+
+
 def begin_sweep(connection: PgConnection, slot: str, table: MaintainedTable, before: float) -> bool:
     """Declares that unreferenced files of the table older than `before` (seconds since 1970) may be deleted from now
     on.
@@ -388,11 +393,12 @@ def begin_sweep(connection: PgConnection, slot: str, table: MaintainedTable, bef
     """
     with source_errors("declaring a sweep"), connection.transaction():
         connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
-        if connection.execute(_SQL["follows"], {"slot": slot}).fetchone() != (True,):
+        if not may_delete_files(connection, slot):
             raise SourceError(
                 f"no file of {table.name} is deleted: the server was promoted or restored since the last publish, or"
                 f" its slot {slot} is gone, and files that its catalog does not know may be another server's",
-                "start a pump: it continues, or says what to do. A copy for other purposes needs its own warehouse",
+                "start a pump: it continues, or says what to do, and so does `mirror-pump status`. A copy for other"
+                " purposes needs its own warehouse",
             )
         done = connection.execute(
             _SQL["begin_sweep"], {"table_id": table.table_id, "start_lsn": table.start_lsn, "before": before}
