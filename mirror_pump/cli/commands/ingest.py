@@ -94,7 +94,7 @@ def add(app: typer.Typer) -> None:
             _say(outcome, dry_run=dry_run)
 
 
-def _choice(option, text):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _choice(option, text):  # type: ignore[no-untyped-def]
     """The value of an option that is one of a few words. Raises UsageError for another word."""
     from mirror_pump.ops.ingest.ingest_request import FileFormat, OnConflict, OnError
 

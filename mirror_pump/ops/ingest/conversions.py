@@ -165,7 +165,7 @@ def _cast(values: pa.Array, column: Column, target: TargetColumn) -> pa.Array:
     return found
 
 
-def _caster(kind: pa.DataType, column: Column, target: TargetColumn) -> Callable[[pa.Array], pa.Array] | None:  # noqa: C901
+def _caster(kind: pa.DataType, column: Column, target: TargetColumn) -> Callable[[pa.Array], pa.Array] | None:
     """How values of an Arrow type become the column's; None if they cannot, whatever they are."""
     arrow, wanted = column.type.arrow, column.type.kind
     number = pa.types.is_integer(kind) or pa.types.is_decimal(kind)
@@ -202,7 +202,7 @@ def _as_decimal(values: pa.Array, arrow: pa.DataType) -> pa.Array:
     return parsed.values
 
 
-def _decimal_type(arrow: pa.DataType):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _decimal_type(arrow: pa.DataType):  # type: ignore[no-untyped-def]
     from decoders.columns import ColumnType
 
     return ColumnType(Kind.DECIMAL, arrow.precision, arrow.scale)

@@ -90,7 +90,7 @@ def rows_at(
     return {name: pa.concat_arrays(parts) if parts else pa.array([], pa.string()) for name, parts in columns.items()}
 
 
-def _taken(file: pq.ParquetFile, wanted: _Places):  # type: ignore[no-untyped-def]  # noqa: ANN202
+def _taken(file: pq.ParquetFile, wanted: _Places):  # type: ignore[no-untyped-def]
     """The rows with these numbers, row group by row group."""
     begin = 0
     for group in range(file.num_row_groups):
