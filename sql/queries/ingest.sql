@@ -42,7 +42,7 @@ SELECT phase FROM modak.op_log WHERE op_id = %(op_id)s FOR UPDATE;
 -- CHECK constraint or a stored generated column refers to it. `plain`: an ordinary type of PostgreSQL itself.
 SELECT a.attnum, a.attname AS name, a.atttypid::bigint AS type_oid, a.atttypmod AS type_modifier,
        format_type(a.atttypid, a.atttypmod) AS type_sql, a.attnotnull AS not_null, a.attgenerated <> '' AS is_generated,
-       a.attidentity <> '' AS is_identity, pg_get_expr(d.adbin, d.adrelid) AS expression,
+       a.attidentity::text AS identity, pg_get_expr(d.adbin, d.adrelid) AS expression,
        EXISTS (SELECT FROM pg_constraint c
                 WHERE c.conrelid = a.attrelid AND c.contype = 'c' AND a.attnum = ANY (c.conkey))
        OR EXISTS (SELECT FROM pg_attrdef g

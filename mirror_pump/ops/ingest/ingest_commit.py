@@ -239,7 +239,10 @@ class IngestCommit:
         """The whole row is replaced: columns that the input lacks get their default."""
         key = self._table.key
         others = [
-            column.name for column in self._rows.target.columns if column.name not in key and not column.is_generated
+            column.name
+            for column in self._rows.target.columns
+            # PostgreSQL changes no identity that is always generated.
+            if column.name not in key and not column.is_generated and column.identity != "a"
         ]
         assignments = ", ".join(f"{identifier(name)} = excluded.{identifier(name)}" for name in others)
         action = f"UPDATE SET {assignments}" if others else "NOTHING"

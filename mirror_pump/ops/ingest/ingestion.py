@@ -52,7 +52,7 @@ from mirror_pump.ops.ingest.lake_writer import LakeFiles
 from mirror_pump.ops.ingest.parquet_input import read_row_group, read_schema
 from mirror_pump.ops.ingest.row_division import RowDivision
 from mirror_pump.ops.ingest.row_lanes import LaneOutput, RejectFile, RowLane
-from mirror_pump.ops.ingest.target_columns import IngestTarget, choose_target, read_at_once, read_columns
+from mirror_pump.ops.ingest.target_columns import IngestTarget, choose_target, is_plain, read_at_once, read_columns
 from mirror_pump.ops.ingest.text_blocks import TextBlock, text_blocks
 from mirror_pump.pipeline.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.source.catalog.tables import load_table
@@ -188,7 +188,7 @@ class _Ingestion:
         if missing:
             raise UsageError(f"{file.name} has no column {', '.join(missing)}", f"it has {', '.join(schema.names)}")
         for column in target.lake_columns:
-            if column.name not in target.given or column.name in target.by_postgres:
+            if column.name not in target.given or not is_plain(target.column(column.name), column):
                 continue
             kind = schema.field(column.name).type
             if is_unfit(kind, column, target.column(column.name)):

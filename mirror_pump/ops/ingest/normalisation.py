@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from mirror_pump.ops.ingest.conversions import LeftToPostgres, Unfit, converted
 from mirror_pump.ops.ingest.ingest_request import RowPlace, RowRefused
 from mirror_pump.ops.ingest.input_batch import InputBatch
 from mirror_pump.ops.ingest.postgres_values import PostgresValues
-from mirror_pump.ops.ingest.target_columns import IngestTarget
+from mirror_pump.ops.ingest.target_columns import IngestTarget, is_plain
 from mirror_pump.ops.ingest.value_texts import texts_of
 from mirror_pump.source.connect import is_connection_loss
 
@@ -118,13 +119,24 @@ class Normaliser:
         """The texts of columns that PostgreSQL reads. Raises RowRefused if it refuses one of the rows."""
         if not names or not batch.rows:
             return {name: pa.array([], pa.string()) for name in names}
-        given = {name: texts_of(batch.columns[name]) for name in names if name in self._target.given}
+        given = {name: self._texts(batch, name) for name in names if name in self._target.given}
         try:
             return self._postgres.read(names, given, batch.rows)
         except psycopg.Error as error:
             if is_connection_loss(error) or not isinstance(error, psycopg.DataError | psycopg.IntegrityError | psycopg.DatabaseError):
                 raise
             raise RowRefused(batch.place(0), _refusal(error)) from error
+
+    def _texts(self, batch: InputBatch, name: str) -> pa.Array:
+        """The texts from which PostgreSQL reads a column. Typed values of ordinary types must fit without loss: it
+        would round them."""
+        values = batch.columns[name]
+        column = next((column for column in self._target.lake_columns if column.name == name), None)
+        if column is None or pa.types.is_string(values.type) or not is_plain(self._target.column(name), column):
+            return texts_of(values)
+        with suppress(LeftToPostgres):
+            return texts_of(self._converted(batch, column))
+        return texts_of(values)
 
     def _require_present(
         self, batch: InputBatch, values: Mapping[str, pa.Array], raw: Mapping[str, pa.ChunkedArray]

@@ -50,7 +50,8 @@ class TargetColumn:
     type_sql: str
     not_null: bool
     is_generated: bool
-    is_identity: bool
+    identity: str
+    """pg_attribute.attidentity: `a` (always), `d` (by default), or empty."""
     expression: str | None
     """The default, or what a generated column is computed from."""
     checked: bool
@@ -60,12 +61,12 @@ class TargetColumn:
 
     @property
     def has_default(self) -> bool:
-        return self.is_identity or (self.expression is not None and not self.is_generated)
+        return bool(self.identity) or (self.expression is not None and not self.is_generated)
 
     @property
     def default_is_one_value(self) -> bool:
         """Whether all rows of a transaction get the same default."""
-        return not self.is_identity and (
+        return not self.identity and (
             self.expression is None or _SAME_FOR_ALL_ROWS.fullmatch(self.expression) is not None
         )
 
