@@ -72,9 +72,13 @@ class IngestScene:
         database.execute(
             "UPDATE modak.cutline SET tier_key_hi = 200 WHERE table_id = 'public.events'::regclass::oid::bigint"
         )
-        names = [name for (name,) in database.rows(
-            "SELECT attname::text FROM pg_attribute WHERE attrelid = 'model'::regclass AND attnum > 0 ORDER BY attnum"
-        )]
+        names = [
+            name
+            for (name,) in database.rows(
+                "SELECT attname::text FROM pg_attribute WHERE attrelid = 'model'::regclass AND attnum > 0"
+                " ORDER BY attnum"
+            )
+        ]
         return cls(database, directory, mirror, names)
 
     def file(self, name: str, content: str | bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from typing import Any
 
 from mirror_pump.config import Settings
 from mirror_pump.ops.ingest.ingest_request import IngestProgress, IngestRequest
@@ -22,7 +23,7 @@ def die_at(settings: Settings, step: str, table: str, *files: str) -> None:
     assert process.exitcode == -signal.SIGKILL, (step, process.exitcode)
 
 
-def _run(settings: dict[str, object], step: str, table: str, files: tuple[str, ...]) -> None:
+def _run(settings: dict[str, Any], step: str, table: str, files: tuple[str, ...]) -> None:
     def observe(progress: IngestProgress) -> None:
         if progress.step == step:
             os.kill(os.getpid(), signal.SIGKILL)

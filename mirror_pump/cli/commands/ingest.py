@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -14,6 +15,8 @@ from mirror_pump.cli.terminal.progress import ingest_progress
 from mirror_pump.config import Settings
 from mirror_pump.cores import available_cores
 from mirror_pump.errors import UsageError
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 if TYPE_CHECKING:
     from mirror_pump.ops.ingest.ingest_request import IngestOutcome
@@ -28,7 +31,7 @@ def add(app: typer.Typer) -> None:
         ],
         files: Annotated[
             list[str],
-            typer.Argument(metavar="FILE...", help="Files, patterns such as 'history/*.csv.gz', s3:// URIs; - is stdin"),
+            typer.Argument(metavar="FILE...", help="Files, patterns such as 'old/*.csv.gz', s3:// URIs; - is stdin"),
         ],
         format: Annotated[  # noqa: A002 - the option's name
             str | None, typer.Option("--format", metavar="FORMAT", help=r"parquet, csv or jsonl \[by the file's name]")
@@ -67,7 +70,7 @@ def add(app: typer.Typer) -> None:
         to the heap by COPY. All of them become visible at one moment. docs/ingest.md says how values are read, and
         what happens to rows whose key exists.
         """
-        from mirror_pump.ops.ingest.ingest_request import CsvForm, IngestRequest
+        from mirror_pump.ops.ingest.ingest_request import CsvForm, FileFormat, IngestRequest, OnConflict, OnError
         from mirror_pump.ops.ingest.ingestion import ingest as bring_in
         from mirror_pump.ops.setup.stored_settings import complete
 
@@ -76,12 +79,12 @@ def add(app: typer.Typer) -> None:
         request = IngestRequest(
             table=table,
             files=tuple(files),
-            format=_choice("--format", format),
+            format=None if format is None else _choice("--format", format, FileFormat),
             columns=tuple(name.strip() for name in columns.split(",")) if columns else (),
             csv=CsvForm(delimiter, null, header=not no_header),
-            on_error=_choice("--on-error", on_error),
+            on_error=_choice("--on-error", on_error, OnError),
             rejects=rejects,
-            on_conflict=_choice("--on-conflict", on_conflict),
+            on_conflict=_choice("--on-conflict", on_conflict, OnConflict),
             dry_run=dry_run,
             workers=available_cores(),
         )
@@ -94,13 +97,8 @@ def add(app: typer.Typer) -> None:
             _say(outcome, dry_run=dry_run)
 
 
-def _choice(option, text):  # type: ignore[no-untyped-def]
+def _choice(option: str, text: str, kind: type[_Choice]) -> _Choice:
     """The value of an option that is one of a few words. Raises UsageError for another word."""
-    from mirror_pump.ops.ingest.ingest_request import FileFormat, OnConflict, OnError
-
-    kind = {"--format": FileFormat, "--on-error": OnError, "--on-conflict": OnConflict}[option]
-    if text is None:
-        return None
     try:
         return kind(text)
     except ValueError:

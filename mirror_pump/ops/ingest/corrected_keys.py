@@ -71,9 +71,7 @@ def find_corrected(
     return CorrectedRows(places[hit], tombstones[hit], max(row[0] for row in rows))
 
 
-def rows_at(
-    places: _Places, paths: list[str], table: MirroredTable, storage: StorageOptions
-) -> Mapping[str, pa.Array]:
+def rows_at(places: _Places, paths: list[str], table: MirroredTable, storage: StorageOptions) -> Mapping[str, pa.Array]:
     """The texts of all mirrored columns of some ingested rows, read from the data files. Raises LakeError."""
     columns: dict[str, list[pa.Array]] = {column.name: [] for column in table.columns}
     for number in np.unique(files_of(places)):

@@ -3,15 +3,15 @@
 Invariant: at any time, the rows of an ingest are all visible or none of them is, and its row in `op_log` is `done` if
 and only if they are.
 
-The Iceberg catalog is a table of the same database. So one transaction of this process does it all: COPY into the heap,
-the swap of the lake's pointer, the new published snapshot, and `done`. There is no second phase, nothing that the
+The Iceberg catalog is a table of the same database. So one transaction of this process does it all: COPY into the
+heap, the swap of the lake's pointer, the new published snapshot, and `done`. There is no second phase, nothing that the
 leader would have to do, and nothing to resume: a process that dies, at whatever step, has either committed or left
 files that nobody refers to. These are listed in `op_log`, and the next ingest of the table removes them (undo).
 
-*Rows of the heap* are written first, by the user's own INSERT, with triggers and constraints. They are those at or above
-the cut-line, and those below it that a partition would hold. Whatever happens to cut-line and partitions meanwhile, an
-INSERT is right: the table's triggers send a row to where it belongs. The locks that the INSERT takes keep the cut-line
-from passing the partitions that it has written to.
+*Rows of the heap* are written first, by the user's own INSERT, with triggers and constraints. They are those at or
+above the cut-line, and those below it that a partition would hold. Whatever happens to cut-line and partitions
+meanwhile, an INSERT is right: the table's triggers send a row to where it belongs. The locks that the INSERT takes keep
+the cut-line from passing the partitions that it has written to.
 
 *Rows of the lake* were below the cut-line when they were divided, and the cut-line only advances.
 
@@ -221,7 +221,9 @@ class IngestCommit:
             if refuses:
                 self._copy(cursor, f"{relation} ({listed})", parts)
                 return
-            cursor.execute(f"CREATE TEMP TABLE mirror_pump_ingest AS SELECT {listed} FROM {relation} WITH NO DATA".encode())
+            cursor.execute(
+                f"CREATE TEMP TABLE mirror_pump_ingest AS SELECT {listed} FROM {relation} WITH NO DATA".encode()
+            )
             self._copy(cursor, f"{_STAGE} ({listed})", parts)
             cursor.execute(
                 f"INSERT INTO {relation} ({listed}) OVERRIDING SYSTEM VALUE SELECT {listed} FROM {_STAGE}"
@@ -288,12 +290,9 @@ class IngestCommit:
             publisher.stage(request)
             with self._connection.transaction(), self._connection.cursor() as cursor:
                 publisher.lock(cursor)
-                if existing.unknown(publisher.load(self._table)):
-                    raise _Again("the lake has other files")
+                self._require_known(existing)
                 if not publisher.is_staged():
                     publisher.stage(request)
-                if self._find_corrected():
-                    raise _Again("rows were corrected")
                 self._require_line()
                 self._require_no_pins()
                 publisher.land(cursor, request)
@@ -303,6 +302,13 @@ class IngestCommit:
             raise
         publisher.keep()
         return CommittedRows(count, len(self._written))
+
+    def _require_known(self, existing: ExistingRows) -> None:
+        """Raises _Again if there is anything under the lock that was not looked at before it."""
+        if existing.unknown(self._publisher.load(self._table)):
+            raise _Again("the lake has other files")
+        if self._find_corrected():
+            raise _Again("rows were corrected")
 
     def _request(self, replaced: ReplacedRows, count: int) -> PublishRequest:
         rows = self._rows
@@ -315,9 +321,7 @@ class IngestCommit:
         operation = IngestFiles(
             rows.op_id, rows.files, positions, rows.division.cut, self._details(count), rows.raw_text_columns
         )
-        return PublishRequest(
-            tables=(TableRequest(self._table, (operation,)),), written_since=rows.written_since
-        )
+        return PublishRequest(tables=(TableRequest(self._table, (operation,)),), written_since=rows.written_since)
 
     def _details(self, replaced: int) -> tuple[tuple[str, int], ...]:
         rows = self._rows
@@ -360,7 +364,9 @@ class IngestCommit:
     def _find_corrected(self) -> bool:
         """Looks for corrections that were not known. Returns whether an ingested row has one."""
         rows = self._rows
-        assert rows.keys is not None and rows.packing is not None and rows.existing is not None
+        assert rows.keys is not None
+        assert rows.packing is not None
+        assert rows.existing is not None
         span = rows.existing.range
         if span is None:
             return False
@@ -447,8 +453,8 @@ def _remedy(error: psycopg.Error) -> str:
         return "nothing was ingested; leave the row out, or replace rows with --on-conflict replace"
     if "no partition of relation" in str(error):
         return (
-            "nothing was ingested. Rows at or above the cut-line need a partition: create one for them. Rows of before the"
-            " first partition need one as long as the cut-line has not moved"
+            "nothing was ingested. Rows at or above the cut-line need a partition: create one for them. Rows of before"
+            " the first partition need one as long as the cut-line has not moved"
         )
     return "nothing was ingested"
 

@@ -37,9 +37,7 @@ class IngestJournal:
         """Enters the ingest."""
         self._connection.execute(_SQL["lock"], {"key": _key(self.op_id)})
         details = Jsonb({"kind": "ingest", "inputs": list(inputs), "files": []})
-        self._connection.execute(
-            _SQL["begin"], {"op_id": self.op_id, "table_id": self._table_id, "details": details}
-        )
+        self._connection.execute(_SQL["begin"], {"op_id": self.op_id, "table_id": self._table_id, "details": details})
 
     def note(self, location: str) -> None:
         """Notes a file before it is written."""
@@ -63,11 +61,11 @@ class IngestJournal:
                 continue
             try:
                 # Its session has ended, so this is what it came to.
-                found = dict(self._connection.execute(_SQL["unfinished"], parameters).fetchall())
-                if op_id in found:
-                    discard(found[op_id], storage)
-                    self._connection.execute(_SQL["undone"], {"op_id": op_id})
-                    undone += 1
+                for found, files in self._connection.execute(_SQL["unfinished"], parameters).fetchall():
+                    if found == op_id:
+                        discard(files, storage)
+                        self._connection.execute(_SQL["undone"], {"op_id": op_id})
+                        undone += 1
             finally:
                 self._connection.execute(_SQL["unlock"], key)
         return undone
@@ -83,5 +81,3 @@ def has_landed(connection: PgConnection, op_id: str) -> bool:
 
 def _key(op_id: str) -> int:
     return advisory_key(f"ingest {op_id}")
-
-

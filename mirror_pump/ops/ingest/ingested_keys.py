@@ -88,9 +88,8 @@ class IngestedKeys:
         open_ = np.flatnonzero(at < len(first))
         while len(open_):
             open_ = open_[first[at[open_]] == keys.first[open_]]
-            if keys.second is None:
-                equal = np.ones(len(open_), np.bool_)
-            else:
+            equal = np.ones(len(open_), np.bool_)
+            if keys.second is not None:
                 equal = rows[at[open_], 1] == keys.second[open_]
             found[open_[equal]] = rows[at[open_[equal]], -1]
             open_ = open_[~equal]

@@ -70,9 +70,9 @@ Batches = Callable[[], Iterator[InputBatch]]
 def ingest(settings: Settings, request: IngestRequest, observe: Observe = lambda _: None) -> IngestOutcome:
     """Ingests files into a table. `observe` is called in the caller's thread, except for steps of the lanes.
 
-    Raises UsageError for files and columns that do not fit, RowRefused for a row that the table cannot hold, TableError,
-    LakeError and SourceError; nothing was ingested then. Raises OutcomeUnknown if the connection was lost during
-    COMMIT, and the server cannot be asked what became of it.
+    Raises UsageError for files and columns that do not fit, RowRefused for a row that the table cannot hold,
+    TableError, LakeError and SourceError; nothing was ingested then. Raises OutcomeUnknown if the connection was lost
+    during COMMIT, and the server cannot be asked what became of it.
     """
     if (request.on_error is OnError.SKIP) != (request.rejects is not None):
         raise UsageError("--on-error skip and --rejects FILE go together", "rows that are left out are written to FILE")
@@ -110,9 +110,7 @@ class _Ingestion:
         self._stdin: Iterable[TextBlock] | None = None
         self._target = self._choose()
         self._journal = IngestJournal(connection, self._table.table_id)
-        self._progress = IngestProgress(
-            IngestStep.READING, str(self._table.name), bytes_total=_total(self._files)
-        )
+        self._progress = IngestProgress(IngestStep.READING, str(self._table.name), bytes_total=_total(self._files))
         self._lanes: list[RowLane] = []
         self._commit: IngestCommit | None = None
 
@@ -134,7 +132,7 @@ class _Ingestion:
                 committed = self._land(output) if output.lake is not None else None
             except BaseException as error:
                 if output.lake is not None:
-                    committed = self._after(error, output)
+                    committed = self._after(error)
                 else:
                     raise
         return self._outcome(output, committed, rejects)
@@ -308,7 +306,9 @@ class _Ingestion:
         )
         if not files:
             return rows
-        assert output.keys is not None and output.packing is not None and self._table.tier is not None
+        assert output.keys is not None
+        assert output.packing is not None
+        assert self._table.tier is not None
         tier = next(field for field in lake.schema.fields if field.name == self._table.tier.column)
         rows.keys, rows.packing = output.keys, output.packing
         rows.existing = ExistingRows(
@@ -318,18 +318,21 @@ class _Ingestion:
 
     def _report(self, step: IngestStep, text: str) -> None:
         known = self._progress
-        self._progress = IngestProgress(
-            step, known.table, known.rows, known.bytes_done, known.bytes_total, text
-        )
+        self._progress = IngestProgress(step, known.table, known.rows, known.bytes_done, known.bytes_total, text)
         self._observe(self._progress)
 
-    def _after(self, error: BaseException, output: LaneOutput) -> CommittedRows:
+    def _after(self, error: BaseException) -> CommittedRows:
         """What became of an ingest that ended with an error. Raises it unless the ingest has landed."""
         for lane in self._lanes:
             with suppress(MirrorPumpError, OSError):
                 lane.abandon(error)
         commit = self._commit
-        if commit is not None and commit.may_have_landed and isinstance(error, psycopg.Error) and is_connection_loss(error):
+        if (
+            commit is not None
+            and commit.may_have_landed
+            and isinstance(error, psycopg.Error)
+            and is_connection_loss(error)
+        ):
             landed = self._asked(error)
             if landed:
                 return commit.landed()
@@ -348,8 +351,8 @@ class _Ingestion:
         except (MirrorPumpError, psycopg.Error) as again:
             raise OutcomeUnknown(
                 f"the connection was lost during COMMIT, and the server cannot be asked what became of it: {again}",
-                f"modak.op_log says so in the row {self._journal.op_id}: phase `done`, or else the next ingest removes the"
-                " files",
+                f"modak.op_log says so in the row {self._journal.op_id}: phase `done`, or else the next ingest removes"
+                " the files",
             ) from error
 
     def _close_lanes(self) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import glob
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import pyarrow as pa
@@ -78,7 +77,7 @@ def _matching(pattern: str, storage: StorageOptions) -> list[tuple[str, int]]:
     path = local_path(pattern) or (None if "://" in pattern else Path(pattern))
     if path is None:
         return _matching_remote(pattern, storage)
-    names = [str(path)] if path.exists() or not _PATTERN.search(str(path)) else sorted(glob.glob(str(path)))
+    names = [str(path)] if path.exists() or not _PATTERN.search(str(path)) else sorted(glob.glob(str(path)))  # noqa: PTH207 - relative and absolute patterns alike
     files = [name for name in names if Path(name).is_file() or Path(name).is_fifo()]
     if not files:
         raise UsageError(f"there is no file {pattern}", "name files, or patterns such as 'history/*.csv.gz'")
@@ -86,8 +85,9 @@ def _matching(pattern: str, storage: StorageOptions) -> list[tuple[str, int]]:
 
 
 def _matching_remote(pattern: str, storage: StorageOptions) -> list[tuple[str, int]]:
-    literal = _PATTERN.search(pattern) is None
-    directory = pattern.rpartition("/")[0] if literal else pattern[: _PATTERN.search(pattern).start()].rpartition("/")[0]  # type: ignore[union-attr]
+    first = _PATTERN.search(pattern)
+    literal = first is None
+    directory = (pattern if first is None else pattern[: first.start()]).rpartition("/")[0]
     listed = sorted((file.location, file.size_bytes) for file in list_files(directory, storage))
     found = [
         (location, size)
@@ -108,7 +108,7 @@ def _format_of(location: str) -> FileFormat:
     name = location.lower()
     for suffix in _COMPRESSED:
         name = name.removesuffix(suffix)
-    known = _SUFFIXES.get(os.path.splitext(name)[1])
+    known = _SUFFIXES.get(PurePosixPath(name).suffix)
     if known is None:
         what = "stdin" if location == STDIN else location
         raise UsageError(f"nothing tells the format of {what}", "give --format csv, jsonl or parquet")
@@ -122,7 +122,7 @@ def open_text(file: InputFile, storage: StorageOptions) -> Iterator[tuple[Any, A
     Raises TableError for a file that cannot be read or is not what its format says.
     """
     with _opened(file, storage) as stored:
-        peeked = stored.peek(_PEEK)[:_PEEK] if isinstance(stored, _Peeked) else b""
+        peeked = stored.peek(_PEEK)[:_PEEK]
         if peeked == _PARQUET_MAGIC:
             raise TableError(f"{file.name} is a Parquet file", "give --format parquet")
         compression = next((kind for magic, kind in _MAGIC if peeked.startswith(magic)), None)

@@ -117,8 +117,16 @@ def document(value: Any) -> str:
         case _Number():
             return str(value)
         case dict():
-            return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {document(v)}" for key, v in value.items()) + "}"
+            return (
+                "{"
+                + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {document(v)}" for key, v in value.items())
+                + "}"
+            )
         case list():
             return "[" + ", ".join(map(document, value)) + "]"
         case _:
-            return json.dumps(value, ensure_ascii=False)
+            return _quoted(value)
+
+
+def _quoted(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -123,7 +123,7 @@ class Normaliser:
         try:
             return self._postgres.read(names, given, batch.rows)
         except psycopg.Error as error:
-            if is_connection_loss(error) or not isinstance(error, psycopg.DataError | psycopg.IntegrityError | psycopg.DatabaseError):
+            if is_connection_loss(error) or isinstance(error, psycopg.InterfaceError | psycopg.ProgrammingError):
                 raise
             raise RowRefused(batch.place(0), _refusal(error)) from error
 
@@ -148,9 +148,9 @@ class Normaliser:
             if in_key and column.name in raw:
                 text = next(text for text in raw[column.name].to_pylist() if text is not None)
                 raise RowRefused(batch.place(0), f"key column {column.name}: {text} cannot be a key in the lake")
-            if values[column.name].null_count and column.name not in raw:
-                if in_key or target.column(column.name).not_null:
-                    raise RowRefused(batch.place(0), f"column {column.name} must not be NULL")
+            has_null = values[column.name].null_count and column.name not in raw
+            if has_null and (in_key or target.column(column.name).not_null):
+                raise RowRefused(batch.place(0), f"column {column.name} must not be NULL")
 
 
 def _parse(column: Column, texts: pa.Array, values: dict[str, pa.Array], raw: dict[str, pa.ChunkedArray]) -> None:

@@ -38,15 +38,17 @@ class PostgresValues:
                 self._connection.close()
 
     def read(self, names: frozenset[str], given: Mapping[str, pa.Array], rows: int) -> dict[str, pa.Array]:
-        """The texts of the columns `names` of some rows, as PostgreSQL prints them. `given`: texts of those columns that
-        the input has. Raises psycopg.Error if PostgreSQL refuses a row."""
+        """The texts of the columns `names` of some rows, as PostgreSQL prints them. `given`: texts of those columns
+        that the input has. Raises psycopg.Error if PostgreSQL refuses a row."""
         if self._connection is None:
             self._connection = self._connect()
         stage = self._stages.get(names)
         if stage is None:
             stage = self._stages[names] = self._make_stage(self._connection, names, len(self._stages))
         columns = [name for name in names if name in given]
-        table = pa.table([pa.array(np.arange(rows)).cast(pa.string()), *(given[name] for name in columns)], [_NUMBER, *columns])
+        table = pa.table(
+            [pa.array(np.arange(rows)).cast(pa.string()), *(given[name] for name in columns)], [_NUMBER, *columns]
+        )
         listed = ", ".join(identifier(name) for name in (_NUMBER, *columns))
         ordered = sorted(names)
         printed = ", ".join(identifier(name) for name in ordered)
@@ -54,9 +56,8 @@ class PostgresValues:
             cursor.execute(f"TRUNCATE {stage}".encode())
             with cursor.copy(f"COPY {stage} ({listed}) FROM STDIN (FORMAT csv)".encode()) as copy:
                 copy.write(csv_bytes(table))
-            with cursor.copy(
-                f"COPY (SELECT {printed} FROM {stage} ORDER BY {_NUMBER}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)".encode()
-            ) as copy:
+            rows_in_order = f"SELECT {printed} FROM {stage} ORDER BY {_NUMBER}"
+            with cursor.copy(f"COPY ({rows_in_order}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)".encode()) as copy:
                 content = b"".join(bytes(part) for part in copy)
         return _parsed(content, ordered)
 
@@ -66,8 +67,8 @@ class PostgresValues:
         target = self._target
         with connection.transaction():
             connection.execute(
-                f"CREATE TEMP TABLE mirror_pump_{number} (LIKE {target.relation} INCLUDING DEFAULTS INCLUDING CONSTRAINTS"
-                " INCLUDING GENERATED)".encode()
+                f"CREATE TEMP TABLE mirror_pump_{number} (LIKE {target.relation} INCLUDING DEFAULTS"
+                " INCLUDING CONSTRAINTS INCLUDING GENERATED)".encode()
             )
             dropped = [column for column in target.columns if column.name not in names]
             # Generated columns first: others may depend on them no longer then.

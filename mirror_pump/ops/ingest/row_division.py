@@ -67,7 +67,8 @@ class RowDivision:
 
     def expiry_text(self) -> str:
         """Why a row is refused as expired."""
-        assert self.table.tier is not None and self.retention_line is not None
+        assert self.table.tier is not None
+        assert self.retention_line is not None
         tier = self.table.tier
         line = shown(tier.kind, self.retention_line)
         return f"{tier.column} is below the retention line {line}: rows that old have expired from {self.table.name}"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
@@ -96,14 +97,15 @@ class RowLane:
         else:
             self._to_lake(_taken(rows, np.flatnonzero(below)))
             self._to_heap(_taken(rows, np.flatnonzero(~below)))
-        return rows.table.num_rows
+        return int(rows.table.num_rows)
 
     def _to_lake(self, rows: LakeRows) -> None:
         self.lake_rows += rows.table.num_rows
         if self._writer is None:
             return
         keys, packing = self._output.keys, self._output.packing
-        assert keys is not None and packing is not None
+        assert keys is not None
+        assert packing is not None
         places = self._writer.write(rows)
         key = [rows.table.column(column.name) for column in self._output.target.table.key_columns]
         keys.add(packing.pack(key), places)
@@ -133,7 +135,7 @@ class RowLane:
         self._postgres.close()
 
 
-def _taken(rows: LakeRows, places: np.ndarray) -> LakeRows:  # type: ignore[type-arg]
+def _taken(rows: LakeRows, places: npt.NDArray[np.int64]) -> LakeRows:
     wanted = pa.array(places)
     raw = {name: texts.take(wanted) for name, texts in rows.raw.items()}
     return replace(

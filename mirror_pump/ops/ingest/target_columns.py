@@ -115,7 +115,9 @@ def read_columns(connection: PgConnection, table: MirroredTable) -> tuple[str, t
     present = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in columns}
     known = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in table.columns}
     left_out = {column.attnum for column in table.excluded}
-    new = [column.name for column in columns if not column.is_generated and column.attnum not in known.keys() | left_out]
+    new = [
+        column.name for column in columns if not column.is_generated and column.attnum not in known.keys() | left_out
+    ]
     changed = [name for attnum, (name, *_) in known.items() if present.get(attnum) != known[attnum]]
     if new or changed:
         raise TableError(
@@ -137,14 +139,14 @@ def choose_target(
     Raises UsageError for columns that the table does not have, that are generated, or without which there is no row.
     """
     names = [column.name for column in columns]
-    twice = sorted({name for name in given if given.count(name) > 1}) if isinstance(given, list) else []
+    twice = sorted({name for name in given if given.count(name) > 1})
     if twice:
         raise UsageError(f"the input has column {', '.join(twice)} twice")
     unknown = [name for name in given if name not in names]
     if unknown:
         raise UsageError(
             f"{table.name} has no column {', '.join(map(repr, unknown))}",
-            f"it has {', '.join(names)}; give --columns to name the columns of a CSV file, or to choose those of others",
+            f"it has {', '.join(names)}; --columns names the columns of a CSV file, and chooses those of others",
         )
     computed = [column.name for column in columns if column.is_generated and column.name in given]
     if computed:
@@ -159,12 +161,7 @@ def choose_target(
     by_postgres = {
         column.name
         for column in columns
-        if column.name in mirrored
-        and (
-            (column.name in given and not is_plain(column, mirrored[column.name]))
-            or column.is_generated
-            or (column.name not in given and not column.is_generated and not column.default_is_one_value)
-        )
+        if column.name in mirrored and _is_made_by_postgres(column, mirrored[column.name], given)
     }
     by_postgres |= {column.name for column in columns if column.checked}
     constants = tuple(
@@ -173,6 +170,12 @@ def choose_target(
         if column.name in mirrored and column.name not in by_postgres
     )
     return IngestTarget(table, relation, tuple(columns), tuple(given), frozenset(by_postgres), constants)
+
+
+def _is_made_by_postgres(column: TargetColumn, mirrored: Column, given: Sequence[str]) -> bool:
+    if column.is_generated:
+        return True
+    return not (is_plain(column, mirrored) if column.name in given else column.default_is_one_value)
 
 
 def is_plain(column: TargetColumn, mirrored: Column) -> bool:
@@ -203,6 +206,7 @@ def _constant(connection: PgConnection, column: TargetColumn) -> str | None:
     """The text of a default that is the same for all rows."""
     if column.expression is None:
         return None
-    query = f"SELECT format('%%s', v) FROM (SELECT ({in_query(column.expression)})::{column.type_sql} AS v) s WHERE v IS NOT NULL"
+    value = f"({in_query(column.expression)})::{column.type_sql}"
+    query = f"SELECT format('%%s', v) FROM (SELECT {value} AS v) s WHERE v IS NOT NULL"
     row = connection.execute(query.encode(), ()).fetchone()
     return None if row is None else str(row[0])

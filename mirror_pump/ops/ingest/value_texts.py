@@ -86,7 +86,9 @@ def _nested(values: pa.Array) -> pa.Array:
             scalar = values[index]
             lists.append(array_text(_elements(scalar.values)) if scalar.is_valid else None)
         return pa.array(lists, pa.string())
-    plain = [None if value is None else document(_jsonable(value)) for value in values.to_pylist(maps_as_pydicts="strict")]
+    plain = [
+        None if value is None else document(_jsonable(value)) for value in values.to_pylist(maps_as_pydicts="strict")
+    ]
     return pa.array(plain, pa.string())
 
 

@@ -80,9 +80,10 @@ COMBINATIONS: Mapping[frozenset[type[Operation]], str] = {
 none occurs twice.
 
 All others come alone. RestartCopy, RewriteFiles, AdvanceCutline, FoldCorrections, IngestFiles and RefreshArchive were
-computed independently of the stream. They may be refused, which must not hold up anything else. AddChunks and CopyAgain are not
-combined, because the chunks would belong to the registration that CopyAgain ends. AdvanceCutline and ApplyStream are
-not combined, because segments that were decoded under the old cut-line must not be published under the new one."""
+computed independently of the stream. They may be refused, which must not hold up anything else. AddChunks and CopyAgain
+are not combined, because the chunks would belong to the registration that CopyAgain ends. AdvanceCutline and
+ApplyStream are not combined, because segments that were decoded under the old cut-line must not be published under the
+new one."""
 
 
 def arranged(operations: Iterable[Operation]) -> tuple[Operation, ...]:

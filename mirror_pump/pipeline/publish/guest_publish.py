@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn
+from mirror_pump.model import Lsn, TableId
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration
@@ -58,7 +58,7 @@ class GuestPublisher(Publisher):
             staged=lambda _: None,
             timeline=int(row[0]),
         )
-        self._pending: tuple[StagedPublish, dict[int, Registration]] | None = None
+        self._pending: tuple[StagedPublish, dict[TableId, Registration]] | None = None
 
     def lock(self, cursor: Cursor) -> None:
         """Locks the slot's row until the end of the transaction or savepoint. Raises SourceError if it is gone."""
@@ -107,7 +107,7 @@ class GuestPublisher(Publisher):
         self._pending = None
 
 
-def _without_time(registered: dict[int, Registration]) -> dict[int, object]:
+def _without_time(registered: dict[TableId, Registration]) -> dict[TableId, object]:
     return {table_id: replace(row, read_at=None) for table_id, row in registered.items()}  # type: ignore[arg-type]
 
 
