@@ -65,8 +65,10 @@ SELECT format('%%I.%%I', n.nspname, c.relname)
 SELECT p.lo, p.hi FROM modak.tier_partitions(%(table_id)s::bigint::oid) p
  WHERE NOT p.is_default AND p.lo < %(cut)s ORDER BY p.lo;
 
--- name: retention_line
-SELECT retention_line FROM modak.cutline WHERE table_id = %(table_id)s;
+-- name: limits
+-- Below which tier value rows have expired, and whether the heap has every row of the table.
+SELECT c.retention_line, t.keep_heap
+  FROM modak.cutline c JOIN modak.tables t USING (table_id) WHERE c.table_id = %(table_id)s;
 
 -- name: pins
 -- A reader that may read heap and corrections later than the snapshot that it has pinned; NULL if there is none.

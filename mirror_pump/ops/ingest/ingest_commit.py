@@ -396,7 +396,7 @@ class IngestCommit:
 
     def _require_line(self) -> None:
         """Raises TableError if rows have expired since they were divided."""
-        row = self._connection.execute(_SQL["retention_line"], {"table_id": self._table.table_id}).fetchone()
+        row = self._connection.execute(_SQL["limits"], {"table_id": self._table.table_id}).fetchone()
         span = self._rows.existing.range if self._rows.existing is not None else None
         if row is not None and row[0] is not None and span is not None and span[0] < row[0]:
             raise TableError(

@@ -1,8 +1,8 @@
 """Decides which rows go to the lake and which to the heap, by their tier key.
 
 A row goes to the lake if it is below the cut-line and no partition of the table would hold it. So partitions that the
-cut-line has passed and that are not dropped yet, or never are, stay equal to the lake: PostgreSQL writes their rows,
-and their triggers the corrections. The cut-line only advances, so a row that is below it stays below it.
+cut-line has passed and that are not dropped yet stay equal to the lake: PostgreSQL writes their rows, and their
+triggers the corrections. So all rows of a table whose heap is kept go to the heap. The cut-line only advances, so a row that is below it stays below it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,12 @@ class RowDivision:
         if table.tier is None or not table.tier.moved:
             return cls(table, None)
         parameters = {"table_id": table.table_id, "cut": table.tier.cut}
+        row = connection.execute(_SQL["limits"], parameters).fetchone()
+        retention_line, keep_heap = row if row is not None else (None, False)
+        if keep_heap:
+            return cls(table, None)
         partitions = tuple((lo, hi) for lo, hi in connection.execute(_SQL["partitions"], parameters).fetchall())
-        row = connection.execute(_SQL["retention_line"], parameters).fetchone()
-        return cls(table, table.tier.cut, partitions, None if row is None else row[0])
+        return cls(table, table.tier.cut, partitions, retention_line)
 
     def tier_values(self, rows: pa.Table) -> npt.NDArray[np.int64]:
         """The rows' tier values."""
