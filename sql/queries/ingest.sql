@@ -77,7 +77,3 @@ SELECT modak.pin_below(%(table_id)s, 9223372036854775807, false);
 -- name: lock_pins
 -- As `pins`, and no reader can pin until the end of the transaction.
 SELECT modak.lock_pins(%(table_id)s, 9223372036854775807);
-
--- name: corrected_since
--- The highest version of a correction of the table; 0 if there is none.
-SELECT coalesce(max(version), 0) FROM modak.delta WHERE table_id = %(table_id)s;

@@ -44,7 +44,7 @@ def add(app: typer.Typer) -> None:
             ),
         ] = None,
         delimiter: Annotated[str, typer.Option(metavar="CHARACTER", help="CSV: what separates fields")] = ",",
-        null: Annotated[str, typer.Option(metavar="TEXT", help="CSV: the unquoted text that stands for NULL")] = "",
+        null: Annotated[str, typer.Option(metavar="MARK", help="CSV: the unquoted text that stands for NULL")] = "",
         no_header: Annotated[
             bool, typer.Option("--no-header", help="CSV: the first line is a row; --columns names the columns")
         ] = False,

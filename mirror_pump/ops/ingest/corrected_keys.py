@@ -64,11 +64,15 @@ def find_corrected(
     rows = connection.execute(query.encode(), (table.table_id, *span, since)).fetchall()
     if not rows:
         return CorrectedRows(np.zeros(0, np.int64), np.zeros(0, np.bool_), since)
-    parsed, _ = parse_rows([row[2:] for row in rows], {column.name: column.type for column in table.key_columns})
+    versions, tombstones, texts_of_keys = [], [], []
+    for version, operation, *key in rows:
+        versions.append(version)
+        tombstones.append(operation == TOMBSTONE)
+        texts_of_keys.append(key)
+    parsed, _ = parse_rows(texts_of_keys, {column.name: column.type for column in table.key_columns})
     places = keys.find(packing.pack([parsed[column.name] for column in table.key_columns]))
-    tombstones = np.array([row[1] == TOMBSTONE for row in rows], np.bool_)
     hit = places >= 0
-    return CorrectedRows(places[hit], tombstones[hit], max(row[0] for row in rows))
+    return CorrectedRows(places[hit], np.array(tombstones, np.bool_)[hit], max(versions))
 
 
 def rows_at(places: _Places, paths: list[str], table: MirroredTable, storage: StorageOptions) -> Mapping[str, pa.Array]:

@@ -32,7 +32,7 @@ _NOTHING = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
-class _Found:
+class _KeysInFile:
     """The ingested keys that a data file has."""
 
     positions: Positions
@@ -63,7 +63,7 @@ class ExistingRows:
     keys: IngestedKeys
     ingested: Sequence[WrittenFile]
     workers: int
-    _found: dict[str, _Found] = field(default_factory=dict)
+    _found: dict[str, _KeysInFile] = field(default_factory=dict)
     _deleted: dict[str, _Places] = field(default_factory=dict)
     """By URI of an equality-delete file: the ingested rows whose keys it deletes."""
 
@@ -89,7 +89,7 @@ class ExistingRows:
             for result in pool.map(lambda group: self._read(lake, *group), groups):
                 for path, rows, places, is_data in result:
                     if is_data:
-                        self._found[path] = _Found(rows, places, sequence[path])
+                        self._found[path] = _KeysInFile(rows, places, sequence[path])
                     else:
                         self._deleted[path] = np.sort(places)
 

@@ -2,7 +2,8 @@
 
 A row goes to the lake if it is below the cut-line and no partition of the table would hold it. So partitions that the
 cut-line has passed and that are not dropped yet stay equal to the lake: PostgreSQL writes their rows, and their
-triggers the corrections. So all rows of a table whose heap is kept go to the heap. The cut-line only advances, so a row that is below it stays below it.
+triggers the corrections. All rows of a table whose heap is kept go to the heap. The cut-line only advances, so a row
+that is below it stays below it.
 """
 
 from __future__ import annotations
