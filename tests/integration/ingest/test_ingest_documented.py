@@ -51,7 +51,7 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
     dry, done, found = execute(blocks[3][1])
     shown = re.sub(r"in [0-9.]+ s", "in 0.2 s", dry + done)
     assert shown == blocks[4][1]
-    assert re.findall(r"(click|view) +(\d)", found) == [("click", "2"), ("view", "1")]
+    assert re.findall(r"(click|view)\W+(\d)", found) == [("click", "2"), ("view", "1")]
     (document,) = map(json.loads, execute(blocks[5][1]))
     assert (document["replaced"], document["heap_rows"]) == (2, 1)
     listed = CLI_JSON[CLI_JSON.index("ingest --json") :].partition("\n## ")[0]
