@@ -1,4 +1,4 @@
-"""ingest: 10,000,000 rows of CSV straight into the lake, compared with COPY FROM of the same file into an unlogged table.
+"""ingest: 10,000,000 rows of CSV straight into the lake, compared with COPY FROM of the file into an unlogged table.
 
 The table is tiered, and all rows are below its cut-line. The limit is the server's own COPY, which reads the file
 itself, into a table without an index. What is in the lake afterwards is compared with that table.
@@ -32,12 +32,14 @@ _GOAL = 0.5
 
 _CREATE = f"""
 CREATE TABLE {TABLE} ({_COLUMNS}, PRIMARY KEY (id, at)) PARTITION BY RANGE (at);
-CREATE TABLE public.history_new PARTITION OF {TABLE} FOR VALUES FROM ('2026-01-01 00:00:00+00') TO ('2027-01-01 00:00:00+00');
+CREATE TABLE public.history_new PARTITION OF {TABLE}
+    FOR VALUES FROM ('2026-01-01 00:00:00+00') TO ('2027-01-01 00:00:00+00');
 CREATE UNLOGGED TABLE public.bare ({_COLUMNS});
 """
 _INPUT = """
-COPY (SELECT g, '2020-01-01 00:00:00+00'::timestamptz + g * interval '15 s', (ARRAY['click', 'view', 'buy'])[1 + g %% 3],
-             (g * 7919) %% 1000003, ((g * 31) %% 1000000) / 100.0, md5(g::text)
+COPY (SELECT g, '2020-01-01 00:00:00+00'::timestamptz + g * interval '15 s',
+             (ARRAY['click', 'view', 'buy'])[1 + g %% 3],
+             (g::bigint * 7919) %% 1000003, ((g::bigint * 31) %% 1000000) / 100.0, md5(g::text)
         FROM generate_series(1, %s) g) TO STDOUT (FORMAT csv, HEADER)
 """
 _MOVE = """
@@ -107,10 +109,10 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
 
 
 def _write(mirror: BenchmarkMirror, path: Path, rows: int) -> None:
-    with mirror.connect() as connection, connection.cursor() as cursor, path.open("wb") as file:
-        with cursor.copy((_INPUT % rows).encode()) as copy:
-            for part in copy:
-                file.write(part)
+    statement = (_INPUT % rows).encode()
+    with mirror.connect() as connection, connection.cursor().copy(statement) as copy, path.open("wb") as file:
+        for part in copy:
+            file.write(part)
 
 
 def _seconds(work: Any) -> float:

@@ -39,32 +39,27 @@ publish that wants a partition's lock while it holds the slot's row gives up aft
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import psycopg
 import pyarrow as pa
 from psycopg.types.json import Jsonb
 
-from mirror_pump.errors import CommitConflict, TableError, one_line_of
+from mirror_pump.errors import CommitConflict, TableError
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.position_deletes import write_position_deletes
-from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.model import MirroredTable
 from mirror_pump.ops.ingest.corrected_keys import CorrectedRows, find_corrected, rows_at
 from mirror_pump.ops.ingest.existing_rows import ExistingRows, ReplacedRows
-from mirror_pump.ops.ingest.heap_rows import HeapRows, csv_bytes
+from mirror_pump.ops.ingest.heap_insert import insert_rows
+from mirror_pump.ops.ingest.heap_rows import csv_bytes
 from mirror_pump.ops.ingest.ingest_request import IngestStep, OnConflict
-from mirror_pump.ops.ingest.ingested_keys import IngestedKeys
-from mirror_pump.ops.ingest.row_division import RowDivision
-from mirror_pump.ops.ingest.target_columns import IngestTarget, insertable, read_columns
+from mirror_pump.ops.ingest.staged_rows import CommittedRows, StagedRows
+from mirror_pump.ops.ingest.target_columns import insertable, read_columns
 from mirror_pump.pipeline.operations.ingest_files import IngestFiles
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.publish.guest_publish import GuestPublisher
-from mirror_pump.quoting import identifier
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from sql import queries
@@ -75,46 +70,10 @@ _PIN_PAUSE = 0.5
 """Seconds between two looks whether readers have released their pins."""
 _TRIES = 100
 """Attempts at the last step. Each one but the first is caused by a publish, a correction or a pin in between."""
-_STAGE = "pg_temp.mirror_pump_ingest"
 
 
 class _Again(Exception):
     """Something has changed since it was looked at. Nothing was done; the lock is released."""
-
-
-@dataclass
-class StagedRows:
-    """Everything that the transaction makes visible."""
-
-    op_id: str
-    target: IngestTarget
-    division: RowDivision
-    heap: Sequence[HeapRows]
-    files: tuple[WrittenFile, ...] = ()
-    paths: Sequence[str] = ()
-    """URIs of the files by their numbers in places."""
-    raw_text_columns: frozenset[int] = frozenset()
-    keys: IngestedKeys | None = None
-    """Of the rows in the files; None without any."""
-    existing: ExistingRows | None = None
-    packing: KeyPacking | None = None
-    written_since: float = field(default_factory=time.time)
-
-    @property
-    def lake_rows(self) -> int:
-        return sum(file.record_count for file in self.files)
-
-    @property
-    def heap_rows(self) -> int:
-        return sum(rows.rows for rows in self.heap)
-
-
-@dataclass(frozen=True)
-class CommittedRows:
-    """What the transaction has done."""
-
-    replaced: int
-    corrected: int
 
 
 class IngestCommit:
@@ -211,44 +170,7 @@ class IngestCommit:
         parts = (part for rows in self._rows.heap for part in rows.parts())
         target = self._rows.target
         names = insertable(target, [*(column.name for column in target.lake_columns), *target.unmirrored])
-        self._insert(parts, names, refuses=self._refuses)
-
-    def _insert(self, parts: Iterator[bytes], names: Sequence[str], *, refuses: bool) -> None:
-        """Writes rows of CSV to the table. Existing rows with their keys are replaced, unless `refuses`."""
-        relation = self._rows.target.relation
-        listed = ", ".join(map(identifier, names))
-        with _row_errors(self._table), self._connection.cursor() as cursor:
-            if refuses:
-                self._copy(cursor, f"{relation} ({listed})", parts)
-                return
-            cursor.execute(
-                f"CREATE TEMP TABLE mirror_pump_ingest AS SELECT {listed} FROM {relation} WITH NO DATA".encode()
-            )
-            self._copy(cursor, f"{_STAGE} ({listed})", parts)
-            cursor.execute(
-                f"INSERT INTO {relation} ({listed}) OVERRIDING SYSTEM VALUE SELECT {listed} FROM {_STAGE}"
-                f" {self._on_conflict()}".encode()
-            )
-            cursor.execute(f"DROP TABLE {_STAGE}".encode())
-
-    @staticmethod
-    def _copy(cursor: psycopg.Cursor[tuple[object, ...]], into: str, parts: Iterator[bytes]) -> None:
-        with cursor.copy(f"COPY {into} FROM STDIN (FORMAT csv)".encode()) as copy:
-            for part in parts:
-                copy.write(part)
-
-    def _on_conflict(self) -> str:
-        """The whole row is replaced: columns that the input lacks get their default."""
-        key = self._table.key
-        others = [
-            column.name
-            for column in self._rows.target.columns
-            # PostgreSQL changes no identity that is always generated.
-            if column.name not in key and not column.is_generated and column.identity != "a"
-        ]
-        assignments = ", ".join(f"{identifier(name)} = excluded.{identifier(name)}" for name in others)
-        action = f"UPDATE SET {assignments}" if others else "NOTHING"
-        return f"ON CONFLICT ({', '.join(map(identifier, key))}) DO {action}"
+        insert_rows(self._connection, target, parts, names, refuses=self._refuses)
 
     def _land(self) -> CommittedRows:
         """The last step, under the slot's lock: repeated until nothing has changed since it was looked at."""
@@ -390,7 +312,7 @@ class IngestCommit:
             texts = rows_at(np.array(places, np.int64), list(self._rows.paths), self._table, self._storage)
             names = insertable(target, [column.name for column in target.lake_columns])
             content = csv_bytes(pa.table([texts[name] for name in names], names))
-            self._insert(iter([content]), names, refuses=False)
+            insert_rows(self._connection, target, [content], names, refuses=False)
             self._written.update(places)
             self._find_corrected()
 
@@ -429,34 +351,6 @@ class IngestCommit:
 
 class _Pinned(_Again):
     """A reader has pinned the table. Its pin expires."""
-
-
-@contextmanager
-def _row_errors(table: MirroredTable) -> Iterator[None]:
-    """Turns what PostgreSQL says of a row into TableError."""
-    try:
-        yield
-    except psycopg.errors.CardinalityViolation as error:
-        raise TableError(
-            f"two rows of the input have the same key of {table.name}", "leave one of them out: nothing was ingested"
-        ) from error
-    except (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.RaiseException) as error:
-        detail = one_line_of(error.diag.message_detail or "")
-        raise TableError(
-            f"{table.name}: {one_line_of(error.diag.message_primary or error)}" + (f" ({detail})" if detail else ""),
-            _remedy(error),
-        ) from error
-
-
-def _remedy(error: psycopg.Error) -> str:
-    if isinstance(error, psycopg.errors.UniqueViolation):
-        return "nothing was ingested; leave the row out, or replace rows with --on-conflict replace"
-    if "no partition of relation" in str(error):
-        return (
-            "nothing was ingested. Rows at or above the cut-line need a partition: create one for them. Rows of before"
-            " the first partition need one as long as the cut-line has not moved"
-        )
-    return "nothing was ingested"
 
 
 def _json(details: tuple[tuple[str, int], ...]) -> Jsonb:

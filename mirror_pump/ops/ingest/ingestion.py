@@ -15,11 +15,9 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import chain
 from queue import SimpleQueue
 
 import psycopg
@@ -30,13 +28,10 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import MirroredTable, TableState
-from mirror_pump.ops.ingest.conversions import is_unfit
-from mirror_pump.ops.ingest.csv_input import CsvLayout, csv_names, parse_csv, without_header
 from mirror_pump.ops.ingest.existing_rows import ExistingRows
-from mirror_pump.ops.ingest.ingest_commit import CommittedRows, IngestCommit, StagedRows
+from mirror_pump.ops.ingest.ingest_commit import IngestCommit
 from mirror_pump.ops.ingest.ingest_journal import IngestJournal, has_landed
 from mirror_pump.ops.ingest.ingest_request import (
-    FileFormat,
     IngestOutcome,
     IngestProgress,
     IngestRequest,
@@ -45,26 +40,17 @@ from mirror_pump.ops.ingest.ingest_request import (
     OnError,
 )
 from mirror_pump.ops.ingest.ingested_keys import IngestedKeys
-from mirror_pump.ops.ingest.input_batch import InputBatch
-from mirror_pump.ops.ingest.input_files import STDIN, InputFile, find_files
-from mirror_pump.ops.ingest.jsonl_input import jsonl_names, parse_jsonl
+from mirror_pump.ops.ingest.input_pieces import Batches, IngestInput
 from mirror_pump.ops.ingest.lake_writer import LakeFiles
-from mirror_pump.ops.ingest.parquet_input import read_row_group, read_schema
 from mirror_pump.ops.ingest.row_division import RowDivision
 from mirror_pump.ops.ingest.row_lanes import LaneOutput, RejectFile, RowLane
-from mirror_pump.ops.ingest.target_columns import IngestTarget, choose_target, is_plain, read_at_once, read_columns
-from mirror_pump.ops.ingest.text_blocks import TextBlock, text_blocks
+from mirror_pump.ops.ingest.staged_rows import CommittedRows, StagedRows
 from mirror_pump.pipeline.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, is_connection_loss, source_errors
 from mirror_pump.source.relations.relations import resolve_name
 
 _APPLICATION = "mirror-pump-ingest"
-_HEAD_BYTES = 256 << 10
-"""Bytes that are read of a file to find its columns."""
-
-Batches = Callable[[], Iterator[InputBatch]]
-"""Parses one piece of the input, in a thread."""
 
 
 def ingest(settings: Settings, request: IngestRequest, observe: Observe = lambda _: None) -> IngestOutcome:
@@ -103,14 +89,12 @@ class _Ingestion:
         self._observe = observe
         self._began = time.monotonic()
         self._written_since = time.time()
-        self._files = find_files(request.files, request.format, storage)
+        self._input = IngestInput(request, storage)
         self._table = _load(connection, request.table)
         self._division = RowDivision.read(connection, self._table)
-        self._names_of: dict[int, tuple[str, ...]] = {}
-        self._stdin: Iterable[TextBlock] | None = None
-        self._target = self._choose()
+        self._target = self._input.target(connection, self._table)
         self._journal = IngestJournal(connection, self._table.table_id)
-        self._progress = IngestProgress(IngestStep.READING, str(self._table.name), bytes_total=_total(self._files))
+        self._progress = IngestProgress(IngestStep.READING, str(self._table.name), bytes_total=self._input.size)
         self._lanes: list[RowLane] = []
         self._commit: IngestCommit | None = None
 
@@ -124,7 +108,7 @@ class _Ingestion:
                 closing.callback(output.keys.close)
             closing.callback(self._close_lanes)
             if output.lake is not None:
-                self._journal.begin([file.name for file in self._files])
+                self._journal.begin([file.name for file in self._input.files])
             try:
                 if output.lake is not None:
                     self._journal.undo_others(self._storage)
@@ -136,65 +120,6 @@ class _Ingestion:
                 else:
                     raise
         return self._outcome(output, committed, rejects)
-
-    def _choose(self) -> IngestTarget:
-        """The columns of the input, which all files have in common, and of the table."""
-        relation, columns = read_columns(self._connection, self._table)
-        given: tuple[str, ...] | None = None
-        for file in self._files:
-            names = self._names_of[file.number] = self._names(file)
-            if given is not None and set(names) != set(given):
-                raise UsageError(
-                    f"{file.name} has the columns {', '.join(names)}, and {self._files[0].name} {', '.join(given)}",
-                    "ingest files of different columns one after the other",
-                )
-            given = given or names
-        target = choose_target(self._connection, self._table, relation, columns, given or ())
-        for file in self._files:
-            if file.format is FileFormat.PARQUET:
-                self._require_types(file, target)
-        return target
-
-    def _names(self, file: InputFile) -> tuple[str, ...]:
-        chosen = self._request.columns
-        if chosen:
-            return chosen
-        if file.format is FileFormat.PARQUET:
-            return tuple(read_schema(file, self._storage)[0].names)
-        first = self._first_block(file)
-        return csv_names(first, file, self._request.csv) if file.format is FileFormat.CSV else jsonl_names(first)
-
-    def _first_block(self, file: InputFile) -> TextBlock | None:
-        """The beginning of a text file. Of stdin, which is read once, it is kept."""
-        is_csv = file.format is FileFormat.CSV
-        if file.location != STDIN:
-            return next(text_blocks(file, self._storage, quoted=is_csv, block_bytes=_HEAD_BYTES), None)
-        blocks = text_blocks(file, self._storage, quoted=is_csv)
-        first = next(blocks, None)
-        self._stdin = blocks if first is None else chain([first], blocks)
-        return first
-
-    def _blocks(self, file: InputFile) -> Iterable[TextBlock]:
-        if file.location == STDIN and self._stdin is not None:
-            return self._stdin
-        return text_blocks(file, self._storage, quoted=file.format is FileFormat.CSV)
-
-    def _require_types(self, file: InputFile, target: IngestTarget) -> None:
-        """Raises TableError for a Parquet column that no value of which fits."""
-        schema, _ = read_schema(file, self._storage)
-        missing = [name for name in target.given if name not in schema.names]
-        if missing:
-            raise UsageError(f"{file.name} has no column {', '.join(missing)}", f"it has {', '.join(schema.names)}")
-        for column in target.lake_columns:
-            if column.name not in target.given or not is_plain(target.column(column.name), column):
-                continue
-            kind = schema.field(column.name).type
-            if is_unfit(kind, column, target.column(column.name)):
-                raise TableError(
-                    f"{file.name}: column {column.name} is {kind}, which does not fit into {column.type_sql} without"
-                    " loss",
-                    "convert it, or give it as strings: these are read as PostgreSQL reads them",
-                )
 
     def _rejects(self, closing: ExitStack) -> RejectFile:
         path = self._request.rejects
@@ -238,7 +163,7 @@ class _Ingestion:
         self._observe(self._progress)
         with ThreadPoolExecutor(workers, thread_name_prefix="ingest") as pool:
             try:
-                for batches in self._pieces():
+                for batches in self._input.pieces(self._target):
                     running.append(pool.submit(_through_lane, free, batches))
                     if len(running) > 2 * workers:
                         self._note(*running.popleft().result())
@@ -257,22 +182,6 @@ class _Ingestion:
             known.step, known.table, known.rows + rows, known.bytes_done + stored, known.bytes_total
         )
         self._observe(self._progress)
-
-    def _pieces(self) -> Iterator[Batches]:
-        """The input in pieces, each of which a thread parses."""
-        arrays = frozenset(column.name for column in self._target.columns if column.type_sql.endswith("[]"))
-        for file in self._files:
-            if file.format is FileFormat.PARQUET:
-                for group in read_schema(file, self._storage)[1]:
-                    yield partial(read_row_group, group, self._target.given, self._storage)
-            elif file.format is FileFormat.CSV:
-                layout = CsvLayout(self._names_of[file.number], self._request.csv, read_at_once(self._target))
-                for block in without_header(self._blocks(file), self._request.csv):
-                    yield partial(_parsed_csv, block, layout)
-            else:
-                subset = bool(self._request.columns)
-                for block in self._blocks(file):
-                    yield partial(_parsed_jsonl, block, self._target.given, arrays, subset)
 
     def _land(self, output: LaneOutput) -> CommittedRows:
         """Makes all rows visible, in one transaction."""
@@ -388,16 +297,6 @@ def _through_lane(free: SimpleQueue[RowLane], batches: Batches) -> tuple[int, in
         free.put(lane)
 
 
-def _parsed_csv(block: TextBlock, layout: CsvLayout) -> Iterator[InputBatch]:
-    yield parse_csv(block, layout)
-
-
-def _parsed_jsonl(
-    block: TextBlock, names: tuple[str, ...], arrays: frozenset[str], subset: bool
-) -> Iterator[InputBatch]:
-    yield parse_jsonl(block, names, arrays, subset=subset)
-
-
 def _load(connection: PgConnection, name: str) -> MirroredTable:
     """The table, if rows can be ingested into it."""
     resolved, table_id = resolve_name(connection, name)
@@ -409,8 +308,3 @@ def _load(connection: PgConnection, name: str) -> MirroredTable:
             f"{resolved} is {table.state.value}, not live", "`mirror-pump status` says why; ingest when it is live"
         )
     return table
-
-
-def _total(files: list[InputFile]) -> int:
-    sizes = [file.size for file in files]
-    return sum(sizes) if all(sizes) else 0

@@ -37,7 +37,17 @@ def _prepared(scene: IngestScene) -> str:
     return scene.csv("second.csv", SECOND)
 
 
-@pytest.mark.parametrize("step", [step for step in IngestStep if step is not IngestStep.WAITING])
+_OFTEN = (IngestStep.STAGED, IngestStep.COMMITTING)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(step, marks=() if step in _OFTEN else pytest.mark.soak)
+        for step in IngestStep
+        if step is not IngestStep.WAITING
+    ],
+)
 def test_an_ingest_that_is_killed(scene: IngestScene, step: IngestStep) -> None:
     path = _prepared(scene)
     before = scene.files_in_lake()
@@ -67,7 +77,7 @@ def _sessions(database: Database) -> int:
     return int(rows[0][0])
 
 
-@pytest.mark.parametrize("cuts", [8, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("cuts", [4, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_a_connection_that_breaks(scene: IngestScene, cuts: int) -> None:
     """At each of the last messages, or of all: the ingest knows whether it has landed, or says that it does not."""
     _prepared(scene)
@@ -179,7 +189,7 @@ CREATE TRIGGER with_the_model AFTER UPDATE ON modak.op_log FOR EACH ROW
 """
 
 
-@pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=pytest.mark.soak)])
 def test_every_read_is_one_state(retention_tables: RetentionTables, database: Database, rounds: int) -> None:
     """Beside writers, folds, merges and an advance of the cut-line, over partitions that it has passed and over ones
     that are gone."""
