@@ -21,6 +21,7 @@ from benchmarks import (
     bench_commits,
     bench_conversion,
     bench_copy,
+    bench_ingest,
     bench_lag,
     bench_memory,
     bench_read,
@@ -35,7 +36,7 @@ from benchmarks.pumping import BenchmarkFailed, Profiling
 from benchmarks.scene import ROOT, BenchmarkMirror, BenchmarkScene
 from mirror_pump.testing.program import ProgramFailed
 
-USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "schema")
+USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "schema", "ingest")
 BENCHMARKS = (*USUAL, "conversion", "cluster")
 """conversion and cluster only when they are named: the one's table takes minutes to make, the other is about machines
 that are not there."""
@@ -78,7 +79,12 @@ class Suite:
                 with self._guarded(name), self._mirror(f"bench_{name}", rows) as mirror:
                     self._register(mirror)
                     self._measure(name, benchmark, mirror)
-        for name, bench in (("seam", bench_seam), ("retire", bench_retire), ("conversion", bench_conversion)):
+        for name, bench in (
+            ("seam", bench_seam),
+            ("retire", bench_retire),
+            ("ingest", bench_ingest),
+            ("conversion", bench_conversion),
+        ):
             if name in self._chosen:
                 fill = partial(bench.fill, rows=bench.rows_at(self._options))
                 with self._guarded(name), self._mirror(f"bench_{name}", 0, fill) as mirror:

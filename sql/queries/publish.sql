@@ -64,6 +64,10 @@ SELECT leader_epoch, applied_lsn, publish_id, streams,
        ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int AS timeline
   FROM modak.mirror_slots WHERE slot_name = %(slot)s FOR UPDATE;
 
+-- name: timeline
+-- The timeline of the server, as in lock_slot.
+SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int;
+
 -- name: touch_table
 -- A sweep (mirror_pump/ops/maintenance/sweep.py) may have deleted files that waited too long to be published: data files older
 -- than the last sweep's limit, and metadata files that were staged more than 20 minutes ago.

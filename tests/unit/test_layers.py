@@ -88,6 +88,7 @@ _ROOMS = {
         "status": {"setup", "maintenance"},
         "retain": {"maintenance"},
         "register": {"retain"},
+        "ingest": set[str](),
         "resync": {"register"},
         "verify": {"duckdb", "status"},
         "reads": {"setup", "duckdb", "status", "verify"},

@@ -132,6 +132,71 @@ def verify_progress() -> Iterator[Callable[[ComparisonProgress], None]]:
         yield show
 
 
+class FileProgress(Protocol):
+    """What is shown of an ingest (mirror_pump.ops.ingest.ingest_request.IngestProgress)."""
+
+    @property
+    def step(self) -> str: ...
+    @property
+    def table(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def bytes_done(self) -> int: ...
+    @property
+    def bytes_total(self) -> int: ...
+    @property
+    def waits_for(self) -> str: ...
+
+
+@contextmanager
+def ingest_progress() -> Iterator[Callable[[FileProgress], None]]:
+    """Yields a function that shows the progress of an ingest: a bar on a terminal, else occasional log lines."""
+    if not sys.stderr.isatty():
+        yield _IngestLines().show
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[step]}", markup=False),
+        TextColumn("{task.fields[rows]} rows"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=stderr(), transient=True) as progress:
+        bar = progress.add_task("", total=None, step="", rows="0")
+
+        def show(known: FileProgress) -> None:
+            step = f"{known.step} ({known.waits_for})" if known.waits_for else str(known.step)
+            progress.update(
+                bar,
+                description=known.table,
+                completed=known.bytes_done,
+                total=known.bytes_total or None,
+                step=step,
+                rows=count_text(known.rows),
+            )
+
+        yield show
+
+
+class _IngestLines:
+    """Logs an ingest when its step changes, and every LOG_INTERVAL while rows are read."""
+
+    def __init__(self) -> None:
+        self._log = get_logger("ingest")
+        self._step = ""
+        self._at = 0.0
+
+    def show(self, known: FileProgress) -> None:
+        now = time.monotonic()
+        if known.step == self._step and now - self._at < LOG_INTERVAL:
+            return
+        self._step, self._at = str(known.step), now
+        waits = {"waits_for": known.waits_for} if known.waits_for else {}
+        self._log.info("ingest", table=known.table, step=str(known.step), rows=known.rows, **waits)
+
+
 class _Lines:
     """Logs a table when its state changes, and every LOG_INTERVAL while chunks arrive."""
 

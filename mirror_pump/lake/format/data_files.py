@@ -194,6 +194,11 @@ class DataFileWriter:
         self._written = self._describe(footer, size)
 
     @property
+    def path(self) -> str:
+        """URI of the file, which is there once the block has ended without error."""
+        return self._path
+
+    @property
     def written(self) -> WrittenFile:
         """The file's description. Raises RuntimeError before the block has ended without error."""
         if self._written is None:

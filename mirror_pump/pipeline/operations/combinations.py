@@ -14,6 +14,7 @@ from mirror_pump.pipeline.operations.change_columns import ChangeColumns
 from mirror_pump.pipeline.operations.copy_again import CopyAgain
 from mirror_pump.pipeline.operations.fill_columns import FillColumns
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
+from mirror_pump.pipeline.operations.ingest_files import IngestFiles
 from mirror_pump.pipeline.operations.operation import Operation
 from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
@@ -33,6 +34,7 @@ TableOperation: TypeAlias = (
     | RewriteFiles
     | ApplyStream
     | FoldCorrections
+    | IngestFiles
     | RefreshArchive
     | AddChunks
 )
@@ -52,6 +54,7 @@ ORDER: tuple[type[Operation], ...] = (
     RewriteFiles,
     ApplyStream,
     FoldCorrections,
+    IngestFiles,
     RefreshArchive,
     AddChunks,
 )
@@ -76,10 +79,11 @@ COMBINATIONS: Mapping[frozenset[type[Operation]], str] = {
 """The pairs of operations that may be combined, and why. More than two may be combined if every pair of them may, and
 none occurs twice.
 
-All others come alone. RestartCopy, RewriteFiles, AdvanceCutline, FoldCorrections and RefreshArchive were computed
-independently of the stream. They may be refused, which must not hold up anything else. AddChunks and CopyAgain are not
-combined, because the chunks would belong to the registration that CopyAgain ends. AdvanceCutline and ApplyStream are
-not combined, because segments that were decoded under the old cut-line must not be published under the new one."""
+All others come alone. RestartCopy, RewriteFiles, AdvanceCutline, FoldCorrections, IngestFiles and RefreshArchive were
+computed independently of the stream. They may be refused, which must not hold up anything else. AddChunks and CopyAgain
+are not combined, because the chunks would belong to the registration that CopyAgain ends. AdvanceCutline and
+ApplyStream are not combined, because segments that were decoded under the old cut-line must not be published under the
+new one."""
 
 
 def arranged(operations: Iterable[Operation]) -> tuple[Operation, ...]:

@@ -12,6 +12,7 @@ from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.replacement import EveryFile, FilesAbove
 from mirror_pump.lake.commit.row_delta import BackdatedFile, Replacement
+from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.model import Lsn, MirroredTable, TableState
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.segments import SegmentChange
@@ -30,6 +31,8 @@ class TablePlan:
     """In stream order."""
     backdated: tuple[BackdatedFile, ...] = ()
     """Copied files with their data sequence numbers."""
+    positions: tuple[WrittenFile, ...] = ()
+    """Position-delete files that were written before, for rows of files that the table has."""
     replaces: Replacement | None = None
     """The existing files that the same snapshot removes."""
     raw_text_columns: frozenset[int] = frozenset()

@@ -399,7 +399,7 @@ def _row_delta(
         segments=segments,
         backdated=plan.backdated,
         replaces=plan.replaces,
-        positions=encoded.positions,
+        positions=(*encoded.positions, *plan.positions),
         schema=schema,
         summary=summary,
     )

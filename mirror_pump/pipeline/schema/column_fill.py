@@ -19,10 +19,10 @@ is exact for these reasons:
   so no rewrite of the heap concerns them.
 - Corrections get the value in the transaction of the command (modak.complete_corrections), under the lock that keeps
   writers out. Later corrections name every column. So modak.delta always matches what the heap's rows would be.
-- Below the cut-line the main branch changes by folds only, and neither a fold nor an advance of the cut-line lands in a
-  table that is not live. A fold that was written before the command and lands before its publish adds a file that lacks
-  the column and holds older rows: this file is filled. A later fold is refused (may_fold), even if the fill is complete
-  by then.
+- Below the cut-line the main branch changes by folds and ingests only, and neither of these nor an advance of the
+  cut-line lands in a table that is not live. A fold that was written before the command and lands before its publish
+  adds a file that lacks the column and holds older rows: this file is filled. A later fold is refused (may_fold), even
+  if the fill is complete by then. An ingest is refused from the command on until the mirror has followed.
 - The published snapshot stays unchanged until the fill is complete, and lacks the column in every row. A read across
   the cut-line uses the heap's columns, and gives rows of such a published snapshot the value (Column.initial,
   modak.initial_values). The publish that makes the table live replaces the published snapshot by one of the main

@@ -347,9 +347,9 @@ class PumpSession:
         """Move the cut-line in its own publish, so that a refused advance holds up nothing else.
 
         Invariant: published stream changes were decoded under the current cut-line, so that below the cut-line the
-        main branch changes by folds only. Segments in tasks and in the inbox were decoded under the old cut-line. They
-        are discarded with this session, and the next session receives them again from the frontier. No segment concerns
-        a tiered table, so the session goes on after an advance of its cut-line.
+        main branch changes by folds and ingests only. Segments in tasks and in the inbox were decoded under the old
+        cut-line. They are discarded with this session, and the next session receives them again from the frontier. No
+        segment concerns a tiered table, so the session goes on after an advance of its cut-line.
         """
         if not work.answer.set_running_or_notify_cancel():
             return

@@ -23,6 +23,7 @@ from mirror_pump.pipeline.operations.combinations import COMBINATIONS, ORDER, Ta
 from mirror_pump.pipeline.operations.copy_again import CopyAgain
 from mirror_pump.pipeline.operations.fill_columns import FillColumns
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
+from mirror_pump.pipeline.operations.ingest_files import IngestFiles
 from mirror_pump.pipeline.operations.operation import Operation, Recording, TablePlan
 from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
@@ -48,6 +49,7 @@ from tests.unit.pipeline.operations_support import (
 REWRITE = FileRewrite((written_file("deletes"),), frozenset(), frozenset(), {}, 4, complete=True)
 CHUNK = CopiedChunk(TABLE.generation, 5, 10, written_file("chunk"), frozenset({9}))
 FOLD = FoldCorrections(segment("folded"), (("1", 8),), cut=100)
+INGEST = IngestFiles("1", (written_file("old rows"),), (written_file("replaced"),), 100, (), frozenset({9}))
 BOUNDS = PartitionBounds(1, 10, 20)
 EACH: dict[type[Operation], Operation] = {
     AdvanceCutline: AdvanceCutline("p0", 200),
@@ -60,6 +62,7 @@ EACH: dict[type[Operation], Operation] = {
     RewriteFiles: RewriteFiles(REWRITE),
     ApplyStream: ApplyStream((segment("a"),)),
     FoldCorrections: FOLD,
+    IngestFiles: INGEST,
     RefreshArchive: RefreshArchive(),
     AddChunks: AddChunks((CHUNK,)),
 }
@@ -129,6 +132,7 @@ def test_every_operation_names_the_files_that_were_written_for_it() -> None:
         RewriteFiles: ("file:///lake/deletes",),
         ApplyStream: ("file:///lake/a",),
         FoldCorrections: ("file:///lake/folded",),
+        IngestFiles: ("file:///lake/old rows", "file:///lake/replaced"),
         AddChunks: ("file:///lake/chunk",),
     }
 

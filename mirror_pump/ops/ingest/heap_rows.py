@@ -1,0 +1,51 @@
+"""Rows that PostgreSQL itself stores: kept in files of CSV until the ingest's transaction copies them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+_PART = 1 << 20
+
+
+def csv_bytes(table: pa.Table) -> bytes:
+    """Rows of strings as COPY ... (FORMAT csv) reads them: values in quotes, NULL as an empty field without."""
+    sink = pa.BufferOutputStream()
+    pacsv.write_csv(table, sink, pacsv.WriteOptions(include_header=False, quoting_style="all_valid"))
+    return bytes(sink.getvalue())
+
+
+class HeapRows:
+    """Rows of strings in a temporary file, which is gone when it is closed. Used by one thread at a time."""
+
+    def __init__(self, names: Sequence[str], directory: str) -> None:
+        self._names = list(names)
+        self._directory = directory
+        self._file: IO[bytes] | None = None
+        self.rows = 0
+
+    def add(self, table: pa.Table) -> None:
+        """Appends rows with the columns `names`, all strings."""
+        if not table.num_rows:
+            return
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 - closed by close()
+        self._file.write(csv_bytes(table.select(self._names)))
+        self.rows += table.num_rows
+
+    def parts(self) -> Iterator[bytes]:
+        """The rows, from the first one on."""
+        if self._file is None:
+            return
+        self._file.flush()
+        self._file.seek(0)
+        while part := self._file.read(_PART):
+            yield part
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

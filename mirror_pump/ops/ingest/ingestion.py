@@ -1,0 +1,310 @@
+"""Ingests files into a table: rows below the cut-line go to the lake, the others to the heap, all at once.
+
+The main thread cuts the files into batches. Threads convert these and write data files; Arrow does most of that without
+Python's lock. Nothing is sent to Spark, which takes as long to start as some millions of rows take to ingest. Then one
+transaction makes everything visible (mirror_pump.ops.ingest.ingest_commit).
+
+Memory: some batches, and a row group of the data file of each thread. The keys of all rows, and the rows of the heap,
+are in temporary files, in the directory that TMPDIR names.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import partial
+from queue import SimpleQueue
+
+import psycopg
+
+from mirror_pump.config import Settings
+from mirror_pump.errors import MirrorPumpError, OutcomeUnknown, TableError, UsageError
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.key_index.packed_keys import KeyPacking
+from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.model import MirroredTable, TableState
+from mirror_pump.ops.ingest.existing_rows import ExistingRows
+from mirror_pump.ops.ingest.ingest_commit import IngestCommit
+from mirror_pump.ops.ingest.ingest_journal import IngestJournal, has_landed
+from mirror_pump.ops.ingest.ingest_request import (
+    IngestOutcome,
+    IngestProgress,
+    IngestRequest,
+    IngestStep,
+    Observe,
+    OnError,
+)
+from mirror_pump.ops.ingest.ingested_keys import IngestedKeys
+from mirror_pump.ops.ingest.input_pieces import Batches, IngestInput
+from mirror_pump.ops.ingest.lake_writer import LakeFiles
+from mirror_pump.ops.ingest.row_division import RowDivision
+from mirror_pump.ops.ingest.row_lanes import LaneOutput, RejectFile, RowLane
+from mirror_pump.ops.ingest.staged_rows import CommittedRows, StagedRows
+from mirror_pump.pipeline.lake_storage import lake_storage, refresh_profiles
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import PgConnection, connect, is_connection_loss, source_errors
+from mirror_pump.source.relations.relations import resolve_name
+
+_APPLICATION = "mirror-pump-ingest"
+
+
+def ingest(settings: Settings, request: IngestRequest, observe: Observe = lambda _: None) -> IngestOutcome:
+    """Ingests files into a table. `observe` is called in the caller's thread, except for steps of the lanes.
+
+    Raises UsageError for files and columns that do not fit, RowRefused for a row that the table cannot hold,
+    TableError, LakeError and SourceError; nothing was ingested then. Raises OutcomeUnknown if the connection was lost
+    during COMMIT, and the server cannot be asked what became of it.
+    """
+    if (request.on_error is OnError.SKIP) != (request.rejects is not None):
+        raise UsageError("--on-error skip and --rejects FILE go together", "rows that are left out are written to FILE")
+    storage = lake_storage(settings)
+    with (
+        source_errors(f"ingesting into {request.table}"),
+        connect(settings.require_dsn(), autocommit=True, application_name=_APPLICATION) as connection,
+    ):
+        refresh_profiles(storage, connection)
+        return _Ingestion(settings, request, storage, connection, observe).run()
+
+
+class _Ingestion:
+    """One ingest."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        request: IngestRequest,
+        storage: StorageOptions,
+        connection: PgConnection,
+        observe: Observe,
+    ) -> None:
+        self._settings = settings
+        self._request = request
+        self._storage = storage
+        self._connection = connection
+        self._observe = observe
+        self._began = time.monotonic()
+        self._written_since = time.time()
+        self._input = IngestInput(request, storage)
+        self._table = _load(connection, request.table)
+        self._division = RowDivision.read(connection, self._table)
+        self._target = self._input.target(connection, self._table)
+        self._journal = IngestJournal(connection, self._table.table_id)
+        self._progress = IngestProgress(IngestStep.READING, str(self._table.name), bytes_total=self._input.size)
+        self._lanes: list[RowLane] = []
+        self._commit: IngestCommit | None = None
+
+    def run(self) -> IngestOutcome:
+        with ExitStack() as closing:
+            directory = tempfile.mkdtemp(prefix="mirror-pump-ingest-")
+            closing.callback(shutil.rmtree, directory, ignore_errors=True)
+            rejects = self._rejects(closing)
+            output = self._output(directory, rejects)
+            if output.keys is not None:
+                closing.callback(output.keys.close)
+            closing.callback(self._close_lanes)
+            if output.lake is not None:
+                self._journal.begin([file.name for file in self._input.files])
+            try:
+                if output.lake is not None:
+                    self._journal.undo_others(self._storage)
+                self._read(output)
+                committed = self._land(output) if output.lake is not None else None
+            except BaseException as error:
+                if output.lake is not None:
+                    committed = self._after(error)
+                else:
+                    raise
+        return self._outcome(output, committed, rejects)
+
+    def _rejects(self, closing: ExitStack) -> RejectFile:
+        path = self._request.rejects
+        if path is None:
+            return RejectFile(self._request.on_error, lambda _: None)
+        try:
+            stream = closing.enter_context(path.open("wb"))
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error}") from error
+        return RejectFile(self._request.on_error, stream.write)
+
+    def _output(self, directory: str, rejects: RejectFile) -> LaneOutput:
+        table, schema = self._table, LakeSchema.of_table(self._table)
+        dry, to_lake = self._request.dry_run, self._division.cut is not None
+        packing = KeyPacking.of(schema, os.urandom(16))
+        if packing is None and to_lake:
+            raise TableError(f"{table.name} has a key of a type that cannot be looked up", "ingest by COPY")
+        keys = None
+        if to_lake and not dry:
+            assert packing is not None
+            keys = IngestedKeys(directory, packing.words)
+        return LaneOutput(
+            target=self._target,
+            division=self._division,
+            rejects=rejects,
+            directory=directory,
+            connect=partial(connect, self._settings.require_dsn(), autocommit=True, application_name=_APPLICATION),
+            lake=None if dry else LakeFiles(schema, table.location, self._storage, self._journal.note),
+            packing=packing,
+            keys=keys,
+        )
+
+    def _read(self, output: LaneOutput) -> None:
+        """Reads all files. The first error ends it; of several, the one that comes first in the input."""
+        workers = max(self._request.workers, 1)
+        free: SimpleQueue[RowLane] = SimpleQueue()
+        self._lanes = [RowLane(output) for _ in range(workers)]
+        for lane in self._lanes:
+            free.put(lane)
+        running: deque[Future[tuple[int, int]]] = deque()
+        self._observe(self._progress)
+        with ThreadPoolExecutor(workers, thread_name_prefix="ingest") as pool:
+            try:
+                for batches in self._input.pieces(self._target):
+                    running.append(pool.submit(_through_lane, free, batches))
+                    if len(running) > 2 * workers:
+                        self._note(*running.popleft().result())
+                while running:
+                    self._note(*running.popleft().result())
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        for lane in self._lanes:
+            lane.finish()
+            lane.end_session()
+
+    def _note(self, rows: int, stored: int) -> None:
+        known = self._progress
+        self._progress = IngestProgress(
+            known.step, known.table, known.rows + rows, known.bytes_done + stored, known.bytes_total
+        )
+        self._observe(self._progress)
+
+    def _land(self, output: LaneOutput) -> CommittedRows:
+        """Makes all rows visible, in one transaction."""
+        rows = self._staged(output)
+        commit = self._commit = IngestCommit(
+            self._connection, self._settings.slot, self._storage, rows, self._request.on_conflict, self._report
+        )
+        if rows.keys is not None:
+            twins = rows.keys.finish()
+            if twins:
+                shown = "; ".join(commit.key_text(first) for first, _ in twins)
+                raise TableError(
+                    f"several rows of the input have the same key of {self._table.name}: {shown}",
+                    "nothing was ingested: leave all but one of them out",
+                )
+        return commit.run()
+
+    def _staged(self, output: LaneOutput) -> StagedRows:
+        lake = output.lake
+        assert lake is not None
+        files = tuple(lake.written[number] for number in sorted(lake.written))
+        rows = StagedRows(
+            op_id=self._journal.op_id,
+            target=self._target,
+            division=self._division,
+            heap=[lane.heap for lane in self._lanes],
+            files=files,
+            paths=lake.paths,
+            raw_text_columns=frozenset(lake.raw_text_columns),
+            written_since=self._written_since,
+        )
+        if not files:
+            return rows
+        assert output.keys is not None
+        assert output.packing is not None
+        assert self._table.tier is not None
+        tier = next(field for field in lake.schema.fields if field.name == self._table.tier.column)
+        rows.keys, rows.packing = output.keys, output.packing
+        rows.existing = ExistingRows(
+            lake.schema, output.packing, self._storage, tier, output.keys, files, max(self._request.workers, 1)
+        )
+        return rows
+
+    def _report(self, step: IngestStep, text: str) -> None:
+        known = self._progress
+        self._progress = IngestProgress(step, known.table, known.rows, known.bytes_done, known.bytes_total, text)
+        self._observe(self._progress)
+
+    def _after(self, error: BaseException) -> CommittedRows:
+        """What became of an ingest that ended with an error. Raises it unless the ingest has landed."""
+        for lane in self._lanes:
+            with suppress(MirrorPumpError, OSError):
+                lane.abandon(error)
+        commit = self._commit
+        if (
+            commit is not None
+            and commit.may_have_landed
+            and isinstance(error, psycopg.Error)
+            and is_connection_loss(error)
+        ):
+            landed = self._asked(error)
+            if landed:
+                return commit.landed()
+        files = [*self._journal.files, *(commit.written if commit is not None else ())]
+        if not self._connection.closed and not self._connection.broken:
+            with suppress(psycopg.Error):
+                self._journal.undo(self._storage)
+        discard(files, self._storage)
+        raise error
+
+    def _asked(self, error: BaseException) -> bool:
+        """Whether the ingest has landed, by another connection."""
+        try:
+            with connect(self._settings.require_dsn(), autocommit=True, application_name=_APPLICATION) as connection:
+                return has_landed(connection, self._journal.op_id)
+        except (MirrorPumpError, psycopg.Error) as again:
+            raise OutcomeUnknown(
+                f"the connection was lost during COMMIT, and the server cannot be asked what became of it: {again}",
+                f"modak.op_log says so in the row {self._journal.op_id}: phase `done`, or else the next ingest removes"
+                " the files",
+            ) from error
+
+    def _close_lanes(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+
+    def _outcome(self, output: LaneOutput, committed: CommittedRows | None, rejects: RejectFile) -> IngestOutcome:
+        lake_rows, heap_rows = sum(lane.lake_rows for lane in self._lanes), sum(lane.heap_rows for lane in self._lanes)
+        return IngestOutcome(
+            table=str(self._table.name),
+            op_id="" if committed is None else self._journal.op_id,
+            rows=lake_rows + heap_rows,
+            lake_rows=lake_rows,
+            heap_rows=heap_rows,
+            corrected=0 if committed is None else committed.corrected,
+            replaced=None if committed is None else committed.replaced,
+            rejected=rejects.rows,
+            files=0 if output.lake is None else len(output.lake.written),
+            seconds=time.monotonic() - self._began,
+        )
+
+
+def _through_lane(free: SimpleQueue[RowLane], batches: Batches) -> tuple[int, int]:
+    """Parses one piece of the input in a free lane. Returns its rows, and the bytes of files that it took."""
+    lane = free.get()
+    try:
+        rows = stored = 0
+        for batch in batches():
+            rows += lane.take(batch)
+            stored += batch.stored_bytes
+        return rows, stored
+    finally:
+        free.put(lane)
+
+
+def _load(connection: PgConnection, name: str) -> MirroredTable:
+    """The table, if rows can be ingested into it."""
+    resolved, table_id = resolve_name(connection, name)
+    table = load_table(connection, table_id)
+    if table is None:
+        raise TableError(f"{resolved} is not registered", "register it first, or use COPY")
+    if table.state is not TableState.LIVE:
+        raise TableError(
+            f"{resolved} is {table.state.value}, not live", "`mirror-pump status` says why; ingest when it is live"
+        )
+    return table

@@ -1,0 +1,106 @@
+"""Has PostgreSQL read the values of some columns, by COPY into a temporary table, and print them again.
+
+The temporary table has the table's types, defaults, generated columns, NOT NULL and CHECK constraints, as far as they
+concern these columns. So what comes back is what an INSERT would have stored, and what it would refuse is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from mirror_pump.ops.ingest.heap_rows import csv_bytes
+from mirror_pump.ops.ingest.target_columns import IngestTarget
+from mirror_pump.quoting import identifier, literal
+from mirror_pump.source.connect import PgConnection
+
+_NUMBER = "mirror_pump_row"
+
+
+class PostgresValues:
+    """One connection and its temporary tables. Used by one thread at a time."""
+
+    def __init__(self, connect: Callable[[], PgConnection], target: IngestTarget) -> None:
+        """`connect` returns a connection in autocommit mode. It is opened when it is first needed."""
+        self._connect = connect
+        self._connection: PgConnection | None = None
+        self._target = target
+        self._stages: dict[frozenset[str], str] = {}
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with suppress(psycopg.Error):
+                self._connection.close()
+
+    def read(self, names: frozenset[str], given: Mapping[str, pa.Array], rows: int) -> dict[str, pa.Array]:
+        """The texts of the columns `names` of some rows, as PostgreSQL prints them. `given`: texts of those columns
+        that the input has. Raises psycopg.Error if PostgreSQL refuses a row."""
+        if self._connection is None:
+            self._connection = self._connect()
+        stage = self._stages.get(names)
+        if stage is None:
+            stage = self._stages[names] = self._make_stage(self._connection, names, len(self._stages))
+        columns = [name for name in names if name in given]
+        table = pa.table(
+            [pa.array(np.arange(rows)).cast(pa.string()), *(given[name] for name in columns)], [_NUMBER, *columns]
+        )
+        listed = ", ".join(identifier(name) for name in (_NUMBER, *columns))
+        ordered = sorted(names)
+        printed = ", ".join(identifier(name) for name in ordered)
+        with self._connection.transaction(), self._connection.cursor() as cursor:
+            cursor.execute(f"TRUNCATE {stage}".encode())
+            with cursor.copy(f"COPY {stage} ({listed}) FROM STDIN (FORMAT csv)".encode()) as copy:
+                copy.write(csv_bytes(table))
+            rows_in_order = f"SELECT {printed} FROM {stage} ORDER BY {_NUMBER}"
+            with cursor.copy(f"COPY ({rows_in_order}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)".encode()) as copy:
+                content = b"".join(bytes(part) for part in copy)
+        return _parsed(content, ordered)
+
+    def _make_stage(self, connection: PgConnection, names: frozenset[str], number: int) -> str:
+        """Makes the temporary table for a set of columns. Returns its name."""
+        stage = f"pg_temp.mirror_pump_{number}"
+        target = self._target
+        with connection.transaction():
+            connection.execute(
+                f"CREATE TEMP TABLE mirror_pump_{number} (LIKE {target.relation} INCLUDING DEFAULTS"
+                " INCLUDING CONSTRAINTS INCLUDING GENERATED)".encode()
+            )
+            dropped = [column for column in target.columns if column.name not in names]
+            # Generated columns first: others may depend on them no longer then.
+            for column in sorted(dropped, key=lambda column: not column.is_generated):
+                connection.execute(f"ALTER TABLE {stage} DROP COLUMN {identifier(column.name)}".encode())
+            for column in target.columns:
+                if column.name in names and column.sequence is not None and column.name not in target.given:
+                    default = f"nextval({literal(column.sequence)}::regclass)"
+                    connection.execute(
+                        f"ALTER TABLE {stage} ALTER COLUMN {identifier(column.name)} SET DEFAULT {default}".encode()
+                    )
+            connection.execute(f"ALTER TABLE {stage} ADD COLUMN {_NUMBER} int".encode())
+        return stage
+
+
+def _parsed(content: bytes, names: list[str]) -> dict[str, pa.Array]:
+    """The columns of what COPY TO has printed: a field in quotes is a value, an empty one without is NULL."""
+    if not content:
+        return {name: pa.array([], pa.string()) for name in names}
+    table = pacsv.read_csv(
+        pa.BufferReader(content),
+        pacsv.ReadOptions(column_names=names, use_threads=False, block_size=len(content) + 1),
+        pacsv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+        pacsv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+    return {name: _one(table.column(name)) for name in names}
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -1,0 +1,93 @@
+"""Cuts text files into blocks of whole lines, which threads then parse independently of each other.
+
+In CSV a line break within quotes does not end a row. Quotes come in pairs, so a line break is outside of them if an
+even number of quotes precedes it in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mirror_pump.errors import TableError
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.ops.ingest.ingest_request import RowPlace, RowRefused
+from mirror_pump.ops.ingest.input_files import InputFile, open_text
+
+BLOCK_BYTES = 8 << 20
+"""Bytes of decompressed text in a block. Parsed and converted it takes some five times as much, for each worker."""
+MOST_ROW_BYTES = 1 << 30
+"""The largest row. PostgreSQL's own limit is 1 GB."""
+
+_QUOTE, _NEWLINE = ord('"'), ord("\n")
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class TextBlock:
+    """Whole lines of a text file."""
+
+    file: InputFile
+    first_line: int
+    """Number of its first line in the file, from 1."""
+    data: bytes
+    stored_bytes: int
+    """Bytes of the file, as stored, that were read for this block."""
+
+
+def text_blocks(
+    file: InputFile, storage: StorageOptions, *, quoted: bool, block_bytes: int = BLOCK_BYTES
+) -> Iterator[TextBlock]:
+    """The blocks of a file. `quoted`: line breaks within quotes belong to their row.
+
+    Memory: some blocks; a row that is larger than a block makes its block larger. Raises TableError if the file cannot
+    be read or decompressed, or ends within quotes.
+    """
+    line = 1
+    rest = b""
+    began = 0
+    with open_text(file, storage) as (stream, stored):
+        while True:
+            piece = _read(stream, block_bytes, file)
+            if line == 1 and not rest:
+                piece = piece.removeprefix(_BOM)
+            data = rest + piece
+            end = len(data) if not piece else _end_of_rows(data, quoted=quoted)
+            if not piece and quoted and data.count(b'"') % 2:
+                raise RowRefused(
+                    RowPlace(file.number, line, file.name), "a quote that is opened in or after this line is not closed"
+                )
+            if end:
+                now = stored.tell()
+                yield TextBlock(file, line, data[:end], now - began)
+                began = now
+                line += data.count(b"\n", 0, end)
+            rest = data[end:]
+            if not piece:
+                return
+            if len(rest) > MOST_ROW_BYTES:
+                raise RowRefused(RowPlace(file.number, line, file.name), "the row has more than 1 GiB")
+
+
+def _read(stream: Any, size: int, file: InputFile) -> bytes:
+    try:
+        return bytes(stream.read(size))
+    except (OSError, pa.ArrowException) as error:
+        raise TableError(
+            f"{file.name} cannot be decompressed: {error}", "nothing was ingested; the file is damaged or cut off"
+        ) from error
+
+
+def _end_of_rows(data: bytes, *, quoted: bool) -> int:
+    """The index behind the last line break that ends a row; 0 if there is none. The data begin outside of quotes."""
+    if not quoted or b'"' not in data:
+        return data.rfind(b"\n") + 1
+    characters = np.frombuffer(data, np.uint8)
+    quotes = np.flatnonzero(characters == _QUOTE)
+    newlines = np.flatnonzero(characters == _NEWLINE)
+    outside = newlines[np.searchsorted(quotes, newlines) % 2 == 0]
+    return int(outside[-1]) + 1 if len(outside) else 0

@@ -1,0 +1,275 @@
+"""Rows of the heap and of the lake become visible together or not at all, whatever happens to the ingest, the cut-line,
+the files of the lake, corrections, and readers meanwhile."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mirror_pump.errors import MirrorPumpError, OutcomeUnknown
+from mirror_pump.ops.ingest.ingest_request import IngestStep, OnConflict
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import duckdb_connection
+from mirror_pump.testing.mirror import Mirror, Steps, await_true
+from tests.support.events_table import EventsTable, RetentionTables, delete, upsert
+from tests.support.ingest_scene import IngestScene, csv_text
+from tests.support.killed_ingest import die_at
+from tests.support.message_proxy import MessageProxy
+from tests.support.pipeline import in_thread, writing
+
+NAMES = ("at", "id", "n", "v")
+FIRST = [(at, 1, 1, "first") for at in range(0, 40, 4)] + [(210, 500, 1, "first")]
+SECOND = [(at, 1, 2, "second") for at in range(20, 60, 4)] + [(210, 500, 2, "second"), (333, 501, 2, "second")]
+
+
+def _prepared(scene: IngestScene) -> str:
+    """Rows in the lake and the heap, two of which have a correction; and a file that replaces some of each."""
+    scene.ingest(scene.csv("first.csv", FIRST))
+    scene.into_model(FIRST)
+    with scene.database.connect(autocommit=False) as connection:
+        upsert(connection, 24, 1, "corrected")
+        delete(connection, 28, 1)
+    scene.assert_exact()
+    return scene.csv("second.csv", SECOND)
+
+
+_OFTEN = (IngestStep.STAGED, IngestStep.COMMITTING)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(step, marks=() if step in _OFTEN else pytest.mark.soak)
+        for step in IngestStep
+        if step is not IngestStep.WAITING
+    ],
+)
+def test_an_ingest_that_is_killed(scene: IngestScene, step: IngestStep) -> None:
+    path = _prepared(scene)
+    before = scene.files_in_lake()
+    die_at(scene.mirror.settings, step, "events", path)
+    landed = step is IngestStep.COMMITTED
+    await_true(lambda: _sessions(scene.database) == 0, 30, "the session of the killed ingest has ended")
+    if landed:
+        scene.into_model(SECOND)
+    scene.assert_exact()
+    assert scene.phases()[-1] == ("done" if landed else "writing")
+    # The next ingest removes what the other one left, and is not disturbed by it.
+    outcome = scene.ingest(path)
+    assert outcome.replaced == (10 if landed else 4)
+    scene.into_model([] if landed else SECOND)
+    scene.assert_exact()
+    assert sorted(scene.phases()[1:]) == (["done", "done"] if landed else ["done", "undone"])
+    if not landed:
+        added = {name for name in scene.files_in_lake() - before if not name.endswith("-positions.parquet")}
+        assert len(added) == outcome.files
+
+
+def _sessions(database: Database) -> int:
+    rows = database.rows(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name ="
+        " 'mirror-pump-ingest'"
+    )
+    return int(rows[0][0])
+
+
+@pytest.mark.parametrize("cuts", [4, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_a_connection_that_breaks(scene: IngestScene, cuts: int) -> None:
+    """At each of the last messages, or of all: the ingest knows whether it has landed, or says that it does not."""
+    _prepared(scene)
+    proxy = MessageProxy(scene.database.dsn, b"pg_advisory_lock")
+    scene.mirror = scene.mirror.with_options(dsn=proxy.proxied)
+    direct = IngestScene(scene.database, scene.directory, scene.mirror.with_options(dsn=scene.database.dsn), NAMES)
+
+    def rows(number: int) -> list[tuple[object, ...]]:
+        return [(at, 1 if at < 200 else 500, number, f"cut at {number}") for at in (20, 24, 100, 210)]
+
+    try:
+        # The second one finds the same corrections as all others after it.
+        for number in (-2, -1):
+            proxy.cut_at(10_000)
+            scene.ingest(scene.csv("cut.csv", rows(number)))
+            direct.into_model(rows(number))
+        total = len(proxy.passed)
+        landings = 0
+        for number in range(max(total - cuts, 0), total):
+            proxy.cut_at(number)
+            try:
+                scene.ingest(scene.csv("cut.csv", rows(number)))
+                landed = True
+            except OutcomeUnknown:
+                landed = direct.phases()[-1] == "done"
+            except MirrorPumpError:
+                landed = False
+            proxy.cut_at(None)
+            landings += landed
+            if landed:
+                direct.into_model(rows(number))
+            direct.assert_exact()
+            # The next one has nothing to undo, which would take more messages.
+            direct.database.execute("UPDATE modak.op_log SET phase = 'undone' WHERE phase = 'writing'")
+        assert proxy.cuts
+        assert landings, "the answer to COMMIT was among the messages that did not arrive"
+    finally:
+        proxy.close()
+
+
+def test_what_changes_while_an_ingest_looks(scene: IngestScene) -> None:
+    """A correction that is older than the commit does not win, and a younger one does; so does another ingest."""
+    path = _prepared(scene)
+    rounds: list[int] = []
+
+    def disturb(step: IngestStep) -> None:
+        if step is IngestStep.LOOKING and not rounds:
+            rounds.append(1)
+            with scene.database.connect(autocommit=False) as connection:
+                upsert(connection, 48, 1, "older than the commit")
+                upsert(connection, 52, 1, "older than the commit")
+            scene.mirror.catch_up()
+            other = IngestScene(scene.database, scene.directory, scene.mirror, NAMES)
+            other.ingest(other.csv("between.csv", [(56, 1, 9, "between"), (57, 1, 9, "between")]))
+            other.into_model([(57, 1, 9, "between")])
+
+    outcome = scene.ingest(path, on_step=disturb)
+    assert rounds
+    assert outcome.corrected >= 2
+    scene.into_model(SECOND)
+    scene.assert_exact()
+    with scene.database.connect(autocommit=False) as connection:
+        upsert(connection, 52, 1, "younger")
+    scene.assert_exact()
+    scene.mirror.with_options(fold_age=0.05).catch_up()
+    scene.assert_exact()
+
+
+def test_a_reader_that_pinned_before_is_waited_for(scene: IngestScene) -> None:
+    """Unless none of the rows is in the heap: then such a reader finds nothing of the ingest."""
+    path = _prepared(scene)
+    scene.database.execute("SELECT modak.pin('events', '5 minutes')")
+    scene.ingest(scene.csv("cold.csv", [(100, 9, 1, "cold")]))
+    scene.into_model([(100, 9, 1, "cold")])
+    assert not any(progress.step is IngestStep.WAITING for progress in scene.steps)
+
+    def release(step: IngestStep) -> None:
+        if step is IngestStep.WAITING:
+            scene.assert_exact()
+            scene.database.execute("DELETE FROM modak.read_pins")
+
+    scene.ingest(path, on_step=release)
+    assert any("pin" in progress.waits_for for progress in scene.steps)
+    scene.into_model(SECOND)
+    scene.assert_exact()
+
+
+def test_two_ingests_at_once(scene: IngestScene) -> None:
+    files = [
+        scene.csv(f"{number}.csv", [(at, number, number, "both") for at in (*range(50), *range(200, 250))])
+        for number in range(4)
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = list(pool.map(scene.ingest, files))
+    assert [outcome.lake_rows for outcome in outcomes] == [50] * 4
+    for number in range(4):
+        scene.into_model([(at, number, number, "both") for at in (*range(50), *range(200, 250))])
+    scene.assert_exact()
+
+
+# `done` is set in the transaction that makes the rows visible: so the model changes with them.
+_WITH_THE_MODEL = """
+CREATE TABLE coming (LIKE model);
+CREATE FUNCTION with_the_model() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  DELETE FROM public.model m USING public.coming c WHERE (m.at, m.id) = (c.at, c.id);
+  INSERT INTO public.model SELECT * FROM public.coming; RETURN NULL; END $$;
+CREATE TRIGGER with_the_model AFTER UPDATE ON modak.op_log FOR EACH ROW
+  WHEN (NEW.op_kind = 'ingest' AND NEW.phase = 'done') EXECUTE FUNCTION with_the_model()
+"""
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=pytest.mark.soak)])
+def test_every_read_is_one_state(retention_tables: RetentionTables, database: Database, rounds: int) -> None:
+    """Beside writers, folds, merges and an advance of the cut-line, over partitions that it has passed and over ones
+    that are gone."""
+    events = retention_tables.manual(fold_age=0.05, fold_rows=25, index_memory=1 << 24)
+    mirror, seed = events.mirror, random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    database.execute(_WITH_THE_MODEL)
+    stop = threading.Event()
+
+    def read(ended: threading.Event) -> None:
+        with duckdb_connection() as duckdb:
+            while not (ended.is_set() or stop.is_set()):
+                events.assert_exact(duckdb)
+
+    with mirror.pumping(Steps()) as running:
+        mirror.await_live("public.events")
+        events.advance(running)
+        database.execute("DROP TABLE p0")
+        scene = IngestScene(database, _inputs(mirror), mirror, ("at", "id", "n", "v", "big"))
+        with writing(database, events.write, seed), in_thread(read, "reader"):
+            for number in range(rounds):
+                if number == rounds // 2:
+                    events.advance(running)
+                rows = _random_rows(chance, number)
+                _corrections(database, chance)
+                _announce(database, rows)
+                outcome = scene.ingest(scene.csv("rows.csv", rows))
+                assert outcome.rows == len(rows)
+        events.assert_exact()
+    mirror.assert_sound()
+
+
+def _inputs(mirror: Mirror) -> Path:
+    return Path(mirror.settings.require_warehouse().removeprefix("file://")).parent / "input"
+
+
+def _random_rows(chance: random.Random, number: int) -> list[tuple[object, ...]]:
+    """Rows of all partitions, whose keys the writer does not use, and of which earlier rounds had some."""
+    keys = {(chance.randrange(300), 1000 + chance.randrange(6)) for _ in range(120)}
+    return [(at, key, number, f"round {number}", None) for at, key in keys]
+
+
+def _corrections(database: Database, chance: random.Random) -> None:
+    """Corrections of keys that are ingested, of which folds are then under way."""
+    for _ in range(6):
+        with database.connect(autocommit=False) as connection:
+            change = upsert if chance.random() < 0.7 else None
+            at, key = chance.randrange(300), 1000 + chance.randrange(6)
+            if change is None:
+                delete(connection, at, key)
+            else:
+                change(connection, at, key, "corrected")
+
+
+def _announce(database: Database, rows: list[tuple[object, ...]]) -> None:
+    """What the model gets in the transaction of the ingest."""
+    with database.connect(autocommit=False) as connection, connection.cursor() as cursor:
+        cursor.execute("TRUNCATE coming")
+        with cursor.copy("COPY coming FROM STDIN (FORMAT csv)") as copy:
+            copy.write(csv_text(rows))
+
+
+def test_an_ingest_into_partitions_that_the_cut_line_has_passed(
+    retention_tables: RetentionTables, database: Database
+) -> None:
+    """The heap's partition stays equal to the lake: its rows are written by PostgreSQL, and become corrections."""
+    events: EventsTable = retention_tables.manual(fold_age=0.05)
+    mirror = events.mirror
+    with mirror.pumping() as running:
+        mirror.await_live("public.events")
+        events.advance(running)
+        scene = IngestScene(database, _inputs(mirror), mirror, ("at", "id", "n", "v", "big"))
+        rows = [(at, 7000, 1, "ingested", None) for at in (5, 50, 150, 250)]
+        outcome = scene.ingest(scene.csv("a.csv", rows), on_conflict=OnConflict.REPLACE)
+        assert (outcome.lake_rows, outcome.heap_rows) == (0, 4)
+        with database.connect(autocommit=False) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+            with cursor.copy("COPY model FROM STDIN (FORMAT csv)") as copy:
+                copy.write(csv_text(rows))
+        events.assert_exact()
+        assert database.rows("SELECT count(*) FROM p0 WHERE id = 7000") == [(2,)]
+    mirror.assert_sound()
