@@ -296,10 +296,7 @@ class Stager:
         # rows are removed.
         if plan.forgets_index or row.rows_dropped:
             self._indexes.forget(request.table.table_id)
-        promised = (frontier, live) if row.mode is TableMode.MIRRORED else (None, None)
-        summary = _frontier_summary(plan, known, *promised, self._timeline, goes_live=live is not None)
-        if row.mode is TableMode.TIERED:
-            summary |= _position_summary(known, frontier, self._timeline)
+        summary = _own_summary(plan, known, row.mode, frontier, live, self._timeline)
         with StagedFiles(self._storage) as written:
             encoded = self._encoded(request.table, plan, known, row, written)
             staged = None
@@ -412,6 +409,16 @@ def _committed(known: LakeTable, change: RowDelta, row: Registration) -> StagedC
         keep=row.kept(known.metadata),
         rewrite_since=row.rewrite_since,
     )
+
+
+def _own_summary(
+    plan: TablePlan, known: LakeTable, mode: TableMode, frontier: Lsn | None, live: Lsn | None, timeline: int
+) -> dict[str, str]:
+    """Returns our own entries of the snapshot's summary. A tiered table is promised no frontier, but records it."""
+    if mode is TableMode.MIRRORED:
+        return _frontier_summary(plan, known, frontier, live, timeline, goes_live=live is not None)
+    summary = _frontier_summary(plan, known, None, None, timeline, goes_live=live is not None)
+    return summary | _position_summary(known, frontier, timeline)
 
 
 def _frontier_summary(
