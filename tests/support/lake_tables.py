@@ -128,7 +128,7 @@ class SmallTable:
     def _computed(self, plan: MergePlan | None) -> FileRewrite | None:
         if plan is None:
             return None
-        merged = (merge_files(plan.data),) if plan.data is not None else ()
+        merged = [merge_files(task) for task in plan.data]
         return merged_file_rewrite(
             plan, merged, merge_positions(plan.positions) if plan.positions is not None else None
         )

@@ -82,6 +82,14 @@ def add(app: typer.Typer) -> None:
                 help="With --heap-retention: detach partitions, which stay as tables, instead of dropping them",
             ),
         ] = False,
+        lake_partition: Annotated[
+            str | None,
+            typer.Option(
+                metavar="UNIT|WIDTH",
+                help="With --heap-retention: partition the lake table by the tier key: hour, day, month, year, of an"
+                " integer a width such as 1000000, or `width`: as the heap is",
+            ),
+        ] = None,
         profile: Annotated[
             str | None,
             typer.Option(metavar="NAME", help=r"Storage profile of the tables \[that of `profile set-default`]"),
@@ -112,8 +120,15 @@ def add(app: typer.Typer) -> None:
         choices = parse_choices(column or (), exclude_column or ())
         if heap_retention is None and (premake or width is not None or drop_grace is not None or detach):
             raise UsageError("--premake, --width, --drop-grace and --detach require --heap-retention")
+        if heap_retention is None and lake_partition is not None:
+            raise UsageError(
+                "--lake-partition requires --heap-retention: a plain mirrored table has no tier key to partition by",
+                "register it without --lake-partition; engines skip its files by the bounds of their columns",
+            )
         retention = (
-            None if heap_retention is None else RetentionWish(heap_retention, premake, width, drop_grace, detach)
+            None
+            if heap_retention is None
+            else RetentionWish(heap_retention, premake, width, drop_grace, detach, lake_partition)
         )
         settings = complete(settings)
         if dry_run:
