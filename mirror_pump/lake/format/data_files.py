@@ -120,6 +120,12 @@ def write_equality_deletes(
     return writer.written
 
 
+def require_schema(rows: pa.Table, schema: LakeSchema) -> None:
+    """Raises ValueError unless the rows have the schema's columns, in its order and with its exact types."""
+    if rows.schema.names != schema.arrow.names or rows.schema.types != schema.arrow.types:
+        raise ValueError(f"rows of schema\n{rows.schema}\ndo not fit a lake table of schema\n{schema.arrow}")
+
+
 @dataclass
 class _FloatStatistics:
     """Bounds and NaN count of a float column. Parquet's own statistics do not tell whether a column is free of NaN."""
@@ -185,8 +191,7 @@ class DataFileWriter:
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Appends rows. Raises ValueError if their schema differs, pyarrow's ArrowInvalid for a NULL key."""
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-        if table.schema.names != self._schema.arrow.names or table.schema.types != self._schema.arrow.types:
-            raise ValueError(f"rows of schema\n{table.schema}\ndo not fit a lake table of schema\n{self._schema.arrow}")
+        require_schema(table, self._schema)
         self._waiting.append(table)
         self._waiting_rows += table.num_rows
         self._waiting_bytes += table.nbytes
@@ -213,13 +218,8 @@ class DataFileWriter:
             footer = self._writer.writer.metadata
         self._written = self._describe(footer, size)
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Arrow data that is not written yet."""
-        return self._waiting_bytes
-
     def flush(self) -> None:
-        """Writes what is waiting as a row group."""
+        """Writes what waits in memory as a row group."""
         if self._waiting_rows:
             self._flush()
 

@@ -13,8 +13,10 @@ import pyarrow as pa
 
 from mirror_pump.lake.format.data_files import (
     ROW_GROUP_BYTES,
+    ROW_GROUP_ROWS,
     DataFileWriter,
     WrittenFile,
+    require_schema,
     write_data_file,
     write_equality_deletes,
 )
@@ -32,9 +34,14 @@ class PartitionedWriter:
     """Streams rows into data files, one for each lake partition; a context manager.
 
     `written` describes the files after the block has ended without error. If the block fails, no file remains. Rows of
-    one partition keep their order. Memory: one row group of all open files together, and one batch. Beyond
-    `open_files` partitions at a time, the file that was written to longest ago is closed, and a partition whose file is
-    closed gets another one: rows that come in the order of their partitions make one file each.
+    one partition keep their order.
+
+    Rows gather in memory, at most `gathered_bytes` of Arrow data or `gathered_rows`, before they are divided. Memory:
+    twice as much, and one batch. At most `open_files` files stay open from one time to the next. The one that was
+    written to longest ago is closed first, and its partition gets another file when it has more rows. So there are no
+    more files than partitions if rows come about in the order of their partitions, or have few; else up to one for each
+    partition each time that rows are divided. A writer of very many rows in no order can make that rarer by a larger
+    `gathered_bytes`.
     """
 
     def __init__(
@@ -45,7 +52,8 @@ class PartitionedWriter:
         partitioning: LakePartitioning | None,
         *,
         open_files: int = OPEN_FILES,
-        row_group_bytes: int = ROW_GROUP_BYTES,
+        gathered_rows: int = ROW_GROUP_ROWS,
+        gathered_bytes: int = ROW_GROUP_BYTES,
     ) -> None:
         """`partitioning` is the table's (MirroredTable.partitioning); None: all rows go to one file. `location`: root
         URI of the table's files."""
@@ -54,7 +62,11 @@ class PartitionedWriter:
         self._storage = storage
         self._partitioning = partitioning
         self._open_files = open_files
-        self._row_group_bytes = row_group_bytes
+        self._gathered_rows = gathered_rows
+        self._gathered_bytes = gathered_bytes
+        self._waiting: list[pa.Table] = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
         self._open: dict[PartitionTuple, DataFileWriter] = {}
         """In the order of the last writes, the longest ago first."""
         self._owned = StagedFiles(storage)
@@ -66,18 +78,21 @@ class PartitionedWriter:
         return self
 
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Appends rows. Raises the same errors as `DataFileWriter.write`."""
+        """Appends rows. Raises the same errors as `DataFileWriter.write`, some of them in a later call."""
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-        for partition, part in divided(table, self._schema, self._partitioning):
-            self._writer(partition).write(part)
-        if sum(writer.waiting_bytes for writer in self._open.values()) >= self._row_group_bytes:
-            max(self._open.values(), key=lambda writer: writer.waiting_bytes).flush()
+        require_schema(table, self._schema)
+        self._waiting.append(table)
+        self._waiting_rows += table.num_rows
+        self._waiting_bytes += table.nbytes
+        if self._waiting_rows >= self._gathered_rows or self._waiting_bytes >= self._gathered_bytes:
+            self._divide()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
             try:
+                self._divide()
                 while self._open:
                     self._close_oldest()
             except BaseException as failure:
@@ -94,6 +109,18 @@ class PartitionedWriter:
         if not self._done:
             raise RuntimeError("the files have no description yet: their block has not ended without error")
         return tuple(self._closed)
+
+    def _divide(self) -> None:
+        """Writes the waiting rows, a row group for each partition."""
+        if not self._waiting_rows:
+            return
+        rows = pa.concat_tables(self._waiting)
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+        for partition, part in divided(rows, self._schema, self._partitioning):
+            writer = self._writer(partition)
+            writer.write(part)
+            # A part refers to the memory of all rows.
+            writer.flush()
 
     def _writer(self, partition: PartitionTuple) -> DataFileWriter:
         """The partition's open file, which becomes the one that was written to last."""

@@ -30,7 +30,7 @@ from mirror_pump.lake.metadata.manifest_entries import (
     stored_entries,
 )
 from mirror_pump.lake.metadata.manifest_list import Manifest, encoded_list, with_line
-from mirror_pump.lake.metadata.partition_summaries import summaries_of, united
+from mirror_pump.lake.metadata.partition_summaries import Summaries, summaries_of, united
 from mirror_pump.lake.metadata.snapshot_summary import FileTally
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
@@ -234,8 +234,10 @@ class ManifestWriter:
         formats = formats_of(partition)
         cached: list[ManifestEntry] | None = []
         payloads: list[bytes] = []
+        summaries: list[Summaries | None] = []
         count = rows = 0
         for manifest in manifests:
+            summary = manifest.partitions
             if manifest.entries is None:
                 cached = None
                 unchanged = manifest.files[0] == manifest.files[2] == 0
@@ -244,6 +246,7 @@ class ManifestWriter:
                     stored = _stored(manifest, storage)[1]
                     payloads.extend(formats.entry(entry.encoded(partition)) for entry in stored)
                     count += len(stored)
+                    summary = summaries_of(partition, [entry.partition for entry in stored])
                 else:
                     count += raw[0]
                     payloads.append(raw[1])
@@ -251,8 +254,10 @@ class ManifestWriter:
                 entries = [existing(entry, manifest.sequence_number) for entry in manifest.entries]
                 payloads.extend(map(formats.entry, entries))
                 count += len(entries)
+                summary = summaries_of(partition, [entry.partition for entry in entries])
                 if cached is not None:
                     cached.extend(entries)
+            summaries.append(summary)
             rows += manifest.rows[0] + manifest.rows[1]
         minimum = min(manifest.min_sequence_number for manifest in manifests)
         location, length = self._encode(content, spec_id, partition, count, b"".join(payloads))
@@ -267,7 +272,7 @@ class ManifestWriter:
                 self.snapshot_id,
                 (0, count, 0),
                 (0, rows, 0),
-                united(partition, [manifest.partitions for manifest in manifests]),
+                united(partition, summaries),
                 entries=tuple(cached) if cached is not None and len(cached) <= HELD else None,
                 deletes=deletes,
             )

@@ -48,6 +48,8 @@ class RetentionPreview:
     """`dropped` or `detached`."""
     grace: str
     partitions: tuple[PartitionPreview, ...]
+    layout: str | None
+    """How the lake table is partitioned; None if it is not."""
 
 
 @dataclass(frozen=True)
@@ -156,10 +158,13 @@ def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -
         "detached" if plan.detach else "dropped",
         grace_text(plan.drop_grace),
         tuple(partitions),
+        None if plan.partitioning is None else f"{plan.partitioning.transform} of {tier.column}",
     )
 
 
 def _retention_lines(retention: RetentionPreview) -> Iterator[str]:
+    if retention.layout is not None:
+        yield f"  lake table: partitioned by {retention.layout}"
     behind = "the first row" if retention.newest is None else f"the newest key, {retention.newest}"
     yield f"  partitions leave the heap once they lie {retention.lag} behind {behind}:"
     for partition in retention.partitions:
