@@ -268,12 +268,13 @@ def assert_divided(table: SmallTable) -> None:
     found = table.pyiceberg()
     snapshot = found.current_snapshot()
     assert snapshot is not None
-    partition_of = {}
+    partition_of: dict[str, int] = {}
     for manifest in snapshot.manifests(found.io):
         entries = manifest.fetch_manifest_entry(found.io, discard_deleted=False)
         values = [entry.data_file.partition[0] for entry in entries]
-        (summary,) = manifest.partitions or ()
-        low, high = (int.from_bytes(bound or b"", "little", signed=True) for bound in summary[2:])
+        (summary,) = manifest.partitions or []
+        bounds = (summary.lower_bound, summary.upper_bound)
+        low, high = (int.from_bytes(bound or b"", "little", signed=True) for bound in bounds)
         assert (low, high, summary.contains_null) == (min(values), max(values), False)
         partition_of |= {entry.data_file.file_path: entry.data_file.partition[0] for entry in entries}
     for path, partition in partition_of.items():

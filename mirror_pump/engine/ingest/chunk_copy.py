@@ -1,4 +1,4 @@
-"""Spark task of an initial copy: reads a range of heap blocks and writes a data file, or one for each lake partition."""
+"""Spark task of an initial copy: reads a range of heap blocks and writes data files, one for each lake partition."""
 
 from __future__ import annotations
 

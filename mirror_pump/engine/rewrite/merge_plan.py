@@ -73,8 +73,9 @@ def plan_merge(
     """Plans what to merge in the table's current state; None if too little has accumulated.
 
     `target_bytes`: data files of at least this size are left alone; 0 leaves all alone. Only Parquet files of the
-    current partition spec are merged, whichever engine wrote them, and only with files of their own partition. Reads the manifests that the listing
-    (`mirror_pump.engine.rewrite.conversion_plan.listing_for`) does not know yet. Raises LakeError.
+    current partition spec are merged, whichever engine wrote them, and only with files of their own partition. Reads
+    the manifests that the listing (`mirror_pump.engine.rewrite.conversion_plan.listing_for`) does not know yet. Raises
+    LakeError.
     """
     present = _present(table, listing)
     if present is None:
@@ -172,7 +173,12 @@ def _present(table: LakeTable, listing: Listing) -> _Present | None:
 
 
 def _plan(
-    table: LakeTable, present: _Present, groups: Sequence[Sequence[LiveFile]], sizes: MergeSizes, *, merge_positions: bool
+    table: LakeTable,
+    present: _Present,
+    groups: Sequence[Sequence[LiveFile]],
+    sizes: MergeSizes,
+    *,
+    merge_positions: bool,
 ) -> MergePlan | None:
     """Plans to merge each group of data files into one, and position-delete files besides."""
     sources = list(chain.from_iterable(groups))
@@ -212,9 +218,7 @@ def _merge(table: LakeTable, sources: Sequence[LiveFile], positions: Iterable[Li
     # A position delete comes after the row that it deletes, so files with lower numbers do not matter.
     oldest = min(file.sequence_number for file in sources)
     about = (
-        (file, file.about)
-        for file in positions
-        if file.sequence_number >= oldest and file.partition in partitions
+        (file, file.about) for file in positions if file.sequence_number >= oldest and file.partition in partitions
     )
     return MergeTask(
         data=tuple(map(OrderedFile.of, sources)),
@@ -340,9 +344,7 @@ def _shared(positions: Iterable[LiveFile]) -> tuple[str, ...]:
     return tuple(file.path for file in positions if file.about is None and file.records < FULL_POSITIONS)
 
 
-def _positions_to_merge(
-    positions: Sequence[LiveFile], sizes: MergeSizes, shared: Sequence[str]
-) -> tuple[str, ...]:
+def _positions_to_merge(positions: Sequence[LiveFile], sizes: MergeSizes, shared: Sequence[str]) -> tuple[str, ...]:
     """Position-delete files to merge: of each lake partition, those of the largest full size class and of all smaller
     classes. Files that a merge has written for a single data file are only merged with each other. `shared`: URIs of
     further files to merge."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -96,7 +97,7 @@ def divided(
     order = np.argsort(values, kind="stable")
     values, rows = values[order], rows.take(pa.array(order))
     limits = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
-    for begin, end in zip(limits, limits[1:], strict=False):
+    for begin, end in pairwise(limits):
         yield (int(values[begin]),), rows.slice(begin, end - begin)
 
 
@@ -145,7 +146,8 @@ def _of_array(column: pa.Array, transform: str) -> Values:
         microseconds = numbers.view(pa.int64()).to_numpy(zero_copy_only=False)
         if transform in _MICROSECONDS:
             # Java has 32 bits for hours, which end in the year 246953.
-            return (microseconds // _MICROSECONDS[transform]).astype(np.int32).astype(np.int64)
+            units: Values = (microseconds // _MICROSECONDS[transform]).astype(np.int32).astype(np.int64)
+            return units
         return _calendar(microseconds // _DAY, transform)
     raise ValueError(f"the partition transform {transform} does not apply to {kind}")
 
@@ -162,5 +164,5 @@ def _truncated(column: pa.Array, width: int) -> Values:
     numbers = column.to_numpy(zero_copy_only=False)
     # In the column's own type, in which Java wraps around below the least multiple.
     with np.errstate(over="ignore"):
-        result = numbers - np.mod(numbers, numbers.dtype.type(width))
-    return result.astype(np.int64)
+        result: Values = (numbers - np.mod(numbers, numbers.dtype.type(width))).astype(np.int64)
+    return result

@@ -181,9 +181,7 @@ def _partition_values(segments: Sequence[KeyedSegment], partitioning: LakePartit
 def _partitions(places: Places, values: npt.NDArray[np.int64], numbers: FileNumbers) -> dict[str, PartitionTuple]:
     """By URI, the partition of each file that has a place. `values`: the partition value of each place."""
     files, first = np.unique(files_of(places), return_index=True)
-    return {
-        numbers.path(int(number)): (int(value),) for number, value in zip(files, values[first], strict=True)
-    }
+    return {numbers.path(int(number)): (int(value),) for number, value in zip(files, values[first], strict=True)}
 
 
 def _by_file(places: Places, numbers: FileNumbers) -> dict[str, Positions]:

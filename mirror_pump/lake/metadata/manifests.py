@@ -91,7 +91,7 @@ class ManifestWriter:
         Raises ValueError for a file whose partition does not fit the table's partition spec.
         """
         spec_id = self._metadata.default_spec_id
-        partition = self._partition_type(spec_id)
+        partition = _partition_type(self._metadata, spec_id)
         for file, _ in files:
             if len(file.partition) != len(partition.fields):
                 raise ValueError(f"{file.path} of partition {file.partition} does not fit partition spec {spec_id}")
@@ -175,7 +175,7 @@ class ManifestWriter:
             if not may_hold(manifest):
                 result.untouched.append(manifest)
                 continue
-            partition, present = self._existing(manifest, storage)
+            partition, present = _existing(manifest, self._metadata, storage)
             entries = []
             remaining: set[int] = set()
             for entry in present:
@@ -208,7 +208,7 @@ class ManifestWriter:
             if not excluded:
                 kept.append(manifest)
                 continue
-            partition, present = self._existing(manifest, storage)
+            partition, present = _existing(manifest, self._metadata, storage)
             entries = [entry for entry in present if entry.path not in excluded]
             if entries:
                 content = ManifestContent(manifest.content)
@@ -230,7 +230,7 @@ class ManifestWriter:
     def _merged(self, group: _Group, manifests: Sequence[Manifest], storage: StorageOptions) -> Manifest:
         """One manifest of all live entries of several, which keep their sequence numbers, with status existing."""
         content, spec_id, deletes = group
-        partition = self._partition_type(spec_id)
+        partition = _partition_type(self._metadata, spec_id)
         formats = formats_of(partition)
         cached: list[ManifestEntry] | None = []
         payloads: list[bytes] = []
@@ -316,25 +316,6 @@ class ManifestWriter:
             )
         )
 
-    def _partition_type(self, spec_id: int) -> StructType:
-        """The partition type of a spec that the mirror writes. Raises ForeignTable for another one."""
-        partition = self._metadata.partition_type(spec_id)
-        if partition is None:
-            raise ForeignTable(
-                f"partition spec {spec_id} of {self._metadata.location} is not the mirror's",
-                "unregister and register the table; no other engine may partition its lake table",
-            )
-        return partition
-
-    def _existing(self, manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[ManifestEntry]]:
-        """Partition type and live entries, in the form that later manifests hold."""
-        if manifest.entries is not None:
-            # Only manifests written here keep their entries.
-            entries = [existing(entry, manifest.sequence_number) for entry in manifest.entries]
-            return self._partition_type(manifest.spec_id), entries
-        partition, stored = _stored(manifest, storage)
-        return partition, [entry.encoded(partition) for entry in stored]
-
     def _encode(
         self, content: ManifestContent, spec_id: int, partition: StructType, count: int, payload: bytes
     ) -> tuple[str, int]:
@@ -366,6 +347,29 @@ def entries_of(manifest: Manifest, storage: StorageOptions) -> Sequence[Manifest
 def _kind(content: int, kinds: Collection[int]) -> FileContent | None:
     """The kind of deletes of a manifest if all its live entries are of one kind, else None."""
     return FileContent(next(iter(kinds))) if content == ManifestContent.DELETES and len(kinds) == 1 else None
+
+
+def _existing(
+    manifest: Manifest, metadata: TableMetadata, storage: StorageOptions
+) -> tuple[StructType, list[ManifestEntry]]:
+    """Partition type and live entries, in the form that later manifests hold."""
+    if manifest.entries is not None:
+        # Only manifests written here keep their entries.
+        entries = [existing(entry, manifest.sequence_number) for entry in manifest.entries]
+        return _partition_type(metadata, manifest.spec_id), entries
+    partition, stored = _stored(manifest, storage)
+    return partition, [entry.encoded(partition) for entry in stored]
+
+
+def _partition_type(metadata: TableMetadata, spec_id: int) -> StructType:
+    """The partition type of a spec that the mirror writes. Raises ForeignTable for another one."""
+    partition = metadata.partition_type(spec_id)
+    if partition is None:
+        raise ForeignTable(
+            f"partition spec {spec_id} of {metadata.location} is not the mirror's",
+            "unregister and register the table; no other engine may partition its lake table",
+        )
+    return partition
 
 
 def _stored(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[StoredEntry]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,7 +194,11 @@ class TableMetadata:
     def is_partitioned(self) -> bool:
         """Whether new files belong to partitions."""
         default = self.document.get("default-spec-id")
-        return any(spec.fields for spec in map(PartitionSpec, self.document.get("partition-specs", ())) if spec.spec_id == default)
+        return any(
+            spec.fields
+            for spec in map(PartitionSpec, self.document.get("partition-specs", ()))
+            if spec.spec_id == default
+        )
 
     def partition_type(self, spec_id: int) -> StructType | None:
         """The type of partitions under a spec; None for a spec that the mirror does not write."""

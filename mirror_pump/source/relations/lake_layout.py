@@ -29,8 +29,8 @@ def lake_transform(kind: TierKind, choice: str, width: Width | None, table: Tabl
     """The partition transform for a choice. `width`: that of the heap's partitions, None if there is none to tell.
 
     `width` as the choice means partitions as wide as those of the heap: of integers exactly so, of times the largest
-    unit that is not wider. Raises UsageError for a choice that does not fit the tier key, TableError if the table has no
-    partition whose width could be taken.
+    unit that is not wider. Raises UsageError for a choice that does not fit the tier key, and TableError if the table
+    has no partition whose width could be taken.
     """
     if choice.strip().lower() != AS_HEAP:
         return _chosen(kind, choice)

@@ -43,12 +43,16 @@ def assert_divided(location: str) -> dict[int, int]:
     lake partition."""
     found: dict[int, int] = {}
     for task in StaticTable.from_metadata(location).scan().plan_files():
-        (partition,) = task.file.partition
+        partition = int(task.file.partition[0])
         keys = pq.read_table(local_path(task.file.file_path), columns=["at"]).column("at").to_pylist()
         assert {partition_of(at) for at in keys} <= {partition}
         if keys:
             found[partition] = found.get(partition, 0) + 1
     return found
+
+
+def lake_of(mirror: Mirror) -> LakeTable:
+    return LakeTable.load(mirror.location("public.events"), StorageOptions())
 
 
 def planned(location: str, condition: str) -> set[int]:
@@ -93,8 +97,7 @@ def test_rows_are_exact_under_writers_late_rows_folds_and_drops(
     main, archive = mirror.location("public.events"), published(events)
     assert set(assert_divided(main)) == {partition_of(at) for at in range(400)}
     assert set(assert_divided(archive)) == {partition_of(at) for at in range(200)}
-    lake = LakeTable.load(main, StorageOptions())
-    if not lake.equality_deletes:
+    if not lake_of(mirror).equality_deletes:
         assert planned(main, "at >= 65 AND at < 95") == {60, 90}
     assert planned(archive, "at < 30") == {0}
     assert planned(archive, "at >= 150") == {150, 180}
@@ -125,23 +128,23 @@ def test_columns_truncates_and_copies_keep_the_partitions_and_spark_reads_them(
             delete(connection, 5, 2)
         fold_all(events)
         events.assert_exact(duckdb)
-        database.execute("ALTER TABLE events ALTER COLUMN n TYPE bigint", "ALTER TABLE model ALTER COLUMN n TYPE bigint")
+        database.execute(
+            "ALTER TABLE events ALTER COLUMN n TYPE bigint", "ALTER TABLE model ALTER COLUMN n TYPE bigint"
+        )
         await_true(lambda: mirror.state("public.events") == "copying", 60, "the rows in the heap are copied again")
         mirror.await_live("public.events")
         events.assert_exact(duckdb)
         database.execute("TRUNCATE p2", "DELETE FROM model WHERE at >= 200 AND at < 300")
-        database.execute("INSERT INTO events VALUES (250, 1, 1, 'again')", "INSERT INTO model VALUES (250, 1, 1, 'again')")
+        database.execute(
+            "INSERT INTO events VALUES (250, 1, 1, 'again')", "INSERT INTO model VALUES (250, 1, 1, 'again')"
+        )
         mirror.await_frontier()
         mirror.await_live("public.events")
         events.assert_exact(duckdb)
-        await_true(
-            lambda: not LakeTable.load(mirror.location("public.events"), StorageOptions()).equality_deletes,
-            60,
-            "equality deletes are converted",
-        )
+        await_true(lambda: not lake_of(mirror).equality_deletes, 60, "equality deletes are converted")
     mirror.catch_up()
     assert_divided(mirror.location("public.events"))
-    lake = LakeTable.load(mirror.location("public.events"), StorageOptions())
+    lake = lake_of(mirror)
     assert [field["name"] for field in lake.metadata.default_spec.fields] == ["at_trunc_"]
     session = lake_session(spark, database.dsn, mirror.settings.require_warehouse())
     wanted = normalised(database.rows("SELECT at, id, n, v FROM model"))
@@ -170,7 +173,11 @@ class _Reads:
         with duckdb_connection() as duckdb:
             query = f"SELECT id, at, v FROM iceberg_scan('{self.location}') WHERE {self.CONDITION}"
             plan = duckdb.execute(f"EXPLAIN ANALYZE {query}").fetchall()[0][1]
-            files = [int(line.split("Total Files Read:")[1].split()[0]) for line in plan.splitlines() if "Files Read:" in line]
+            files = [
+                int(line.split("Total Files Read:")[1].split()[0])
+                for line in plan.splitlines()
+                if "Files Read:" in line
+            ]
             return normalised(duckdb.execute(query).fetchall()), sum(files)
 
     def by_pyiceberg(self) -> tuple[list[Row], int]:
@@ -214,15 +221,12 @@ def test_every_engine_opens_the_files_of_a_day_only_before_and_after_compaction(
                 f"DELETE FROM events WHERE id = {first + 16}",
             )
         mirror.await_frontier()
-        lake = lambda: LakeTable.load(mirror.location("public.events"), StorageOptions())  # noqa: E731
-        await_true(lambda: not lake().equality_deletes, 60, "equality deletes are converted")
+        await_true(lambda: not lake_of(mirror).equality_deletes, 60, "equality deletes are converted")
     mirror.assert_equal("public.events")
     maintained = Maintained(mirror, spark)
-    wanted = normalised(
-        database.rows("SELECT id, at, v FROM events WHERE at >= '2026-02-03Z' AND at < '2026-02-04Z'")
-    )
+    wanted = normalised(database.rows("SELECT id, at, v FROM events WHERE at >= '2026-02-03Z' AND at < '2026-02-04Z'"))
     assert len(wanted) > 50
-    before = lake().data_files
+    before = lake_of(mirror).data_files
     for compacted in (False, True):
         reads = _Reads(mirror, maintained.session)
         in_day = sum(task.file.partition[0] == _Reads.DAY for task in reads.tasks())
@@ -232,8 +236,8 @@ def test_every_engine_opens_the_files_of_a_day_only_before_and_after_compaction(
         if not compacted:
             maintained.maintain("public.events")
             maintained.assert_equal("public.events")
-            assert lake().data_files < before / 3
-            assert lake().position_deletes == 0
+            assert lake_of(mirror).data_files < before / 3
+            assert lake_of(mirror).position_deletes == 0
     # Nothing is left to do, though the table has fourteen small files.
     figures = maintained.backlog("public.events").figures
     assert (figures.data_files, figures.small_files) == (14, 1)
@@ -255,7 +259,9 @@ def test_a_batch_or_fold_of_many_partitions_is_reported(retention_tables: Retent
             for at in range(0, 200, 10):
                 upsert(connection, at + 1, 77, "late")
         await_true(lambda: steps.count(Step.PARTITIONS_SCATTERED), 60, "the fold is reported")
-        database.execute("UPDATE events SET n = 1 WHERE at < 250", "UPDATE model SET n = 1 WHERE at BETWEEN 200 AND 249")
+        database.execute(
+            "UPDATE events SET n = 1 WHERE at < 250", "UPDATE model SET n = 1 WHERE at BETWEEN 200 AND 249"
+        )
         events.mirror.await_frontier()
         assert set(steps.details(Step.PARTITIONS_SCATTERED, "partitions")) == {20}
         database.execute("UPDATE events SET n = 2 WHERE at >= 200", "UPDATE model SET n = 2 WHERE at >= 200")

@@ -206,7 +206,7 @@ def test_chunks_take_their_place_at_the_start_snapshot() -> None:
 
 
 def test_chunks_without_rows_write_no_snapshot() -> None:
-    assert not plan(COPYING, AddChunks((replace(CHUNK, file=None),))).writes_snapshot
+    assert not plan(COPYING, AddChunks((replace(CHUNK, files=()),))).writes_snapshot
 
 
 def test_chunks_of_a_copy_that_began_again_are_left_out() -> None:
