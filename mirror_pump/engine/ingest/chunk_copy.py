@@ -1,4 +1,4 @@
-"""Spark task of an initial copy: reads a range of heap blocks and writes data files, one for each lake partition."""
+"""Spark task of a copy, of a table or of a tiered partition: reads a range of heap blocks and writes its data files."""
 
 from __future__ import annotations
 

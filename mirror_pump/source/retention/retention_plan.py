@@ -1,16 +1,18 @@
-"""Checks whether a table can have heap retention, and prepares its partitions when it is registered with it."""
+"""Checks whether a table can have a cut-line, as a tiered table or with heap retention, and prepares its partitions
+when it is registered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from psycopg.types.json import Jsonb
 
 from decoders.columns import Kind
 from mirror_pump.errors import TableError
-from mirror_pump.model import LakePartitioning, MirroredTable, Tier, TierKind
+from mirror_pump.model import LakePartitioning, MirroredTable, TableMode, Tier, TierKind
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.lake_layout import lake_transform
@@ -47,6 +49,21 @@ class RetentionWish:
     """Detach partitions, which leaves them as tables of their own, instead of dropping them."""
     lake_partition: str | None = None
     """How to partition the lake table (mirror_pump.source.relations.lake_layout). None: not at all."""
+    mode: TableMode = TableMode.MIRRORED
+    tier_key: str | None = None
+    """The column by which the table has to be partitioned. None: whichever it is."""
+    keep_heap: bool = False
+    """Partitions stay in the heap, although the lake holds them."""
+
+    @property
+    def option(self) -> str:
+        """The option of `register` that asks for it."""
+        return "--mode tiered" if self.mode is TableMode.TIERED else "--heap-retention"
+
+    @property
+    def lag_option(self) -> str:
+        """The option of `register` for the lag."""
+        return "--lag" if self.mode is TableMode.TIERED else "--heap-retention"
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,8 @@ class RetentionPlan:
     width: Width | None
     drop_grace: timedelta
     detach: bool
+    mode: TableMode
+    keep_heap: bool
     partitioning: LakePartitioning | None = None
     """That of the lake table; None: it is not partitioned."""
 
@@ -72,7 +91,7 @@ def parse_grace(text: str, what: str) -> timedelta:
 def plan_retention(
     connection: PgConnection, seen: RelationDescription, wish: RetentionWish, time_zone: Callable[[], str]
 ) -> RetentionPlan:
-    """Checks a table. Raises TableError, with what to do, if it cannot have heap retention; UsageError for a wrong lag.
+    """Checks a table. Raises TableError, with what to do, if it cannot have a cut-line; UsageError for a wrong lag.
 
     `time_zone` returns the zone in which the bounds of partitions were probably written. It is called only if that
     matters.
@@ -83,22 +102,27 @@ def plan_retention(
         if key is None:
             raise TableError(
                 f"{name} is not partitioned: only whole partitions can leave the heap",
-                "partition it by range of one column, or register it without --heap-retention",
+                f"partition it by range of one column, or register it without {wish.option}",
             )
         column, type_oid = key.column, key.type_oid
         if key.strategy != "r" or key.columns != 1 or column is None:
             raise TableError(
                 f"{name} is not partitioned by range of one column",
-                "heap retention needs PARTITION BY RANGE (column)",
+                f"{wish.option} needs PARTITION BY RANGE (column)",
             )
         if type_oid is None or type_oid not in _KINDS:
             raise TableError(
                 f"{name} is partitioned by {column}, which is neither an integer nor a time",
-                "heap retention needs a key of type smallint, integer, bigint, timestamptz, timestamp or date",
+                f"{wish.option} needs a key of type smallint, integer, bigint, timestamptz, timestamp or date",
+            )
+        if wish.tier_key is not None and wish.tier_key != column:
+            raise TableError(
+                f"{name} is partitioned by {column}, not by {wish.tier_key}",
+                f"the tier key is the column of PARTITION BY RANGE: give --tier-key {column}, or omit it",
             )
         if key.nested:
             raise TableError(
-                f"partitions of {name} are partitioned themselves", "heap retention needs partitions that are tables"
+                f"partitions of {name} are partitioned themselves", f"{wish.option} needs partitions that are tables"
             )
         mirrored = next((candidate for candidate in seen.columns if candidate.name == column), None)
         if mirrored is None or mirrored.type.kind not in _LAKE_KINDS or mirrored.chosen:
@@ -118,7 +142,7 @@ def plan_retention(
                     "move them to partitions of their own: old rows that arrive late are routed through it",
                 )
     kind = _KINDS[type_oid]
-    lag = parse_span(kind, wish.lag, "--heap-retention")
+    lag = 0 if wish.lag.strip() == "0" else parse_span(kind, wish.lag, wish.lag_option)
     zone = time_zone() if kind is TierKind.TIMESTAMPTZ else "UTC"
     bounded = [part for part in attached if not part.is_default and max(abs(part.lo), abs(part.hi)) < 2**62]
     bounds = [(part.lo, part.hi) for part in bounded]
@@ -127,10 +151,11 @@ def plan_retention(
         raise TableError(f"{name} has no partition from which to derive the width of new ones", "give --width")
     grace = retention.DROP_GRACE if wish.drop_grace is None else parse_grace(wish.drop_grace, "--drop-grace")
     cut = first_cut(kind, retention.lowest_bound(attached))
+    tier = Tier(column, kind, cut, lag)
     partitioning = None
     if wish.lake_partition is not None:
         partitioning = LakePartitioning(mirrored.field_id, lake_transform(kind, wish.lake_partition, width, name))
-    return RetentionPlan(Tier(column, kind, cut, lag), wish.premake, width, grace, wish.detach, partitioning)
+    return RetentionPlan(tier, wish.premake, width, grace, wish.detach, wish.mode, wish.keep_heap, partitioning)
 
 
 @dataclass(frozen=True)
@@ -174,13 +199,15 @@ def enter_partitions(connection: PgConnection, table: MirroredTable, plan: Reten
             retention.install(connection, table.table_id, partition.relation_id, str(partition.name), "default")
         else:
             retention.enter(connection, table.table_id, partition, retention.HOT, None)
-    chosen = {
+    chosen: dict[str, Any] = {
         "premake": plan.premake,
         "width": None if plan.width is None else plan.width.to_json(),
         "drop_grace": plan.drop_grace.total_seconds(),
         "detach": plan.detach,
         "own_default": own_default,
     }
+    if plan.mode is TableMode.TIERED:
+        chosen["lag"] = plan.tier.lag
     connection.execute(_SQL["choose"], {"table_id": table.table_id, "retention": Jsonb(chosen)})
 
 

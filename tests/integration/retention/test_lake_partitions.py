@@ -232,9 +232,11 @@ def test_every_engine_opens_the_files_of_a_day_only_before_and_after_compaction(
         reads = _Reads(mirror, maintained.session)
         in_day = sum(task.file.partition[0] == _Reads.DAY for task in reads.tasks())
         assert (in_day == 1) if compacted else (6 <= in_day < before / 7)
-        for rows, files in (reads.by_duckdb(), reads.by_pyiceberg(), reads.by_spark()):
-            print(files, in_day, {d.file_path for t in reads.tasks() if t.file.partition[0] == reads.DAY for d in t.delete_files}, len(reads.tasks()))
-            assert rows == wanted
+        assert (reads.by_pyiceberg(), reads.by_spark()) == ((wanted, in_day), (wanted, in_day))
+        rows, files = reads.by_duckdb()
+        assert rows == wanted
+        # It goes by the bounds of columns, which files without rows do not have.
+        assert files <= in_day + sum(not task.file.record_count for task in reads.tasks())
         if not compacted:
             maintained.maintain("public.events")
             maintained.assert_equal("public.events")
@@ -284,7 +286,10 @@ def test_what_is_refused(database: Database, warehouse: str, tasks: ThreadTaskRu
     )
     plain = run("register", "plain", "--lake-partition", "day", "--slot", mirror.settings.slot)
     assert plain.exit_code == 2
-    assert "--lake-partition requires --heap-retention: a plain mirrored table has no tier key" in plain.stderr
+    assert (
+        "--lake-partition requires --heap-retention or --mode tiered: a plain mirrored table has no tier key"
+        in plain.stderr
+    )
     retention = ("--heap-retention", "4 weeks", "--slot", mirror.settings.slot, "--dry-run")
     shown = run("register", "days", *retention, "--lake-partition", "width")
     assert (shown.exit_code, "lake table: partitioned by month of at" in shown.stdout) == (0, True)
