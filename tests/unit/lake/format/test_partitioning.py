@@ -81,7 +81,7 @@ def test_integers_are_in_the_partitions_of_iceberg(numbers: list[int], width: in
         (-1, -1, -1, -1, -1),
         (-_DAY, -24, -1, -1, -1),
         (-_DAY - 1, -25, -2, -1, -1),
-        # In 4713 BC, where Postgres's timestamps begin, and in 294247, where Iceberg's end. Hours wrap around as in Java.
+        # In 4713 BC, where Postgres's timestamps begin, and in 294247, where Iceberg's end. Hours wrap around there.
         (-2_440_550 * _DAY, -2_440_550 * 24, -2_440_550, -80_184, -6682),
         (106_751_990 * _DAY, 106_751_990 * 24 - 2**32, 106_751_990, 3_507_324, 292_277),
     ],
