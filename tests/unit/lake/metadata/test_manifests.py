@@ -10,7 +10,7 @@ from struct import pack
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, PartitionFieldSummary, read_manifest_list
@@ -146,6 +146,7 @@ def _is_one_of(paths: set[str], entry: ManifestEntry) -> bool:
 PARTITIONS = st.lists(st.integers(-5, 5).map(lambda number: number * 10), max_size=4)
 
 
+@settings(max_examples=25)
 @given(
     commits=st.lists(
         st.tuples(PARTITIONS, PARTITIONS, st.booleans(), st.sets(st.integers(0, 60), max_size=8)), max_size=25
