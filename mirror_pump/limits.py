@@ -82,6 +82,11 @@ class InternalLimits(BaseModel):
         description="Bytes of heap blocks, or of data files, that one task of a drop proof reads",
     )
 
+    # Each is a small file, which readers open until it is merged.
+    scattered_partitions: Annotated[int, Field(ge=1), Unit("PARTITIONS", "lake partitions")] = Field(
+        default=100, description="A batch or fold that changes this many lake partitions of a table is reported"
+    )
+
     # Right after a checkpoint began, the rate would be that of a moment.
     wal_rate_window: Seconds = Field(
         default=10.0, description="Shortest time in seconds over which the rate of WAL is measured"

@@ -180,6 +180,20 @@ class Tier:
 
 
 @dataclass(frozen=True)
+class LakePartitioning:
+    """How the files of a lake table are divided: each holds rows of one lake partition only.
+
+    Iceberg's hidden partitioning: queries name the column, and engines skip files by it
+    (mirror_pump.lake.format.partitioning).
+    """
+
+    field_id: int
+    """Field ID of the tier key. It is part of the table's key, so it is never NULL."""
+    transform: str
+    """Iceberg's name of the partition transform: `hour`, `day`, `month`, `year` or `truncate[W]`."""
+
+
+@dataclass(frozen=True)
 class MirroredTable:
     """A registered table as the pipeline uses it: read from the catalog, sent to tasks, never mutated."""
 
@@ -216,6 +230,8 @@ class MirroredTable:
     """The cut-line of a tiered table, and of a mirrored one with heap retention. None: a plain mirror, with all rows in
     the heap."""
     mode: TableMode = TableMode.MIRRORED
+    partitioning: LakePartitioning | None = None
+    """The partitioning of the lake table, which never changes. None: it is not partitioned."""
 
     @property
     def awaiting_description(self) -> bool:

@@ -10,7 +10,7 @@ CREATE TABLE modak.partition_chunks (
     lo_block        bigint      NOT NULL,
     hi_block        bigint,
     rows            bigint,
-    file            jsonb,
+    files           jsonb       NOT NULL DEFAULT '[]',
     done_at         timestamptz,
     PRIMARY KEY (table_id, partition_id, chunk_no)
 );

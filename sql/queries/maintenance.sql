@@ -8,8 +8,8 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.location, m.stat
                    FROM modak.read_pins p
                   WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}') AS pinned,
        EXISTS (SELECT FROM modak.copy_progress g WHERE g.table_id = m.table_id) AS copy_planned,
-       ARRAY(SELECT k.file ->> 'path' FROM modak.partition_chunks k
-              WHERE k.table_id = m.table_id AND k.file IS NOT NULL) AS copied_files
+       ARRAY(SELECT f ->> 'path' FROM modak.partition_chunks k, jsonb_array_elements(k.files) f
+              WHERE k.table_id = m.table_id) AS copied_files
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.cutline c USING (table_id)

@@ -221,7 +221,7 @@ SELECT p.captured_after, pg_relation_filenode(p.relation_id::oid)::bigint AS fil
  WHERE p.table_id = %(table_id)s AND p.partition_id = %(partition_id)s AND p.state = 'sealing' AND p.sealed_lsn IS NOT NULL;
 
 -- name: chunks
-SELECT c.chunk_no, c.captured_after, c.relation_id, c.filenode, c.lo_block, c.hi_block, c.rows, c.file,
+SELECT c.chunk_no, c.captured_after, c.relation_id, c.filenode, c.lo_block, c.hi_block, c.rows, c.files,
        c.done_at IS NOT NULL AS done
   FROM modak.partition_chunks c
  WHERE c.table_id = %(table_id)s AND c.partition_id = %(partition_id)s
@@ -234,11 +234,11 @@ VALUES (%(table_id)s, %(partition_id)s, %(chunk_no)s, %(captured_after)s, %(rela
         %(hi_block)s);
 
 -- name: chunk_done
--- Records a chunk's file. From then on sweeps spare it. Not one that a sweep may have taken for nobody's before: the lock waits
+-- Records a chunk's files. From then on sweeps spare them. Not those that a sweep may have taken for nobody's before: the lock waits
 -- for a sweep that is just being declared.
 WITH present AS (
     SELECT swept_before FROM modak.mirror_tables WHERE table_id = %(table_id)s FOR SHARE)
-UPDATE modak.partition_chunks c SET done_at = now(), rows = %(rows)s, file = %(file)s
+UPDATE modak.partition_chunks c SET done_at = now(), rows = %(rows)s, files = %(files)s
   FROM present m
  WHERE c.table_id = %(table_id)s AND c.partition_id = %(partition_id)s AND c.chunk_no = %(chunk_no)s
    AND c.captured_after = %(captured_after)s AND c.filenode = %(filenode)s AND c.done_at IS NULL
@@ -253,7 +253,7 @@ DELETE FROM modak.partition_chunks c
         OR NOT EXISTS (SELECT FROM modak.partitions p
                         WHERE p.table_id = c.table_id AND p.partition_id = c.partition_id AND p.state = 'sealing'
                           AND p.captured_after = c.captured_after))
-RETURNING c.file ->> 'path';
+RETURNING ARRAY(SELECT f ->> 'path' FROM jsonb_array_elements(c.files) f);
 
 -- name: choose
 UPDATE modak.mirror_tables SET retention = coalesce(retention, '{}') || %(retention)s::jsonb WHERE table_id = %(table_id)s;

@@ -47,6 +47,7 @@ class EventsTable(RetentionTable):
         lag: str | None = "100",
         premake: int = 0,
         computed: str | None = None,
+        lake_partition: str | None = None,
     ) -> EventsTable:
         """Creates a table whose partitions the pump seals and drops, and whose cut-line it moves. A pump has to copy
         it. It is not registered if `lag` is None. `computed` is the expression of an additional stored column `g
@@ -59,7 +60,7 @@ class EventsTable(RetentionTable):
         self.create_tables(f"{definitions}, PRIMARY KEY (at, id)", model="model")
         self._fill(rows, "g, 0, 'first'")
         if lag is not None:
-            mirror.register("public.events", retention=at_once(lag, premake))
+            mirror.register("public.events", retention=at_once(lag, premake, lake_partition=lake_partition))
         return self
 
     @classmethod
@@ -215,13 +216,16 @@ class RetentionTables:
         lag: str | None = "100",
         premake: int = 0,
         computed: str | None = None,
+        lake_partition: str | None = None,
         runner: TaskRunner | None = None,
         **settings: Any,
     ) -> EventsTable:
         """A table whose partitions the pump seals and drops (EventsTable.automatic). Retention looks for work ten times
         a second."""
         mirror = self._mirror(runner, {"retention_interval": 0.1, **settings})
-        return EventsTable.automatic(mirror, partitions, rows, lag=lag, premake=premake, computed=computed)
+        return EventsTable.automatic(
+            mirror, partitions, rows, lag=lag, premake=premake, computed=computed, lake_partition=lake_partition
+        )
 
     def manual(
         self, partitions: int = 3, rows: int = 50, *, runner: TaskRunner | None = None, **settings: Any

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg.manifest import ManifestContent, ManifestEntry
 from pyiceberg.table import StaticTable
 
@@ -20,7 +21,9 @@ from mirror_pump.lake.commit.catalog import ensure_namespace, insert_pointer, lo
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
-from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file, write_equality_deletes
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.partitioned_files import write_data_files, write_equality_delete_files
+from mirror_pump.lake.format.partitioning import partition_values
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.metadata.manifests import ManifestWriter
@@ -29,7 +32,8 @@ from mirror_pump.lake.metadata.next_metadata import with_snapshot
 from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.metadata.snapshot_summary import FileTally, summarise
 from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION
-from mirror_pump.lake.storage import StorageOptions, write_all
+from mirror_pump.lake.storage import StorageOptions, local_path, write_all
+from mirror_pump.model import LakePartitioning
 from mirror_pump.testing.lake import read_duckdb, read_spark
 
 if TYPE_CHECKING:
@@ -72,10 +76,13 @@ class SmallTable:
     """Metadata locations of all commits."""
     sizes: MergeSizes = field(default_factory=MergeSizes)
     """The sizes that decide about its merges."""
+    partitioning: LakePartitioning | None = None
 
     def __post_init__(self) -> None:
         self.listing = Listing(STORAGE, (1, PATH_ID))
-        self.table = self._land(LakeTable.create(SCHEMA, self.location, STORAGE, {}, self.now_ms))
+        self.table = self._land(
+            LakeTable.create(SCHEMA, self.location, STORAGE, {}, self.now_ms, partitioning=self.partitioning)
+        )
 
     @property
     def summary(self) -> dict[str, str]:
@@ -83,20 +90,28 @@ class SmallTable:
         return dict(self.table.metadata.snapshots[-1].summary.entries)
 
     def data(self, rows: Rows) -> WrittenFile:
-        """Writes a data file of these rows."""
+        """Writes a data file of these rows, which are in one lake partition."""
+        (file,) = self.data_files(rows)
+        return file
+
+    def data_files(self, rows: Rows) -> tuple[WrittenFile, ...]:
+        """Writes these rows as a data file for each lake partition."""
         table = pa.table({"id": list(rows), "v": pa.array(rows.values(), pa.string())}, schema=SCHEMA.arrow)
-        return write_data_file(table, SCHEMA, self.location, STORAGE)
+        return write_data_files(table, SCHEMA, self.location, STORAGE, self.partitioning)
 
     def deletes(self, keys: Iterable[int]) -> WrittenFile:
-        """Writes a delete file of these keys."""
-        return write_equality_deletes(
-            pa.table({"id": pa.array(keys, pa.int64())}, schema=SCHEMA.key.arrow), SCHEMA, self.location, STORAGE
-        )
+        """Writes a delete file of these keys, which are in one lake partition."""
+        (file,) = self.delete_files(keys)
+        return file
+
+    def delete_files(self, keys: Iterable[int]) -> tuple[WrittenFile, ...]:
+        """Writes these keys as a delete file for each lake partition."""
+        table = pa.table({"id": pa.array(keys, pa.int64())}, schema=SCHEMA.key.arrow)
+        return write_equality_delete_files(table, SCHEMA, self.location, STORAGE, self.partitioning)
 
     def segment(self, rows: Rows, deleted: Iterable[int] = ()) -> SegmentFiles:
-        """A segment of at most one file of each kind."""
-        keys = list(deleted)
-        return SegmentFiles((self.data(rows),) if rows else (), (self.deletes(keys),) if keys else ())
+        """A segment of at most one file of each kind for each lake partition."""
+        return SegmentFiles(self.data_files(rows), self.delete_files(list(deleted)))
 
     def commit(self, delta: RowDelta, keep: frozenset[int] = frozenset()) -> StagedCommit:
         """Stages and lands one commit."""
@@ -128,7 +143,7 @@ class SmallTable:
     def _computed(self, plan: MergePlan | None) -> FileRewrite | None:
         if plan is None:
             return None
-        merged = (merge_files(plan.data),) if plan.data is not None else ()
+        merged = [merge_files(task) for task in plan.data]
         return merged_file_rewrite(
             plan, merged, merge_positions(plan.positions) if plan.positions is not None else None
         )
@@ -164,11 +179,11 @@ class SmallTable:
             lambda manifest: manifest.path in replaced or (manifest.content != 0 and manifest.sequence_number < oldest),
             lambda _: True,
         )
-        files = [self.data(rewrite.rows)] if rewrite.rows else []
+        files = self.data_files(rewrite.rows)
         added = writer.add(ManifestContent.DATA, [(file, began.sequence_number) for file in files])
         tally = FileTally()
         for file in files:
-            tally.count(file.content, file.record_count, file.size_bytes)
+            tally.count(file.content, file.record_count, file.size_bytes, file.partition)
         manifests = [*([added] if added else []), *removal.untouched, *removal.rewritten]
         snapshot = Snapshot.new(
             snapshot_id,
@@ -250,3 +265,29 @@ def by_key(rows: Iterable[tuple[int, str | None]]) -> Rows:
     result = dict(found)
     assert len(result) == len(found), f"a key occurs twice in {sorted(found)}"
     return result
+
+
+def assert_divided(table: SmallTable) -> None:
+    """Fails unless each file holds, or deletes, rows of its own lake partition only, and manifest lists say so."""
+    if table.partitioning is None:
+        return
+    found = table.pyiceberg()
+    snapshot = found.current_snapshot()
+    assert snapshot is not None
+    partition_of: dict[str, int] = {}
+    for manifest in snapshot.manifests(found.io):
+        entries = manifest.fetch_manifest_entry(found.io, discard_deleted=False)
+        values = [entry.data_file.partition[0] for entry in entries]
+        (summary,) = manifest.partitions or []
+        bounds = (summary.lower_bound, summary.upper_bound)
+        low, high = (int.from_bytes(bound or b"", "little", signed=True) for bound in bounds)
+        assert (low, high, summary.contains_null) == (min(values), max(values), False)
+        partition_of |= {entry.data_file.file_path: entry.data_file.partition[0] for entry in entries}
+    for path, partition in partition_of.items():
+        rows = pq.read_table(local_path(path))
+        if "file_path" in rows.column_names:
+            named = set(rows.column("file_path").to_pylist())
+            assert {partition_of.get(path, partition) for path in named} == {partition}
+        else:
+            keys = partition_values(rows.column("id").combine_chunks(), table.partitioning.transform)
+            assert set(keys.tolist()) <= {partition}

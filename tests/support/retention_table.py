@@ -18,9 +18,9 @@ WIDTH = 100
 Row = tuple[Any, ...]
 
 
-def at_once(lag: str, premake: int = 0, width: str | None = None) -> RetentionWish:
+def at_once(lag: str, premake: int = 0, width: str | None = None, lake_partition: str | None = None) -> RetentionWish:
     """Heap retention without the default grace of partitions: tests do not wait for an hour."""
-    return RetentionWish(lag, premake, width, drop_grace="0")
+    return RetentionWish(lag, premake, width, drop_grace="0", lake_partition=lake_partition)
 
 
 @dataclass

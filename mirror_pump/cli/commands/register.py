@@ -118,6 +118,14 @@ def add(app: typer.Typer) -> None:
                 help="Detach partitions that leave the heap, which stay as tables, instead of dropping them",
             ),
         ] = False,
+        lake_partition: Annotated[
+            str | None,
+            typer.Option(
+                metavar="UNIT|WIDTH",
+                help="Partition the lake table by the tier key: hour, day, month, year, of an integer a width such as"
+                " 1000000, or `width`: as the heap is",
+            ),
+        ] = None,
         profile: Annotated[
             str | None,
             typer.Option(metavar="NAME", help=r"Storage profile of the tables \[that of `profile set-default`]"),
@@ -156,11 +164,25 @@ def add(app: typer.Typer) -> None:
             raise UsageError(
                 "--drop-grace and --detach are for partitions that leave the heap, which --keep-heap keeps"
             )
+        if lake_partition is not None and not tiered and heap_retention is None:
+            raise UsageError(
+                "--lake-partition requires --heap-retention or --mode tiered: a plain mirrored table has no tier key to"
+                " partition by",
+                "register it without --lake-partition; engines skip its files by the bounds of their columns",
+            )
         distance = (lag or "0") if tiered else heap_retention
         retention = None
         if distance is not None:
             retention = RetentionWish(
-                distance, premake, width, drop_grace, detach, TableMode(mode.value), tier_key, keep_heap
+                distance,
+                premake,
+                width,
+                drop_grace,
+                detach,
+                lake_partition,
+                TableMode(mode.value),
+                tier_key,
+                keep_heap,
             )
         settings = complete(settings)
         if dry_run:

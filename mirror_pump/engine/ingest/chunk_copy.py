@@ -1,4 +1,4 @@
-"""Spark task of a copy, of a table or of a tiered partition: reads a range of heap blocks and writes a data file."""
+"""Spark task of a copy, of a table or of a tiered partition: reads a range of heap blocks and writes its data files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pyarrow.compute as pc
 
 from mirror_pump.errors import TableError
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
+from mirror_pump.lake.format.data_files import WrittenFile
+from mirror_pump.lake.format.partitioned_files import PartitionedWriter
 from mirror_pump.lake.format.raw_text_columns import raw_text_id, with_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions
@@ -34,8 +35,8 @@ class ChunkTask:
 @dataclass(frozen=True)
 class ChunkResult:
     rows: int
-    file: WrittenFile | None
-    """None if the range held no row."""
+    files: tuple[WrittenFile, ...] = ()
+    """Empty if the range held no row. More than one only if the lake table is partitioned."""
     heap_rewritten: bool = False
     """The heap was rewritten since the chunks were planned, so their block numbers are no longer valid."""
     locked: bool = False
@@ -43,12 +44,7 @@ class ChunkResult:
     error: str | None = None
     """Reason why the table cannot be copied, if any."""
     raw_text_columns: frozenset[int] = frozenset()
-    """Field IDs of the columns that have a raw text column in the file."""
-
-    @property
-    def written(self) -> tuple[WrittenFile, ...]:
-        """Its files."""
-        return () if self.file is None else (self.file,)
+    """Field IDs of the columns that have a raw text column in the files."""
 
 
 def copy_chunk(task: ChunkTask) -> ChunkResult:
@@ -62,11 +58,11 @@ def copy_chunk(task: ChunkTask) -> ChunkResult:
             # this ends.
             raw_text |= needed.columns
         except FilenodeChanged:
-            return ChunkResult(0, None, heap_rewritten=True)
+            return ChunkResult(0, heap_rewritten=True)
         except HeapLocked:
-            return ChunkResult(0, None, locked=True)
+            return ChunkResult(0, locked=True)
         except TableError as error:
-            return ChunkResult(0, None, error=f"{error} {error.remedy}".strip())
+            return ChunkResult(0, error=f"{error} {error.remedy}".strip())
 
 
 def _copy(task: ChunkTask, raw_text: frozenset[str]) -> ChunkResult:
@@ -91,7 +87,7 @@ def _copy(task: ChunkTask, raw_text: frozenset[str]) -> ChunkResult:
         (index for index, column in enumerate(table.columns) if line is not None and column.name == line.name), 0
     )
     rows = 0
-    writer = DataFileWriter(schema, table.location, task.storage)
+    writer = PartitionedWriter(schema, table.location, task.storage, table.partitioning)
     with writer:
         for batch in read_chunk(task.dsn, task.chunk, table.columns, snapshot=task.snapshot, raw_text_columns=raw_text):
             if line is not None:
@@ -99,4 +95,4 @@ def _copy(task: ChunkTask, raw_text: frozenset[str]) -> ChunkResult:
                 batch = batch.filter(pc.invert(line.below(batch.column(place)).combine_chunks()))
             rows += batch.num_rows
             writer.write(batch.rename_columns(names).select(schema.arrow.names))
-    return ChunkResult(rows, writer.written if rows else None, raw_text_columns=fields if rows else frozenset())
+    return ChunkResult(rows, writer.written, raw_text_columns=fields if rows else frozenset())

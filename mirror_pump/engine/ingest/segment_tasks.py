@@ -17,13 +17,14 @@ from decoders.segment import IncompleteRows, RawTexts, RelationShape, TableChang
 from mirror_pump.errors import FileMissing
 from mirror_pump.lake.commit.row_delta import SegmentFiles
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
+from mirror_pump.lake.format.partitioned_files import write_data_files, write_equality_delete_files
+from mirror_pump.lake.format.partitioning import divided
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, widened
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
-from mirror_pump.model import MirroredTable, TableId
+from mirror_pump.model import LakePartitioning, MirroredTable, TableId
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class SegmentTable:
     """The cut-line, if rows may be below it: stream changes there are not applied
     (mirror_pump.lake.commit.archive_branch)."""
     packing: KeyPacking | None = None
-    """How to pack the deleted keys for the driver, which writes them; None to write an equality-delete file here."""
+    """How to pack the deleted keys for the driver, which writes them; None to write equality-delete files here."""
+    partitioning: LakePartitioning | None = None
+    """How the lake table's files are divided."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class TableResult:
     keys: SegmentKeys | None = None
     """If the table has a packing: the deleted keys, for which no file was written, and the keys of the rows."""
     raw_text_columns: frozenset[int] = frozenset()
-    """Field IDs of the columns that have a raw text column in the data file."""
+    """Field IDs of the columns that have a raw text column in the data files."""
     missing: str | None = None
     """The file that could not be written because its directory is gone. Then nothing else counts."""
 
@@ -98,11 +101,14 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         every_key_deletes=not table.state.has_all_rows,
         left_out=table.excluded_places,
     )
-    return SegmentTable(shape, LakeSchema.of_table(table), table.location, CutLine.of(table), packing)
+    return SegmentTable(
+        shape, LakeSchema.of_table(table), table.location, CutLine.of(table), packing, table.partitioning
+    )
 
 
 def apply_segment(task: SegmentTask) -> SegmentResult:
-    """Decodes the segment. For each table in it, writes a data file and, unless keys are returned, a delete file."""
+    """Decodes the segment. For each table in it, writes a data file and, unless keys are returned, a delete file; of a
+    partitioned table, for each lake partition."""
     began_at = time.time()
     tables = {table.shape.relation_id: table for table in task.tables}
     shapes = {relation_id: table.shape for relation_id, table in tables.items()}
@@ -115,9 +121,12 @@ def apply_segment(task: SegmentTask) -> SegmentResult:
     return SegmentResult(results, began_at, decoded_at)
 
 
-def row_keys(rows: pa.Table, schema: LakeSchema, packing: KeyPacking) -> PackedKeys:
-    """The packed key of each row."""
-    return packing.pack([rows.column(field.name) for field in schema.key.fields])
+def keys_by_file(
+    rows: pa.Table, schema: LakeSchema, packing: KeyPacking, partitioning: LakePartitioning | None
+) -> tuple[PackedKeys, ...]:
+    """For each of the data files into which `write_data_files` writes the rows, the packed keys of its rows."""
+    keys = rows.select([field.name for field in schema.key.fields])
+    return tuple(packing.pack(part.columns) for _, part in divided(keys, schema, partitioning))
 
 
 def _written(changes: TableChanges, table: SegmentTable, storage: StorageOptions, written: StagedFiles) -> TableResult:
@@ -136,31 +145,29 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
         return TableResult(table_id, changes.changes, SegmentFiles((), ()), None, changes.error)
     if table.line is not None:
         changes = _not_below(changes, table.line)
-    data: tuple[WrittenFile, ...] = ()
-    deletes: tuple[WrittenFile, ...] = ()
     raw_text_ids: frozenset[int] = frozenset()
-    if changes.rows.num_rows:
-        rows, schema = changes.rows, table.schema
-        if changes.raw:
-            rows, schema = narrowed(widened(rows, changes.raw, schema), schema)
-            raw_text_ids = raw_text_fields(schema)
-        data = (write_data_file(rows, schema, table.location, storage),)
-        written.own(data[0].path)
+    rows, schema = changes.rows, table.schema
+    if rows.num_rows and changes.raw:
+        rows, schema = narrowed(widened(rows, changes.raw, schema), schema)
+        raw_text_ids = raw_text_fields(schema)
+    data = write_data_files(rows, schema, table.location, storage, table.partitioning)
+    written.own(*(file.path for file in data))
     if table.packing is not None:
         keys = SegmentKeys(
             schema=table.schema,
             deleted=changes.deleted_keys,
             packed=table.packing.pack(changes.deleted_keys.columns),
             packing=table.packing,
-            rows=(row_keys(changes.rows, table.schema, table.packing),) if data else (),
+            rows=keys_by_file(changes.rows, table.schema, table.packing, table.partitioning),
         )
         files = SegmentFiles(data, ())
         return TableResult(
             table_id, changes.changes, files, changes.incomplete, None, raw_text_columns=raw_text_ids, keys=keys
         )
-    if changes.deleted_keys.num_rows:
-        deletes = (write_equality_deletes(changes.deleted_keys, table.schema, table.location, storage),)
-        written.own(deletes[0].path)
+    deletes = write_equality_delete_files(
+        changes.deleted_keys, table.schema, table.location, storage, table.partitioning
+    )
+    written.own(*(file.path for file in deletes))
     files = SegmentFiles(data, deletes)
     return TableResult(table_id, changes.changes, files, changes.incomplete, None, raw_text_columns=raw_text_ids)
 

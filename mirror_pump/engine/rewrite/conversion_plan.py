@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Self
@@ -13,6 +14,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming, paths_of
 from mirror_pump.lake.format.bounds import ordered
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeSchema
 
@@ -65,7 +67,7 @@ def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None
                 positions.append(file)
         elif supported and set(file.equality_ids) == set(schema.key_ids):
             equality.append(file)
-    if table.partitioned:
+    if table.foreign_partitions:
         return None
     unsupported = [_Ranged.of(file, schema) for file in others]
     convertible = [file for file in equality if not any(map(_Ranged.of(file, schema).reaches, unsupported))]
@@ -73,8 +75,8 @@ def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None
         return None
     tasks = tuple(
         ConversionTask(
-            data=tuple(OrderedFile(ranged.file.path, ranged.file.sequence_number) for ranged in data_files),
-            deletes=tuple(OrderedFile(ranged.file.path, ranged.file.sequence_number) for ranged in deletes),
+            data=tuple(OrderedFile.of(ranged.file) for ranged in data_files),
+            deletes=tuple(OrderedFile.of(ranged.file) for ranged in deletes),
             positions=naming(positions, [ranged.file.path for ranged in data_files]),
             schema=schema,
             location=table.location,
@@ -96,7 +98,7 @@ def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None
 
 def file_rewrite_of(plan: ConversionPlan, results: Sequence[ConversionResult]) -> FileRewrite:
     """The change that the plan's tasks produced."""
-    added = tuple(result.file for result in results if result.file is not None)
+    added = tuple(chain.from_iterable(result.files for result in results))
     named = frozenset(chain.from_iterable(result.data for result in results))
     return FileRewrite(
         added=added,
@@ -146,13 +148,16 @@ def _groups(
     data: Sequence[LiveFile], deletes: Sequence[LiveFile], schema: LakeSchema
 ) -> Iterator[tuple[list[_Ranged], list[_Ranged]]]:
     """For each task, data files that may hold a deleted row, and the deletes that reach at least one of them."""
-    ranged = sorted((_Ranged.of(file, schema) for file in deletes), key=lambda delete: -delete.file.sequence_number)
+    ranged: dict[PartitionTuple, list[_Ranged]] = defaultdict(list)
+    # A delete reaches data files of its own lake partition only.
+    for file in sorted(deletes, key=lambda delete: -delete.sequence_number):
+        ranged[file.partition].append(_Ranged.of(file, schema))
     group: list[_Ranged] = []
     rows = 0
-    # Files of similar age are likely to be reached by the same deletes.
-    for file in sorted(data, key=lambda data_file: data_file.sequence_number):
+    # Files of one partition and of similar age are likely to be reached by the same deletes.
+    for file in sorted(data, key=lambda data_file: (data_file.partition, data_file.sequence_number)):
         candidate = _Ranged.of(file, schema)
-        if not any(delete.reaches(candidate) for delete in ranged):
+        if not any(delete.reaches(candidate) for delete in ranged.get(file.partition, ())):
             continue
         if group and (rows + file.records > _TASK_ROWS or len(group) >= _TASK_FILES):
             yield group, _reaching(group, ranged)
@@ -163,5 +168,13 @@ def _groups(
         yield group, _reaching(group, ranged)
 
 
-def _reaching(group: Sequence[_Ranged], deletes: Sequence[_Ranged]) -> list[_Ranged]:
-    return [delete for delete in deletes if any(map(delete.reaches, group))]
+def _reaching(group: Sequence[_Ranged], deletes: Mapping[PartitionTuple, Sequence[_Ranged]]) -> list[_Ranged]:
+    by_partition: dict[PartitionTuple, list[_Ranged]] = defaultdict(list)
+    for ranged in group:
+        by_partition[ranged.file.partition].append(ranged)
+    return [
+        delete
+        for partition, files in by_partition.items()
+        for delete in deletes.get(partition, ())
+        if any(map(delete.reaches, files))
+    ]

@@ -16,10 +16,13 @@ import pyarrow.parquet as pq
 
 from decoders.columns import Kind
 from mirror_pump.engine.rewrite.deleted_keys import DeletedKeys, Ints, deleted_keys
+from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.format.columns import column_names, plain
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.position_deletes import Positions, leaf_of, read_position_deletes, write_position_deletes
+from mirror_pump.lake.format.partitioned_files import write_position_delete_files
+from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple, partitions_of
+from mirror_pump.lake.format.position_deletes import leaf_of, read_position_deletes
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path
 
@@ -41,6 +44,12 @@ class OrderedFile:
 
     path: str
     sequence_number: int
+    partition: PartitionTuple = UNPARTITIONED
+
+    @classmethod
+    def of(cls, file: LiveFile) -> OrderedFile:
+        """The file as a task needs it."""
+        return cls(file.path, file.sequence_number, file.partition)
 
 
 @dataclass(frozen=True)
@@ -62,21 +71,23 @@ class ConversionTask:
 
 @dataclass(frozen=True)
 class ConversionResult:
-    file: WrittenFile | None
-    """The position deletes; None if no row has a deleted key, or if all such rows are already deleted by position."""
+    files: tuple[WrittenFile, ...]
+    """The position deletes, a file for each lake partition. None if no row has a deleted key, or if all such rows are
+    already deleted by position."""
     data: tuple[str, ...]
-    """URIs of the data files that `file` refers to."""
+    """URIs of the data files that `files` refer to."""
     rows_read: int
     """Number of rows whose keys were examined."""
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:
         """Every file that the task wrote."""
-        return () if self.file is None else (self.file,)
+        return self.files
 
 
 def convert_deletes(task: ConversionTask) -> ConversionResult:
-    """Searches the data files for the deletes' keys and writes one position-delete file with the rows found.
+    """Searches the data files for the deletes' keys and writes the rows found, one position-delete file for each lake
+    partition.
 
     Memory: `keys_at_once` keys, a batch of at most 2 million rows, and 8 bytes per row found. Raises LakeError.
     """
@@ -92,7 +103,9 @@ def convert_deletes(task: ConversionTask) -> ConversionResult:
         known = read_position_deletes(task.positions, positions.keys(), task.storage)
         for path, rows in known.items():
             positions[path] = np.setdiff1d(positions[path], rows, assume_unique=True)
-    return ConversionResult(*_written(positions, task.location, task.storage), rows_read)
+    named = {path: rows for path, rows in positions.items() if len(rows)}
+    files = write_position_delete_files(named, partitions_of(task.data), task.location, task.storage)
+    return ConversionResult(files, tuple(named), rows_read)
 
 
 def _search_all(task: ConversionTask, keys: DeletedKeys) -> Iterator[tuple[str, Ints, int]]:
@@ -115,13 +128,6 @@ def _search(file: OrderedFile, keys: DeletedKeys, task: ConversionTask) -> tuple
             # An equality delete reaches rows of a strictly lower data sequence number (Iceberg spec).
             parts.append(rows[numbers > file.sequence_number] + start)
     return file.path, np.concatenate(parts), rows_read
-
-
-def _written(
-    positions: dict[str, Positions], location: str, storage: StorageOptions
-) -> tuple[WrittenFile | None, tuple[str, ...]]:
-    named = {path: rows for path, rows in positions.items() if len(rows)}
-    return (write_position_deletes(named, location, storage) if named else None), tuple(named)
 
 
 def _find(keys: DeletedKeys, columns: Sequence[pa.Array]) -> tuple[Ints, Ints]:

@@ -20,7 +20,9 @@ from mirror_pump.lake.contents.dropped_rows import DroppedRows
 from mirror_pump.lake.format.columns import places_by_id, plain
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
-from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes, write_position_deletes
+from mirror_pump.lake.format.partitioned_files import write_position_delete_files
+from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
@@ -34,7 +36,7 @@ whole position-delete file for each data file that it refers to. With fewer, ope
 
 @dataclass(frozen=True)
 class MergeTask:
-    """Data files to merge into one."""
+    """Data files to merge into one. All of them are in one lake partition."""
 
     data: tuple[OrderedFile, ...]
     positions: tuple[str, ...]
@@ -52,10 +54,20 @@ class MergeTask:
     batch_bytes: int = BATCH_BYTES
     """Rows are read about this many bytes at a time."""
 
+    @property
+    def partition(self) -> PartitionTuple:
+        """The lake partition of the data files. Raises ValueError if they are in several: a file of their rows would
+        be in none."""
+        partitions = {file.partition for file in self.data}
+        if len(partitions) != 1:
+            raise ValueError(f"data files of the partitions {partitions} cannot be merged into one")
+        return partitions.pop()
+
 
 @dataclass(frozen=True)
 class PositionsTask:
-    """Position-delete files to merge into one, plus one for each data file with many deleted rows."""
+    """Position-delete files to merge into one for each lake partition, plus one for each data file with many deleted
+    rows."""
 
     files: tuple[str, ...]
     data: frozenset[str]
@@ -64,6 +76,8 @@ class PositionsTask:
     storage: StorageOptions
     own_positions: int = OWN_POSITIONS
     """A data file with at least this many positions gets a position-delete file of its own."""
+    partitions: Mapping[str, PartitionTuple] = field(default_factory=dict)
+    """Lake partitions of the data files, by URI; those of an unpartitioned table may be left out."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +102,7 @@ def merge_files(task: MergeTask) -> MergedFile:
     sources = tuple(file.path for file in task.data)
     hidden = read_position_deletes(task.positions, set(sources), task.storage)
     names = {field.field_id: field.name for field in task.schema.fields}
+    partition = task.partition
     kept: list[Positions] = []
     keys: list[PackedKeys] = []
     with ExitStack() as stack:
@@ -107,7 +122,9 @@ def merge_files(task: MergeTask) -> MergedFile:
                     continue
                 if writer is None:
                     # Without any live row no file is written.
-                    writer = stack.enter_context(DataFileWriter(task.schema, task.location, task.storage))
+                    writer = stack.enter_context(
+                        DataFileWriter(task.schema, task.location, task.storage, partition=partition)
+                    )
                 alive = table if live.all() else table.filter(pa.array(live))
                 writer.write(alive)
                 if task.packing is not None:
@@ -125,7 +142,8 @@ def merge_files(task: MergeTask) -> MergedFile:
 
 
 def merge_positions(task: PositionsTask) -> MergedPositions:
-    """Writes a position-delete file for each data file with at least `own_positions` positions, and one for all others.
+    """Writes a position-delete file for each data file with at least `own_positions` positions, and one for all others
+    of each lake partition.
 
     Memory: 8 bytes per position. Raises LakeError.
     """
@@ -135,9 +153,9 @@ def merge_positions(task: PositionsTask) -> MergedPositions:
     files: list[WrittenFile] = []
     with StagedFiles(task.storage) as written:
         for named in (*own, shared):
-            if named:
-                files.append(write_position_deletes(named, task.location, task.storage))
-                written.own(files[-1].path)
+            new = write_position_delete_files(named, task.partitions, task.location, task.storage)
+            written.own(*(file.path for file in new))
+            files += new
     return MergedPositions(tuple(files), tuple(positions))
 
 

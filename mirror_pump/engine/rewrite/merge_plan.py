@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -17,6 +17,7 @@ from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, paths_of
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.partitioning import PartitionTuple, partitions_of
 
 FANOUT = 8
 """This many files of one size class are merged into one. So a row is rewritten once per power of eight, and at most
@@ -57,7 +58,8 @@ DEFAULT_SIZES = MergeSizes()
 class MergePlan:
     """Tasks to run, at least one, and the state that they are based on."""
 
-    data: MergeTask | None
+    data: tuple[MergeTask, ...]
+    """At most one for each lake partition. No two of them have a source in common."""
     positions: PositionsTask | None
     removed: frozenset[str]
     """Files that the tasks replace, and position-delete files that only refer to data files which go or are gone."""
@@ -71,13 +73,14 @@ def plan_merge(
     """Plans what to merge in the table's current state; None if too little has accumulated.
 
     `target_bytes`: data files of at least this size are left alone; 0 leaves all alone. Only Parquet files of the
-    current, unpartitioned spec are merged, whichever engine wrote them. Reads the manifests that the listing
-    (`mirror_pump.engine.rewrite.conversion_plan.listing_for`) does not know yet. Raises LakeError.
+    current partition spec are merged, whichever engine wrote them, and only with files of their own partition. Reads
+    the manifests that the listing (`mirror_pump.engine.rewrite.conversion_plan.listing_for`) does not know yet. Raises
+    LakeError.
     """
     present = _present(table, listing)
     if present is None:
         return None
-    small = choose(present.data, sorted(present.pending), target_bytes, sizes.fanout)
+    small = choose_by_partition(present.data, sorted(present.pending), target_bytes, sizes.fanout)
     return _plan(table, present, small, sizes, merge_positions=True)
 
 
@@ -90,7 +93,7 @@ def plan_rewrite(table: LakeTable, listing: Listing, sizes: MergeSizes = DEFAULT
     if present is None:
         return None
     most_deleted = _most_deleted(present.data, present.positions, present.pending)
-    return _plan(table, present, most_deleted, sizes, merge_positions=False) if most_deleted else None
+    return _plan(table, present, (most_deleted,), sizes, merge_positions=False) if most_deleted else None
 
 
 def plan_fill(
@@ -105,15 +108,15 @@ def plan_fill(
     present = _present(table, listing)
     if present is None or len(present.data) < len(present.paths):
         raise NotFillable("another engine wrote files of the lake table in a way that the mirror cannot rewrite")
-    chosen: list[LiveFile] = []
+    chosen: list[tuple[LiveFile]] = []
     rows = 0
     for file in sorted(present.data, key=_age):
         if file.records and lacking(file):
-            chosen.append(file)
+            chosen.append((file,))
             rows += file.records
             if rows >= most_rows or len(chosen) >= MOST_SOURCES:
                 break
-    return _plan(table, present, tuple(chosen), DEFAULT_SIZES, merge_positions=False) if chosen else None
+    return _plan(table, present, chosen, DEFAULT_SIZES, merge_positions=False) if chosen else None
 
 
 class NotFillable(LakeError):
@@ -131,12 +134,15 @@ class _Present:
     """Data sequence numbers of equality deletes."""
     paths: frozenset[str]
     """URIs of all data files."""
+    partitions: Mapping[str, PartitionTuple]
+    """Lake partitions of all files, by URI; empty for an unpartitioned table."""
     seen: dict[str, frozenset[str]]
 
 
 def _present(table: LakeTable, listing: Listing) -> _Present | None:
-    """The files of the table's current state; None for a partitioned table, which is left alone."""
-    if table.partitioned:
+    """The files of the table's current state; None for a table that another engine partitioned, which is left
+    alone."""
+    if table.foreign_partitions:
         return None
     by_manifest = listing.files(table.manifests)
     data: list[LiveFile] = []
@@ -156,12 +162,26 @@ def _present(table: LakeTable, listing: Listing) -> _Present | None:
         else:
             unreadable = True
     # A position-delete file that cannot be read may refer to any data file.
-    return _Present([] if unreadable else data, positions, frozenset(pending), frozenset(paths), paths_of(by_manifest))
+    return _Present(
+        [] if unreadable else data,
+        positions,
+        frozenset(pending),
+        frozenset(paths),
+        {} if table.partitioning is None else partitions_of(chain.from_iterable(by_manifest.values())),
+        paths_of(by_manifest),
+    )
 
 
 def _plan(
-    table: LakeTable, present: _Present, sources: tuple[LiveFile, ...], sizes: MergeSizes, *, merge_positions: bool
+    table: LakeTable,
+    present: _Present,
+    groups: Sequence[Sequence[LiveFile]],
+    sizes: MergeSizes,
+    *,
+    merge_positions: bool,
 ) -> MergePlan | None:
+    """Plans to merge each group of data files into one, and position-delete files besides."""
+    sources = list(chain.from_iterable(groups))
     replaced = {file.path for file in sources}
     # Rewrites by other engines may leave position deletes that refer to data files which are already gone.
     about = present.paths - replaced
@@ -172,13 +192,17 @@ def _plan(
     # Position-delete files that refer to several data files would keep their rows about the sources. DuckDB computes
     # row counts as rows of data files minus rows of delete files, and some queries fail with an internal error if that
     # is negative.
-    shared = bool(sources) or crowded
-    positions = _positions_to_merge(remaining, sizes, shared=shared) if merge_positions else _shared(remaining)
+    # Those of other lake partitions do not refer to a source.
+    touched = {file.partition for file in sources}
+    shared = _shared(file for file in remaining if crowded or file.partition in touched)
+    positions = _positions_to_merge(remaining, sizes, shared) if merge_positions else shared
     if not (sources or positions or (crowded and dangling)):
         return None
     return MergePlan(
-        data=_merge(table, sources, present.positions) if sources else None,
-        positions=PositionsTask(positions, about, table.location, table.storage, sizes.own_positions)
+        data=tuple(_merge(table, group, present.positions) for group in groups),
+        positions=PositionsTask(
+            positions, about, table.location, table.storage, sizes.own_positions, present.partitions
+        )
         if positions
         else None,
         removed=frozenset(chain(replaced, dangling, positions)),
@@ -188,12 +212,16 @@ def _plan(
 
 
 def _merge(table: LakeTable, sources: Sequence[LiveFile], positions: Iterable[LiveFile]) -> MergeTask:
+    """The task that merges data files of one lake partition."""
     paths = {file.path for file in sources}
+    partitions = {file.partition for file in sources}
     # A position delete comes after the row that it deletes, so files with lower numbers do not matter.
     oldest = min(file.sequence_number for file in sources)
-    about = ((file, file.about) for file in positions if file.sequence_number >= oldest)
+    about = (
+        (file, file.about) for file in positions if file.sequence_number >= oldest and file.partition in partitions
+    )
     return MergeTask(
-        data=tuple(OrderedFile(file.path, file.sequence_number) for file in sources),
+        data=tuple(map(OrderedFile.of, sources)),
         positions=tuple(file.path for file, data_path in about if data_path is None or data_path in paths),
         schema=table.schema,
         location=table.location,
@@ -205,7 +233,7 @@ def merged_file_rewrite(
     plan: MergePlan, merged: Sequence[MergedFile], positions: MergedPositions | None
 ) -> FileRewrite:
     """The change that the plan's tasks produced. Each source occurs in one of `merged` only."""
-    relied_on = set() if plan.data is None else set(plan.data.positions)
+    relied_on = set(chain.from_iterable(task.positions for task in plan.data))
     if positions is not None:
         relied_on.update(positions.data)
     return FileRewrite(
@@ -217,6 +245,26 @@ def merged_file_rewrite(
         complete=False,
         merged=tuple(merged),
     )
+
+
+def choose_by_partition(
+    data: Iterable[LiveFile], pending: Sequence[int], target_bytes: int, fanout: int = FANOUT
+) -> list[tuple[LiveFile, ...]]:
+    """What `choose` chooses from the files of each lake partition, most files first, as much as one commit may merge. A
+    batch may add a small file to each of many partitions, and merging one partition a commit would not keep up."""
+    by_partition: dict[PartitionTuple, list[LiveFile]] = defaultdict(list)
+    for file in data:
+        by_partition[file.partition].append(file)
+    found = (choose(files, pending, target_bytes, fanout) for files in by_partition.values())
+    groups: list[tuple[LiveFile, ...]] = []
+    files = rows = 0
+    for group in sorted(filter(None, found), key=len, reverse=True):
+        files += len(group)
+        rows += sum(file.records for file in group)
+        if groups and (files > MOST_SOURCES or rows > _MOST_SOURCE_ROWS):
+            break
+        groups.append(group)
+    return groups
 
 
 def choose(
@@ -296,18 +344,18 @@ def _shared(positions: Iterable[LiveFile]) -> tuple[str, ...]:
     return tuple(file.path for file in positions if file.about is None and file.records < FULL_POSITIONS)
 
 
-def _positions_to_merge(positions: Sequence[LiveFile], sizes: MergeSizes, *, shared: bool) -> tuple[str, ...]:
-    """Position-delete files to merge: those of the largest full size class and of all smaller classes. Files that a
-    merge has written for a single data file are only merged with each other. `shared`: also take all files that refer
-    to several data files."""
-    groups: dict[str | None, list[LiveFile]] = defaultdict(list)
+def _positions_to_merge(positions: Sequence[LiveFile], sizes: MergeSizes, shared: Sequence[str]) -> tuple[str, ...]:
+    """Position-delete files to merge: of each lake partition, those of the largest full size class and of all smaller
+    classes. Files that a merge has written for a single data file are only merged with each other. `shared`: URIs of
+    further files to merge."""
+    groups: dict[tuple[PartitionTuple, str | None], list[LiveFile]] = defaultdict(list)
     for file in positions:
         if file.records < FULL_POSITIONS:
-            groups[file.about if file.records >= sizes.own_positions else None].append(file)
+            groups[file.partition, file.about if file.records >= sizes.own_positions else None].append(file)
     full = chain.from_iterable(
-        _full(files, OWN_FANOUT if data_path else sizes.fanout) for data_path, files in groups.items()
+        _full(files, OWN_FANOUT if data_path else sizes.fanout) for (_, data_path), files in groups.items()
     )
-    return tuple(dict.fromkeys((*full, *(_shared(positions) if shared else ()))))
+    return tuple(dict.fromkeys((*full, *shared)))
 
 
 def _full(files: Sequence[LiveFile], fanout: int) -> Iterator[str]:

@@ -9,8 +9,8 @@ rewritten for that. The archive snapshot consists of
   of the key, position deletes that refer to a single data file which is not in the archive snapshot). So of the rows
   below the cut-line, exactly those are hidden that main hides: both kinds of deletes depend on sequence numbers,
   positions and keys, none of which changes;
-- one more position-delete file, for the rows at or above the cut-line in files with rows on both sides. It hides
-  nothing else. Rows that main hides may be hidden twice.
+- one more position-delete file (of a partitioned table, for each lake partition), for the rows at or above the
+  cut-line in files with rows on both sides. It hides nothing else. Rows that main hides may be hidden twice.
 
 Invariant: the archive snapshot holds the rows of main that are below the cut-line, each once. Below the cut-line, main
 changes only by folds, since stream changes there are discarded while they are decoded. So the archive snapshot stays
@@ -35,6 +35,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine, Side, divide
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.partitioning import by_partition
 from mirror_pump.lake.format.position_deletes import PATH_ID, write_position_deletes
 from mirror_pump.lake.metadata.manifest_list import Manifest
 from mirror_pump.lake.metadata.manifests import ManifestWriter
@@ -174,10 +175,10 @@ class ArchiveBranch:
                     tally.count(live.content, live.records, live.size_bytes)
         self._sides = division.sides
         self._hiding = {path: file for path, file in self._hiding.items() if path in division.sides}
-        if division.hidden:
-            file = write_position_deletes(division.hidden, table.location, self._storage)
+        for partition, hidden in by_partition(division.hidden, division.partitions):
+            file = write_position_deletes(hidden, table.location, self._storage, partition)
             written.own(file.path)
-            self._hiding |= dict.fromkeys(division.hidden, file)
+            self._hiding |= dict.fromkeys(hidden, file)
         hiding = list({file.path: file for file in self._hiding.values()}.values())
         added = writer.add(ManifestContent.DELETES, [(file, number) for file in hiding])
         for file in hiding:

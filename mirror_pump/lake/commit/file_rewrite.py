@@ -43,7 +43,8 @@ from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile, followed
 from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.position_deletes import write_position_deletes
+from mirror_pump.lake.format.partitioned_files import write_position_delete_files
+from mirror_pump.lake.format.partitioning import partitions_of
 from mirror_pump.lake.metadata.manifest_entries import StoredEntry
 from mirror_pump.lake.metadata.manifest_list import Manifest
 from mirror_pump.lake.metadata.manifests import entries_of
@@ -150,7 +151,7 @@ def deletes_moved(
     rewrite: FileRewrite, manifests: Sequence[Manifest], location: str, storage: StorageOptions
 ) -> tuple[WrittenFile, ...]:
     """Checks the rewrite like `check`, and maps position deletes that are newer than the base to the new files. Writes
-    one position-delete file, or none.
+    at most one position-delete file for each lake partition.
 
     Also raises FileRewriteSuperseded if one of these position-delete files cannot be read: the table continues without
     the rewrite.
@@ -160,4 +161,5 @@ def deletes_moved(
         moved = followed(rewrite.merged, since, storage)
     except (LakeError, pa.ArrowException) as error:
         raise FileRewriteSuperseded(f"a position-delete file cannot be read: {error}") from error
-    return (write_position_deletes(moved, location, storage),) if moved else ()
+    partitions = partitions_of(merged.file for merged in rewrite.merged if merged.file is not None)
+    return write_position_delete_files(moved, partitions, location, storage)

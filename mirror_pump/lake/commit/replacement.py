@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mirror_pump.lake.contents.cutline import CutLine, divide
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.position_deletes import write_position_deletes
+from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.metadata.manifest_entries import ManifestEntry
 from mirror_pump.lake.metadata.manifest_list import Manifest
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
@@ -73,10 +73,9 @@ class FilesAbove:
         listing = Listing(present.storage, (self.cutline.field_id,))
         division = divide(present.manifests, self.cutline, listing, present.storage)
         above = division.above
-        positions: tuple[WrittenFile, ...] = ()
-        if division.hidden:
-            positions = (write_position_deletes(division.hidden, present.location, present.storage),)
-            written.own(positions[0].path)
+        partitions = division.partitions
+        positions = write_position_delete_files(division.hidden, partitions, present.location, present.storage)
+        written.own(*(file.path for file in positions))
         return Replaced(
             lambda entry: entry.path in above,
             lambda manifest: any(file.path in above for file in division.files.get(manifest.path, ())),

@@ -31,7 +31,7 @@ from mirror_pump.lake.metadata.snapshot_summary import FileTally, SnapshotSummar
 from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
 from mirror_pump.lake.metadata.table_metadata import ARCHIVE_BRANCH, TableMetadata
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, make_directory, write_all
-from mirror_pump.model import SequenceNumber, SnapshotId
+from mirror_pump.model import LakePartitioning, SequenceNumber, SnapshotId
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _Added:
     def tally(self) -> FileTally:
         tally = FileTally()
         for file, _ in (*self.data, *self.deletes, *self.positions):
-            tally.count(file.content, file.record_count, file.size_bytes)
+            tally.count(file.content, file.record_count, file.size_bytes, file.partition)
         return tally
 
 
@@ -135,9 +135,10 @@ class LakeTable:
         now_ms: int,
         *,
         has_retention: bool = False,
+        partitioning: LakePartitioning | None = None,
     ) -> StagedCommit:
-        """Stages a new table, unpartitioned, of format version 2, with an empty start snapshot. The snapshot's sequence
-        number is the table's start sequence number.
+        """Stages a new table of format version 2 with an empty start snapshot. The snapshot's sequence number is the
+        table's start sequence number.
 
         `has_retention`: the table has heap retention. The start snapshot is then also the head of the archive branch,
         since no row is below the cut-line yet. Creates the directories of the table's files; nothing else creates
@@ -146,7 +147,7 @@ class LakeTable:
         root = location.rstrip("/")
         for name in ("metadata", "data"):
             make_directory(join(root, name), storage)
-        empty = cls(TableMetadata.new(schema, root, properties, now_ms), "", storage, ())
+        empty = cls(TableMetadata.new(schema, root, properties, now_ms, partitioning), "", storage, ())
         return empty._stage(RowDelta(()), now_ms, frozenset(), None, has_retention=has_retention)
 
     @classmethod
@@ -253,7 +254,10 @@ class LakeTable:
         old (mirror_pump.lake.commit.concurrent_rewrites)."""
         number = placeholder_number(added.data, added.deletes)
         if number is not None:
-            file = write_data_file(self.schema.arrow.empty_table(), self.schema, self.location, self.storage)
+            # Any partition will do: Iceberg compares the numbers of all data files of the table.
+            partition = added.deletes[0][0].partition
+            rows = self.schema.arrow.empty_table()
+            file = write_data_file(rows, self.schema, self.location, self.storage, partition)
             written.own(file.path)
             added.data.append((file, number))
 
@@ -330,9 +334,15 @@ class LakeTable:
         return self._current.sequence_number
 
     @property
-    def partitioned(self) -> bool:
-        """Whether new files belong to partitions, because another engine partitioned the table."""
-        return any(spec.spec_id == self.spec_id and spec.fields for spec in self.metadata.partition_specs)
+    def partitioning(self) -> LakePartitioning | None:
+        """How new files are divided. None if they are not, or in a way that the mirror does not write."""
+        return self.metadata.default_spec.partitioning
+
+    @cached_property
+    def foreign_partitions(self) -> bool:
+        """Whether new files belong to partitions of a kind that the mirror does not write, because another engine
+        partitioned the table."""
+        return self.metadata.partition_type(self.spec_id) is None
 
     @property
     def spec_id(self) -> int:

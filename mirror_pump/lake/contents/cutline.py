@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.format.bounds import ordered
 from mirror_pump.lake.format.columns import column_names, plain
 from mirror_pump.lake.format.damaged_files import open_parquet
+from mirror_pump.lake.format.partitioning import PartitionTuple, partitions_of
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.metadata.manifest_list import Manifest
 from mirror_pump.lake.storage import StorageOptions
@@ -121,6 +123,11 @@ class Division:
     def above(self) -> frozenset[str]:
         """URIs of data files with no row below the cut-line."""
         return frozenset(path for path, side in self.sides.items() if side is Side.AT_OR_ABOVE)
+
+    @property
+    def partitions(self) -> dict[str, PartitionTuple]:
+        """Lake partitions of the live files, by URI."""
+        return partitions_of(chain.from_iterable(self.files.values()))
 
 
 def divide(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.metadata.manifest_entries import StoredEntry
 from mirror_pump.lake.metadata.manifest_list import Manifest
@@ -32,6 +33,8 @@ class LiveFile:
     lower_bounds: Mapping[int, bytes]
     """Iceberg single-value serialisation by field ID, for the fields that the listing was made for."""
     upper_bounds: Mapping[int, bytes]
+    partition: PartitionTuple = UNPARTITIONED
+    """Its lake partition, under the partition spec of its manifest."""
 
     @property
     def about(self) -> str | None:
@@ -121,6 +124,7 @@ def _live(entry: StoredEntry, bounds_of: Collection[int]) -> LiveFile:
         equality_ids=entry.equality_ids,
         lower_bounds=_bounds(entry.lower_bounds, bounds_of),
         upper_bounds=_bounds(entry.upper_bounds, bounds_of),
+        partition=entry.partition,
     )
 
 

@@ -16,9 +16,11 @@ class TableStats:
 
     data_files: int = 0
     small_files: int = 0
-    """Data files below three quarters of the target size."""
+    """Data files below three quarters of the target size; of a partitioned table, of the lake partition that has the
+    most of them, since only files of one partition are merged."""
     small_by_class: tuple[int, ...] = ()
-    """The same by size class, largest class first."""
+    """The same by size class, largest class first. Each number is that of the partition with the most files of that
+    class."""
     records: int = 0
     """Rows in data files, including deleted ones."""
     data_bytes: int = 0
@@ -26,6 +28,8 @@ class TableStats:
     equality_delete_files: int = 0
     equality_delete_rows: int = 0
     position_delete_files: int = 0
+    position_delete_files_together: int | None = None
+    """Those of the lake partition that has the most of them, which can be merged. None: all of them."""
     position_delete_rows: int = 0
     delete_bytes: int = 0
     manifests: int = 0

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from decoders.columns import Kind
 from mirror_pump.lake.format.bounds import lower_bound, upper_bound
+from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, join, open_output
 
@@ -81,26 +82,48 @@ class WrittenFile:
     """NaN values of FLOAT and DOUBLE columns. A column with a NaN has no bounds: engines sort NaN differently."""
     referenced_data_file: str | None = None
     """POSITION_DELETES only: URI of the data file, if all positions are in one file."""
+    partition: PartitionTuple = UNPARTITIONED
+    """The lake partition that all rows, or all data files that the deletes concern, belong to."""
 
 
-def write_data_file(table: pa.Table, schema: LakeSchema, location: str, storage: StorageOptions) -> WrittenFile:
-    """Writes rows as one file below `location`/data. Columns: `schema`'s order, exact `ColumnType.arrow` types.
+def write_data_file(
+    table: pa.Table,
+    schema: LakeSchema,
+    location: str,
+    storage: StorageOptions,
+    partition: PartitionTuple = UNPARTITIONED,
+) -> WrittenFile:
+    """Writes rows as one file below `location`/data. Columns: `schema`'s order, exact `ColumnType.arrow` types. All
+    rows must be in `partition`; `mirror_pump.lake.format.partitioned_files` divides rows by their partitions.
 
     Raises ValueError if the table does not have the schema or a key column holds NULL, and LakeError from the storage.
     """
-    with DataFileWriter(schema, location, storage) as writer:
+    with DataFileWriter(schema, location, storage, partition=partition) as writer:
         writer.write(table)
     return writer.written
 
 
-def write_equality_deletes(keys: pa.Table, schema: LakeSchema, location: str, storage: StorageOptions) -> WrittenFile:
+def write_equality_deletes(
+    keys: pa.Table,
+    schema: LakeSchema,
+    location: str,
+    storage: StorageOptions,
+    partition: PartitionTuple = UNPARTITIONED,
+) -> WrittenFile:
     """Writes the keys whose older rows are deleted as one file. `keys` holds `schema`'s key columns only, in its order.
+    All of them must be in `partition`.
 
     Raises the same errors as `write_data_file`.
     """
-    with DataFileWriter(schema.key, location, storage, FileContent.EQUALITY_DELETES) as writer:
+    with DataFileWriter(schema.key, location, storage, FileContent.EQUALITY_DELETES, partition=partition) as writer:
         writer.write(keys)
     return writer.written
+
+
+def require_schema(rows: pa.Table, schema: LakeSchema) -> None:
+    """Raises ValueError unless the rows have the schema's columns, in its order and with its exact types."""
+    if rows.schema.names != schema.arrow.names or rows.schema.types != schema.arrow.types:
+        raise ValueError(f"rows of schema\n{rows.schema}\ndo not fit a lake table of schema\n{schema.arrow}")
 
 
 @dataclass
@@ -135,10 +158,13 @@ class DataFileWriter:
         storage: StorageOptions,
         content: FileContent = FileContent.DATA,
         *,
+        partition: PartitionTuple = UNPARTITIONED,
         row_group_rows: int = ROW_GROUP_ROWS,
         row_group_bytes: int = ROW_GROUP_BYTES,
     ) -> None:
+        """`partition`: the lake partition of all rows."""
         self._schema = schema
+        self._partition = partition
         self._storage = storage
         self._content = content
         self._row_group_rows = row_group_rows
@@ -165,8 +191,7 @@ class DataFileWriter:
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Appends rows. Raises ValueError if their schema differs, pyarrow's ArrowInvalid for a NULL key."""
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-        if table.schema.names != self._schema.arrow.names or table.schema.types != self._schema.arrow.types:
-            raise ValueError(f"rows of schema\n{table.schema}\ndo not fit a lake table of schema\n{self._schema.arrow}")
+        require_schema(table, self._schema)
         self._waiting.append(table)
         self._waiting_rows += table.num_rows
         self._waiting_bytes += table.nbytes
@@ -192,6 +217,11 @@ class DataFileWriter:
             size = self._sink.tell()
             footer = self._writer.writer.metadata
         self._written = self._describe(footer, size)
+
+    def flush(self) -> None:
+        """Writes what waits in memory as a row group."""
+        if self._waiting_rows:
+            self._flush()
 
     @property
     def path(self) -> str:
@@ -281,6 +311,7 @@ class DataFileWriter:
             equality_ids=self._schema.key_ids if self._content is FileContent.EQUALITY_DELETES else (),
             split_offsets=tuple(_start(group) for group in groups if group.num_rows),
             nan_counts=nans,
+            partition=self._partition,
         )
 
 

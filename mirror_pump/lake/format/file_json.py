@@ -25,6 +25,7 @@ def file_to_json(file: WrittenFile) -> dict[str, Any]:
         "equality_ids": list(file.equality_ids),
         "split_offsets": list(file.split_offsets),
         "referenced_data_file": file.referenced_data_file,
+        "partition": list(file.partition),
     }
 
 
@@ -44,6 +45,7 @@ def file_from_json(stored: Mapping[str, Any]) -> WrittenFile:
         equality_ids=tuple(stored["equality_ids"]),
         split_offsets=tuple(stored["split_offsets"]),
         referenced_data_file=stored["referenced_data_file"],
+        partition=tuple(stored["partition"]),
     )
 
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.schema import FIELD_ID
 from mirror_pump.lake.storage import StorageOptions, join, open_output
 
@@ -41,10 +42,12 @@ def write_position_deletes(
     positions: Mapping[str, Positions],
     location: str,
     storage: StorageOptions,
+    partition: PartitionTuple = UNPARTITIONED,
     *,
     row_group_rows: int = ROW_GROUP_ROWS,
 ) -> WrittenFile:
-    """Writes one file below `location`/data. `positions`: sorted row numbers by data file URI, as in manifests.
+    """Writes one file below `location`/data. `positions`: sorted row numbers by data file URI, as in manifests. All
+    these data files must be in `partition`.
 
     The bounds on file_path are whole paths, never truncated. Equal bounds tell engines that the file refers to a single
     data file (field 143 says so too); truncated ones would name another file. Raises ValueError without positions,
@@ -92,6 +95,7 @@ def write_position_deletes(
             int(group.column(0).dictionary_page_offset or group.column(0).data_page_offset) for group in groups
         ),
         referenced_data_file=paths[0] if len(paths) == 1 else None,
+        partition=partition,
     )
 
 

@@ -87,6 +87,13 @@ class LakeSchema:
         fields = tuple(field for field in self.fields if field.field_id in self.key_ids)
         return LakeSchema(self.schema_id, fields, self.key_ids)
 
+    def name_of(self, field_id: int) -> str:
+        """The name of a column. Raises KeyError if the schema has no column of this ID."""
+        for field in self.fields:
+            if field.field_id == field_id:
+                return field.name
+        raise KeyError(f"no column has field ID {field_id}")
+
     @property
     def last_column_id(self) -> int:
         """The highest field ID in use, including elements (Iceberg's last-column-id)."""

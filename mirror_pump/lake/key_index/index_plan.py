@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mirror_pump.lake.format.partitioning import PartitionTuple, partition_values
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, Places, files_of, place_of, positions_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, codes_of, unique_last
+from mirror_pump.model import LakePartitioning
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class IndexPlan:
 
     positions: Mapping[str, Positions]
     """Rows to delete, by data file URI: sorted, each once."""
+    partitions: Mapping[str, PartitionTuple]
+    """Lake partitions of these data files; empty for an unpartitioned table."""
     unknown: tuple[npt.NDArray[np.int64], ...]
     """For each segment, indexes of its deleted keys that have no row in the index nor in an earlier segment."""
     keys: PackedKeys
@@ -108,8 +112,17 @@ class IndexPlan:
     """Place of each key's row after the commit; NOWHERE for none."""
 
 
-def plan_commit(index: KeyIndex, numbers: FileNumbers, segments: Sequence[KeyedSegment]) -> IndexPlan:
-    """Works out the commit. Leaves the index unchanged until `apply_plan`, but gives numbers to the new data files."""
+def plan_commit(
+    index: KeyIndex,
+    numbers: FileNumbers,
+    segments: Sequence[KeyedSegment],
+    partitioning: LakePartitioning | None = None,
+) -> IndexPlan:
+    """Works out the commit. Leaves the index unchanged until `apply_plan`, but gives numbers to the new data files.
+
+    `partitioning`: that of the lake table. A row that is deleted is in the partition of its key, and so is its file:
+    the index need not know in which partition each file is.
+    """
     words = index.words
     row_keys, row_places, row_segments = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for number, segment in enumerate(segments):
@@ -132,7 +145,15 @@ def plan_commit(index: KeyIndex, numbers: FileNumbers, segments: Sequence[KeyedS
     np.minimum.at(first_row, row_codes, added_in)
 
     lost = added_in < last_delete[row_codes]
-    hidden = np.unique(np.concatenate([before[before >= 0], places[lost]]))
+    hidden = np.concatenate([before[before >= 0], places[lost]])
+    partitions: dict[str, PartitionTuple] = {}
+    if partitioning is not None:
+        values = _partition_values(segments, partitioning)
+        by_code = np.zeros(count, np.int64)
+        by_code[deleted_codes] = values
+        of_hidden = np.concatenate([values[before >= 0], by_code[row_codes[lost]]])
+        partitions = _partitions(hidden, of_hidden, numbers)
+    hidden = np.unique(hidden)
     had_row = (before >= 0) | (first_row[deleted_codes] < deleted_in)
     unknown = tuple(np.flatnonzero(~had_row[begin:end]) for begin, end in pairwise(np.cumsum([0, *sizes])))
 
@@ -140,12 +161,27 @@ def plan_commit(index: KeyIndex, numbers: FileNumbers, segments: Sequence[KeyedS
     after = np.concatenate([np.full(len(deleted), NOWHERE, np.int64), places[~lost]])
     # A row that remains comes after every delete of its key.
     last = unique_last(touched)
-    return IndexPlan(_by_file(hidden, numbers), unknown, touched.take(last), after[last])
+    return IndexPlan(_by_file(hidden, numbers), partitions, unknown, touched.take(last), after[last])
 
 
 def apply_plan(index: KeyIndex, plan: IndexPlan) -> None:
     """Applies a plan to the index after its commit has landed."""
     index.put(plan.keys, plan.places)
+
+
+def _partition_values(segments: Sequence[KeyedSegment], partitioning: LakePartitioning) -> npt.NDArray[np.int64]:
+    """The partition value of each deleted key, in the order of the segments."""
+    parts = [np.zeros(0, np.int64)]
+    for segment in segments:
+        name = segment.keys.schema.name_of(partitioning.field_id)
+        parts.append(partition_values(segment.keys.deleted.column(name), partitioning.transform))
+    return np.concatenate(parts)
+
+
+def _partitions(places: Places, values: npt.NDArray[np.int64], numbers: FileNumbers) -> dict[str, PartitionTuple]:
+    """By URI, the partition of each file that has a place. `values`: the partition value of each place."""
+    files, first = np.unique(files_of(places), return_index=True)
+    return {numbers.path(int(number)): (int(value),) for number, value in zip(files, values[first], strict=True)}
 
 
 def _by_file(places: Places, numbers: FileNumbers) -> dict[str, Positions]:

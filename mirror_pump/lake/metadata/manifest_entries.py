@@ -14,9 +14,9 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import IntegerType, ListType, NestedField, StringType, StructType
 
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
+from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.metadata.avro import Encoder, read_records, schema_json
-
-NO_PARTITION = StructType()
+from mirror_pump.lake.metadata.partition_specs import NO_PARTITION
 
 
 class Status(IntEnum):
@@ -41,6 +41,7 @@ class ManifestEntry:
     path: str
     records: int
     size_bytes: int
+    partition: PartitionTuple
     data_file: bytes
 
 
@@ -84,12 +85,12 @@ def _data_file_type(partition: StructType, equality_id: Any) -> StructType:
 
 
 def file_values(file: WrittenFile) -> tuple[Any, ...]:
-    """A new, unpartitioned file as values in the field order of `_data_file_type`."""
+    """A new file as values in the field order of `_data_file_type`."""
     return (
         int(file.content),
         file.path,
         "PARQUET",
-        Record(),
+        Record(*file.partition),
         file.record_count,
         file.size_bytes,
         file.column_sizes,
@@ -133,6 +134,11 @@ class StoredEntry:
         return str(self.file[2]).upper()
 
     @property
+    def partition(self) -> PartitionTuple:
+        """The lake partition of the file, under the partition spec of its manifest."""
+        return tuple(self.file[3][place] for place in range(len(self.file[3])))
+
+    @property
     def records(self) -> int:
         """Rows in the file."""
         return int(self.file[4])
@@ -171,6 +177,7 @@ class StoredEntry:
             self.path,
             self.records,
             self.size_bytes,
+            self.partition,
             file,
         )
 

@@ -16,11 +16,11 @@ import orjson
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.types import StructType
 
+from mirror_pump.errors import ForeignTable
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
 from mirror_pump.lake.metadata.avro import container_of_block, raw_records
 from mirror_pump.lake.metadata.manifest_entries import (
-    NO_PARTITION,
     ManifestEntry,
     Status,
     StoredEntry,
@@ -30,6 +30,7 @@ from mirror_pump.lake.metadata.manifest_entries import (
     stored_entries,
 )
 from mirror_pump.lake.metadata.manifest_list import Manifest, encoded_list, with_line
+from mirror_pump.lake.metadata.partition_summaries import Summaries, summaries_of, united
 from mirror_pump.lake.metadata.snapshot_summary import FileTally
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
@@ -85,8 +86,16 @@ class ManifestWriter:
         """Location and content of every file encoded so far; none is written yet."""
 
     def add(self, content: ManifestContent, files: Sequence[tuple[WrittenFile, int]]) -> Manifest | None:
-        """A manifest of new files, each with its explicit data sequence number; None without files."""
-        encoder = formats_of(NO_PARTITION).data_file
+        """A manifest of new files, each with its explicit data sequence number; None without files.
+
+        Raises ValueError for a file whose partition does not fit the table's partition spec.
+        """
+        spec_id = self._metadata.default_spec_id
+        partition = _partition_type(self._metadata, spec_id)
+        for file, _ in files:
+            if len(file.partition) != len(partition.fields):
+                raise ValueError(f"{file.path} of partition {file.partition} does not fit partition spec {spec_id}")
+        encoder = formats_of(partition).data_file
         entries = tuple(
             ManifestEntry(
                 Status.ADDED,
@@ -97,14 +106,14 @@ class ManifestWriter:
                 file.path,
                 file.record_count,
                 file.size_bytes,
+                file.partition,
                 encoder.encode(*file_values(file)),
             )
             for file, sequence in files
         )
         if not entries:
             return None
-        spec_id = self._metadata.default_spec_id
-        manifest = self._write(content, spec_id, NO_PARTITION, entries)
+        manifest = self._write(content, spec_id, partition, entries)
         manifest = replace(manifest, deletes=_kind(content, {file.content for file, _ in files}))
         return replace(manifest, entries=entries) if len(entries) <= HELD else manifest
 
@@ -114,14 +123,18 @@ class ManifestWriter:
         Amortised cost: one commit in ten merges ten manifests of about one entry each, one in a hundred merges ten of
         ten entries, and so on.
         """
-        unpartitioned = {spec.spec_id for spec in self._metadata.partition_specs if not spec.fields}
+        own_specs = {
+            spec.spec_id
+            for spec in self._metadata.partition_specs
+            if self._metadata.partition_type(spec.spec_id) is not None
+        }
         carried: list[Manifest] = []
         groups: dict[_Group, dict[int, list[Manifest]]] = defaultdict(lambda: defaultdict(list))
         for manifest in manifests:
             if not manifest.live_files:
                 continue
             open_to_more = manifest.live_files < self._full and manifest.key_metadata is None
-            if manifest.spec_id in unpartitioned and open_to_more:
+            if manifest.spec_id in own_specs and open_to_more:
                 group = ManifestContent(manifest.content), manifest.spec_id, manifest.deletes
                 groups[group][_size_class(manifest.live_files)].append(manifest)
             else:
@@ -162,12 +175,12 @@ class ManifestWriter:
             if not may_hold(manifest):
                 result.untouched.append(manifest)
                 continue
-            partition, present = _existing(manifest, storage)
+            partition, present = _existing(manifest, self._metadata, storage)
             entries = []
             remaining: set[int] = set()
             for entry in present:
                 if doomed(entry):
-                    result.removed.count(entry.content, entry.records, entry.size_bytes)
+                    result.removed.count(entry.content, entry.records, entry.size_bytes, entry.partition)
                     entries.append(replace(entry, status=Status.DELETED, snapshot_id=self.snapshot_id))
                 else:
                     remaining.add(entry.content)
@@ -176,8 +189,8 @@ class ManifestWriter:
             if remaining and all(entry.status is Status.EXISTING for entry in entries):
                 result.untouched.append(replace(manifest, deletes=kind))
                 continue
-            written = self._write(ManifestContent(manifest.content), manifest.spec_id, partition, entries)
-            result.rewritten.append(with_line(replace(written, partitions=manifest.partitions, deletes=kind)))
+            written = self._write(ManifestContent(manifest.content), manifest.spec_id, partition, entries, manifest)
+            result.rewritten.append(replace(written, deletes=kind))
         return result
 
     def without(
@@ -195,11 +208,11 @@ class ManifestWriter:
             if not excluded:
                 kept.append(manifest)
                 continue
-            partition, present = _existing(manifest, storage)
+            partition, present = _existing(manifest, self._metadata, storage)
             entries = [entry for entry in present if entry.path not in excluded]
             if entries:
-                written = self._write(ManifestContent(manifest.content), manifest.spec_id, partition, entries)
-                kept.append(with_line(replace(written, partitions=manifest.partitions)))
+                content = ManifestContent(manifest.content)
+                kept.append(self._write(content, manifest.spec_id, partition, entries, manifest))
         return kept
 
     def list(self, manifests: Sequence[Manifest], parent_id: int | None) -> str:
@@ -217,19 +230,23 @@ class ManifestWriter:
     def _merged(self, group: _Group, manifests: Sequence[Manifest], storage: StorageOptions) -> Manifest:
         """One manifest of all live entries of several, which keep their sequence numbers, with status existing."""
         content, spec_id, deletes = group
-        formats = formats_of(NO_PARTITION)
+        partition = _partition_type(self._metadata, spec_id)
+        formats = formats_of(partition)
         cached: list[ManifestEntry] | None = []
         payloads: list[bytes] = []
+        summaries: list[Summaries | None] = []
         count = rows = 0
         for manifest in manifests:
+            summary = manifest.partitions
             if manifest.entries is None:
                 cached = None
                 unchanged = manifest.files[0] == manifest.files[2] == 0
                 raw = _raw(manifest, storage, formats.schema) if unchanged else None
                 if raw is None:
                     stored = _stored(manifest, storage)[1]
-                    payloads.extend(formats.entry(entry.encoded(NO_PARTITION)) for entry in stored)
+                    payloads.extend(formats.entry(entry.encoded(partition)) for entry in stored)
                     count += len(stored)
+                    summary = summaries_of(partition, [entry.partition for entry in stored])
                 else:
                     count += raw[0]
                     payloads.append(raw[1])
@@ -237,11 +254,13 @@ class ManifestWriter:
                 entries = [existing(entry, manifest.sequence_number) for entry in manifest.entries]
                 payloads.extend(map(formats.entry, entries))
                 count += len(entries)
+                summary = summaries_of(partition, [entry.partition for entry in entries])
                 if cached is not None:
                     cached.extend(entries)
+            summaries.append(summary)
             rows += manifest.rows[0] + manifest.rows[1]
         minimum = min(manifest.min_sequence_number for manifest in manifests)
-        location, length = self._encode(content, spec_id, NO_PARTITION, count, b"".join(payloads))
+        location, length = self._encode(content, spec_id, partition, count, b"".join(payloads))
         return with_line(
             Manifest(
                 location,
@@ -253,14 +272,21 @@ class ManifestWriter:
                 self.snapshot_id,
                 (0, count, 0),
                 (0, rows, 0),
+                united(partition, summaries),
                 entries=tuple(cached) if cached is not None and len(cached) <= HELD else None,
                 deletes=deletes,
             )
         )
 
     def _write(
-        self, content: ManifestContent, spec_id: int, partition: StructType, entries: Sequence[ManifestEntry]
+        self,
+        content: ManifestContent,
+        spec_id: int,
+        partition: StructType,
+        entries: Sequence[ManifestEntry],
+        former: Manifest | None = None,
     ) -> Manifest:
+        """A manifest of these entries. `former`: the manifest that had them before, if there was one."""
         formats = formats_of(partition)
         payload = b"".join(formats.entry(entry) for entry in entries)
         location, length = self._encode(content, spec_id, partition, len(entries), payload)
@@ -270,6 +296,10 @@ class ManifestWriter:
             files[entry.status] += 1
             rows[entry.status] += entry.records
         live = [entry.sequence_number for entry in entries if entry.status is not Status.DELETED]
+        summaries = summaries_of(partition, [entry.partition for entry in entries])
+        if summaries is None and former is not None:
+            # Another engine's spec. What holds for all entries holds for some of them.
+            summaries = former.partitions
         order = (Status.ADDED, Status.EXISTING, Status.DELETED)
         return with_line(
             Manifest(
@@ -282,6 +312,7 @@ class ManifestWriter:
                 self.snapshot_id,
                 (files[order[0]], files[order[1]], files[order[2]]),
                 (rows[order[0]], rows[order[1]], rows[order[2]]),
+                summaries,
             )
         )
 
@@ -318,13 +349,27 @@ def _kind(content: int, kinds: Collection[int]) -> FileContent | None:
     return FileContent(next(iter(kinds))) if content == ManifestContent.DELETES and len(kinds) == 1 else None
 
 
-def _existing(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[ManifestEntry]]:
+def _existing(
+    manifest: Manifest, metadata: TableMetadata, storage: StorageOptions
+) -> tuple[StructType, list[ManifestEntry]]:
     """Partition type and live entries, in the form that later manifests hold."""
     if manifest.entries is not None:
-        # Only manifests written here keep their entries, and these are unpartitioned.
-        return NO_PARTITION, [existing(entry, manifest.sequence_number) for entry in manifest.entries]
+        # Only manifests written here keep their entries.
+        entries = [existing(entry, manifest.sequence_number) for entry in manifest.entries]
+        return _partition_type(metadata, manifest.spec_id), entries
     partition, stored = _stored(manifest, storage)
     return partition, [entry.encoded(partition) for entry in stored]
+
+
+def _partition_type(metadata: TableMetadata, spec_id: int) -> StructType:
+    """The partition type of a spec that the mirror writes. Raises ForeignTable for another one."""
+    partition = metadata.partition_type(spec_id)
+    if partition is None:
+        raise ForeignTable(
+            f"partition spec {spec_id} of {metadata.location} is not the mirror's",
+            "unregister and register the table; no other engine may partition its lake table",
+        )
+    return partition
 
 
 def _stored(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[StoredEntry]]:

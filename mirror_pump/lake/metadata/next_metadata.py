@@ -11,6 +11,7 @@ from typing import Any
 
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.metadata.partition_specs import named_apart
 from mirror_pump.lake.metadata.snapshot import Snapshot, sequence_number_of
 from mirror_pump.lake.metadata.snapshot_thinning import HistoryRetention, thin_history
 from mirror_pump.lake.metadata.table_metadata import ARCHIVE_BRANCH, MAIN, TableMetadata
@@ -89,6 +90,7 @@ def with_schema(
     result = {
         **document,
         "last-column-id": max(int(document["last-column-id"]), schema.last_column_id),
+        "partition-specs": named_apart(document["partition-specs"], schema),
         "properties": _properties_after(metadata.properties, current, schema),
     }
     if known_id is None:
@@ -115,6 +117,7 @@ def with_content_of(present: TableMetadata, staged: TableMetadata, kept: Iterabl
         **old,
         **{key: new[key] for key in _CONTENT if key in new},
         **{key: max(int(new[key]), int(old[key])) for key in _GROWING},
+        "partition-specs": named_apart(old["partition-specs"], staged.current_schema),
         "properties": _properties_after(present.properties, current, staged.current_schema),
         "refs": {**refs, MAIN: {**refs.get(MAIN, {"type": "branch"}), "snapshot-id": new["current-snapshot-id"]}},
         "snapshots": sorted(snapshots, key=sequence_number_of),

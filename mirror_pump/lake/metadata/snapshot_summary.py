@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.model import Lsn, parse_lsn
 
 FRONTIER_PROPERTY = "mirror-pump.frontier"
@@ -29,6 +30,7 @@ SEAM_METADATA = "mirror-pump.seam-metadata"
 PENDING_SINCE = "mirror-pump.equality-deletes-since"
 """Entry: commit time of the oldest pending equality delete, in milliseconds since 1970 UTC."""
 
+_CHANGED_PARTITIONS = "changed-partition-count"
 OPERATION = "operation"
 REPLACE = "replace"
 """The operation of snapshots that replace files without changing rows (Iceberg spec, snapshots)."""
@@ -109,6 +111,11 @@ class SnapshotSummary:
         stated = self.entries.get(name)
         return None if stated is None else int(stated)
 
+    @property
+    def changed_partitions(self) -> int:
+        """The number of lake partitions with files that the commit added or removed. 0 if it is not recorded."""
+        return int(self.entries.get(_CHANGED_PARTITIONS, 0))
+
     def get(self, name: str) -> str | None:
         """Any entry; None without it."""
         return self.entries.get(name)
@@ -128,10 +135,13 @@ class FileTally:
     position_files: int = 0
     position_deletes: int = 0
     size: int = 0
+    partitions: set[PartitionTuple] = field(default_factory=set)
+    """The lake partitions of the files."""
 
-    def count(self, content: int, records: int, size: int) -> None:
+    def count(self, content: int, records: int, size: int, partition: PartitionTuple = UNPARTITIONED) -> None:
         """Counts one file."""
         self.size += size
+        self.partitions.add(partition)
         if content == FileContent.DATA:
             self.data_files += 1
             self.records += records
@@ -212,7 +222,7 @@ def summarise(
             totals[name.value] = before + getattr(added, attribute) - getattr(removed, attribute)
     numbers = {name: value for name, value in changes.items() if value} | totals
     if added or removed:
-        numbers["changed-partition-count"] = 1
+        numbers[_CHANGED_PARTITIONS] = max(len(added.partitions | removed.partitions), 1)
     return {OPERATION: operation(added, removed, only_rewrites=only_rewrites), **_text(numbers.items()), **extra}
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from pyiceberg.types import StructType
 
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.format.data_files import FORMAT_VERSION
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.metadata.partition_specs import LAST_PARTITION_ID, PartitionSpec, spec_of
 from mirror_pump.lake.metadata.snapshot import (
     Snapshot,
     SnapshotList,
@@ -26,7 +28,7 @@ from mirror_pump.lake.metadata.snapshot import (
     sequence_number_of,
 )
 from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE
-from mirror_pump.model import SequenceNumber, SnapshotId
+from mirror_pump.model import LakePartitioning, SequenceNumber, SnapshotId
 
 MAIN = "main"
 """The branch that `current-snapshot-id` follows."""
@@ -34,28 +36,7 @@ ARCHIVE_BRANCH = "cold"
 """The archive branch of a table with heap retention: only the rows below the cut-line
 (mirror_pump.lake.commit.archive_branch)."""
 
-_UNPARTITIONED = {"spec-id": 0, "fields": []}
 _UNSORTED = {"order-id": 0, "fields": []}
-_LAST_PARTITION_ID = 999
-"""Partition field IDs begin at 1000 (Iceberg spec)."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionSpec:
-    """A view of a partition spec."""
-
-    document: Mapping[str, Any]
-
-    @property
-    def spec_id(self) -> int:
-        """Manifests name their spec by it."""
-        return int(self.document["spec-id"])
-
-    @property
-    def fields(self) -> Sequence[Mapping[str, Any]]:
-        """As in the document; none in the spec of an unpartitioned table."""
-        fields: Sequence[Mapping[str, Any]] = self.document["fields"]
-        return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +47,17 @@ class TableMetadata:
     """As parsed JSON. Not to be changed."""
 
     @classmethod
-    def new(cls, schema: LakeSchema, location: str, properties: Mapping[str, str], now_ms: int) -> TableMetadata:
-        """Metadata of an unpartitioned table without snapshots (Iceberg spec, table metadata, v2)."""
+    def new(
+        cls,
+        schema: LakeSchema,
+        location: str,
+        properties: Mapping[str, str],
+        now_ms: int,
+        partitioning: LakePartitioning | None = None,
+    ) -> TableMetadata:
+        """Metadata of a table without snapshots (Iceberg spec, table metadata, v2). Raises ValueError for a
+        partitioning that does not apply to the schema."""
+        spec = spec_of(schema, partitioning)
         return cls(
             {
                 "format-version": FORMAT_VERSION,
@@ -78,9 +68,9 @@ class TableMetadata:
                 "last-column-id": schema.last_column_id,
                 "schemas": [schema.to_iceberg_json()],
                 "current-schema-id": schema.schema_id,
-                "partition-specs": [_UNPARTITIONED],
-                "default-spec-id": 0,
-                "last-partition-id": _LAST_PARTITION_ID,
+                "partition-specs": [spec.document],
+                "default-spec-id": spec.spec_id,
+                "last-partition-id": LAST_PARTITION_ID + len(spec.fields),
                 "sort-orders": [_UNSORTED],
                 "default-sort-order-id": 0,
                 "properties": {**schema.engine_properties, **properties},
@@ -194,6 +184,26 @@ class TableMetadata:
     def default_spec_id(self) -> int:
         """The partition spec of new files."""
         return int(self.document["default-spec-id"])
+
+    @property
+    def default_spec(self) -> PartitionSpec:
+        """The partition spec of new files."""
+        return next(spec for spec in self.partition_specs if spec.spec_id == self.default_spec_id)
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether new files belong to partitions."""
+        default = self.document.get("default-spec-id")
+        return any(
+            spec.fields
+            for spec in map(PartitionSpec, self.document.get("partition-specs", ()))
+            if spec.spec_id == default
+        )
+
+    def partition_type(self, spec_id: int) -> StructType | None:
+        """The type of partitions under a spec; None for a spec that the mirror does not write."""
+        spec = next((spec for spec in self.partition_specs if spec.spec_id == spec_id), None)
+        return None if spec is None else spec.partition_type(self.schema_document(self.current_schema_id))
 
     # Snapshots and branches
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.metadata.manifest_list import Manifest
 from mirror_pump.lake.metadata.manifests import stored_of
 from mirror_pump.lake.storage import StorageOptions
@@ -17,11 +19,13 @@ from mirror_pump.lake.storage import StorageOptions
 class _ManifestCounts:
     """Sums over a manifest's live files."""
 
-    sizes: list[int]
+    sizes: list[tuple[PartitionTuple, int]]
+    """Lake partition and length of each data file."""
+    position_partitions: list[PartitionTuple]
+    """The lake partition of each position-delete file."""
     records: int = 0
     equality_files: int = 0
     equality_rows: int = 0
-    position_files: int = 0
     position_rows: int = 0
     delete_bytes: int = 0
 
@@ -37,19 +41,25 @@ class FileCounter:
         """The table's figures, for a target file size in bytes. Raises LakeError if a manifest cannot be read."""
         live = [manifest for manifest in table.manifests if manifest.live_files]
         counts = [self._count(manifest) for manifest in live]
-        sizes = [size for count in counts for size in count.sizes]
-        by_class = _by_class(sizes, class_bounds(target_bytes))
+        sizes: dict[PartitionTuple, list[int]] = defaultdict(list)
+        for count in counts:
+            for partition, size in count.sizes:
+                sizes[partition].append(size)
+        bounds = class_bounds(target_bytes)
+        by_partition = [_by_class(of_partition, bounds) for of_partition in sizes.values()]
+        positions = Counter(partition for count in counts for partition in count.position_partitions)
         snapshots = table.metadata.snapshots
         return TableStats(
-            data_files=len(sizes),
-            small_files=sum(by_class),
-            small_by_class=by_class,
+            data_files=sum(map(len, sizes.values())),
+            small_files=max(map(sum, by_partition), default=0),
+            small_by_class=tuple(map(max, zip(*by_partition, strict=True))) if by_partition else (0,) * len(bounds),
             records=sum(count.records for count in counts),
-            data_bytes=sum(sizes),
-            delete_files=sum(count.equality_files + count.position_files for count in counts),
+            data_bytes=sum(map(sum, sizes.values())),
+            delete_files=sum(count.equality_files for count in counts) + positions.total(),
             equality_delete_files=sum(count.equality_files for count in counts),
             equality_delete_rows=sum(count.equality_rows for count in counts),
-            position_delete_files=sum(count.position_files for count in counts),
+            position_delete_files=positions.total(),
+            position_delete_files_together=max(positions.values(), default=0),
             position_delete_rows=sum(count.position_rows for count in counts),
             delete_bytes=sum(count.delete_bytes for count in counts),
             manifests=len(live),
@@ -68,10 +78,10 @@ class FileCounter:
         known = self._counted.get(manifest.path)
         if known is not None:
             return known
-        counts = self._counted[manifest.path] = _ManifestCounts([])
+        counts = self._counted[manifest.path] = _ManifestCounts([], [])
         for entry in stored_of(manifest, self._storage):
             if entry.content == FileContent.DATA:
-                counts.sizes.append(entry.size_bytes)
+                counts.sizes.append((entry.partition, entry.size_bytes))
                 counts.records += entry.records
                 continue
             counts.delete_bytes += entry.size_bytes
@@ -79,7 +89,7 @@ class FileCounter:
                 counts.equality_files += 1
                 counts.equality_rows += entry.records
             else:
-                counts.position_files += 1
+                counts.position_partitions.append(entry.partition)
                 counts.position_rows += entry.records
         return counts
 

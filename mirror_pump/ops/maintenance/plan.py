@@ -145,9 +145,11 @@ def _small_file_class(
 def position_deletes_of(figures: TableStats, policy: Policy, *, requested: bool) -> RewritePositionDeletes | None:
     """The rewrite of position-delete files that is due, or None."""
     min_files = 2 if requested else policy.position_delete_rewrite_min_files
-    if not policy.position_delete_rewrite_enabled or figures.position_delete_files < min_files:
+    together = figures.position_delete_files_together
+    files = figures.position_delete_files if together is None else together
+    if not policy.position_delete_rewrite_enabled or files < min_files:
         return None
-    return RewritePositionDeletes(f"{figures.position_delete_files} position-delete files", 2 if requested else 5)
+    return RewritePositionDeletes(f"{files} position-delete files", 2 if requested else 5)
 
 
 def manifests_of(figures: TableStats, policy: Policy, *, requested: bool) -> RewriteManifests | None:

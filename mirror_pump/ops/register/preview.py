@@ -49,6 +49,8 @@ class RetentionPreview:
     """`dropped` or `detached`; `kept` if it is copied into the lake and stays in the heap."""
     grace: str
     partitions: tuple[PartitionPreview, ...]
+    layout: str | None
+    """How the lake table is partitioned; None if it is not."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +163,13 @@ def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -
         "kept" if plan.keep_heap else "detached" if plan.detach else "dropped",
         grace_text(plan.drop_grace),
         tuple(partitions),
+        None if plan.partitioning is None else f"{plan.partitioning.transform} of {tier.column}",
     )
 
 
 def _retention_lines(retention: RetentionPreview) -> Iterator[str]:
+    if retention.layout is not None:
+        yield f"  lake table: partitioned by {retention.layout}"
     behind = "the first row" if retention.newest is None else f"the newest key, {retention.newest}"
     kept = retention.how == "kept"
     what = "are copied into the lake" if kept else "leave the heap"

@@ -44,7 +44,7 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.metadata.metadata_files import read_any_version
 from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions, delete, join
-from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableName, TableState, Tier
+from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.register.table_locks import limit_lock, with_lock_retries
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.lake_storage import lake_storage, refresh_profiles
@@ -65,6 +65,7 @@ from mirror_pump.source.relations.column_choices import (
     describe_choices,
     same_choices,
 )
+from mirror_pump.source.relations.lake_layout import is_present_layout
 from mirror_pump.source.relations.relations import RelationDescription, describe, is_gone, refuse, resolve_name
 from mirror_pump.source.retention.partitions import read_choices
 from mirror_pump.source.retention.retention_plan import (
@@ -246,6 +247,8 @@ def _register_one(
             raise TableError(
                 f"{known.name} is registered without heap retention", "to change that, unregister and register it"
             )
+        if retention is not None:
+            _refuse_other_layout(known, retention)
         if profile is not None and profile != (present := profile_of(connection, table_id)):
             raise TableError(
                 f"{known.name} is registered with storage profile {present}",
@@ -270,7 +273,7 @@ def _register_one(
     refresh_profiles(storage, connection)
     _refuse_missing_warehouse(connection, _warehouse(home), storage)
     _refuse_left_over(connection, description.name, storage)
-    table, staged = _new_lake_table(_warehouse(home), description, storage, None if plan is None else plan.tier, mode)
+    table, staged = _new_lake_table(_warehouse(home), description, storage, plan, mode)
 
     def enter() -> None:
         # An interrupt cancels the running statement, and is raised only once it is certain whether the COMMIT happened.
@@ -288,6 +291,19 @@ def _register_one(
             for path in staged.files:
                 delete(path, storage)
         raise
+
+
+def _refuse_other_layout(known: MirroredTable, wish: RetentionWish) -> None:
+    """Raise TableError if the lake table of a registered table is not partitioned as requested."""
+    present = None if known.partitioning is None else known.partitioning.transform
+    if wish.lake_partition is None or is_present_layout(wish.lake_partition, present):
+        return
+    layout = f"partitioned by {present}" if present is not None else "not partitioned"
+    raise TableError(
+        f"the lake table of {known.name} is {layout}, which cannot change: its files are written that way",
+        "to change that, unregister and register the table: what its heap holds is copied again. Rows that have left"
+        " the heap stay in the former lake table (docs/retention.md#tables-that-exist)",
+    )
 
 
 def _refuse_to_retire(connection: PgConnection, former: MirroredTable) -> None:
@@ -361,7 +377,11 @@ def _refuse_left_over(connection: PgConnection, name: TableName, storage: Storag
 
 
 def _new_lake_table(
-    warehouse: str, description: RelationDescription, storage: StorageOptions, tier: Tier | None, mode: TableMode
+    warehouse: str,
+    description: RelationDescription,
+    storage: StorageOptions,
+    plan: RetentionPlan | None,
+    mode: TableMode,
 ) -> tuple[MirroredTable, StagedCommit]:
     """Return the table's value and its empty lake table, which nothing refers to yet.
 
@@ -385,8 +405,9 @@ def _new_lake_table(
         location=location,
         live_after_lsn=None,
         excluded=description.excluded,
-        tier=tier,
+        tier=None if plan is None else plan.tier,
         mode=mode,
+        partitioning=None if plan is None else plan.partitioning,
     )
     # This refuses a lake type chosen by the user that does not sort as the tier key does.
     CutLine.of(table, cut=0)
@@ -397,6 +418,7 @@ def _new_lake_table(
         TABLE_PROPERTIES,
         time.time_ns() // 1_000_000,
         has_retention=table.tier is not None,
+        partitioning=table.partitioning,
     )
     return replace(table, data_sequence_number=staged.sequence_number), staged
 

@@ -28,6 +28,8 @@ class LakeContent:
     """Bytes of the files that commits have added since the table was created, without those of rewrites."""
     rewritten_bytes: int
     """Bytes of the files that merges and conversions of equality deletes have written in addition."""
+    partitioned: bool = False
+    """Whether the lake table is partitioned: only files of one partition are merged."""
     figures: TableStats = field(default_factory=TableStats)
     """The figures that maintenance decisions use, as far as the metadata file has them. Sizes of single files and the
     number of manifests are missing."""
@@ -56,6 +58,7 @@ def lake_content(content: bytes) -> LakeContent:
         size_bytes=total(Total.FILES_SIZE),
         written_bytes=counted.written,
         rewritten_bytes=counted.rewritten,
+        partitioned=metadata.is_partitioned,
         figures=TableStats(
             data_files=total(Total.DATA_FILES),
             records=total(Total.RECORDS),

@@ -126,7 +126,7 @@ def _backlog(table: MaintainedTable, content: LakeContent, state: Attention, now
 def _due(
     table: MaintainedTable, content: LakeContent, state: Attention, policy: Policy, now: datetime
 ) -> list[MaintenanceOperation]:
-    figures = _figures(table, content.figures, state.stats, policy)
+    figures = _figures(table, content, state.stats, policy)
     now_ms = round(now.timestamp() * 1000)
     decided = (
         rewrite_of(figures, policy, (), requested=False),
@@ -138,11 +138,15 @@ def _due(
     return [operation for operation in decided if operation is not None]
 
 
-def _figures(table: MaintainedTable, known: TableStats, stats: Mapping[str, Any], policy: Policy) -> TableStats:
+def _figures(table: MaintainedTable, content: LakeContent, stats: Mapping[str, Any], policy: Policy) -> TableStats:
     """Return a maintainer's figures if they describe the present state, else what the metadata file proves."""
     if stats.get("metadata_location") == table.metadata_location:
         counted = {name: stats[name] for name in FIGURE_NAMES if name in stats}
         return TableStats(**{**counted, "small_by_class": tuple(counted.get("small_by_class", ()))})
+    known = content.figures
+    if content.partitioned:
+        # The metadata file does not tell how many of the files are in one partition, where they can be merged.
+        return replace(known, position_delete_files_together=0)
     bounds = class_bounds(policy.rewrite_target_bytes)
     # At most data_bytes // bound files can reach the bound, so at least the others are smaller.
     smallest = max(0, known.data_files - known.data_bytes // bounds[-1])

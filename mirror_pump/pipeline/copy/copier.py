@@ -207,8 +207,8 @@ class Copier:
             return
         error = future.exception()
         if self._thread.stopping():
-            file = None if error is not None else future.result().file
-            discard([] if file is None else [file.path], self._context.storage)
+            files = () if error is not None else future.result().files
+            discard([file.path for file in files], self._context.storage)
             return
         if isinstance(error, FileMissing):
             self._inbox.put(LakeFileMissing(table.table_id, error.location, copying=True))
@@ -229,7 +229,7 @@ class Copier:
                 self._raw_text_columns.get(identity, frozenset()) | result.raw_text_columns
             )
             self._context.observer(Step.CHUNK_COPIED, table=str(table.name), chunk=number, rows=result.rows)
-            copied = CopiedChunk(table.generation, number, result.rows, result.file, result.raw_text_columns)
+            copied = CopiedChunk(table.generation, number, result.rows, result.files, result.raw_text_columns)
             self._inbox.put(ChunkCopied(table, copied))
 
 

@@ -62,6 +62,10 @@ _CATCH_UP = (
 )
 _COPY_EVERYTHING = "Mend the cause, then copy all tables again: docs/operations.md#copying-everything-again."
 _MAINTAIN = "Start `mirror-pump run --maintain`, or `mirror-pump maintain` from cron."
+_GATHER = (
+    "Nothing if it is rare: the files are merged, and maintenance makes larger ones of them. Otherwise let late rows "
+    "gather (fold_age), or register the table anew with wider lake partitions: docs/retention.md#lake-partitions."
+)
 _FIX_AND_RETAIN = (
     "Look at what `reason` names: the partition's rows differ from the lake's, or retention does not support the "
     "table as it is. Fix it, then run `mirror-pump retain` for the table. docs/retention.md lists possible causes."
@@ -194,6 +198,8 @@ class Step(StrEnum):
     """Corrections of rows below the cut-line are in the lake."""
     FOLD_FAILED = "fold-failed", Level.WARNING, _RETRIED
     """Corrections could not be read or written. The pump tries again after a pause, and the stream continues."""
+    PARTITIONS_SCATTERED = "partitions-scattered", Level.WARNING, _GATHER
+    """A batch or a fold has rows in many lake partitions of a table, and so has written that many small files."""
     RETRYING = "retrying", Level.WARNING, _RETRIED
     """The connection or a task failed. After a pause, the pump continues from what is published."""
 

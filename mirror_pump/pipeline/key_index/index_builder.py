@@ -151,15 +151,15 @@ class IndexBuilder:
 def _files(lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFile]]:
     """The table's data files, equality-delete files and position-delete files.
 
-    Raises LakeError if another engine wrote files that an index cannot describe: in other formats, in partitions, or
-    with deletes by other columns than the key.
+    Raises LakeError if another engine wrote files that an index cannot describe: in other formats, in partitions of
+    their own, or with deletes by other columns than the key.
     """
     listing = Listing(lake.storage, (PATH_ID,))
     by_manifest = listing.files(lake.manifests)
     found: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
     for file, usual in listed(by_manifest, lake.manifests, lake.spec_id):
         own = file.content is not FileContent.EQUALITY_DELETES or set(file.equality_ids) == set(lake.schema.key_ids)
-        if not (usual and own) or lake.partitioned:
+        if not (usual and own) or lake.foreign_partitions:
             raise LakeError(f"{file.path} is of a kind that a key index does not know", "compact the table")
         if file.records:
             found[file.content].append(file)

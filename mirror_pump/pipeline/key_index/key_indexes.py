@@ -34,8 +34,8 @@ import pyarrow as pa
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
-from mirror_pump.lake.format.data_files import WrittenFile, write_equality_deletes
-from mirror_pump.lake.format.position_deletes import write_position_deletes
+from mirror_pump.lake.format.data_files import WrittenFile
+from mirror_pump.lake.format.partitioned_files import write_equality_delete_files, write_position_delete_files
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import IndexPlan, KeyedSegment, SegmentKeys, plan_commit
 from mirror_pump.lake.key_index.key_index import KeyIndex
@@ -150,7 +150,7 @@ class KeyIndexes:
         plan: IndexPlan | None = None
         if tracked is not None and self._usable(table.table_id, tracked, base, keyed or ()) and keyed:
             index = KeyIndex(tracked.packing.words) if emptied else tracked.index
-            plan = plan_commit(index, tracked.numbers, keyed)
+            plan = plan_commit(index, tracked.numbers, keyed, table.partitioning)
         by_position = plan if tracked is not None and tracked.phase is IndexPhase.READY and positions_allowed else None
         files: list[SegmentFiles] = []
         positions: tuple[WrittenFile, ...] = ()
@@ -159,14 +159,17 @@ class KeyIndexes:
                 encoded = segment.files
                 if segment.keys is not None:
                     deleted = _by_key(segment.keys, number, plan, positions=by_position is not None)
-                    if deleted.num_rows:
-                        file = write_equality_deletes(deleted, segment.keys.schema, table.location, self._storage)
-                        written.own(file.path)
-                        encoded = replace(encoded, deletes=(*encoded.deletes, file))
+                    new = write_equality_delete_files(
+                        deleted, segment.keys.schema, table.location, self._storage, table.partitioning
+                    )
+                    written.own(*(file.path for file in new))
+                    encoded = replace(encoded, deletes=(*encoded.deletes, *new))
                 files.append(encoded)
-            if by_position is not None and by_position.positions:
-                positions = (write_position_deletes(by_position.positions, table.location, self._storage),)
-                written.own(positions[0].path)
+            if by_position is not None:
+                positions = write_position_delete_files(
+                    by_position.positions, by_position.partitions, table.location, self._storage
+                )
+                written.own(*(file.path for file in positions))
         return EncodedDeletes(
             segments=tuple(files),
             positions=positions,

@@ -23,15 +23,15 @@ _SQL = queries("publish")
 
 @dataclass(frozen=True)
 class CopiedChunk:
-    """A chunk of an initial copy whose file is written."""
+    """A chunk of an initial copy whose files are written."""
 
     generation: int
     chunk_no: int
     rows: int
-    file: WrittenFile | None
-    """None if the chunk held no row."""
+    files: tuple[WrittenFile, ...]
+    """Empty if the chunk held no row; one for each lake partition that it has rows of."""
     raw_text_columns: frozenset[int] = frozenset()
-    """Field IDs of the columns that have a raw text column in the file."""
+    """Field IDs of the columns that have a raw text column in the files."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class AddChunks(Operation):
 
     @property
     def files(self) -> tuple[str, ...]:
-        return tuple(chunk.file.path for chunk in self.chunks if chunk.file is not None)
+        return tuple(file.path for chunk in self.chunks for file in chunk.files)
 
     def fitting(self, table: MirroredTable, registration: Registration) -> AddChunks | None:
         chunks = tuple(chunk for chunk in self.chunks if chunk.generation == registration.generation)
@@ -48,7 +48,7 @@ class AddChunks(Operation):
 
     def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         number = registration.data_sequence_number
-        files = [BackdatedFile(chunk.file, number) for chunk in self.chunks if chunk.file is not None]
+        files = [BackdatedFile(file, number) for chunk in self.chunks for file in chunk.files]
         return replace(
             plan,
             backdated=(*plan.backdated, *files),

@@ -39,8 +39,8 @@ class PartitionFiles:
 
     data: tuple[WrittenFile, ...]
     """Those of its chunks. They are in the catalog until the publish, which does not remove them if it fails."""
-    deletes: WrittenFile | None
-    """Equality deletes of the keys that were changed while the chunks were read; None if there are none."""
+    deletes: tuple[WrittenFile, ...]
+    """Equality deletes of the keys that were changed while the chunks were read."""
     raw_text_columns: frozenset[int]
     """Field IDs of the columns that have a raw text column in `data`."""
 
@@ -50,7 +50,7 @@ class PartitionFiles:
         if not self.data:
             return ()
         rows = SegmentChange(SegmentFiles(self.data, ()))
-        return (rows,) if self.deletes is None else (rows, SegmentChange(SegmentFiles((), (self.deletes,))))
+        return (rows, SegmentChange(SegmentFiles((), self.deletes))) if self.deletes else (rows,)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class AdvanceCutline(Operation):
 
     @property
     def files(self) -> tuple[str, ...]:
-        return () if self.brings is None or self.brings.deletes is None else (self.brings.deletes.path,)
+        return () if self.brings is None else tuple(file.path for file in self.brings.deletes)
 
     def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         """Raises AdvanceRefused unless readers see commits at once."""

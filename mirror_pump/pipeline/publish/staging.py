@@ -280,7 +280,7 @@ class Stager:
 
     def _stage(self, request: TableRequest, row: Registration, frontier: Lsn | None, live: Lsn | None) -> StagedTable:
         """Writes one table's part. Leaves nothing behind if it raises."""
-        known = self._base(request.table.table_id, row)
+        known = self._base(request.table, row)
         plan = planned(request, row)
         if live is not None and plan.waits_longer(live):
             live = None
@@ -318,14 +318,14 @@ class Stager:
             goes_live=live is not None,
         )
 
-    def _base(self, table_id: TableId, row: Registration) -> LakeTable:
+    def _base(self, table: MirroredTable, row: Registration) -> LakeTable:
         """Returns the state that the table's part builds on. Raises ForeignTable if the mirror cannot write to it."""
-        known = self.known(table_id, row.metadata_location)
-        if known.partitioned:
-            # Deletes would be written into one partition, and would not reach rows of any other.
+        known = self.known(table.table_id, row.metadata_location)
+        if known.foreign_partitions or known.partitioning != table.partitioning:
+            # Deletes would be written into partitions where they do not reach the rows.
             raise ForeignTable(
                 "another engine partitioned the lake table",
-                "unregister and register it; it must have no partition field",
+                "unregister and register it; only `mirror-pump register --lake-partition` may partition it",
             )
         return replace(known, retention=row.retention)
 

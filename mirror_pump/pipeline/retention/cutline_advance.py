@@ -94,8 +94,8 @@ class CutlineAdvance:
             pass
         brings = self._copier.files(connection, table, partition)
         refused = self._publish(table, partition, brings)
-        if refused is not None and brings.deletes is not None:
-            discard([brings.deletes.path], self._context.storage)
+        if refused is not None:
+            discard([file.path for file in brings.deletes], self._context.storage)
         return refused
 
     def _reader_in_the_way(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:

@@ -24,16 +24,17 @@ import pyarrow as pa
 
 from decoders.text import parse_rows
 from mirror_pump.backoff import Backoff, Retries
-from mirror_pump.engine.ingest.segment_tasks import row_keys
+from mirror_pump.engine.ingest.segment_tasks import keys_by_file
 from mirror_pump.errors import ConnectionLost, FileMissing, LakeError, MirrorPumpError, SourceError, TableError
 from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.file_listing import Listing
-from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
+from mirror_pump.lake.format.data_files import WrittenFile
+from mirror_pump.lake.format.partitioned_files import write_data_files, write_equality_delete_files
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, widened
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
-from mirror_pump.lake.key_index.packed_keys import KeyPacking
+from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.metadata.manifest_list import read_list
 from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, delete
@@ -248,25 +249,28 @@ def write_fold(
     values, raw = parse_rows(rows, {column.name: column.type for column in table.columns})
     deleted, brought = pa.table(gone), pa.table(values)
     data: tuple[WrittenFile, ...] = ()
+    row_keys: tuple[PackedKeys, ...] = ()
     raw_text_columns: frozenset[int] = frozenset()
     versions = tuple((correction.pk, correction.version) for correction in corrections)
     with StagedFiles(storage) as written:
         if rows:
             wide, file_schema = narrowed(widened(brought, raw, schema), schema)
             raw_text_columns = raw_text_fields(file_schema)
-            data = (write_data_file(wide, file_schema, table.location, storage),)
-            written.own(data[0].path)
+            data = write_data_files(wide, file_schema, table.location, storage, table.partitioning)
+            written.own(*(file.path for file in data))
         if packing is not None:
+            if rows:
+                row_keys = keys_by_file(brought, schema, packing, table.partitioning)
             keys = SegmentKeys(
                 schema=schema,
                 deleted=deleted,
                 packed=packing.pack(deleted.columns),
                 packing=packing,
-                rows=(row_keys(brought, schema, packing),) if rows else (),
+                rows=row_keys,
                 may_be_absent=True,
             )
             return FoldCorrections(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, raw_text_columns)
-        deletes = (write_equality_deletes(deleted, schema, table.location, storage),)
+        deletes = write_equality_delete_files(deleted, schema, table.location, storage, table.partitioning)
         return FoldCorrections(SegmentChange(SegmentFiles(data, deletes)), versions, cut, raw_text_columns)
 
 

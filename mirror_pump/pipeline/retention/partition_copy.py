@@ -14,14 +14,14 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 
 from decoders.text import parse_rows
 from mirror_pump.engine.ingest.chunk_copy import ChunkResult, ChunkTask, copy_chunk
-from mirror_pump.lake.format.data_files import WrittenFile, write_equality_deletes
+from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.file_json import file_from_json, file_to_json
+from mirror_pump.lake.format.partitioned_files import write_equality_delete_files
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import MirroredTable, TableId
@@ -103,15 +103,15 @@ class PartitionCopier:
 
     def files(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> PartitionFiles:
         """The files of a partition that is copied, with deletes of all keys that were changed since its seal. Raises
-        NotCopied. The caller owns the file of the deletes."""
+        NotCopied. The caller owns the files of the deletes."""
         capture = self._capture(connection, table, partition)
         chunks = read_chunks(connection, table.table_id, partition.partition_id)
         if not all(chunk.done and chunk.fits(capture) for chunk in chunks):
             raise NotCopied(_ALTERED)
-        stored = [chunk.file for chunk in chunks if chunk.file is not None]
+        stored = [file for chunk in chunks for file in chunk.files]
         raw_text_columns = frozenset(field_id for file in stored for field_id in file["raw_text_columns"])
         data = tuple(file_from_json(file) for file in stored)
-        deletes = self._deletes(connection, table, partition, capture) if data else None
+        deletes = self._deletes(connection, table, partition, capture) if data else ()
         return PartitionFiles(data, deletes, raw_text_columns)
 
     @staticmethod
@@ -201,14 +201,13 @@ class PartitionCopier:
             return _LOCKED
         known = self._raw_text_columns.get(table.table_id, frozenset())
         self._raw_text_columns[table.table_id] = known | result.raw_text_columns
-        file: dict[str, Any] | None = None
-        if result.file is not None:
-            file = {**file_to_json(result.file), "raw_text_columns": sorted(result.raw_text_columns)}
-        # If this fails it may still be recorded. If it is not, a sweep removes the file.
+        raw_text_columns = sorted(result.raw_text_columns)
+        files = [{**file_to_json(file), "raw_text_columns": raw_text_columns} for file in result.files]
+        # If this fails it may still be recorded. If it is not, a sweep removes the files.
         with limited(connection, _RECORD_TIMEOUT):
-            counts = chunk_done(connection, table.table_id, partition.partition_id, chunk, result.rows, file, began)
+            counts = chunk_done(connection, table.table_id, partition.partition_id, chunk, result.rows, files, began)
         if not counts:
-            discard([written.path for written in result.written], self._context.storage)
+            discard([written.path for written in result.files], self._context.storage)
             return _SWEPT
         self._context.observer(
             Step.CHUNK_COPIED,
@@ -221,21 +220,23 @@ class PartitionCopier:
 
     def _deletes(
         self, connection: PgConnection, table: MirroredTable, partition: Partition, capture: Capture
-    ) -> WrittenFile | None:
+    ) -> tuple[WrittenFile, ...]:
         """Equality deletes of all keys that were changed until now."""
         captured = read_captured(connection, table, partition.partition_id, capture.captured_after)
         if captured is None:
             raise NotCopied(_BEHIND)
         if not captured:
-            return None
+            return ()
         places = [place for place, column in enumerate(table.columns) if column.name in table.key]
         keys = list({tuple(change.values[place] for place in places): None for change in captured})
         values, _ = parse_rows(keys, {column.name: column.type for column in table.key_columns})
         schema = LakeSchema.of_table(table)
-        return write_equality_deletes(pa.table(values), schema, table.location, self._context.storage)
+        return write_equality_delete_files(
+            pa.table(values), schema, table.location, self._context.storage, table.partitioning
+        )
 
 
 def _remove(context: SessionContext, future: Future[ChunkResult]) -> None:
     """Removes the files of a task that nobody waits for any more. A failed one has removed its own."""
     if not future.cancelled() and future.exception() is None:
-        discard([file.path for file in future.result().written], context.storage)
+        discard([file.path for file in future.result().files], context.storage)

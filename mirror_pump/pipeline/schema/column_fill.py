@@ -42,7 +42,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -151,10 +151,11 @@ class FillJob:
             self._fields.clear()
             self._without.clear()
             return None
-        assert plan.data is not None
-        self.context.observer(Step.FILLING, table=str(table.name), files=len(plan.data.data))
-        task = replace(plan.data, initial=initial, dropped=dropped, packing=self.packing(table))
-        filled = self._filled(task, tasks)
+        self.context.observer(Step.FILLING, table=str(table.name), files=len(plan.data))
+        packing = self.packing(table)
+        filled = self._filled(
+            [replace(task, initial=initial, dropped=dropped, packing=packing) for task in plan.data], tasks
+        )
         positions = None
         if plan.positions is not None:
             positions = tasks.result(tasks.begin(merge_positions, plan.positions))
@@ -163,14 +164,15 @@ class FillJob:
         details = {"files": len(filled), "rows": sum(len(file.position) for file in filled)}
         return FileRewriteReady(table, rewrite, Step.FILLED, Step.FILL_REFUSED, details, began)
 
-    def _filled(self, task: MergeTask, tasks: FileTasks) -> list[MergedFile]:
-        """Rewrite each file separately, so that none of them changes its place in the order of commits."""
+    def _filled(self, todo: Sequence[MergeTask], tasks: FileTasks) -> list[MergedFile]:
+        """Run the tasks. Each rewrites a single file, so that none of them changes its place in the order of
+        commits."""
         results: list[MergedFile] = []
         running: deque[Future[MergedFile]] = deque()
-        waiting = deque(task.data)
+        waiting = deque(todo)
         while waiting or running:
             while waiting and len(running) < self.context.settings.copy_workers:
-                running.append(tasks.begin(merge_files, replace(task, data=(waiting.popleft(),))))
+                running.append(tasks.begin(merge_files, waiting.popleft()))
             results.append(tasks.result(running.popleft()))
         return results
 

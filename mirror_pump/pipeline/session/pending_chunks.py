@@ -24,7 +24,7 @@ class PendingChunks:
     def files(self) -> list[str]:
         """URIs of the chunks' files."""
         chunks = [chunk for copied in self._by_table.values() for _, chunk in copied]
-        return [chunk.file.path for chunk in chunks if chunk.file is not None]
+        return [file.path for chunk in chunks for file in chunk.files]
 
     def add(self, table: MirroredTable, chunk: CopiedChunk) -> None:
         """Keep a chunk of the table's copy until the next publish."""

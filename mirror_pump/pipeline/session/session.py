@@ -60,6 +60,7 @@ from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.session.frontier_scheduler import FrontierScheduler, Goal
 from mirror_pump.pipeline.session.pending_chunks import PendingChunks
 from mirror_pump.pipeline.session.run_state import RunState
+from mirror_pump.pipeline.session.scattered_rows import report_scattered
 from mirror_pump.pipeline.session.services import drop_stale_indexes, start_services
 from mirror_pump.pipeline.session.table_change_reports import TableChangeReports
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles, files_of
@@ -103,6 +104,7 @@ class PumpSession:
         settings = context.settings
         self._slot = context.slot
         self._recovered_after = settings.limits.recovered_after
+        self._scattered_partitions = settings.limits.scattered_partitions
         self._storage = context.storage
         self._observer = context.observer
         self._run_state = run_state
@@ -186,8 +188,8 @@ class PumpSession:
                     case FoldReady(fold=fold, answer=answer):
                         answer.cancel()
                         self._left += fold.files
-                    case ChunkCopied(chunk=chunk) if chunk.file is not None:
-                        self._left.append(chunk.file.path)
+                    case ChunkCopied(chunk=chunk):
+                        self._left += [file.path for file in chunk.files]
                     case FileRewriteReady(rewrite=rewrite):
                         self._left += [file.path for file in rewrite.written]
 
@@ -447,6 +449,7 @@ class PumpSession:
         self._services.retention.published()
         self._services.stream.acknowledge(landed)
         self._observer(Step.ACKNOWLEDGED, frontier=landed.frontier)
+        report_scattered(self._observer, request, landed.tables, self._scattered_partitions)
         for failure in landed.failures:
             self._services.stream.drop(failure.table)
             self._indexes.forget(failure.table.table_id)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from mirror_pump.engine.ingest.segment_tasks import SegmentResult, TableResult, row_keys
+from mirror_pump.engine.ingest.segment_tasks import SegmentResult, TableResult, keys_by_file
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, TableError, about
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
-from mirror_pump.lake.format.data_files import write_data_file
+from mirror_pump.lake.format.partitioned_files import write_data_files
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
@@ -201,14 +201,15 @@ class BatchApplier:
         if not rows.num_rows:
             return change, frozenset()
         rows, schema = narrowed(rows, LakeSchema.of_table(table))
-        written = write_data_file(rows, schema, table.location, self._storage)
-        self._written.append(written.path)
+        written = write_data_files(rows, schema, table.location, self._storage, table.partitioning)
+        self._written.extend(file.path for file in written)
         keys = change.keys
         if keys is not None:
             # The segment may have been packed for other columns. In that case no key index uses its keys.
             packing = KeyPacking.of(schema, keys.packing.secret) or keys.packing
-            keys = replace(keys, rows=(*keys.rows, row_keys(rows, schema, packing)))
-        return SegmentChange(replace(change.files, data=(*change.files.data, written)), keys), raw_text_fields(schema)
+            packed = keys_by_file(rows, schema, packing, table.partitioning)
+            keys = replace(keys, rows=(*keys.rows, *packed))
+        return SegmentChange(replace(change.files, data=(*change.files.data, *written)), keys), raw_text_fields(schema)
 
 
 def _present(end: BatchEnd, tables: Sequence[Sequence[MirroredTable]]) -> dict[TableId, MirroredTable]:

@@ -117,7 +117,7 @@ class ConvertDeletesJob:
             table=str(table.name),
             deletes=plan.deletes,
             rows_read=sum(result.rows_read for result in results),
-            positions=sum(result.file.record_count for result in results if result.file is not None),
+            positions=sum(file.record_count for result in results for file in result.files),
         )
         return FileRewriteReady(
             table, rewrite, Step.CONVERTED, Step.CONVERSION_REFUSED, {"deletes": plan.deletes}, began
@@ -136,7 +136,8 @@ class ConvertDeletesJob:
 
 @dataclass(frozen=True)
 class MergeJob:
-    """Merges many small files into one, both data files and position-delete files. Runs one task at a time."""
+    """Merges many small files into one, both data files and position-delete files; of a partitioned table, into one of
+    each lake partition. Runs one task at a time."""
 
     target_bytes: int
     """Size in bytes from which data files are left alone. 0 leaves all data files alone."""
@@ -169,18 +170,17 @@ class MergeJob:
         plan = self.plan(lake, listing)
         if plan is None:
             return None
-        sources = 0 if plan.data is None else len(plan.data.data)
+        sources = sum(len(task.data) for task in plan.data)
         position_files = len(plan.positions.files) if plan.positions is not None else 0
         name = str(table.name)
         self.observer(Step.MERGING, table=name, data_files=sources, position_files=position_files)
-        merged = positions = None
-        if plan.data is not None:
-            task = replace(plan.data, packing=self.packing(table))
-            merged = tasks.result(tasks.begin(merge_files, task))
+        positions = None
+        packing = self.packing(table)
+        merged = [tasks.result(tasks.begin(merge_files, replace(task, packing=packing))) for task in plan.data]
         if plan.positions is not None:
             positions = tasks.result(tasks.begin(merge_positions, plan.positions))
-        rewrite = merged_file_rewrite(plan, () if merged is None else (merged,), positions)
-        rows = 0 if merged is None else len(merged.position)
+        rewrite = merged_file_rewrite(plan, merged, positions)
+        rows = sum(len(file.position) for file in merged)
         self.observer(Step.MERGE_WRITTEN, table=name, data_files=sources, position_files=position_files, rows=rows)
         details = {"data_files": sources, "position_files": position_files, "bytes": rewrite.size_bytes}
         return FileRewriteReady(table, rewrite, Step.MERGED, Step.MERGE_REFUSED, details, began)

@@ -14,6 +14,7 @@ from mirror_pump.model import (
     EVERYTHING_IN_HEAP,
     Column,
     ExcludedColumn,
+    LakePartitioning,
     Lsn,
     MirroredTable,
     SequenceNumber,
@@ -95,6 +96,7 @@ def insert_table(
                 "key": list(table.key),
                 "tier_key": tier_key(table),
                 "tier_key_type": tier_key_type(table),
+                "partition_scheme": Jsonb(partition_scheme(table.partitioning)),
                 "lag": table.tier.lag if table.tier is not None and streams else None,
                 "ref": f"{table.name.schema}.{table.lake_table}",
                 "mode": table.mode.value,
@@ -148,6 +150,18 @@ def tier_key_type(table: MirroredTable) -> str:
         return table.tier.kind.value
     first_key = table.key_columns[0]
     return _TIER_KEY_TYPES.get(first_key.type.kind, first_key.type_sql)
+
+
+def partition_scheme(partitioning: LakePartitioning | None) -> dict[str, Any]:
+    """The value of modak.tables.partition_scheme; empty for an unpartitioned lake table."""
+    if partitioning is None:
+        return {}
+    return {"field_id": partitioning.field_id, "transform": partitioning.transform}
+
+
+def partitioning_of(scheme: Mapping[str, Any]) -> LakePartitioning | None:
+    """The inverse of `partition_scheme`."""
+    return LakePartitioning(int(scheme["field_id"]), str(scheme["transform"])) if scheme else None
 
 
 def delete_table(conn: PgConnection, table_id: TableId) -> bool:
@@ -221,6 +235,8 @@ class _MirroredTableRow:
     tier_key_hi: int
     mode: str
     lag: int | None
+    partition_scheme: dict[str, Any]
+    """See `partition_scheme`."""
 
     def table(self) -> MirroredTable:
         return MirroredTable(
@@ -241,6 +257,7 @@ class _MirroredTableRow:
             dropped_rows=tuple(json.dumps(bounds) for bounds in self.dropped_rows),
             tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag),
             mode=TableMode(self.mode),
+            partitioning=partitioning_of(self.partition_scheme),
         )
 
 

@@ -47,8 +47,8 @@ class PartitionChunk:
     """Exclusive; None: up to the end of the heap."""
     rows: int | None
     """None until it is done."""
-    file: Mapping[str, Any] | None
-    """Its data file (mirror_pump.lake.format.file_json), with `raw_text_columns`; None if it had no row, or is not
+    files: Sequence[Mapping[str, Any]]
+    """Its data files (mirror_pump.lake.format.file_json), with `raw_text_columns`; none if it had no row, or is not
     done."""
     done: bool
 
@@ -106,11 +106,11 @@ def chunk_done(
     partition_id: str,
     chunk: PartitionChunk,
     rows: int,
-    file: Mapping[str, Any] | None,
+    files: Sequence[Mapping[str, Any]],
     written_since: float,
 ) -> bool:
-    """Records that a chunk was read. Returns whether it counts: it is still planned, and no sweep may have removed its
-    file. `written_since`: time before the file was begun, in seconds since the Unix epoch."""
+    """Records that a chunk was read. Returns whether it counts: it is still planned, and no sweep may have removed one
+    of its files. `written_since`: time before the first file was begun, in seconds since the Unix epoch."""
     parameters = {
         "table_id": table_id,
         "partition_id": partition_id,
@@ -118,7 +118,7 @@ def chunk_done(
         "captured_after": chunk.captured_after,
         "filenode": chunk.filenode,
         "rows": rows,
-        "file": None if file is None else Jsonb(dict(file)),
+        "files": Jsonb([dict(file) for file in files]),
         "written_since": written_since,
     }
     return connection.execute(_SQL["chunk_done"], parameters).rowcount == 1
@@ -128,4 +128,4 @@ def forget_chunks(connection: PgConnection, table_id: TableId, partition_id: str
     """Forgets the chunks that were read under a capture that has ended, and all of one partition. Returns the URIs of
     their files, which the caller removes."""
     rows = connection.execute(_SQL["forget_chunks"], {"table_id": table_id, "partition_id": partition_id}).fetchall()
-    return [path for (path,) in rows if path is not None]
+    return [path for (paths,) in rows for path in paths]

@@ -12,9 +12,10 @@ from psycopg.types.json import Jsonb
 
 from decoders.columns import Kind
 from mirror_pump.errors import TableError
-from mirror_pump.model import MirroredTable, TableMode, Tier, TierKind
+from mirror_pump.model import LakePartitioning, MirroredTable, TableMode, Tier, TierKind
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import RelationDescription
+from mirror_pump.source.relations.lake_layout import lake_transform
 from mirror_pump.source.relations.tier_keys import first_cut, parse_span
 from mirror_pump.source.relations.widths import Width, parse_width, usual_width
 from mirror_pump.source.retention import partitions as retention
@@ -46,6 +47,8 @@ class RetentionWish:
     """How long a partition stays after the proof that the lake holds it. None: DROP_GRACE."""
     detach: bool = False
     """Detach partitions, which leaves them as tables of their own, instead of dropping them."""
+    lake_partition: str | None = None
+    """How to partition the lake table (mirror_pump.source.relations.lake_layout). None: not at all."""
     mode: TableMode = TableMode.MIRRORED
     tier_key: str | None = None
     """The column by which the table has to be partitioned. None: whichever it is."""
@@ -74,6 +77,8 @@ class RetentionPlan:
     detach: bool
     mode: TableMode
     keep_heap: bool
+    partitioning: LakePartitioning | None = None
+    """That of the lake table; None: it is not partitioned."""
 
 
 def parse_grace(text: str, what: str) -> timedelta:
@@ -139,17 +144,18 @@ def plan_retention(
     kind = _KINDS[type_oid]
     lag = 0 if wish.lag.strip() == "0" else parse_span(kind, wish.lag, wish.lag_option)
     zone = time_zone() if kind is TierKind.TIMESTAMPTZ else "UTC"
-    if wish.width is not None:
-        width: Width | None = parse_width(kind, wish.width, "--width", zone)
-    else:
-        bounded = [part for part in attached if not part.is_default and max(abs(part.lo), abs(part.hi)) < 2**62]
-        width = usual_width(kind, [(part.lo, part.hi) for part in bounded], zone)
+    bounded = [part for part in attached if not part.is_default and max(abs(part.lo), abs(part.hi)) < 2**62]
+    bounds = [(part.lo, part.hi) for part in bounded]
+    width = usual_width(kind, bounds, zone) if wish.width is None else parse_width(kind, wish.width, "--width", zone)
     if wish.premake and width is None:
         raise TableError(f"{name} has no partition from which to derive the width of new ones", "give --width")
     grace = retention.DROP_GRACE if wish.drop_grace is None else parse_grace(wish.drop_grace, "--drop-grace")
     cut = first_cut(kind, retention.lowest_bound(attached))
     tier = Tier(column, kind, cut, lag)
-    return RetentionPlan(tier, wish.premake, width, grace, wish.detach, wish.mode, wish.keep_heap)
+    partitioning = None
+    if wish.lake_partition is not None:
+        partitioning = LakePartitioning(mirrored.field_id, lake_transform(kind, wish.lake_partition, width, name))
+    return RetentionPlan(tier, wish.premake, width, grace, wish.detach, wish.mode, wish.keep_heap, partitioning)
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.metadata.table_metadata import ARCHIVE_BRANCH
+from mirror_pump.model import LakePartitioning
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_duckdb, read_spark
-from tests.support.lake_tables import STORAGE, Rows, SmallTable, by_key
+from tests.support.lake_tables import STORAGE, Rows, SmallTable, assert_divided, by_key
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,10 +55,13 @@ def _pyiceberg(location: str, snapshot_id: int | None = None) -> Rows:
     return by_key(zip(read["id"].to_pylist(), read["v"].to_pylist(), strict=True))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_archive_is_main_below_the_cutline_whatever_was_committed(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "transform"), [(1, None), (2, "truncate[25]")])
+def test_the_archive_is_main_below_the_cutline_whatever_was_committed(
+    tmp_path: Path, seed: int, transform: str | None
+) -> None:
     chance = random.Random(seed)
-    small = SmallTable(tmp_path.as_uri())
+    partitioning = None if transform is None else LakePartitioning(1, transform)
+    small = SmallTable(tmp_path.as_uri(), partitioning=partitioning)
     branch = ArchiveBranch(STORAGE)
     model: Rows = {}
     cut = 0
@@ -85,6 +89,10 @@ def test_the_archive_is_main_below_the_cutline_whatever_was_committed(tmp_path: 
     assert _seam(cold) == _pyiceberg(cold.seam_location) == wanted
     assert _pyiceberg(cold.new_location, int(cold.snapshot_id)) == wanted
     assert small.duckdb() == small.scanned() == model
+    assert_divided(small)
+    small.commit(RowDelta((), replaces=FilesAbove(_line(cut))))
+    assert small.duckdb() == small.scanned() == wanted
+    assert_divided(small)
 
 
 def test_spark_reads_the_archive_from_the_catalog_while_main_goes_on(

@@ -1,5 +1,5 @@
 """Random row deltas compared with a dict: segments, late copies, truncates, restarts, conversions, merges, rewrites by
-others.
+others; in a table that is partitioned or not.
 
 The result is read by DuckDB, and by pyiceberg if no equality delete is pending.
 """
@@ -24,8 +24,9 @@ from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperse
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta
 from mirror_pump.lake.metadata.snapshot_stats import live_rows
+from mirror_pump.model import LakePartitioning
 from mirror_pump.testing.lake import duckdb_connection
-from tests.support.lake_tables import PendingRewrite, Rows, SmallTable, by_key
+from tests.support.lake_tables import PendingRewrite, Rows, SmallTable, assert_divided, by_key
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -98,14 +99,22 @@ SIZES = MergeSizes(fanout=2, own_positions=2)
 """Two files of a class suffice for a merge, and two deleted rows for a separate file, as examples are short."""
 
 
+PARTITIONED = LakePartitioning(1, "truncate[2]")
+"""Three partitions of the keys."""
+
+
 @settings(max_examples=25)
-@given(commits=st.lists(COMMITS, min_size=1, max_size=14), copying=st.booleans())
+@given(
+    commits=st.lists(COMMITS, min_size=1, max_size=14),
+    copying=st.booleans(),
+    partitioning=st.sampled_from([None, PARTITIONED]),
+)
 def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
-    duckdb: DuckDBPyConnection, commits: list[Commit], *, copying: bool
+    duckdb: DuckDBPyConnection, commits: list[Commit], partitioning: LakePartitioning | None, *, copying: bool
 ) -> None:
     """Nothing is converted while a table is copied. Once something was converted, no chunk of a copy lands any more."""
     with tempfile.TemporaryDirectory() as directory:
-        table = SmallTable(f"{Path(directory).as_uri()}/t", sizes=SIZES)
+        table = SmallTable(f"{Path(directory).as_uri()}/t", sizes=SIZES, partitioning=partitioning)
         born_at = table.table.sequence_number
         model = Model()
         versions = itertools.count()
@@ -142,7 +151,7 @@ def test_any_sequence_of_row_deltas_reads_as_the_dict_says(
                 model.streamed |= rows
             # Each row of a table is copied once, whenever the copy lands.
             fresh: Rows = {key: f"c{next(versions)}" for key in sorted(commit.copied - set(model.copied)) if copying}
-            backdated = (BackdatedFile(table.data(fresh), born_at),) if fresh else ()
+            backdated = tuple(BackdatedFile(file, born_at) for file in table.data_files(fresh))
             model.copied |= fresh
             table.commit(RowDelta(tuple(segments), backdated, EveryFile() if commit.replace else None))
             if rewrite is not None and commit.end_rewrite:
@@ -171,6 +180,7 @@ def _check(table: SmallTable, expected: Rows, duckdb: DuckDBPyConnection) -> Non
     assert by_key(found) == expected
     if not table.table.equality_deletes:
         assert table.scanned() == expected
+    assert_divided(table)
     assert table.table.data_files == sum(
         manifest.live_files for manifest in table.table.manifests if manifest.content == 0
     )

@@ -9,6 +9,7 @@ from typing import Any
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Steps, await_true
+from tests.support.lake_partitions import WIDTH, assert_divided, partition_of
 from tests.support.pipeline import writing
 from tests.support.retention_table import run
 from tests.support.tiered import TieredTables
@@ -60,9 +61,10 @@ def _copied_more(steps: Steps, before: int) -> bool:
 
 
 def test_a_killed_copy_goes_on_and_copies_no_chunk_twice(tiered_tables: TieredTables) -> None:
-    """Rows are changed between chunks: some are then in two chunks, or in none."""
+    """Rows are changed between chunks: some are then in two chunks, or in none. The lake table is partitioned: a chunk
+    has several files."""
     runner = tiered_tables.gated()
-    events = tiered_tables.tiered(partitions=3, rows=ROWS, runner=runner, copy_workers=2)
+    events = tiered_tables.tiered(partitions=3, rows=ROWS, runner=runner, copy_workers=2, lake_partition=str(WIDTH))
     mirror, database = events.mirror, events.mirror.database
     runner.hold()
     copied: list[Any] = []
@@ -90,5 +92,7 @@ def test_a_killed_copy_goes_on_and_copies_no_chunk_twice(tiered_tables: TieredTa
         events.assert_exact()
     copied += [(d["partition"], d["chunk"]) for step, d in steps.seen if step is Step.CHUNK_COPIED]
     assert len(copied) == len(set(copied)) > 5
+    ((location,),) = database.rows("SELECT lake_props ->> 'metadata_location' FROM modak.cutline")
+    assert set(assert_divided(location)) == {partition_of(at) for at in range(events.cut)}
     assert database.rows("SELECT count(*) FROM modak.partition_chunks") == [(0,)]
     events.assert_exact()

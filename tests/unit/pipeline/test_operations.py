@@ -47,7 +47,7 @@ from tests.unit.pipeline.operations_support import (
 )
 
 REWRITE = FileRewrite((written_file("deletes"),), frozenset(), frozenset(), {}, 4, complete=True)
-CHUNK = CopiedChunk(TABLE.generation, 5, 10, written_file("chunk"), frozenset({9}))
+CHUNK = CopiedChunk(TABLE.generation, 5, 10, (written_file("chunk"),), frozenset({9}))
 FOLD = FoldCorrections(segment("folded"), (("1", 8),), cut=100)
 INGEST = IngestFiles("1", (written_file("old rows"),), (written_file("replaced"),), 100, (), frozenset({9}))
 BOUNDS = PartitionBounds(1, 10, 20)
@@ -200,10 +200,9 @@ def test_rows_below_the_cut_line_stay(operation: Operation) -> None:
 
 
 def test_chunks_take_their_place_at_the_start_snapshot() -> None:
-    operation = AddChunks((CHUNK, replace(CHUNK, chunk_no=6, file=None, raw_text_columns=frozenset())))
+    operation = AddChunks((CHUNK, replace(CHUNK, chunk_no=6, files=(), raw_text_columns=frozenset())))
     staged = plan(COPYING, operation)
-    assert CHUNK.file is not None
-    assert staged.backdated == (BackdatedFile(CHUNK.file, COPYING.data_sequence_number),)
+    assert staged.backdated == (BackdatedFile(CHUNK.files[0], COPYING.data_sequence_number),)
     assert staged.raw_text_columns == {9}
     cursor = recorded(operation, COPYING)
     assert cursor.names == ["chunk_done", "chunk_done", "copy_progress"]
@@ -211,7 +210,7 @@ def test_chunks_take_their_place_at_the_start_snapshot() -> None:
 
 
 def test_chunks_without_rows_write_no_snapshot() -> None:
-    assert not plan(COPYING, AddChunks((replace(CHUNK, file=None),))).writes_snapshot
+    assert not plan(COPYING, AddChunks((replace(CHUNK, files=()),))).writes_snapshot
 
 
 def test_chunks_of_a_copy_that_began_again_are_left_out() -> None:

@@ -66,11 +66,11 @@ def run(
             at_once,
         )
     )
-    if result.file is None:
+    if not result.files:
         assert result.data == ()
         return {}, result.rows_read
-    found = read_position_deletes([result.file.path], result.data, STORAGE)
-    assert result.file.record_count == sum(map(len, found.values()))
+    found = read_position_deletes([file.path for file in result.files], result.data, STORAGE)
+    assert sum(file.record_count for file in result.files) == sum(map(len, found.values()))
     return {path: rows.tolist() for path, rows in found.items()}, result.rows_read
 
 

@@ -184,3 +184,29 @@ def test_a_data_file_with_many_deletes_has_them_in_a_file_of_its_own(location: s
         (None, OWN_POSITIONS),
     ]
     assert set(result.data) == names
+
+
+def test_data_files_of_different_lake_partitions_are_not_merged(location: str) -> None:
+    sources = (OrderedFile("file:///a", 1, (0,)), OrderedFile("file:///b", 2, (10,)))
+    with pytest.raises(ValueError, match="cannot be merged into one"):
+        merge_files(MergeTask(sources, (), SCHEMA, location, STORAGE))
+
+
+def test_a_merged_file_is_in_the_partition_of_its_sources(location: str) -> None:
+    sources = (OrderedFile(data(location, 1), 1, (0,)), OrderedFile(data(location, 2), 2, (0,)))
+    merged = merge_files(MergeTask(sources, (), SCHEMA, location, STORAGE))
+    assert merged.file is not None
+    assert merged.file.partition == (0,)
+
+
+def test_position_deletes_are_merged_by_lake_partition(location: str) -> None:
+    many = np.arange(100)
+    named = {"file:///a": many[:3], "file:///b": many[:2], "file:///c": many, "file:///d": many[:1]}
+    partitions = {"file:///a": (0,), "file:///b": (10,), "file:///c": (10,), "file:///d": (0,)}
+    files = [write_position_deletes({path: rows}, location, STORAGE).path for path, rows in named.items()]
+    task = PositionsTask(tuple(files), frozenset(named), location, STORAGE, own_positions=50, partitions=partitions)
+    assert [(file.partition, file.record_count) for file in merge_positions(task).files] == [
+        ((10,), 100),
+        ((0,), 4),
+        ((10,), 2),
+    ]

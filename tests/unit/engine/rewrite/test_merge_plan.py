@@ -8,16 +8,17 @@ from collections import Counter
 
 import pytest
 
-from mirror_pump.engine.rewrite.merge_plan import FANOUT, MOST_SOURCES, choose, size_class
+from mirror_pump.engine.rewrite.merge_plan import FANOUT, MOST_SOURCES, choose, choose_by_partition, size_class
 from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.format.data_files import FileContent
 
 TARGET = 1 << 20
 
 
-def file(number: int, records: int = 1, size: int = 1000, name: str = "") -> LiveFile:
-    path = name or f"file:///{number:06}"
-    return LiveFile(FileContent.DATA, path, number, "PARQUET", records, size, (), {}, {})
+def file(number: int, records: int = 1, size: int = 1000, name: str = "", partition: int | None = None) -> LiveFile:
+    path = name or f"file:///{number:06}-{partition}"
+    in_partition = () if partition is None else (partition,)
+    return LiveFile(FileContent.DATA, path, number, "PARQUET", records, size, (), {}, {}, in_partition)
 
 
 def chosen(files: list[LiveFile], pending: list[int] | None = None) -> list[int]:
@@ -69,6 +70,24 @@ def test_a_merge_is_bounded() -> None:
     assert chosen(large) == [0, 1]
     rows = [file(number, records=3_000_000, size=10) for number in range(20)]
     assert chosen(rows) == [0, 1]
+
+
+def test_files_of_different_lake_partitions_are_never_merged() -> None:
+    files = [file(number, partition=day) for number in range(1, FANOUT + 1) for day in range(10)]
+    files += [file(number, partition=20) for number in range(1, FANOUT)]
+    files += [file(number, partition=30) for number in range(1, 3 * FANOUT)]
+    groups = choose_by_partition(files, [], TARGET)
+    assert [len(group) for group in groups] == [3 * FANOUT - 1, *[FANOUT] * 10], "most files first"
+    assert all(len({file.partition for file in group}) == 1 for group in groups)
+    assert choose_by_partition(files[: FANOUT * 10 : 10], [], TARGET) == [choose(files[: FANOUT * 10 : 10], [], TARGET)]
+
+
+def test_the_merges_of_one_commit_are_bounded() -> None:
+    files = [file(number, partition=day) for number in range(100) for day in range(10)]
+    groups = choose_by_partition(files, [], TARGET)
+    assert sum(map(len, groups)) == MOST_SOURCES
+    rows = [file(number, records=3_000_000, size=10, partition=day) for number in range(9) for day in range(3)]
+    assert len(choose_by_partition(rows, [], TARGET)) == 1
 
 
 @pytest.mark.parametrize("seed", range(5))

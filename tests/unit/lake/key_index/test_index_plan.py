@@ -14,6 +14,7 @@ from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.index_plan import FileNumbers, KeyedSegment, SegmentKeys, apply_plan, plan_commit
 from mirror_pump.lake.key_index.key_index import KeyIndex, files_of, positions_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
+from mirror_pump.model import LakePartitioning
 
 SCHEMA = LakeSchema(0, (LakeField(1, "id", ColumnType(Kind.LONG), required=True),), (1,))
 PACKING = KeyPacking((ColumnType(Kind.LONG),), b"secret")
@@ -23,11 +24,17 @@ def packed(keys: list[int]) -> PackedKeys:
     return PackedKeys(np.array(keys, np.int64), None)
 
 
+def partition_of(key: int, partitioning: LakePartitioning | None) -> int:
+    return 0 if partitioning is None else key // 10 * 10
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_random_commits(seed: int) -> None:
     """Each segment deletes some keys and adds some rows, as the decoder produces them: a row whose key exists comes
-    with a delete. From time to time a key without a row is deleted."""
+    with a delete. From time to time a key without a row is deleted. Half of the tables are partitioned: a segment has
+    a file for each lake partition."""
     chance = random.Random(seed)
+    partitioning = LakePartitioning(1, "truncate[10]") if seed % 2 else None
     index, numbers = KeyIndex(1), FileNumbers()
     live: dict[int, tuple[str, int]] = {}
     for commit in range(40):
@@ -36,19 +43,23 @@ def test_random_commits(seed: int) -> None:
         unknown: list[list[int]] = []
         known = set(live)
         for part in range(chance.choice([1, 1, 2, 5])):
-            path = f"{commit}-{part}"
             keys = chance.sample(range(40), chance.choice([0, 3, 12]))
             brought = [key for key in keys if chance.random() < 0.7]
             deleted = [key for key in keys if key in live or key not in brought]
             unknown.append([place for place, key in enumerate(deleted) if key not in known])
             hidden.update(live.pop(key) for key in deleted if key in live)
             known.update(brought)
-            live.update({key: (path, row) for row, key in enumerate(brought)})
-            files = (path,) if brought else ()
-            table = pa.table({"id": deleted})
-            rows = (packed(brought),) if brought else ()
-            segments.append(KeyedSegment(files, SegmentKeys(SCHEMA, table, packed(deleted), PACKING, rows)))
-        plan = plan_commit(index, numbers, segments)
+            by_path: dict[str, list[int]] = {}
+            for key in brought:
+                by_path.setdefault(f"{commit}-{part}-{partition_of(key, partitioning)}", []).append(key)
+            for path, in_file in by_path.items():
+                live.update({key: (path, row) for row, key in enumerate(in_file)})
+            table = pa.table({"id": pa.array(deleted, pa.int64())})
+            rows = tuple(map(packed, by_path.values()))
+            segments.append(KeyedSegment(tuple(by_path), SegmentKeys(SCHEMA, table, packed(deleted), PACKING, rows)))
+        plan = plan_commit(index, numbers, segments, partitioning)
+        wanted = {} if partitioning is None else {path: (int(path.rpartition("-")[2]),) for path, _ in hidden}
+        assert plan.partitions == wanted
         found = [(path, int(row)) for path, rows in plan.positions.items() for row in rows]
         assert found == sorted(found, key=lambda place: (numbers.number(place[0]), place[1]))
         assert set(found) == hidden
@@ -56,7 +67,7 @@ def test_random_commits(seed: int) -> None:
         assert [places.tolist() for places in plan.unknown] == unknown
         if chance.random() < 0.2:
             # A publish that failed, and is planned again.
-            assert plan_commit(index, numbers, segments).positions.keys() == plan.positions.keys()
+            assert plan_commit(index, numbers, segments, partitioning).positions.keys() == plan.positions.keys()
         apply_plan(index, plan)
         every = index.find(packed(list(range(40))))
         assert {

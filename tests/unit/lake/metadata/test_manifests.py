@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyiceberg.manifest import ManifestContent
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, PartitionFieldSummary, read_manifest_list
+from pyiceberg.types import DateType, LongType, NestedField, StructType
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.metadata.manifest_entries import stored_entries
+from mirror_pump.lake.metadata.manifest_entries import ManifestEntry, stored_entries
 from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
 from mirror_pump.lake.metadata.manifests import FULL, HELD, ManifestWriter
+from mirror_pump.lake.metadata.partition_summaries import summaries_of, united
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, read_bytes, write_all
+from mirror_pump.model import LakePartitioning
 
 SCHEMA = LakeSchema(0, (LakeField(1, "id", ColumnType(Kind.LONG), required=True),), (1,))
 STORAGE = StorageOptions(fsync=False)
@@ -121,3 +128,96 @@ def test_a_large_commit_is_not_held_in_memory(tmp_path: Path) -> None:
     for _ in range(12):
         commits.commit(HELD + 1)
     assert len(commits.entries()) == 13 * (HELD + 1) + 1
+
+
+def summary(low: bytes, high: bytes, *, contains_null: bool = False) -> PartitionFieldSummary:
+    nan = False
+    return PartitionFieldSummary(contains_null, nan, low, high)
+
+
+def with_null(low: bytes, high: bytes) -> PartitionFieldSummary:
+    return summary(low, high, contains_null=True)
+
+
+def _is_one_of(paths: set[str], entry: ManifestEntry) -> bool:
+    return entry.path in paths
+
+
+PARTITIONS = st.lists(st.integers(-5, 5).map(lambda number: number * 10), max_size=4)
+
+
+@settings(max_examples=25)
+@given(
+    commits=st.lists(
+        st.tuples(PARTITIONS, PARTITIONS, st.booleans(), st.sets(st.integers(0, 60), max_size=8)), max_size=25
+    )
+)
+def test_partitions_are_in_the_entries_and_exactly_in_the_lists(
+    commits: list[tuple[list[int], list[int], bool, set[int]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As pyiceberg reads them, after merges of manifests and removals of files."""
+    directory = tmp_path_factory.mktemp("m").as_uri()
+    metadata = TableMetadata.new(SCHEMA, directory, {}, 0, LakePartitioning(1, "truncate[10]"))
+    manifests: tuple[Manifest, ...] = ()
+    partition_of: dict[str, int] = {}
+    for number, (data, deletes, restart, removed) in enumerate(commits, 1):
+        writer = ManifestWriter(metadata, directory, 1000 + number, number)
+        doomed = {f"{content}-{place}" for place in removed for content in (0, 2)} & set(partition_of)
+        removal = writer.remove(manifests, STORAGE, partial(_is_one_of, doomed), lambda _: True)
+        for path in doomed:
+            del partition_of[path]
+        new = []
+        for content, kind, partitions in ((0, ManifestContent.DATA, data), (2, ManifestContent.DELETES, deletes)):
+            files = []
+            for place, partition in enumerate(partitions):
+                name = f"{content}-{4 * number + place}"
+                partition_of[name] = partition
+                files.append((replace(_file(name, FileContent(content)), partition=(partition,)), number))
+            new.append(writer.add(kind, files))
+        carried = [*writer.merge(removal.untouched, STORAGE), *removal.rewritten]
+        manifests = (*(manifest for manifest in new if manifest is not None), *carried)
+        location = writer.list(manifests, None)
+        write_all(writer.files, STORAGE)
+        if restart:
+            manifests = read_list(location, STORAGE)
+        found: dict[str, int] = {}
+        for manifest in read_manifest_list(PyArrowFileIO().new_input(location)):
+            entries = manifest.fetch_manifest_entry(PyArrowFileIO(), discard_deleted=False)
+            values = [entry.data_file.partition[0] for entry in entries]
+            assert manifest.partitions == [summary(pack("<q", min(values)), pack("<q", max(values)))]
+            found |= {
+                entry.data_file.file_path: entry.data_file.partition[0]
+                for entry in entries
+                if entry.status != ManifestEntryStatus.DELETED
+            }
+        assert found == partition_of
+
+
+def test_a_file_without_its_partition_is_refused(tmp_path: Path) -> None:
+    partitioned = TableMetadata.new(SCHEMA, tmp_path.as_uri(), {}, 0, LakePartitioning(1, "truncate[10]"))
+    writer = ManifestWriter(partitioned, tmp_path.as_uri(), 1, 1)
+    with pytest.raises(ValueError, match="does not fit partition spec 0"):
+        writer.add(ManifestContent.DATA, [(_file("d"), 1)])
+    writer = ManifestWriter(TableMetadata.new(SCHEMA, tmp_path.as_uri(), {}, 0), tmp_path.as_uri(), 1, 1)
+    with pytest.raises(ValueError, match="does not fit partition spec 0"):
+        writer.add(ManifestContent.DATA, [(replace(_file("d"), partition=(10,)), 1)])
+
+
+def test_a_manifest_without_summaries_may_hold_any_partition() -> None:
+    kind = StructType(NestedField(1000, "id_trunc", LongType()), NestedField(1001, "at_day", DateType()))
+    known = summaries_of(kind, [(5, -3), (None, 7)])
+    assert known == [
+        with_null(pack("<q", 5), pack("<q", 5)),
+        summary(pack("<i", -3), pack("<i", 7)),
+    ]
+    assert united(kind, [known]) == known
+    assert united(kind, [known, None]) == [
+        with_null(pack("<q", -(2**63)), pack("<q", 2**63 - 1)),
+        with_null(pack("<i", -(2**31)), pack("<i", 2**31 - 1)),
+    ]
+    before_widening = [summary(pack("<i", -9), pack("<i", 2))]
+    wider = StructType(NestedField(1000, "id_trunc", LongType()))
+    assert united(wider, [before_widening, summaries_of(wider, [(2**40,)])]) == [
+        summary(pack("<q", -9), pack("<q", 2**40))
+    ]
+    assert summaries_of(wider, [("text",)]) is None
