@@ -127,9 +127,10 @@ class InternalLimits(BaseModel):
     load_pause: Seconds = Field(
         default=60.0, description="Seconds that a load by HTTP waits for the next part of its body"
     )
-    load_seconds: Seconds = Field(default=3600.0, description="Seconds in which the body of a load by HTTP has to arrive")
+    load_seconds: Seconds = Field(default=3600.0, description="Seconds for the whole body of a load by HTTP to arrive")
     load_lock_seconds: Seconds = Field(
-        default=30.0, description="Seconds that a load by HTTP waits for each lock before the client is told to try again"
+        default=30.0,
+        description="Seconds that a load by HTTP waits for a lock before it is given up",
     )
 
     spark_partition_blocks: Annotated[int, Field(ge=1), Unit("BLOCKS", "blocks")] = Field(

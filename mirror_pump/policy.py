@@ -102,7 +102,7 @@ class Policy(BaseModel):
 
     load_label_days: Annotated[float, Field(ge=1 / 24, le=3650)] = Field(
         default=30.0,
-        description="Days that the label of a load is kept: repeated within them, it returns the result; the pump sweeps",
+        description="Days that a load's label is kept; within them the same load again returns the result",
     )
 
     @property

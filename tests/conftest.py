@@ -35,7 +35,10 @@ _PASSED = pytest.StashKey[bool]()
 _ROOT = Path(__file__).parent
 _WITH_CATALOG = (
     "acceptance",
-    *(f"integration/{subject}" for subject in ("copy", "lake", "loads", "maintenance", "publish", "reads", "retention")),
+    *(
+        f"integration/{subject}"
+        for subject in ("copy", "lake", "loads", "maintenance", "publish", "reads", "retention")
+    ),
     *(f"integration/{subject}" for subject in ("schema", "stream", "types", "verify")),
 )
 """Where tests are about something else than what `init` does to an empty database."""

@@ -98,6 +98,33 @@ class _RequestBody(io.RawIOBase):
             self._queue.put_nowait(None)
 
 
+class _ArrivingBody:
+    """The parts of a request's body, as they arrive."""
+
+    def __init__(self, request: Request) -> None:
+        self._receive = request.receive
+        self.complete = False
+
+    async def part(self) -> bytes | None:
+        """The next part; None behind the last one. Raises ClientDisconnect."""
+        while not self.complete:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            self.complete = not message.get("more_body", False)
+            if found := message.get("body", b""):
+                return bytes(found)
+        return None
+
+    async def discard(self) -> None:
+        """Read on for a moment, so that a client that still sends comes to read its answer."""
+        left = _DISCARDED_BYTES
+        with suppress(TimeoutError, ClientDisconnect):
+            async with asyncio.timeout(_DISCARDED_SECONDS):
+                while left > 0 and (found := await self.part()):
+                    left -= len(found)
+
+
 class LoadEndpoint:
     """Answers `PUT /load/TABLE`. Used by one event loop."""
 
@@ -126,31 +153,35 @@ class LoadEndpoint:
         done: asyncio.Future[LoadResult] = loop.create_future()
         self._running += 1
         threading.Thread(target=self._work, args=(loop, wanted, body, done), name="load", daemon=True).start()
+        arriving = _ArrivingBody(request)
         try:
-            await self._feed(request, body, done)
+            await self._feed(arriving, body, done)
             return _answer(await asyncio.shield(done))
         except (asyncio.CancelledError, ClientDisconnect):
             body.abort(_BodyEnded("the client is gone"))
-            done.add_done_callback(lambda future: future.cancelled() or future.exception())
             raise
         except Exception as error:  # noqa: BLE001 - whatever happened, the client gets to know it
-            await _discard(request)
+            if not isinstance(error, _BodyEnded):
+                await arriving.discard()
             return _failure(error)
+        finally:
+            # Nobody else asks how it ended.
+            done.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     def _too_large(self) -> ContentTooLarge:
         return ContentTooLarge(
-            f"the body has more than {self._settings.load_bytes} bytes", "load it in parts, each with a label of its own"
+            f"the body has more than {self._settings.load_bytes} bytes",
+            "load it in parts, each with a label of its own",
         )
 
-    async def _feed(self, request: Request, body: _RequestBody, done: asyncio.Future[LoadResult]) -> None:
+    async def _feed(self, arriving: _ArrivingBody, body: _RequestBody, done: asyncio.Future[LoadResult]) -> None:
         """Passes the body on until it ends, or the load has ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.load_seconds
-        stream = request.stream()
         try:
             while not done.done():
                 async with asyncio.timeout(min(self._limits.load_pause, max(deadline - loop.time(), 0))):
-                    part = await _unless(done, anext(stream, None))
+                    part = await _unless(done, arriving.part())
                 await _unless(done, body.put(part))
                 if part is None:
                     return
@@ -200,18 +231,6 @@ async def _unless(done: asyncio.Future[Any], awaitable: Awaitable[_Result]) -> _
         return task.result() if task.done() else None
     finally:
         task.cancel()
-
-
-async def _discard(request: Request) -> None:
-    """Reads on for a moment, so that a client that still sends comes to read its answer."""
-    left = _DISCARDED_BYTES
-    with suppress(TimeoutError, ClientDisconnect, RuntimeError):
-        async with asyncio.timeout(_DISCARDED_SECONDS):
-            while left > 0:
-                message = await request.receive()
-                left -= len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return
 
 
 def load_request(request: Request) -> LoadRequest:

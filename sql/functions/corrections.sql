@@ -10,11 +10,11 @@ ON CONFLICT (table_id, pk) DO UPDATE
        payload = excluded.payload, updated_at = now(), folded_sequence = NULL
 $$;
 
--- Writes corrections of many keys, as put_delta() does of one. `rows`: an array of [tier value, key, payload], each key once.
-CREATE OR REPLACE FUNCTION modak.put_deltas(id bigint, what smallint, rows jsonb) RETURNS void
+-- Writes corrections of many keys, as put_delta() does of one. `rows`: an array of [tier value, key, op, payload], each key once.
+CREATE OR REPLACE FUNCTION modak.put_deltas(id bigint, rows jsonb) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 INSERT INTO modak.delta AS d (table_id, pk, op, tier_key, version, payload)
-SELECT id, i.item ->> 1, what, (i.item ->> 0)::bigint, nextval('modak.delta_version'), i.item -> 2
+SELECT id, i.item ->> 1, (i.item ->> 2)::smallint, (i.item ->> 0)::bigint, nextval('modak.delta_version'), i.item -> 3
   FROM (SELECT e.item FROM jsonb_array_elements(rows) AS e(item) ORDER BY e.item ->> 1) i
 ON CONFLICT (table_id, pk) DO UPDATE
    SET op = excluded.op, tier_key = excluded.tier_key, old_tier_key = NULL, version = nextval('modak.delta_version'),
@@ -63,5 +63,5 @@ BEGIN
     END IF;
 END $$;
 
-REVOKE EXECUTE ON FUNCTION modak.put_delta(bigint, text, smallint, bigint, jsonb), modak.put_deltas(bigint, smallint, jsonb),
+REVOKE EXECUTE ON FUNCTION modak.put_delta(bigint, text, smallint, bigint, jsonb), modak.put_deltas(bigint, jsonb),
     modak.complete_corrections(bigint, jsonb, boolean) FROM PUBLIC;

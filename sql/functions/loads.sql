@@ -6,8 +6,9 @@
 -- either `committed`, together with its rows, or `failed`, without any.
 --
 -- While a transaction has a staged label, rows that it inserts below the cut-line stay in the DEFAULT partition
--- (modak.route_old_row): settle_load() makes corrections of all of them at once. finish_load() settles what is left, and without
--- finish_load() there is no commit, so no other transaction finds a row in the DEFAULT partition.
+-- (modak.route_old_row), and changes of partitions on their way out are noted only (modak.record_change): settle_load() makes
+-- captured changes and corrections of all of them at once. finish_load() settles what is left, and without finish_load() there is
+-- no commit, so no other transaction finds a row in the DEFAULT partition, or a change that is not captured.
 
 -- Refuses a caller that may not write to the table. What a load may do in the end is decided by its DML.
 CREATE OR REPLACE FUNCTION modak.check_loader(relation regclass) RETURNS void
@@ -71,20 +72,22 @@ SELECT o.tier_column, t.tier_key_type, o.cut, c.retention_line
 $$;
 
 -- SQL that takes up to 1000 rows behind the place $1 out of a DEFAULT partition. Returns their number, the last place, and an
--- array of [tier value, key, payload]. It ends after 8 MiB of text, so that the array fits into one value.
+-- array of [tier value, key, op, payload]. It ends after 8 MiB of text, so that the array fits into one value.
 CREATE OR REPLACE FUNCTION modak.settled_rows(leaf oid, tier int, keys int[]) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-SELECT format('WITH sized AS MATERIALIZED (SELECT c.ctid AS place, octet_length(c::text) AS size FROM ONLY %1$s c WHERE c.ctid > $1 LIMIT 1000),'
-              ' chosen AS MATERIALIZED (SELECT s.place FROM (SELECT place, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS before FROM sized) s'
-              ' WHERE s.before < 8388608),'
+SELECT format('WITH sized AS MATERIALIZED (SELECT c.ctid AS place, octet_length(c::text) AS size FROM ONLY %1$s c'
+              ' WHERE c.ctid > $1 LIMIT 1000),'
+              ' chosen AS MATERIALIZED (SELECT s.place FROM (SELECT place, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS before'
+              ' FROM sized) s WHERE s.before < 8388608),'
               ' gone AS (DELETE FROM ONLY %1$s t WHERE t.ctid = ANY (ARRAY(SELECT place FROM chosen)) RETURNING t.*)'
               ' SELECT (SELECT count(*) FROM chosen), (SELECT max(place)::text FROM chosen), 0::smallint,'
-              ' jsonb_agg(jsonb_build_array(i.tier, i.pk, i.image)) FROM gone g CROSS JOIN LATERAL (%2$s) AS i(tier, pk, image)',
+              ' jsonb_agg(jsonb_build_array(i.tier, i.pk, 0, i.image)) FROM gone g CROSS JOIN LATERAL (%2$s) AS i(tier, pk, image)',
               leaf::regclass, modak.row_image(leaf, tier, keys, true, 'g'))
 $$;
 
--- Refuses rows, as an array of [tier value, ...], that belong neither to a partition nor below the cut-line.
-CREATE OR REPLACE FUNCTION modak.refuse_unplaced(relation regclass, rows jsonb) RETURNS void
+-- Refuses rows, as an array of [tier value, key, op, payload], that have no place below the cut-line: those of an infinite tier
+-- key, or below the retention line, or above the cut-line where there is no partition (`routed`).
+CREATE OR REPLACE FUNCTION modak.refuse_unplaced(relation regclass, rows jsonb, routed boolean) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     cut CONSTANT bigint := modak.moved_cut(relation::oid::bigint);
@@ -95,57 +98,119 @@ DECLARE
     misplaced jsonb;
 BEGIN
     SELECT e.item INTO misplaced FROM jsonb_array_elements(rows) AS e(item)
-     WHERE (e.item ->> 0)::bigint < cut IS NOT TRUE OR (e.item ->> 0)::bigint = infinite LIMIT 1;
+     WHERE e.item ->> 2 = '0'
+       AND (routed AND (e.item ->> 0)::bigint < cut IS NOT TRUE OR (e.item ->> 0)::bigint = infinite) LIMIT 1;
     IF misplaced IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'check_violation', MESSAGE = format('no partition of relation %s found for row', relation),
-            DETAIL = format('The row is %s.', misplaced -> 2);
+            DETAIL = format('The row is %s.', misplaced -> 3);
     END IF;
     SELECT e.item INTO misplaced FROM jsonb_array_elements(rows) AS e(item) WHERE (e.item ->> 0)::bigint < lowest LIMIT 1;
     IF misplaced IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'check_violation', MESSAGE = format('a row of %s is below the retention line', relation),
-            DETAIL = format('The row is %s.', misplaced -> 2);
+            DETAIL = format('The row is %s.', misplaced -> 3);
     END IF;
 END $$;
 
 -- Makes corrections of the rows that this transaction's load has put into the DEFAULT partition, as its triggers have left them.
--- Returns their number. Each pass looks at every row once; a last one finds none.
-CREATE OR REPLACE FUNCTION modak.settle_load(relation regclass) RETURNS bigint
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
-SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
+-- Each pass looks at every row once; a last one finds none.
+CREATE OR REPLACE FUNCTION modak.settle_default(relation regclass, leaf oid) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    id CONSTANT bigint := relation::oid::bigint;
-    leaf CONSTANT oid := (SELECT nullif(p.partdefid, 0) FROM pg_partitioned_table p WHERE p.partrelid = relation);
     place tid := '(0,0)';
     statement text;
     taken bigint;
     last text;
     rows jsonb;
-    settled bigint := 0;
 BEGIN
-    IF leaf IS NULL OR NOT modak.retained_by(leaf, 'default') OR NOT EXISTS (
-           SELECT FROM modak.load_labels l WHERE l.table_id = id AND l.state = 'staged'
-              AND l.staged_files ->> 'transaction' = pg_current_xact_id()::text) THEN
-        RETURN 0;
-    END IF;
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-        PERFORM modak.refuse_outdated(leaf);
-    END IF;
     SELECT modak.settled_rows(leaf, n.tier, n.keys) INTO statement FROM modak.key_numbers(relation, leaf) n;
     LOOP
         SELECT o.tier, o.pk, o.image INTO taken, last, rows FROM modak.as_owner(leaf, statement, place) o;
         EXIT WHEN taken = 0 AND place = '(0,0)';
         place := coalesce(last, '(0,0)')::tid;
-        IF taken > 0 AND taken IS DISTINCT FROM jsonb_array_length(rows) THEN
+        CONTINUE WHEN taken = 0;
+        IF taken IS DISTINCT FROM jsonb_array_length(rows) THEN
             RAISE EXCEPTION USING ERRCODE = 'triggered_data_change_violation',
                 MESSAGE = format('a row is below the cut-line, and a DELETE trigger keeps it in %s', leaf::regclass),
                 HINT = 'create that trigger with WHEN (pg_trigger_depth() = 0): rows leave the DEFAULT partition by a DELETE';
         END IF;
-        CONTINUE WHEN taken = 0;
-        PERFORM modak.refuse_unplaced(relation, rows);
-        PERFORM modak.put_deltas(id, 0::smallint, rows);
-        settled := settled + taken;
+        PERFORM modak.refuse_unplaced(relation, rows, true);
+        PERFORM modak.put_deltas(relation::oid::bigint, rows);
     END LOOP;
-    RETURN settled;
+END $$;
+
+-- Captures, or makes corrections of, what a partition holds of the rows that this transaction's load has changed there.
+CREATE OR REPLACE FUNCTION modak.settle_changes(relation regclass, leaf oid, held_by text, kind text) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    id CONSTANT bigint := relation::oid::bigint;
+    statement text;
+    images text[];
+    rows jsonb;
+BEGIN
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        PERFORM modak.refuse_outdated(leaf);
+    END IF;
+    SELECT format('SELECT NULL::bigint, NULL::text, 0::smallint, jsonb_agg(jsonb_build_array(h.tier, h.pk, h.op, h.image))'
+                  ' FROM (SELECT DISTINCT ON (h.pk) h.* FROM unnest($1::%s[]) AS c'
+                  ' CROSS JOIN LATERAL (%s) h ORDER BY h.pk) h', leaf::regclass, modak.held_image(leaf, n.tier, n.keys, 'c'))
+      INTO statement FROM modak.key_numbers(relation, leaf) n;
+    LOOP
+        WITH sized AS MATERIALIZED (
+            SELECT r.ctid AS place, octet_length(r.image) AS size FROM modak.mirror_load_rows r
+             WHERE r.table_id = id AND r.relation_id = leaf::bigint LIMIT 1000),
+        chosen AS MATERIALIZED (
+            SELECT s.place FROM (SELECT place, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS before FROM sized) s
+             WHERE s.before < 8388608),
+        gone AS (DELETE FROM modak.mirror_load_rows r WHERE r.ctid = ANY (ARRAY(SELECT place FROM chosen)) RETURNING r.image)
+        SELECT array_agg(g.image) INTO images FROM gone g;
+        EXIT WHEN images IS NULL;
+        SELECT o.image INTO rows FROM modak.as_owner(leaf, statement, images) o;
+        IF kind = 'cold' THEN
+            PERFORM modak.refuse_unplaced(relation, rows, false);
+            PERFORM modak.put_deltas(id, rows);
+        ELSE
+            PERFORM modak.put_captured(id, held_by, rows);
+        END IF;
+    END LOOP;
+END $$;
+
+-- Captures changes of many keys of a partition that is being sealed, as put_change() does of one.
+CREATE OR REPLACE FUNCTION modak.put_captured(id bigint, held_by text, rows jsonb) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+INSERT INTO modak.mirror_captured AS d (table_id, partition_id, pk, op, tier_key, version, payload)
+SELECT id, held_by, i.item ->> 1, (i.item ->> 2)::smallint, (i.item ->> 0)::bigint, nextval('modak.delta_version'), i.item -> 3
+  FROM (SELECT e.item FROM jsonb_array_elements(rows) AS e(item) ORDER BY e.item ->> 1) i
+ON CONFLICT (table_id, pk) DO UPDATE
+   SET partition_id = excluded.partition_id, op = excluded.op, tier_key = excluded.tier_key,
+       version = nextval('modak.delta_version'), payload = excluded.payload
+$$;
+
+-- Does for all rows that this transaction's load has written what triggers do for each row of other writers: rows leave the
+-- DEFAULT partition, and changes of partitions on their way out are captured, or become corrections.
+CREATE OR REPLACE FUNCTION modak.settle_load(relation regclass) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
+DECLARE
+    id CONSTANT bigint := relation::oid::bigint;
+    leaf oid := (SELECT nullif(p.partdefid, 0) FROM pg_partitioned_table p WHERE p.partrelid = relation);
+    held_by text;
+    kind text;
+BEGIN
+    IF NOT EXISTS (SELECT FROM modak.load_labels l WHERE l.table_id = id AND l.state = 'staged'
+                      AND l.staged_files ->> 'transaction' = pg_current_xact_id()::text) THEN
+        RETURN;
+    END IF;
+    IF leaf IS NOT NULL AND modak.retained_by(leaf, 'default') THEN
+        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+            PERFORM modak.refuse_outdated(leaf);
+        END IF;
+        PERFORM modak.settle_default(relation, leaf);
+    END IF;
+    -- After that: triggers of its DELETE may have changed other partitions.
+    FOR leaf, held_by, kind IN SELECT DISTINCT r.relation_id::oid, r.partition_id, r.kind FROM modak.mirror_load_rows r WHERE r.table_id = id
+    LOOP
+        PERFORM modak.settle_changes(relation, leaf, held_by, kind);
+    END LOOP;
 END $$;
 
 -- Records the result of a load, which has to be the last of its transaction. `outcome` has the load's content under the key
@@ -197,4 +262,6 @@ BEGIN
     END IF;
 END $$;
 
-REVOKE EXECUTE ON FUNCTION modak.settled_rows(oid, int, int[]), modak.refuse_unplaced(regclass, jsonb) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION modak.settled_rows(oid, int, int[]), modak.refuse_unplaced(regclass, jsonb, boolean),
+    modak.settle_default(regclass, oid), modak.settle_changes(regclass, oid, text, text), modak.put_captured(bigint, text, jsonb)
+    FROM PUBLIC;

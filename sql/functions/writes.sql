@@ -38,7 +38,7 @@ BEGIN
     END IF;
     SELECT o.image INTO images FROM modak.as_owner(
         relation,
-        format('SELECT NULL::bigint, NULL::text, 1::smallint, jsonb_agg(jsonb_build_array(i.tier, i.pk, i.image))'
+        format('SELECT NULL::bigint, NULL::text, 1::smallint, jsonb_agg(jsonb_build_array(i.tier, i.pk, 1, i.image))'
                ' FROM jsonb_populate_recordset(NULL::%s, $1) k CROSS JOIN LATERAL (%s) AS i(tier, pk, image)',
                relation, modak.row_image(relation, tier_number, numbers, false, 'k')),
         keys) o;
@@ -47,7 +47,7 @@ BEGIN
     IF images IS NULL THEN
         RETURN 0;
     END IF;
-    PERFORM modak.put_deltas(relation::oid::bigint, 1::smallint, images);
+    PERFORM modak.put_deltas(relation::oid::bigint, images);
     RETURN jsonb_array_length(images);
 END $$;
 

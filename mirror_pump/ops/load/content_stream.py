@@ -52,7 +52,7 @@ class ContentStream(io.RawIOBase):
 
 def seekable(content: ContentStream) -> AbstractContextManager[BinaryIO]:
     """All of the input, in a temporary file on disk: a Parquet file is read from its end."""
-    file = tempfile.TemporaryFile()
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     try:
         shutil.copyfileobj(cast("BinaryIO", content), file, _PART)
         file.seek(0)

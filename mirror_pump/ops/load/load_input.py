@@ -84,7 +84,7 @@ def read_batches(
             return
         text = _Lookahead(_decompressed(stream))
         yield from _csv(text, columns) if form is InputFormat.CSV else _json_lines(text, columns)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         raise InputError(
             f"the input is not {form.value}, or is damaged: {one_line_of(error)}",
             f"check the input and its format; a row has at most {BATCH_BYTES // 2**20} MiB",
@@ -92,7 +92,8 @@ def read_batches(
 
 
 class _Lookahead:
-    """A binary stream whose beginning may be looked at."""
+    """A binary stream whose beginning may be looked at. Reads are as long as they are asked for, up to the end: the CSV
+    reader takes each for a block, and a row has to fit into two of them."""
 
     closed = False
 
@@ -100,17 +101,18 @@ class _Lookahead:
         self._stream = stream
         self._ahead = b""
 
-    def read(self, size: int = -1) -> bytes:
-        if self._ahead:
-            part = self._ahead if size < 0 else self._ahead[:size]
-            self._ahead = self._ahead[len(part) :]
-            return part
-        return bytes(self._stream.read(size))
+    def read(self, size: int) -> bytes:
+        self.peek(size)
+        part, self._ahead = self._ahead[:size], self._ahead[size:]
+        return part
 
     def peek(self, size: int) -> bytes:
         """The first bytes: fewer than `size` only at the end."""
-        while len(self._ahead) < size and (part := self._stream.read(size - len(self._ahead))):
-            self._ahead += part
+        parts, found = [self._ahead], len(self._ahead)
+        while found < size and (part := self._stream.read(size - found)):
+            parts.append(part)
+            found += len(part)
+        self._ahead = b"".join(parts)
         return self._ahead[:size]
 
     def header(self) -> str:
@@ -130,6 +132,9 @@ class _Lookahead:
 
     def readable(self) -> bool:
         return True
+
+    def close(self) -> None:
+        """The stream is its owner's."""
 
 
 def _decompressed(stream: BinaryIO) -> Any:
@@ -176,7 +181,7 @@ def _csv(text: _Lookahead, columns: Sequence[str] | None) -> Iterator[InputBatch
             yield from unreadable
             return
         skipped = {row.number for row in unreadable}
-        numbers = []
+        numbers: list[int] = []
         while len(numbers) < batch.num_rows:
             number += 1
             if number not in skipped:

@@ -21,7 +21,7 @@ from mirror_pump.errors import MirrorPumpError, UsageError
 from mirror_pump.ops.load.content_stream import ContentStream, as_it_is, seekable
 from mirror_pump.ops.load.load_input import InputFormat, UnreadableRow, read_batches
 from mirror_pump.ops.load.postgres_texts import staged_rows
-from mirror_pump.source.connect import PgConnection, as_source_error, connect, is_connection_loss
+from mirror_pump.source.connect import PgConnection, as_source_error, connect, is_connection_loss, source_errors
 from mirror_pump.source.loads import labels
 from mirror_pump.source.loads.filtered_rows import RowFilter, TooManyFiltered
 from mirror_pump.source.loads.load_target import LoadTarget, read_target
@@ -66,7 +66,13 @@ class LoadResult:
 
     def to_json(self) -> dict[str, Any]:
         """The answer of the command and of the port (docs/cli-json.md)."""
-        return {"table": self.table, "label": self.label, "state": "committed", "replayed": self.replayed, **self.outcome}
+        return {
+            "table": self.table,
+            "label": self.label,
+            "state": "committed",
+            "replayed": self.replayed,
+            **self.outcome,
+        }
 
 
 def load(
@@ -88,10 +94,11 @@ def load(
     if request.max_filtered < 0:
         raise UsageError("the number of rows that may be filtered is not negative")
     with connect(dsn, autocommit=True, application_name="mirror-pump-load") as connection:
-        # Ordinary DML: policies of row security apply.
-        connection.execute("SET row_security = on")
-        if lock_timeout is not None:
-            connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{lock_timeout * 1000:.0f}ms",))
+        with source_errors("preparing a load"):
+            # Ordinary DML: policies of row security apply.
+            connection.execute("SET row_security = on")
+            if lock_timeout is not None:
+                connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{lock_timeout * 1000:.0f}ms",))
         return _LoadJob(connection, read_target(connection, request.table), request, stream, most_bytes).run()
 
 

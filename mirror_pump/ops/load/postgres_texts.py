@@ -44,7 +44,9 @@ def texts_of(values: pa.Array, column: LoadColumn) -> list[str | None]:
     try:
         found = pc.cast(values, pa.string()).to_pylist()
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
-        raise InputError(f"column {column.name}: values of type {kind} cannot be loaded: {error}", "convert it") from error
+        raise InputError(
+            f"column {column.name}: values of type {kind} cannot be loaded: {error}", "convert it"
+        ) from error
     return found
 
 
@@ -94,7 +96,9 @@ def _nested(column: LoadColumn, kind: pa.DataType) -> Callable[[Any], str]:
 
 def _json_default(value: object) -> object:
     if isinstance(value, bytes | Decimal):
-        raise InputError(f"a value of type {type(value).__name__} within a JSON document cannot be loaded", "convert it")
+        raise InputError(
+            f"a value of type {type(value).__name__} within a JSON document cannot be loaded", "convert it"
+        )
     return str(value)
 
 

@@ -9,7 +9,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import TableError, one_line_of
-from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
 from mirror_pump.source.loads.load_target import LoadTarget
 from sql import queries
 
@@ -61,8 +61,11 @@ def finish(connection: PgConnection, target: LoadTarget, label: str, outcome: Ma
 
 
 def fail(connection: PgConnection, target: LoadTarget, label: str, outcome: Mapping[str, Any]) -> None:
-    """Record why a load was refused. A label that was committed stays as it is. Raises psycopg.Error."""
-    connection.execute(_FAIL, (target.table_id, label, Jsonb(dict(outcome))))
+    """Record why a load was refused. A label that was committed stays as it is, and so does one that another client
+    has claimed. Raises psycopg.Error."""
+    with connection.transaction():
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
+        connection.execute(_FAIL, (target.table_id, label, Jsonb(dict(outcome))))
 
 
 def sweep_labels(connection: PgConnection, slot: str) -> None:

@@ -102,7 +102,9 @@ def read_target(connection: PgConnection, name: str) -> LoadTarget:
         try:
             columns = fetch_rows(connection, LoadColumn, _SQL["columns"], {"table_id": table_id})
         except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as error:
-            raise TableError(f"{resolved} is not registered: this database has no mirror", "mirror-pump init") from error
+            raise TableError(
+                f"{resolved} is not registered: this database has no mirror", "mirror-pump init"
+            ) from error
     target = LoadTarget(table_id, resolved, tuple(columns))
     if not target.key:
         raise TableError(f"{resolved} has no key", "a load needs a primary key, or a replica identity index")

@@ -132,8 +132,8 @@ class LoadWrites:
         same = " AND ".join(f"w.k{place} = s.{name}" for place, name in enumerate(self._key()))
         # Two loads of the same keys lock them in the same order.
         insert = (
-            f"INSERT INTO {self._target.name.quoted} AS t ({names}) OVERRIDING SYSTEM VALUE SELECT {names} FROM {NAME} s"
-            f" WHERE {self._range(first, end)} ORDER BY {key}"
+            f"INSERT INTO {self._target.name.quoted} AS t ({names}) OVERRIDING SYSTEM VALUE"
+            f" SELECT {names} FROM {NAME} s WHERE {self._range(first, end)} ORDER BY {key}"
             f" ON CONFLICT ({key}) DO {self._on_conflict()} RETURNING {returned}, {self._below} AS below"
         )
         # What an INSERT does not return has a key that exists.

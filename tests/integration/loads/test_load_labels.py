@@ -1,7 +1,8 @@
-"""A label commits with its rows, once: replays, other content, clients at once, and connections cut at every message."""
+"""A label commits with its rows, once: replays, other content, clients at once, connections cut at every message."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +14,7 @@ from mirror_pump.errors import ConnectionLost, UsageError
 from mirror_pump.ops.load.load_job import LoadResult
 from mirror_pump.source.loads.filtered_rows import TooManyFiltered
 from mirror_pump.source.loads.labels import LabelBusy, LabelTaken
+from mirror_pump.testing.mirror import await_true
 from tests.support.loads import LoadedTable, Loader
 from tests.support.message_proxy import cutting_messages
 
@@ -93,56 +95,56 @@ def test_a_second_client_waits_for_the_first_one(table: LoadedTable, ends: str) 
 
 
 def test_of_clients_at_once_one_loads(table: LoadedTable) -> None:
+    barrier = threading.Barrier(3)
+
+    def together(label: str) -> LoadResult:
+        barrier.wait(30)
+        return table.load(label, TEXT)
+
     for number in range(5):
-        # Each waits for the others before its rows are staged, since its input does.
-        barrier = threading.Barrier(3)
         with ThreadPoolExecutor(3) as threads:
-            futures = [
-                threads.submit(lambda: barrier.wait(30) and None or table.load(f"l{number}", TEXT, "upsert"))
-                for _ in range(3)
-            ]
+            futures = [threads.submit(together, f"l{number}") for _ in range(3)]
             results = [future.result(60) for future in futures]
         assert sorted(result.replayed for result in results) == [False, True, True]
         assert results[0].outcome == results[1].outcome == results[2].outcome
     assert table.value("SELECT count(*) FROM modak.op_log WHERE op_kind = 'load'") == 5
 
 
-def test_a_connection_cut_at_any_message_leaves_all_or_nothing(table: LoadedTable) -> None:
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.soak), 11])
+def test_a_connection_cut_at_any_message_leaves_all_or_nothing(table: LoadedTable, step: int) -> None:
     """Inserts count: a second one of a row that is there would be filtered, and so fail."""
     with cutting_messages(table.database.dsn, b"mirror-pump-load") as proxy:
 
-        def attempt(number: int) -> bool:
-            """Cuts at this message. Returns whether the load came to its end before."""
-            text = f"id,at\n{number},250\n{number},50\n{number},150\n"
+        def attempt(number: int) -> int:
+            """Cuts at this message. Returns the number of messages that have passed."""
+            key = 1000 + number
+            text = f"id,at\n{key},250\n{key},50\n{key},150\n"
             proxy.cut_at(number)
-            try:
+            with contextlib.suppress(ConnectionLost):
                 table.load(f"l{number}", text, "insert", dsn=proxy.proxied)
-            except ConnectionLost:
-                finished = False
-            else:
-                finished = True
+            passed = len(proxy.passed)
             proxy.cut_at(None)
             _await_end_of_loads(table)
-            heap = table.value("SELECT count(*) FROM ev WHERE id = %s", number)
-            delta = table.value("SELECT count(*) FROM modak.delta WHERE payload ->> 'id' = %s", str(number))
+            heap = table.value("SELECT count(*) FROM ev WHERE id = %s", key)
+            delta = table.value("SELECT count(*) FROM modak.delta WHERE payload ->> 'id' = %s", str(key))
             committed = f"l{number}" in table.labels()
             assert (heap, delta) == ((2, 2) if committed else (0, 0)), (number, proxy.cuts)
             again = table.load(f"l{number}", text, "insert", dsn=proxy.proxied)
             assert again.replayed is committed
             assert again.outcome["rows_loaded"] == 3
-            return finished
+            return passed
 
-        number = 3
-        while not attempt(number):
-            number += 1
-    assert len(proxy.cuts) > 30
+        total = attempt(100_000)
+        assert total > 50
+        # All of the last ones: the COMMIT is among them.
+        for number in sorted({*range(3, total, step), *range(total - 10, total)}):
+            attempt(number)
+    assert len(proxy.cuts) > 10
     assert table.value("SELECT count(*) FROM ONLY ev_default") == 0
 
 
 def _await_end_of_loads(table: LoadedTable) -> None:
     """The server may still be at work for a client that is gone."""
-    from mirror_pump.testing.mirror import await_true
-
     await_true(
         lambda: not table.database.rows("SELECT FROM pg_stat_activity WHERE application_name = 'mirror-pump-load'"),
         30,

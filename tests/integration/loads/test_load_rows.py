@@ -122,7 +122,7 @@ def test_deletes_remove_rows_of_the_heap_and_bury_the_others(table: LoadedTable)
 def test_each_refused_row_is_named(table: LoadedTable) -> None:
     table.database.execute("ALTER TABLE ev ADD CHECK (v <> 'bad')")
     text = "id,at,v,n\n1,50,ok,1\n2,51,bad,1\n3,x,ok,1\n4,52,ok\n,53,ok,1\n6,250,bad,1\n7,999,ok,1\n8,54,ok,1\n"
-    with pytest.raises(TooManyFiltered, match="row 4: it has 3 fields"):
+    with pytest.raises(TooManyFiltered, match="row 3: column at: invalid input syntax"):
         table.load("a", text)
     with pytest.raises(TooManyFiltered, match="5 rows are filtered, at most 4") as caught:
         table.load("a", text, max_filtered=4)
@@ -147,10 +147,11 @@ def test_rows_below_the_retention_line_are_refused(table: LoadedTable) -> None:
         assert table.load(mode, "id,at\n1,20\n2,19\n", mode, max_filtered=1).outcome["rows_loaded"] == 1
     assert list(table.delta()) == ["1 20"]
     # The database refuses it as well, whoever calls.
-    with table.database.session(autocommit=False) as connection, pytest.raises(psycopg.errors.CheckViolation):
+    with table.database.connect(autocommit=False) as connection:
         connection.execute("SELECT modak.begin_load('ev', 'b', '{}')")
-        connection.execute("INSERT INTO ev VALUES (1, 5)")
-        connection.execute("SELECT modak.finish_load('ev', 'b', '{}')")
+        connection.execute("INSERT INTO ev (id, at) VALUES (1, 5)")
+        with pytest.raises(psycopg.errors.CheckViolation, match="below the retention line"):
+            connection.execute("SELECT modak.finish_load('ev', 'b', '{}')")
 
 
 def test_a_partial_file_and_unknown_columns_are_errors(table: LoadedTable) -> None:
@@ -180,10 +181,11 @@ def test_columns_of_every_name_are_loaded(table: LoadedTable) -> None:
         " lake_format, lake_table_ref, mode) VALUES ('\"S%%s\"'::regclass::oid::bigint, 'public', 'S', '{row_number}',"
         " 'row_number', '{}', 'iceberg', 'public.s', 'mirrored')",
     )
-    (name,) = (row[0] for row in table.database.rows("SELECT relname FROM pg_class WHERE relname LIKE 'S%'"))
-    head = 'row_number,_row_number,"' + table.database.rows(
-        "SELECT attname FROM pg_attribute a JOIN pg_class c ON c.oid = attrelid WHERE relname LIKE 'S%' AND attnum = 3"
-    )[0][0].replace('"', '""')
+    ((name,),) = table.database.rows("SELECT relname FROM pg_class WHERE relname LIKE 'S%' AND relkind = 'r'")
+    ((odd,),) = table.database.rows(
+        "SELECT attname FROM pg_attribute WHERE attrelid = quote_ident(%s)::regclass AND attnum = 3", (name,)
+    )
+    head = 'row_number,_row_number,"' + odd.replace('"', '""')
     for mode, loaded in (("upsert", 2), ("insert", 0), ("delete", 2)):
         outcome = table.load(mode, head + '"\n1,2,3\n4,5,6\n', mode, name=f'"{name}"', max_filtered=2).outcome
         assert outcome["rows_loaded"] == loaded
@@ -224,7 +226,7 @@ def test_the_rights_are_those_of_the_caller(table: LoadedTable, loader: Loader) 
             table.load(mode, text, mode, dsn=loader.dsn)
     assert {key: op for key, (op, _, _) in table.delta().items()} == {"1 50": 1, "2 150": 1}
     with psycopg.connect(loader.dsn) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
-        connection.execute("SELECT modak.put_deltas(1, 0::smallint, '[]')")
+        connection.execute("SELECT modak.put_deltas(1, '[]')")
 
 
 def test_policies_of_row_security_apply(table: LoadedTable, loader: Loader) -> None:
@@ -236,7 +238,7 @@ def test_policies_of_row_security_apply(table: LoadedTable, loader: Loader) -> N
     assert table.load("a", "id,at,v\n1,260,mine\n", dsn=loader.dsn).outcome["rows_loaded"] == 1
     with pytest.raises(SourceError, match="row-level security"):
         table.load("b", "id,at,v\n2,260,yours\n", dsn=loader.dsn)
-    with pytest.raises(SourceError, match="row security of public.ev cannot be applied"):
+    with pytest.raises(SourceError, match="cannot be applied to rows that the heap no longer holds"):
         table.load("c", "id,at,v\n1,50,mine\n", "delete", dsn=loader.dsn)
 
 
@@ -244,14 +246,14 @@ def test_a_plain_mirrored_table_takes_loads_too(table: LoadedTable, database: Da
     database.execute(
         "CREATE TABLE plain (id int PRIMARY KEY, v text)",
         "INSERT INTO modak.tables (table_id, schema_name, table_name, primary_key_cols, tier_key_col, partition_scheme,"
-        " lake_format, lake_table_ref, mode) VALUES ('plain'::regclass::oid::bigint, 'public', 'plain', '{id}', 'id', '{}',"
-        " 'iceberg', 'public.plain', 'mirrored')",
+        " lake_format, lake_table_ref, mode) VALUES ('plain'::regclass::oid::bigint, 'public', 'plain', '{id}', 'id',"
+        " '{}', 'iceberg', 'public.plain', 'mirrored')",
         "CREATE TABLE alone (id int PRIMARY KEY)",
     )
     assert table.load("a", "id,v\n1,x\n2,y\n", name="plain").outcome["rows_below_cutline"] == 0
     assert table.load("b", "id\n1\n3\n", "delete", name="plain").outcome["rows_not_found"] == 1
     assert database.rows("SELECT * FROM plain") == [(2, "y")]
-    with pytest.raises(TableError, match="public.alone is not registered"):
+    with pytest.raises(TableError, match="alone is not registered"):
         table.load("a", "id\n1\n", name="alone")
 
 
