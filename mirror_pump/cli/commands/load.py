@@ -54,7 +54,7 @@ def add(app: typer.Typer) -> None:
             ),
         ] = None,
         max_filtered: Annotated[
-            int, typer.Option("--max-filtered", metavar="ROWS", min=0, help="Most rows that may be left out")
+            int, typer.Option("--max-filtered", metavar="COUNT", min=0, help="Most rows that may be left out")
         ] = 0,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
     ) -> None:

@@ -47,7 +47,7 @@ class LoadCounts:
 
 
 @dataclass(frozen=True)
-class _Written:
+class _WrittenRange:
     """What one statement did; its row, by name."""
 
     loaded: int
@@ -125,7 +125,7 @@ class LoadWrites:
             self._filter.reject(row, "its key exists, or a trigger leaves it out")
         return written.loaded
 
-    def _insert(self, first: int, end: int) -> _Written:
+    def _insert(self, first: int, end: int) -> _WrittenRange:
         names = ", ".join(identifier(column.name) for column in self._staging.columns)
         key = ", ".join(self._key())
         returned = ", ".join(f"t.{name} AS k{place}" for place, name in enumerate(self._key()))
@@ -157,7 +157,7 @@ class LoadWrites:
         )
         return f"UPDATE SET {assigned}" if assigned and self._mode is LoadMode.UPSERT else "NOTHING"
 
-    def _delete(self, first: int, end: int) -> _Written:
+    def _delete(self, first: int, end: int) -> _WrittenRange:
         """Rows of the heap by DELETE. The other keys are below the cut-line, or nowhere."""
         same = " AND ".join(f"t.{name} = s.{name}" for name in self._key())
         heap = self._run(
@@ -170,7 +170,7 @@ class LoadWrites:
         for start in range(first, end, _KEYS_AT_ONCE):
             keys, below = self._bury(start, min(start + _KEYS_AT_ONCE, end))
             left, buried = left + keys, buried + below
-        return _Written(heap.loaded + buried, heap.below_cutline + buried, (), left - buried)
+        return _WrittenRange(heap.loaded + buried, heap.below_cutline + buried, (), left - buried)
 
     def _bury(self, first: int, end: int) -> tuple[int, int]:
         """The number of keys that the heap did not have, and of those below the cut-line, which now have tombstones."""
@@ -188,8 +188,8 @@ class LoadWrites:
     def _range(self, first: int, end: int) -> str:
         return f"s.{self._number} >= {first} AND s.{self._number} < {end}"
 
-    def _run(self, statement: str) -> _Written:
+    def _run(self, statement: str) -> _WrittenRange:
         # Without parameters: names may have percent signs.
-        written = fetch_row(self._connection, _Written, statement.encode())
+        written = fetch_row(self._connection, _WrittenRange, statement.encode())
         assert written is not None
         return written
