@@ -35,11 +35,8 @@ _PASSED = pytest.StashKey[bool]()
 _ROOT = Path(__file__).parent
 _WITH_CATALOG = (
     "acceptance",
-    *(
-        f"integration/{subject}"
-        for subject in ("copy", "lake", "loads", "maintenance", "publish", "reads", "retention")
-    ),
-    *(f"integration/{subject}" for subject in ("schema", "stream", "types", "verify")),
+    *(f"integration/{subject}" for subject in ("copy", "lake", "loads", "maintenance", "publish", "reads")),
+    *(f"integration/{subject}" for subject in ("retention", "schema", "stream", "tiered", "types", "verify")),
 )
 """Where tests are about something else than what `init` does to an empty database."""
 

@@ -86,7 +86,8 @@ SELECT format('WITH sized AS MATERIALIZED (SELECT c.ctid AS place, octet_length(
 $$;
 
 -- Refuses rows, as an array of [tier value, key, op, payload], that have no place below the cut-line: those of an infinite tier
--- key, or below the retention line, or above the cut-line where there is no partition (`routed`).
+-- key, or below the retention line. Of rows that have no partition (`routed`) also those above the cut-line, and all of a table
+-- that keeps its heap.
 CREATE OR REPLACE FUNCTION modak.refuse_unplaced(relation regclass, rows jsonb, routed boolean) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -95,11 +96,12 @@ DECLARE
     -- The tier value of -infinity, which the lake cannot hold.
     infinite CONSTANT bigint := (SELECT -9223372036854775808 FROM modak.tables t
                                   WHERE t.table_id = relation::oid::bigint AND t.tier_key_type <> 'bigint');
+    keeps CONSTANT boolean := modak.keeps_heap(relation::oid::bigint);
     misplaced jsonb;
 BEGIN
     SELECT e.item INTO misplaced FROM jsonb_array_elements(rows) AS e(item)
      WHERE e.item ->> 2 = '0'
-       AND (routed AND (e.item ->> 0)::bigint < cut IS NOT TRUE OR (e.item ->> 0)::bigint = infinite) LIMIT 1;
+       AND (routed AND (keeps OR (e.item ->> 0)::bigint < cut IS NOT TRUE) OR (e.item ->> 0)::bigint = infinite) LIMIT 1;
     IF misplaced IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'check_violation', MESSAGE = format('no partition of relation %s found for row', relation),
             DETAIL = format('The row is %s.', misplaced -> 3);
