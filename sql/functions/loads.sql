@@ -75,7 +75,7 @@ $$;
 -- array of [tier value, key, op, payload]. It ends after 8 MiB of text, so that the array fits into one value.
 CREATE OR REPLACE FUNCTION modak.settled_rows(leaf oid, tier int, keys int[]) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-SELECT format('WITH sized AS MATERIALIZED (SELECT c.ctid AS place, octet_length(c::text) AS size FROM ONLY %1$s c'
+SELECT format('WITH sized AS MATERIALIZED (SELECT c.ctid AS place, octet_length(format(''%%s'', c)) AS size FROM ONLY %1$s c'
               ' WHERE c.ctid > $1 LIMIT 1000),'
               ' chosen AS MATERIALIZED (SELECT s.place FROM (SELECT place, sum(size) OVER (ROWS UNBOUNDED PRECEDING) - size AS before'
               ' FROM sized) s WHERE s.before < 8388608),'
@@ -243,7 +243,7 @@ BEGIN
     ON CONFLICT (table_id, label) DO UPDATE SET result = excluded.result, updated_at = now() WHERE l.state = 'failed';
 END $$;
 
--- At the commit of a transaction that has begun a load.
+-- At the commit of a transaction that has begun a load. Staged labels of other programs name no transaction.
 CREATE OR REPLACE FUNCTION modak.load_is_finished() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
@@ -260,7 +260,8 @@ BEGIN
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_trigger t
                     WHERE t.tgrelid = 'modak.load_labels'::pg_catalog.regclass AND t.tgname = 'load_is_finished') THEN
         CREATE CONSTRAINT TRIGGER load_is_finished AFTER INSERT OR UPDATE ON modak.load_labels
-            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.state = 'staged') EXECUTE FUNCTION modak.load_is_finished();
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NEW.state = 'staged' AND NEW.staged_files ? 'transaction')
+            EXECUTE FUNCTION modak.load_is_finished();
     END IF;
 END $$;
 

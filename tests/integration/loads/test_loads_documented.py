@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import re
-import subprocess
+import shlex
 from pathlib import Path
 
-import pytest
+from typer.testing import CliRunner
 
+from mirror_pump.cli.main import app
 from mirror_pump.monitoring.access import Access
 from mirror_pump.monitoring.http_server import HttpServer, application
 from mirror_pump.monitoring.load_endpoint import LoadEndpoint
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import RunCommand, install_threaded
+from tests.support.cli import RunCommand
 from tests.support.retention_table import at_once
 
 _DOCS = Path(__file__).parents[3] / "docs"
@@ -32,19 +32,36 @@ def printed_as(shown: str, output: str) -> bool:
     return re.fullmatch(pattern, output.strip()) is not None
 
 
-def test_the_document_does_what_it_says(
-    database: Database, warehouse: str, run: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def shell(text: str) -> str:
+    """Runs the lines of a block in this process, which spares the starts of programs. Returns what they print."""
+    printed = ""
+    text = re.sub(r"^cat > (\S+) <<'END'\n(.*?)^END\n", _written, text, flags=re.MULTILINE | re.DOTALL)
+    for line in text.strip().splitlines():
+        given, _, command = line.rpartition(" | ")
+        rows, _, file = line.partition(" > ")
+        if command.startswith("printf"):
+            Path(file).write_text(_printed(rows))
+            continue
+        assert shlex.split(command)[0] == "mirror-pump"
+        result = CliRunner().invoke(app, shlex.split(command)[1:], input=_printed(given) if given else None)
+        assert result.exit_code == 0, (line, result.stderr)
+        printed += result.stdout
+    return printed
+
+
+def _written(match: re.Match[str]) -> str:
+    Path(match[1]).write_text(match[2])
+    return ""
+
+
+def _printed(command: str) -> str:
+    return shlex.split(command)[1].replace("\\n", "\n")
+
+
+def test_the_document_does_what_it_says(database: Database, warehouse: str, run: RunCommand) -> None:
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(2), retention_interval=0.1, fold_age=0.1)
-    install_threaded(tmp_path)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
     assert [language for language, _ in blocks] == ["sql", "sh", "text", "sql", "sh", "sh", "text", "sh", "python"]
-
-    def shell(number: int) -> str:
-        finished = subprocess.run(["bash", "-ec", blocks[number][1]], capture_output=True, text=True, check=False)
-        assert finished.returncode == 0, finished.stderr
-        return finished.stdout
 
     with database.connect() as connection:
         connection.execute(blocks[0][1].encode())
@@ -55,13 +72,13 @@ def test_the_document_does_what_it_says(
             60,
             "January has left",
         )
-        assert printed_as(blocks[2][1], shell(1))
-        shell(4)
-        assert printed_as(blocks[6][1], shell(5))
+        assert printed_as(blocks[2][1], shell(blocks[1][1]))
+        shell(blocks[4][1])
+        assert printed_as(blocks[6][1], shell(blocks[5][1]))
         assert blocks[7][1].split()[:2] == ["mirror-pump", "run"]
-        app = application(LoadEndpoint(mirror.settings).routes(), Access(loads=True))
+        port_app = application(LoadEndpoint(mirror.settings).routes(), Access(loads=True))
         with (
-            HttpServer("127.0.0.1", 0, app) as server,
+            HttpServer("127.0.0.1", 0, port_app) as server,
             contextlib.redirect_stdout(io.StringIO()) as printed,
         ):
             port = server.url.rpartition(":")[2]
@@ -76,7 +93,7 @@ def test_the_document_does_what_it_says(
             ("etl-2026-11-22", "committed", "3"),
         }
         # Folded or not, readers see the rows.
-        answer = json.loads(run("sql", "SELECT count(*) AS rows, sum(n) AS n FROM events", "--json").stdout)
+        answer = json.loads(run("sql", "SELECT count(*) AS rows, sum(n) AS n FROM events", "--format", "json").stdout)
         total = sum(range(1401)) - 1 - 1400 - 2 - 1399 + 100 + 200 + 300 + 1
         assert answer == [{"rows": 1401, "n": total}], answer
     document = json.loads(run("load", "events", "batch.csv", "--label", "etl-2026-11-21", "--json").stdout)
