@@ -6,10 +6,12 @@ import asyncio
 import http.client
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
+import psutil
 import pytest
 
 from mirror_pump.config import Settings
@@ -37,10 +39,10 @@ def port_of(dsn: str, *, token: str | None = None, loads: bool = True, **options
 
 
 def put(
-    port: int, body: Any, headers: dict[str, str], path: str = "/load/ev", method: str = "PUT"
+    port: int, body: Any, headers: dict[str, str], path: str = "/load/ev", method: str = "PUT", seconds: float = 30
 ) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Status, JSON answer (or its text), and headers by lower-case name."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)) as connection:
         connection.request(method, path, body, headers)
         answer = connection.getresponse()
         text = answer.read()
@@ -189,11 +191,44 @@ def test_the_server_reads_no_more_of_a_body_than_the_load_takes() -> None:
         body = _RequestBody(asyncio.get_running_loop(), 1.0)
         taken = 0
         try:
-            while True:
+            while taken < 100:
                 async with asyncio.timeout(0.2):
                     await body.put(b"x" * 65536)
                 taken += 1
         except TimeoutError:
-            return taken
+            pass
+        return taken
 
     assert asyncio.run(fill()) == 8
+
+
+@pytest.mark.soak
+def test_memory_does_not_grow_with_the_body(table: LoadedTable) -> None:
+    """A body of 512 MiB, in rows of 16 KiB, after one of 32 MiB."""
+    process, highest = psutil.Process(), [0]
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.02):
+            highest[0] = max(highest[0], process.memory_info().rss)
+
+    def body(mebibytes: int) -> Iterator[bytes]:
+        yield b"id,at,v\n"
+        for number in range(mebibytes * 64):
+            yield b"%d,250,%s\n" % (number % 100, b"x" * 16380)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    peaks = []
+    try:
+        with port_of(table.database.dsn) as port:
+            for mebibytes in (32, 512):
+                highest[0] = 0
+                label = f"l{mebibytes}"
+                status, answer, _ = put(port, body(mebibytes), {"label": label, "format": "csv"}, seconds=300)
+                assert (status, answer["rows_read"]) == (200, mebibytes * 64)
+                peaks.append(highest[0] / 2**20)
+    finally:
+        stop.set()
+        watcher.join()
+    assert peaks[1] < peaks[0] + 64, peaks

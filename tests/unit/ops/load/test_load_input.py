@@ -94,11 +94,14 @@ class _Trickling(io.BytesIO):
         return super().read(min(size or -1, 3) if size is not None and size > 0 else 3)
 
 
-@pytest.mark.parametrize("form", [InputFormat.CSV, InputFormat.JSONL])
-def test_bytes_may_arrive_one_by_one(form: InputFormat) -> None:
-    text = {InputFormat.CSV: b'a,b\n1,"x\ny"\n2,z\n', InputFormat.JSONL: b'{"a": 1, "b": "x\\ny"}\n{"a": 2, "b": "z"}'}
-    for content in (text[form], gzip.compress(text[form])):
-        (batch,) = read_batches(_Trickling(content), form)
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [(InputFormat.CSV, b'1,"x\ny"\n2,z\n'), (InputFormat.JSONL, b'{"a": 1, "b": "x\\ny"}\n{"a": 2, "b": "z"}')],
+    ids=["csv", "jsonl"],
+)
+def test_bytes_may_arrive_one_by_one(form: InputFormat, text: bytes) -> None:
+    for content in (text, gzip.compress(text)):
+        (batch,) = read_batches(_Trickling(content), form, ["a", "b"])
         assert isinstance(batch, InputBatch)
         assert batch.rows.to_pydict() == {"a": ["1", "2"], "b": ["x\ny", "z"]}
 
