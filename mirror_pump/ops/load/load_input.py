@@ -23,6 +23,7 @@ from mirror_pump.errors import MirrorPumpError, UsageError, one_line_of
 BATCH_BYTES = 8 * 1024 * 1024
 """Bytes of text that one batch is made of; no row may be larger."""
 _BATCH_ROWS = 8192
+_CSV_BLOCK_BYTES = 4 * 1024 * 1024
 _LINE_BATCH_BYTES = 1024 * 1024
 """JSON lines take many times their size in memory while they are parsed."""
 
@@ -92,8 +93,7 @@ def read_batches(
 
 
 class _Lookahead:
-    """A binary stream whose beginning may be looked at. Reads are as long as they are asked for, up to the end: the CSV
-    reader takes each for a block, and a row has to fit into two of them."""
+    """A binary stream whose beginning may be looked at. Reads are as long as they are asked for, up to the end."""
 
     closed = False
 
@@ -151,8 +151,53 @@ def _csv(text: _Lookahead, columns: Sequence[str] | None) -> Iterator[InputBatch
         columns = next(csv.reader([text.header()], strict=True), [])
         if not columns:
             raise InputError("the input has no header", "its first record names the columns; or give --columns")
-    if not text.peek(1):
-        return
+    number = 0
+    for block in _records(text):
+        rows, unreadable = _parsed_csv(block, columns)
+        skipped = {number + row.number for row in unreadable}
+        count = rows.num_rows + len(unreadable)
+        numbers = [place for place in range(number + 1, number + 1 + count) if place not in skipped]
+        for batch in rows.to_batches(_BATCH_ROWS):
+            yield InputBatch(batch, numbers[: batch.num_rows])
+            del numbers[: batch.num_rows]
+        for row in unreadable:
+            yield UnreadableRow(number + row.number, row.reason)
+        number += count
+
+
+def _records(text: _Lookahead) -> Iterator[bytes]:
+    """Blocks of whole records. Not Arrow's own reader of streams, which reads far ahead."""
+    rest = b""
+    while part := text.read(_CSV_BLOCK_BYTES):
+        block = rest + part
+        end = _end_of_records(block)
+        rest = block[end:]
+        if len(rest) > BATCH_BYTES:
+            raise InputError(
+                f"a row has more than {BATCH_BYTES // 2**20} MiB", "check the quotes of the input: each is closed"
+            )
+        if end:
+            yield block[:end]
+    if rest.strip():
+        yield rest
+
+
+def _end_of_records(block: bytes) -> int:
+    """Where the last record ends that is whole: behind a line's end outside of quotes. The block begins with a
+    record."""
+    end, quotes = len(block), block.count(b'"')
+    while (newline := block.rfind(b"\n", 0, end)) >= 0:
+        quotes -= block.count(b'"', newline, end)
+        if quotes % 2 == 0:
+            return newline + 1
+        # Within a quoted field, which begins at the last quote before it.
+        end = block.rfind(b'"', 0, newline)
+        quotes -= 1
+    return 0
+
+
+def _parsed_csv(block: bytes, columns: Sequence[str]) -> tuple[pa.Table, list[UnreadableRow]]:
+    """The rows of a block, and those with another number of fields, numbered within the block."""
     unreadable: list[UnreadableRow] = []
 
     def note(row: pacsv.InvalidRow) -> str:
@@ -160,11 +205,13 @@ def _csv(text: _Lookahead, columns: Sequence[str] | None) -> Iterator[InputBatch
         unreadable.append(UnreadableRow(row.number or 0, reason))
         return "skip"
 
-    reader = pacsv.open_csv(
-        pa.PythonFile(cast("Any", text), mode="r"),
-        # With threads, rows would have no numbers.
-        pacsv.ReadOptions(use_threads=False, block_size=BATCH_BYTES, column_names=list(columns)),
-        pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=note),
+    if not block.strip():
+        return pa.table({}), unreadable
+    table = pacsv.read_csv(
+        pa.BufferReader(block),
+        # With threads, or in several blocks, rows would have no numbers.
+        pacsv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=list(columns)),
+        pacsv.ParseOptions(newlines_in_values=b'"' in block, invalid_row_handler=note),
         # As COPY: an empty field is NULL, and in quotes an empty text.
         pacsv.ConvertOptions(
             column_types=dict.fromkeys(columns, pa.string()),
@@ -173,25 +220,7 @@ def _csv(text: _Lookahead, columns: Sequence[str] | None) -> Iterator[InputBatch
             quoted_strings_can_be_null=False,
         ),
     )
-    number = 0
-    while True:
-        try:
-            batch = reader.read_next_batch()
-        except StopIteration:
-            yield from unreadable
-            return
-        skipped = {row.number for row in unreadable}
-        numbers: list[int] = []
-        while len(numbers) < batch.num_rows:
-            number += 1
-            if number not in skipped:
-                numbers.append(number)
-        if numbers:
-            for place in range(0, len(numbers), _BATCH_ROWS):
-                yield InputBatch(batch.slice(place, _BATCH_ROWS), numbers[place : place + _BATCH_ROWS])
-        done = [row for row in unreadable if row.number <= number]
-        del unreadable[: len(done)]
-        yield from done
+    return table, unreadable
 
 
 def _json_lines(text: _Lookahead, columns: Sequence[str] | None) -> Iterator[InputBatch | UnreadableRow]:
