@@ -187,6 +187,10 @@ class Settings(BaseSettings):
         description="Token for the HTTP port; needed where others than this machine can reach it",
         examples=["a-long-random-text"],
     )
+    loads: Annotated[bool, Unit("true|false", "true or false")] = Field(
+        default=False, description="Take labelled loads by HTTP at that address: PUT /load/TABLE (docs/loads.md)"
+    )
+    load_bytes: Size = Field(default=ByteSize(4096 * _MIB), description="Largest body in bytes of a load by HTTP")
     ready_max_lag: Seconds = Field(default=300.0, description="Report not ready at /readyz beyond this lag in seconds")
 
     log_format: Annotated[Literal["auto", "human", "json"], Unit("auto|human|json", "a word")] = Field(

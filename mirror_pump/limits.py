@@ -132,6 +132,19 @@ class InternalLimits(BaseModel):
         default=5.0, description="Seconds between two readings of the mirror's status for metrics and the HTTP port"
     )
 
+    # Each has a connection to Postgres and a thread.
+    loads_at_once: Annotated[int, Field(ge=1), Unit("LOADS", "loads")] = Field(
+        default=2, description="Loads by HTTP at the same time; further ones are refused"
+    )
+    load_pause: Seconds = Field(
+        default=60.0, description="Seconds that a load by HTTP waits for the next part of its body"
+    )
+    load_seconds: Seconds = Field(default=3600.0, description="Seconds for the whole body of a load by HTTP to arrive")
+    load_lock_seconds: Seconds = Field(
+        default=30.0,
+        description="Seconds that a load by HTTP waits for a lock before it is given up",
+    )
+
     spark_partition_blocks: Annotated[int, Field(ge=1), Unit("BLOCKS", "blocks")] = Field(
         default=1024, description="Least number of heap blocks (8 KiB) that a Spark partition of a heap read takes"
     )

@@ -100,6 +100,11 @@ class Policy(BaseModel):
         default=2000, description="Number of commits since the last sweep that makes a sweep due"
     )
 
+    load_label_days: Annotated[float, Field(ge=1 / 24, le=3650)] = Field(
+        default=30.0,
+        description="Days that a load's label is kept; within them the same load again returns the result",
+    )
+
     @property
     def retention_ms(self) -> int:
         """`snapshot_retention_hours` in milliseconds."""

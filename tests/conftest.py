@@ -35,7 +35,7 @@ _PASSED = pytest.StashKey[bool]()
 _ROOT = Path(__file__).parent
 _WITH_CATALOG = (
     "acceptance",
-    *(f"integration/{subject}" for subject in ("copy", "ingest", "lake", "maintenance", "publish", "reads")),
+    *(f"integration/{subject}" for subject in ("copy", "ingest", "lake", "loads", "maintenance", "publish", "reads")),
     *(f"integration/{subject}" for subject in ("retention", "schema", "stream", "tiered", "types", "verify")),
 )
 """Where tests are about something else than what `init` does to an empty database."""

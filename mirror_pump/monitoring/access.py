@@ -19,6 +19,9 @@ from mirror_pump.errors import UsageError
 _OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Answered without the token: probes rarely can hold a secret, and what these say is none."""
 
+LOAD_PATH = "/load/"
+"""The only paths whose requests have a body, and write."""
+
 HEAD_BYTES = 16 * 1024
 """Largest request line with headers. The server itself only refuses more if it does not arrive at once."""
 
@@ -50,9 +53,11 @@ class Access:
     token: str | None = field(default=None, repr=False)
     """Needed for everything but the probes. None: nobody needs one, but only requests to a loopback name are
     answered, so that no web page can have its own name point at this port and read it (DNS rebinding)."""
+    loads: bool = False
+    """Whether the port takes loads."""
 
     @classmethod
-    def at(cls, host: str, token: str | None) -> Access:
+    def at(cls, host: str, token: str | None, *, loads: bool = False) -> Access:
         """Access to a port on `host`. Raises UsageError without a token if others can reach it."""
         if token is None and not is_loopback(host):
             raise UsageError(
@@ -60,7 +65,7 @@ class Access:
                 "set a token in MIRROR_PUMP_LISTEN_TOKEN (or listen_token in the configuration file), or listen on"
                 " 127.0.0.1",
             )
-        return cls(token)
+        return cls(token, loads)
 
     def refusal(self, scope: Scope) -> PlainTextResponse | None:
         """The response to a request that is refused; None if it may go on."""
@@ -68,20 +73,24 @@ class Access:
         if size + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > HEAD_BYTES:
             return PlainTextResponse("the request's head is too large\n", 431, {"Connection": "close"})
         headers = Headers(scope=scope)
-        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-            # No part takes a body so far. The connection closes, since the body is never read.
+        writes = self.loads and scope["method"] == "PUT" and scope["path"].startswith(LOAD_PATH)
+        if not writes and (headers.get("content-length", "0") != "0" or "transfer-encoding" in headers):
+            # The connection closes, since the body is never read.
             return PlainTextResponse("a request here has no body\n", 413, {"Connection": "close"})
+        if writes and (refusal := _refused_page(headers)) is not None:
+            return refusal
         if self.token is None:
             if not _names_loopback(headers.get("host", "")):
                 text = "without a token, only requests to a loopback name are answered (docs/monitoring.md)\n"
-                return PlainTextResponse(text, 421)
+                return PlainTextResponse(text, 421, {"Connection": "close"} if writes else None)
             return None
         if scope["path"] in _OPEN_PATHS or self._knows(headers.get("authorization", "")):
             return None
         return PlainTextResponse(
             "a token is needed: as a bearer token, or as the password of any user\n",
             401,
-            {"WWW-Authenticate": 'Basic realm="mirror-pump", charset="UTF-8"'},
+            {"WWW-Authenticate": 'Basic realm="mirror-pump", charset="UTF-8"'}
+            | ({"Connection": "close"} if writes else {}),
         )
 
     def _knows(self, authorization: str) -> bool:
@@ -97,6 +106,19 @@ class Access:
         else:
             return False
         return hmac.compare_digest(given, self.token.encode())
+
+
+def _refused_page(headers: Headers) -> PlainTextResponse | None:
+    """Refuses a write that a web page asks a browser for: the browser may know the token, or be on this machine.
+
+    A browser names the page's origin in every PUT, and cannot be made to leave it out. Before it sends one across
+    origins it asks for permission (OPTIONS), which nobody here gives. The header `label`, too, takes that permission.
+    """
+    if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
+        return PlainTextResponse("a web page cannot load rows\n", 403, {"Connection": "close"})
+    if "label" not in headers:
+        return PlainTextResponse("the header `label` is missing\n", 400, {"Connection": "close"})
+    return None
 
 
 def _names_loopback(host: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -24,6 +24,7 @@ from mirror_pump.telemetry import get_logger
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
     from opentelemetry.sdk.metrics.export import MetricReader
+    from starlette.routing import BaseRoute
 
     from mirror_pump.monitoring.http_server import HttpServer
     from mirror_pump.monitoring.pump_state import PumpState
@@ -153,10 +154,18 @@ class _MonitoringServices:
 
         host, port = host_and_port(address)
         token = settings.listen_token
-        access = Access.at(host, None if token is None else token.get_secret_value())
+        access = Access.at(host, None if token is None else token.get_secret_value(), loads=settings.loads)
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         endpoints = Endpoints(self._state, self._source, registry, settings.ready_max_lag)
-        self._server = HttpServer(host, port, application(endpoints.routes(), access))
+        self._server = HttpServer(host, port, application((*endpoints.routes(), *_load_routes(settings)), access))
         self._closing.push(self._server)
         return PrometheusMetricReader(scope_info_enabled=False, registry=registry)
+
+
+def _load_routes(settings: Settings) -> Sequence[BaseRoute]:
+    if not settings.loads:
+        return ()
+    from mirror_pump.monitoring.load_endpoint import LoadEndpoint
+
+    return LoadEndpoint(settings).routes()

@@ -10,6 +10,17 @@ ON CONFLICT (table_id, pk) DO UPDATE
        payload = excluded.payload, updated_at = now(), folded_sequence = NULL
 $$;
 
+-- Writes corrections of many keys, as put_delta() does of one. `rows`: an array of [tier value, key, op, payload], each key once.
+CREATE OR REPLACE FUNCTION modak.put_deltas(id bigint, rows jsonb) RETURNS void
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+INSERT INTO modak.delta AS d (table_id, pk, op, tier_key, version, payload)
+SELECT id, i.item ->> 1, (i.item ->> 2)::smallint, (i.item ->> 0)::bigint, nextval('modak.delta_version'), i.item -> 3
+  FROM (SELECT e.item FROM jsonb_array_elements(rows) AS e(item) ORDER BY e.item ->> 1) i
+ON CONFLICT (table_id, pk) DO UPDATE
+   SET op = excluded.op, tier_key = excluded.tier_key, old_tier_key = NULL, version = nextval('modak.delta_version'),
+       payload = excluded.payload, updated_at = now(), folded_sequence = NULL
+$$;
+
 -- Adds new columns to corrections that were captured before, with the values that all older rows have there. `columns`: an
 -- array of {attnum, type, modifier, text}, where text is as the column's type prints it (null: NULL). A later correction
 -- names all columns, so one that lacks a column is older. `waiting`: waits for corrections that other transactions have
@@ -52,5 +63,5 @@ BEGIN
     END IF;
 END $$;
 
-REVOKE EXECUTE ON FUNCTION modak.put_delta(bigint, text, smallint, bigint, jsonb),
+REVOKE EXECUTE ON FUNCTION modak.put_delta(bigint, text, smallint, bigint, jsonb), modak.put_deltas(bigint, jsonb),
     modak.complete_corrections(bigint, jsonb, boolean) FROM PUBLIC;

@@ -58,6 +58,18 @@ BEGIN
     IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM id THEN
         RETURN NULL;
     END IF;
+    IF EXISTS (SELECT FROM modak.load_labels l WHERE l.table_id = id AND l.state = 'staged'
+                  AND l.staged_files ->> 'transaction' = pg_current_xact_id()::text) THEN
+        -- modak.settle_load() looks what the partition holds of all keys at once. format() calls the output functions of types,
+        -- and no cast, which the table's owner might have made.
+        IF TG_OP <> 'INSERT' THEN
+            INSERT INTO modak.mirror_load_rows VALUES (id, TG_RELID::bigint, TG_ARGV[1], kind, format('%s', OLD));
+        END IF;
+        IF TG_OP <> 'DELETE' THEN
+            INSERT INTO modak.mirror_load_rows VALUES (id, TG_RELID::bigint, TG_ARGV[1], kind, format('%s', NEW));
+        END IF;
+        RETURN NULL;
+    END IF;
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         PERFORM modak.refuse_outdated(TG_RELID);
     END IF;
@@ -164,13 +176,13 @@ SELECT 'SELECT CASE WHEN ' || string_agg(format('format(''%%s'', ($1)[1].%1$I) <
 $$;
 
 -- On the DEFAULT partition: moves a row below the cut-line to modak.delta, as other triggers have left it, and refuses any
--- other row. The DELETE fires triggers of the table's owner, with the owner's rights.
+-- other row. Rows of a labelled load stay until modak.settle_load() moves them. The DELETE fires triggers of the table's owner, with the owner's rights.
 CREATE OR REPLACE FUNCTION modak.route_old_row() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
 DECLARE
     keys int[] := TG_ARGV[3]::int[];
-    matched text := modak.key_match(TG_RELID, keys, '($1)');
+    matched text;
     tier bigint;
     key text;
     image jsonb;
@@ -180,6 +192,12 @@ BEGIN
     IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
         RETURN NULL;
     END IF;
+    IF EXISTS (SELECT FROM modak.load_labels l WHERE l.table_id = TG_ARGV[0]::bigint AND l.state = 'staged'
+                  AND l.staged_files ->> 'transaction' = pg_current_xact_id()::text) THEN
+        -- modak.settle_load() moves all rows of a load at once.
+        RETURN NULL;
+    END IF;
+    matched := modak.key_match(TG_RELID, keys, '($1)');
     IF TG_OP = 'UPDATE' THEN
         SELECT o.tier IS NULL INTO unchanged
           FROM modak.as_owner(TG_RELID, modak.key_changed(TG_RELID, keys), ARRAY[OLD, NEW]) o;

@@ -156,18 +156,18 @@ BEGIN
               FROM modak.row_payload(relation, CASE WHEN NOT whole THEN keys END) p);
 END $$;
 
--- SQL that returns, for a row of `leaf` as $1, what the partition holds for its key now: tier value, key, op, and the
--- payload: the whole row (op 0), or the key alone if there is no row (op 1). A trigger's NEW may be outdated: other triggers
--- may change the row again, and their changes are captured before the change that fired them.
-CREATE OR REPLACE FUNCTION modak.held_image(leaf oid, tier int, keys int[]) RETURNS text
+-- SQL that returns, for a row of `leaf`, what the partition holds for its key now: tier value, key, op, and the payload: the
+-- whole row (op 0), or the key alone if there is no row (op 1). The row is given by the SQL text `from_row`. A trigger's NEW may
+-- be outdated: other triggers may change the row again, and their changes are captured before the change that fired them.
+CREATE OR REPLACE FUNCTION modak.held_image(leaf oid, tier int, keys int[], from_row text DEFAULT '($1)') RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN format('SELECT k.tier, k.pk, CASE WHEN h.pk = k.pk THEN 0 ELSE 1 END::smallint AS op,'
                   ' CASE WHEN h.pk = k.pk THEN h.image ELSE k.image END AS image FROM (%s OFFSET 0) AS k(tier, pk, image)'
                   ' LEFT JOIN LATERAL (SELECT i.pk, i.image FROM ONLY %s t CROSS JOIN LATERAL (%s) AS i(tier, pk, image)'
                   ' WHERE %s OFFSET 0) h ON true',
-                  modak.row_image(leaf, tier, keys, false), leaf::regclass,
-                  modak.row_image(leaf, tier, keys, true, 't'), modak.key_match(leaf, keys, '($1)'));
+                  modak.row_image(leaf, tier, keys, false, from_row), leaf::regclass,
+                  modak.row_image(leaf, tier, keys, true, 't'), modak.key_match(leaf, keys, from_row));
 END $$;
 
 -- Corrections between two tier values, with their keys as texts, and how the heap partition differs from each: the row is

@@ -7,14 +7,13 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END
 $$;
 
--- Writes a tombstone for a row below the cut-line, for a caller who may delete rows of the table.
-CREATE OR REPLACE FUNCTION modak.bury(relation regclass, key jsonb) RETURNS boolean
+-- Writes tombstones for rows below the cut-line, for a caller who may delete rows of the table. `keys`: an array of objects
+-- with the key's columns, each key once. Returns how many of them are below the cut-line.
+CREATE OR REPLACE FUNCTION modak.bury_all(relation regclass, keys jsonb) RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
 DECLARE
-    tier bigint;
-    canonical text;
-    image jsonb;
+    images jsonb;
     cut bigint;
     numbers int[];
     tier_number int;
@@ -29,25 +28,32 @@ BEGIN
     END IF;
     SELECT modak.moved_cut(relation::oid::bigint) INTO cut;
     IF cut IS NULL THEN
-        RETURN false;
+        RETURN 0;
     END IF;
     SELECT n.tier, n.keys INTO tier_number, numbers FROM modak.key_numbers(relation, relation) n;
-    IF EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum = ANY (numbers)
-                  AND coalesce(key -> a.attname::text, 'null') = 'null') THEN
+    IF EXISTS (SELECT FROM pg_attribute a CROSS JOIN jsonb_array_elements(keys) AS k(key)
+                WHERE a.attrelid = relation AND a.attnum = ANY (numbers) AND coalesce(k.key -> a.attname::text, 'null') = 'null') THEN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('the mirror has not followed a change of the key of %s yet', relation);
     END IF;
-    SELECT o.tier, o.pk, o.image INTO tier, canonical, image FROM modak.as_owner(
+    SELECT o.image INTO images FROM modak.as_owner(
         relation,
-        format('SELECT i.tier, i.pk, 1::smallint, i.image FROM (%s) AS i(tier, pk, image)',
-               modak.row_image(relation, tier_number, numbers, false, format('(jsonb_populate_record(NULL::%s, $1))', relation))),
-        key) o;
-    IF tier >= cut OR modak.is_infinite(relation::oid::bigint, tier) THEN
-        RETURN false;
+        format('SELECT NULL::bigint, NULL::text, 1::smallint, jsonb_agg(jsonb_build_array(i.tier, i.pk, 1, i.image))'
+               ' FROM jsonb_populate_recordset(NULL::%s, $1) k CROSS JOIN LATERAL (%s) AS i(tier, pk, image)',
+               relation, modak.row_image(relation, tier_number, numbers, false, 'k')),
+        keys) o;
+    SELECT jsonb_agg(e.item) INTO images FROM jsonb_array_elements(images) AS e(item)
+     WHERE (e.item ->> 0)::bigint < cut AND NOT modak.is_infinite(relation::oid::bigint, (e.item ->> 0)::bigint);
+    IF images IS NULL THEN
+        RETURN 0;
     END IF;
-    PERFORM modak.put_delta(relation::oid::bigint, canonical, 1::smallint, tier, image);
-    RETURN true;
+    PERFORM modak.put_deltas(relation::oid::bigint, images);
+    RETURN jsonb_array_length(images);
 END $$;
+
+-- Writes a tombstone for a row below the cut-line. Returns whether it is there.
+CREATE OR REPLACE FUNCTION modak.bury(relation regclass, key jsonb) RETURNS boolean
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS 'SELECT modak.bury_all(relation, jsonb_build_array(key)) > 0';
 
 -- The part of the catalog that callers of upsert() and delete() need, since they may not read its tables: the present name of
 -- the tier key's column, and the cut-line. The cut-line is NULL if no row can be below it. Returns no row for a table that is

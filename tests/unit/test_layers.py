@@ -41,6 +41,7 @@ _ROOMS = {
         "relations": {"stream"},
         "catalog": {"stream", "relations"},
         "retention": {"relations"},
+        "loads": {"relations"},
     },
     "lake": {
         "format": set[str](),
@@ -94,6 +95,7 @@ _ROOMS = {
         "reads": {"setup", "duckdb", "status", "verify"},
         "doctor": {"setup", "duckdb", "status"},
         "reconcile": {"verify"},
+        "load": set[str](),
     },
     "cli": {"terminal": set[str](), "arguments": {"terminal"}, "commands": {"terminal", "arguments"}},
 }

@@ -44,11 +44,12 @@ from mirror_pump.pipeline.retention.partition_premake import Premaker
 from mirror_pump.pipeline.retention.partition_sync import reconcile
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.loads.labels import sweep_labels
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import HOT, SEALING, TIERED, TIERING, Partition, RetentionChoices
 
 _SWEEP_INTERVAL = 60.0
-"""Seconds between two sweeps of expired pins and old journal entries."""
+"""Seconds between two sweeps of expired pins, old labels of loads and old journal entries."""
 
 
 class PartitionShedding:
@@ -110,6 +111,7 @@ class PartitionShedding:
                 with source_errors("sweeping expired pins"), suppress(psycopg.errors.LockNotAvailable):
                     source.run(connection, "sweep_pins", {"slot": self._slot})
                     source.run(connection, "prune", {"slot": self._slot})
+                    sweep_labels(connection, self._slot)
             self._cutline.awaits_frontier = self._cutline.goes_on = False
             moved = False
             with source_errors("looking for tables with heap retention"):

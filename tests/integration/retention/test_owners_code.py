@@ -56,6 +56,15 @@ PLANTED = (
         " 'BEGIN PERFORM public.note(''cast''); RETURN ''{}''; END'"
     ),
     "CREATE CAST (mood AS jsonb) WITH FUNCTION mood_json(mood)",
+    (
+        "CREATE FUNCTION row_text(ev0) RETURNS text LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM public.note('cast'); RETURN ''; END $$"
+    ),
+    "CREATE FUNCTION row_text(ev1) RETURNS text LANGUAGE sql AS 'SELECT row_text(NULL::public.ev0)'",
+    "CREATE FUNCTION row_text(ev_default) RETURNS text LANGUAGE sql AS 'SELECT row_text(NULL::public.ev0)'",
+    "CREATE CAST (ev0 AS text) WITH FUNCTION row_text(ev0)",
+    "CREATE CAST (ev1 AS text) WITH FUNCTION row_text(ev1)",
+    "CREATE CAST (ev_default AS text) WITH FUNCTION row_text(ev_default)",
     "ALTER TABLE ev ADD COLUMN d checked, ADD COLUMN m mood DEFAULT 'calm'",
     # The planner evaluates a condition without columns, whoever plans a statement about the table.
     "CREATE INDEX ON ev (n) WHERE constant('index')",
@@ -127,9 +136,20 @@ def test_planted_code_never_runs_as_the_owner_of_the_catalog(attacked: Attacked)
         "DELETE FROM ev WHERE id IN (5, 6)",
         """SELECT modak.delete('ev', '{"id": 9, "at": -7}')""",
         """SELECT modak.upsert('ev', '{"id": 10, "at": -8, "d": "z", "m": "wild"}')""",
+        # All of it by a load. The owner's code may have changed search_path.
+        """DO $$ BEGIN
+            PERFORM modak.begin_load('public.ev', 'a', '{}');
+            INSERT INTO public.ev (id, at, d, m) VALUES (15, 55, 'x', 'wild'), (16, 160, 'x', 'wild');
+            INSERT INTO public.ev (id, at, d, m) VALUES (17, -5, 'x', 'wild');
+            UPDATE public.ev SET d = 'y', m = 'calm' WHERE id IN (15, 16);
+            DELETE FROM public.ev WHERE id IN (15, 16);
+            PERFORM modak.bury_all('public.ev', '[{"id": 19, "at": -7}]');
+            PERFORM modak.finish_load('public.ev', 'a', '{}');
+        END $$""",
     )
     ops = {key: row[0] for key, row in attacked.table.delta().items()}
-    assert ops == {"5 55": 1, "7 -5": 0, "9 -7": 1, "10 -8": 0}
+    assert ops == {"5 55": 1, "7 -5": 0, "9 -7": 1, "10 -8": 0, "15 55": 1, "17 -5": 0, "19 -7": 1}
+    assert {key.partition(" ")[0] for key in attacked.table.captured()} == {"6", "16"}
     added = "ALTER TABLE ev ADD COLUMN e checked"
     attacked.as_role(attacked.owner, added)
     attacked.as_superuser(

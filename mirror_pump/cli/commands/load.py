@@ -1,0 +1,118 @@
+"""`mirror-pump load`: writes a file to a table, once for each label."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, BinaryIO, TypeVar
+
+import typer
+
+from mirror_pump.cli.arguments.completion import mirrored_tables
+from mirror_pump.cli.arguments.options import command
+from mirror_pump.cli.terminal.output import count_text, say, write_json
+from mirror_pump.config import Settings
+from mirror_pump.errors import UsageError
+
+_Member = TypeVar("_Member", bound=StrEnum)
+
+
+def add(app: typer.Typer) -> None:
+    @command(app, "load")
+    def load(
+        settings: Settings,
+        table: Annotated[
+            str,
+            typer.Argument(
+                metavar="TABLE",
+                help="A registered table, its name as Postgres reads it",
+                autocompletion=mirrored_tables,
+            ),
+        ],
+        file: Annotated[str, typer.Argument(metavar="FILE", help="The file with the rows, or - for stdin")],
+        label: Annotated[
+            str,
+            typer.Option("--label", metavar="LABEL", help="Names this load of this table, such as etl-2026-11-21"),
+        ],
+        mode: Annotated[
+            str,
+            typer.Option("--mode", metavar="upsert|insert|delete", help="What to do with the rows"),
+        ] = "upsert",
+        form: Annotated[
+            str | None,
+            typer.Option("--format", metavar="csv|jsonl|parquet", help=r"The file's format \[by the file's name]"),
+        ] = None,
+        columns: Annotated[
+            str | None,
+            typer.Option(
+                "--columns",
+                metavar="NAMES",
+                help="Names of the columns of a CSV file without a header; of other files those to load; with commas",
+            ),
+        ] = None,
+        max_filtered: Annotated[
+            int, typer.Option("--max-filtered", metavar="COUNT", min=0, help="Most rows that may be left out")
+        ] = 0,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
+    ) -> None:
+        """Load a file into a registered table: all of it, once for each label.
+
+        The rows and the label are committed in one transaction. The same load again, after whatever error or kill,
+        changes nothing and prints the recorded result. Another load with the label is refused.
+
+        Rows below the cut-line become corrections of the lake, and others rows of the heap. docs/loads.md describes
+        modes, formats, and rows that are left out.
+        """
+        from mirror_pump.ops.load.load_input import InputFormat, format_of
+        from mirror_pump.ops.load.load_job import LoadRequest
+        from mirror_pump.ops.load.load_job import load as load_rows
+        from mirror_pump.source.loads.load_writes import LoadMode
+
+        known = format_of(Path(file).name) if form is None else _member(InputFormat, form, "--format")
+        if known is None:
+            raise UsageError(f"the name of {file} does not tell its format", "give --format csv, jsonl or parquet")
+        names = None if columns is None else tuple(name.strip() for name in columns.split(","))
+        request = LoadRequest(table, label, known, _member(LoadMode, mode, "--mode"), names, max_filtered)
+        with _opened(file) as stream:
+            result = load_rows(settings.require_dsn(), request, stream)
+        if as_json:
+            write_json(result.to_json())
+            return
+        outcome = result.outcome
+        if result.replayed:
+            say(f"{result.table}: label {label} was committed at {outcome['loaded_at']}; nothing was changed")
+        for row in outcome["filtered"]:
+            say(f"{result.table}: row {row['row']} was left out: {row['reason']}")
+        say(f"{result.table}: {_summary(outcome, deleted=request.mode is LoadMode.DELETE)}, label {label}")
+
+
+def _summary(outcome: Mapping[str, int], *, deleted: bool) -> str:
+    parts = [f"{count_text(outcome['rows_loaded'])} rows {'deleted' if deleted else 'loaded'}"]
+    for key, text in (
+        ("rows_below_cutline", "{} of them below the cut-line"),
+        ("rows_superseded", "{} replaced by later rows of the load"),
+        ("rows_not_found", "{} not found"),
+        ("rows_filtered", "{} left out"),
+    ):
+        if outcome[key]:
+            parts.append(text.format(count_text(outcome[key])))
+    return ", ".join(parts)
+
+
+def _opened(file: str) -> AbstractContextManager[BinaryIO]:
+    if file == "-":
+        return nullcontext(sys.stdin.buffer)
+    try:
+        return Path(file).open("rb")
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror or error}", "give the file with the rows, or - for stdin") from None
+
+
+def _member(kind: type[_Member], text: str, option: str) -> _Member:
+    try:
+        return kind(text)
+    except ValueError:
+        raise UsageError(f"{option} {text} is not known", f"give one of {', '.join(kind)}") from None

@@ -1,0 +1,67 @@
+"""The bytes of a load on their way: they are counted, limited, and hashed, so that a label is bound to its content."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import shutil
+import tempfile
+from contextlib import AbstractContextManager, nullcontext
+from typing import BinaryIO, cast
+
+from mirror_pump.errors import MirrorPumpError
+
+_PART = 1024 * 1024
+
+
+class ContentTooLarge(MirrorPumpError):
+    """The input has more bytes than a load may have."""
+
+
+class ContentStream(io.RawIOBase):
+    """Passes the bytes of another stream on."""
+
+    def __init__(self, stream: BinaryIO, most: int | None = None) -> None:
+        """`most`: bytes that the input may have; beyond them reading raises ContentTooLarge."""
+        self._stream = stream
+        self._most = most
+        self._hash = hashlib.sha256()
+        self.count = 0
+        """Bytes that were read."""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        part = self._stream.read(_PART if size < 0 else size)
+        if part:
+            self._hash.update(part)
+            self.count += len(part)
+            if self._most is not None and self.count > self._most:
+                raise ContentTooLarge(
+                    f"the input has more than {self._most} bytes", "load it in parts, each with a label of its own"
+                )
+        return part
+
+    def digest(self) -> str:
+        """Read up to the end, and return the hash of all bytes."""
+        while self.read(_PART):
+            pass
+        return "sha256:" + self._hash.hexdigest()
+
+
+def seekable(content: ContentStream) -> AbstractContextManager[BinaryIO]:
+    """All of the input, in a temporary file on disk: a Parquet file is read from its end."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    try:
+        shutil.copyfileobj(cast("BinaryIO", content), file, _PART)
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return cast("AbstractContextManager[BinaryIO]", file)
+
+
+def as_it_is(content: ContentStream) -> AbstractContextManager[BinaryIO]:
+    """The input itself, for formats that are read from the beginning."""
+    return nullcontext(cast("BinaryIO", content))
