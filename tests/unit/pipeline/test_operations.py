@@ -12,11 +12,12 @@ from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove
-from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta
+from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta, SegmentFiles
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds
+from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.model import Lsn, SequenceNumber, SnapshotId, TableState
 from mirror_pump.pipeline.operations.add_chunks import AddChunks, CopiedChunk
-from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline, AdvanceRefused
+from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline, AdvanceRefused, PartitionFiles
 from mirror_pump.pipeline.operations.apply_stream import ApplyStream
 from mirror_pump.pipeline.operations.change_columns import ChangeColumns
 from mirror_pump.pipeline.operations.combinations import COMBINATIONS, ORDER, TableOperation, schema_operation
@@ -323,6 +324,20 @@ def test_the_cut_line_moves_only_while_readers_see_commits() -> None:
     for registration in (COPYING, FILLING, replace(WITH_RETENTION, staged=True)):
         with pytest.raises(AdvanceRefused, match="being copied"):
             plan(registration, operation)
+
+
+def test_a_tiered_partition_comes_in_two_segments_with_its_cut_line() -> None:
+    """The files of its chunks stay when the publish fails: they are in the catalog."""
+    rows, deletes = written_file("chunk"), written_file("deletes", FileContent.EQUALITY_DELETES)
+    operation = AdvanceCutline("p0", 200, PartitionFiles((rows,), deletes, frozenset({9})))
+    staged = plan(WITH_RETENTION, operation)
+    assert [segment.files for segment in staged.segments] == [SegmentFiles((rows,), ()), SegmentFiles((), (deletes,))]
+    assert (staged.archive_due, staged.cut, staged.forgets_index) == (True, 200, True)
+    assert staged.raw_text_columns == {9}
+    assert operation.files == ("file:///lake/deletes",)
+    empty = AdvanceCutline("p0", 200, PartitionFiles((), None, frozenset()))
+    assert not plan(WITH_RETENTION, empty).writes_snapshot
+    assert empty.files == ()
 
 
 def test_the_cut_line_is_moved_before_the_registration_is_locked() -> None:

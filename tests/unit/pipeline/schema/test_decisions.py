@@ -14,6 +14,7 @@ from mirror_pump.model import (
     MirroredTable,
     SequenceNumber,
     TableId,
+    TableMode,
     TableName,
     TableState,
     Tier,
@@ -318,3 +319,28 @@ def test_a_new_column_with_an_announced_value_does_not_fail_a_table_with_a_cutli
         # A later copy of the rows above the cut-line keeps files below the cut-line, which may not be filled yet.
         again = _decided(_adding(filled=True), decision.table, filled=frozenset({20000}), stayed=frozenset())
         assert (again.action, again.table.columns[-1].initial) == (Action.COPY_AGAIN, initial)
+
+
+TIERED = replace(WITH_RETENTION, mode=TableMode.TIERED)
+
+
+@pytest.mark.parametrize(
+    ("shape", "note", "below", "unmoved"),
+    [
+        (_adding(), {"exact": False, "settled": True}, Action.FOLLOW, Action.FOLLOW),
+        (_adding(filled=True), {"exact": False, "settled": True, "missing": {7: "x"}}, Action.FILL, Action.FOLLOW),
+        (_adding(filled=True), {"exact": False, "settled": True}, Action.FAIL, Action.FOLLOW),
+        # Its rows from the cut-line on are not in the lake: it does not matter what became of them.
+        ({**SHAPE, "leaves": [_leaf(20001, file=3)]}, {"filled": frozenset({20001})}, Action.FOLLOW, Action.FOLLOW),
+        ({**SHAPE, "identity": {**_IDENTITY, "key": []}}, {}, Action.FAIL, Action.FAIL),
+        ({**SHAPE, "identity": {**_IDENTITY, "setting": "n"}}, {}, Action.FOLLOW, Action.FOLLOW),
+    ],
+)
+def test_a_tiered_table_is_never_copied_again(
+    shape: dict[str, Any], note: dict[str, Any], below: Action, unmoved: Action
+) -> None:
+    """What concerns rows below the cut-line decides, and without such rows nothing does."""
+    decision = _decided(shape, TIERED, **note)
+    assert decision.action is below, decision.reason
+    decision = _decided(shape, replace(TIERED, tier=Tier("id", TierKind.BIGINT, lag=5)), **note)
+    assert decision.action is unmoved, decision.reason
