@@ -71,7 +71,7 @@ def load_some(events: EventsTable, connection: psycopg.Connection[Any], chance: 
 )
 def test_every_read_is_exact_while_partitions_leave(tiered_tables: TieredTables, kind: str) -> None:
     if kind == "retention":
-        events = tiered_tables.automatic(rows=300, fold_age=0.3, retention_interval=0.1)
+        events = tiered_tables.automatic(rows=300, fold_age=0.3)
     else:
         events = tiered_tables.tiered(rows=300, keep_heap=kind == "keep-heap", fold_age=0.3)
     mirror, database = events.mirror, events.mirror.database
