@@ -37,9 +37,9 @@ CREATE TABLE public.history_new PARTITION OF {TABLE}
 CREATE UNLOGGED TABLE public.bare ({_COLUMNS});
 """
 _INPUT = """
-COPY (SELECT g, '2020-01-01 00:00:00+00'::timestamptz + g * interval '15 s',
-             (ARRAY['click', 'view', 'buy'])[1 + g %% 3],
-             (g::bigint * 7919) %% 1000003, ((g::bigint * 31) %% 1000000) / 100.0, md5(g::text)
+COPY (SELECT g AS id, '2020-01-01 00:00:00+00'::timestamptz + g * interval '15 s' AS at,
+             (ARRAY['click', 'view', 'buy'])[1 + g %% 3] AS kind, (g::bigint * 7919) %% 1000003 AS n,
+             round(((g::bigint * 31) %% 1000000) / 100.0, 2) AS amount, md5(g::text) AS detail
         FROM generate_series(1, %s) g) TO STDOUT (FORMAT csv, HEADER)
 """
 _MOVE = """
