@@ -143,6 +143,21 @@ def _is_one_of(paths: set[str], entry: ManifestEntry) -> bool:
     return entry.path in paths
 
 
+def _check_partitions(location: str, partition_of: dict[str, int]) -> None:
+    """Fails unless pyiceberg finds these partitions in the entries, and exactly their bounds in the manifest list."""
+    found: dict[str, int] = {}
+    for manifest in read_manifest_list(PyArrowFileIO().new_input(location)):
+        entries = manifest.fetch_manifest_entry(PyArrowFileIO(), discard_deleted=False)
+        values = [entry.data_file.partition[0] for entry in entries]
+        assert manifest.partitions == [summary(pack("<q", min(values)), pack("<q", max(values)))]
+        found |= {
+            entry.data_file.file_path: entry.data_file.partition[0]
+            for entry in entries
+            if entry.status != ManifestEntryStatus.DELETED
+        }
+    assert found == partition_of
+
+
 PARTITIONS = st.lists(st.integers(-5, 5).map(lambda number: number * 10), max_size=4)
 
 
@@ -180,17 +195,30 @@ def test_partitions_are_in_the_entries_and_exactly_in_the_lists(
         write_all(writer.files, STORAGE)
         if restart:
             manifests = read_list(location, STORAGE)
-        found: dict[str, int] = {}
-        for manifest in read_manifest_list(PyArrowFileIO().new_input(location)):
-            entries = manifest.fetch_manifest_entry(PyArrowFileIO(), discard_deleted=False)
-            values = [entry.data_file.partition[0] for entry in entries]
-            assert manifest.partitions == [summary(pack("<q", min(values)), pack("<q", max(values)))]
-            found |= {
-                entry.data_file.file_path: entry.data_file.partition[0]
-                for entry in entries
-                if entry.status != ManifestEntryStatus.DELETED
-            }
-        assert found == partition_of
+        _check_partitions(location, partition_of)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_merged_manifests_have_the_partitions_of_all(tmp_path: Path, restart: bool) -> None:
+    """Merged from entries in memory or as bytes, a second time too."""
+    directory = tmp_path.as_uri()
+    metadata = TableMetadata.new(SCHEMA, directory, {}, 0, LakePartitioning(1, "truncate[10]"))
+    manifests: tuple[Manifest, ...] = ()
+    partition_of: dict[str, int] = {}
+    for number in range(1, 112):
+        writer = ManifestWriter(metadata, directory, 1000 + number, number)
+        partition_of[f"{number}"] = number * 37 % 100 * 10 - 500
+        file = replace(_file(f"{number}"), partition=(partition_of[f"{number}"],))
+        added = writer.add(ManifestContent.DATA, [(file, number)])
+        assert added is not None
+        manifests = (added, *writer.merge(manifests, STORAGE))
+        location = writer.list(manifests, None)
+        write_all(writer.files, STORAGE)
+        if restart:
+            manifests = read_list(location, STORAGE)
+        if number % 10 == 1:
+            _check_partitions(location, partition_of)
+    assert max(manifest.live_files for manifest in manifests) >= 100
 
 
 def test_a_file_without_its_partition_is_refused(tmp_path: Path) -> None:
