@@ -40,7 +40,7 @@ class InputFormat(StrEnum):
 
 
 @dataclass(frozen=True)
-class InputBatch:
+class LoadBatch:
     """Consecutive rows of the input."""
 
     rows: pa.RecordBatch
@@ -73,7 +73,7 @@ def format_of(name: str) -> InputFormat | None:
 
 def read_batches(
     stream: BinaryIO, form: InputFormat, columns: Sequence[str] | None = None
-) -> Iterator[InputBatch | UnreadableRow]:
+) -> Iterator[LoadBatch | UnreadableRow]:
     """The rows of `stream`, in order, up to its end.
 
     `columns`: of CSV the names of the columns in a file without a header, otherwise those that are read. JSON lines
@@ -146,7 +146,7 @@ def _decompressed(stream: BinaryIO) -> Any:
     return ahead
 
 
-def _csv(text: _Lookahead, columns: Sequence[str] | None) -> Iterator[InputBatch | UnreadableRow]:
+def _csv(text: _Lookahead, columns: Sequence[str] | None) -> Iterator[LoadBatch | UnreadableRow]:
     if columns is None:
         columns = next(csv.reader([text.header()], strict=True), [])
         if not columns:
@@ -158,7 +158,7 @@ def _csv(text: _Lookahead, columns: Sequence[str] | None) -> Iterator[InputBatch
         count = rows.num_rows + len(unreadable)
         numbers = [place for place in range(number + 1, number + 1 + count) if place not in skipped]
         for batch in rows.to_batches(_BATCH_ROWS):
-            yield InputBatch(batch, numbers[: batch.num_rows])
+            yield LoadBatch(batch, numbers[: batch.num_rows])
             del numbers[: batch.num_rows]
         for row in unreadable:
             yield UnreadableRow(number + row.number, row.reason)
@@ -223,7 +223,7 @@ def _parsed_csv(block: bytes, columns: Sequence[str]) -> tuple[pa.Table, list[Un
     return table, unreadable
 
 
-def _json_lines(text: _Lookahead, columns: Sequence[str] | None) -> Iterator[InputBatch | UnreadableRow]:
+def _json_lines(text: _Lookahead, columns: Sequence[str] | None) -> Iterator[LoadBatch | UnreadableRow]:
     names = None if columns is None else tuple(columns)
     values: list[tuple[str | None, ...]] = []
     numbers: list[int] = []
@@ -292,12 +292,12 @@ def json_text(value: Any) -> str:
     return str(value) if isinstance(value, Decimal) else json.dumps(value)
 
 
-def _text_batch(names: Sequence[str], values: list[tuple[str | None, ...]], numbers: list[int]) -> InputBatch:
+def _text_batch(names: Sequence[str], values: list[tuple[str | None, ...]], numbers: list[int]) -> LoadBatch:
     arrays = [pa.array(column, pa.string()) for column in zip(*values, strict=True)]
-    return InputBatch(pa.RecordBatch.from_arrays(arrays, list(names)), numbers)
+    return LoadBatch(pa.RecordBatch.from_arrays(arrays, list(names)), numbers)
 
 
-def _parquet(stream: BinaryIO, columns: Sequence[str] | None) -> Iterator[InputBatch]:
+def _parquet(stream: BinaryIO, columns: Sequence[str] | None) -> Iterator[LoadBatch]:
     # Buffered: a row group may be of any size.
     file = pq.ParquetFile(stream, buffer_size=1024 * 1024, pre_buffer=False)
     present = file.schema_arrow.names
@@ -306,5 +306,5 @@ def _parquet(stream: BinaryIO, columns: Sequence[str] | None) -> Iterator[InputB
         raise UsageError(f"the input has no column {missing[0]}", f"its columns: {', '.join(present)}")
     number = 0
     for batch in file.iter_batches(_BATCH_ROWS, columns=None if columns is None else list(columns), use_threads=False):
-        yield InputBatch(batch, range(number + 1, number + 1 + batch.num_rows))
+        yield LoadBatch(batch, range(number + 1, number + 1 + batch.num_rows))
         number += batch.num_rows

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mirror_pump.ops.load.load_input import InputBatch, InputError, json_text
+from mirror_pump.ops.load.load_input import LoadBatch, InputError, json_text
 from mirror_pump.source.loads.load_target import LoadColumn
 from mirror_pump.source.loads.staging import StagedRow
 
 
-def staged_rows(batch: InputBatch, columns: Sequence[LoadColumn]) -> list[StagedRow]:
+def staged_rows(batch: LoadBatch, columns: Sequence[LoadColumn]) -> list[StagedRow]:
     """The rows of a batch with these columns of it. Raises InputError for a type that has no text in PostgreSQL."""
     values = [texts_of(batch.rows.column(batch.rows.schema.get_field_index(column.name)), column) for column in columns]
     return list(zip(batch.numbers, *values, strict=True))

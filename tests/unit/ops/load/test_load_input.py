@@ -16,7 +16,7 @@ from mirror_pump.errors import UsageError
 from mirror_pump.ops.load.content_stream import ContentStream, ContentTooLarge
 from mirror_pump.ops.load.load_input import (
     BATCH_BYTES,
-    InputBatch,
+    LoadBatch,
     InputError,
     InputFormat,
     UnreadableRow,
@@ -44,7 +44,7 @@ def rows_of(content: bytes, form: InputFormat, columns: list[str] | None = None)
 def test_csv_is_what_copy_takes_it_for() -> None:
     text = b'\xef\xbb\xbfid,"odd ""name""",v\r\n1,,""\n2,"a,""b""\nc",NULL\n\n3, x ,\xe2\x98\x83'
     first, *_ = read_batches(io.BytesIO(text), InputFormat.CSV)
-    assert isinstance(first, InputBatch)
+    assert isinstance(first, LoadBatch)
     assert first.rows.schema.names == ["id", 'odd "name"', "v"]
     assert rows_of(text, InputFormat.CSV) == (
         [(1, "1", None, ""), (2, "2", 'a,"b"\nc', "NULL"), (3, "3", " x ", "\u2603")],
@@ -117,7 +117,7 @@ class _Trickling(io.BytesIO):
 def test_bytes_may_arrive_one_by_one(form: InputFormat, text: bytes) -> None:
     for content in (text, gzip.compress(text)):
         (batch,) = read_batches(_Trickling(content), form, ["a", "b"])
-        assert isinstance(batch, InputBatch)
+        assert isinstance(batch, LoadBatch)
         assert batch.rows.to_pydict() == {"a": ["1", "2"], "b": ["x\ny", "z"]}
 
 
@@ -183,7 +183,7 @@ def test_what_is_read_ahead_does_not_grow_with_the_input(form: InputFormat, head
     content = ContentStream(cast("BinaryIO", _Endless(header, line)))
     taken = 0
     for part in read_batches(cast("BinaryIO", content), form):
-        assert isinstance(part, InputBatch)
+        assert isinstance(part, LoadBatch)
         taken += part.rows.num_rows * len(line)
         assert content.count - taken < 2 * BATCH_BYTES
         if taken > 4 * BATCH_BYTES:
