@@ -10,7 +10,7 @@ from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, TableError, UsageError
 from mirror_pump.lake.commit.catalog import delete_pointer
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import MirroredTable
+from mirror_pump.model import MirroredTable, TableMode
 from mirror_pump.ops.register.former_files import FormerFiles, list_former_files, remove_former_files
 from mirror_pump.ops.register.table_locks import limit_lock, with_lock_retries
 from mirror_pump.pipeline.lake_storage import lake_storage
@@ -86,6 +86,8 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
 
         with_lock_retries(settings, table.name, take_out)
         if not drop_lake:
+            if table.mode is TableMode.TIERED:
+                return f"{table.name} is no longer tiered; its lake table stays as it is at {table.location}"
             return (
                 f"{table.name} is no longer mirrored; its lake table stays as of its last frontier at {table.location}"
             )
@@ -94,7 +96,7 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
         _await_tasks(connection, settings)
         remove_former_files(connection, settings.slot, own, _storage(settings))
         left = sum(former.table == own[0].table for former in every) - 1 if own else 0
-    removed = f"{table.name} is no longer mirrored; its lake table and its files were removed"
+    removed = f"{table.name} is no longer {table.mode}; its lake table and its files were removed"
     return removed + (f" (not those of {left} former registrations: --former removes them)" if left else "")
 
 

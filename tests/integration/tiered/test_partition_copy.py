@@ -63,7 +63,10 @@ def _files(events: EventsTable) -> set[str]:
     return {path.name for path in Path(urlparse(rows[0][0]).path, "data").glob("*.parquet")}
 
 
-@pytest.mark.parametrize("command", ["TRUNCATE p0", "VACUUM FULL p0", "a column"])
+@pytest.mark.parametrize(
+    "command",
+    ["TRUNCATE p0", pytest.param("VACUUM FULL p0", marks=pytest.mark.soak), "a column"],
+)
 def test_what_was_copied_before_a_command_is_copied_again(
     tiered_tables: TieredTables, runner: GatedCopies, command: str
 ) -> None:
@@ -90,6 +93,7 @@ def test_what_was_copied_before_a_command_is_copied_again(
         events.assert_exact()
 
 
+@pytest.mark.soak
 def test_a_partition_that_is_no_longer_due_leaves_no_file(tiered_tables: TieredTables, runner: GatedCopies) -> None:
     events = _events(tiered_tables, runner)
     settings = events.mirror.settings
@@ -159,6 +163,7 @@ def test_a_sweep_spares_files_that_wait_for_their_publish(tiered_tables: TieredT
         events.assert_exact()
 
 
+@pytest.mark.soak
 def test_a_partition_dropped_by_its_owner_is_passed_and_an_empty_one_too(tiered_tables: TieredTables) -> None:
     events = tiered_tables.tiered(partitions=4, rows=30, lag="100000")
     events.database.execute("DELETE FROM p1", "DELETE FROM model WHERE at >= 100 AND at < 200")
@@ -170,6 +175,7 @@ def test_a_partition_dropped_by_its_owner_is_passed_and_an_empty_one_too(tiered_
         events.assert_exact()
 
 
+@pytest.mark.soak
 def test_many_changes_during_the_copy_do_not_copy_it_again(tiered_tables: TieredTables, runner: GatedCopies) -> None:
     """The limit that seals a mirrored table's partition again is raised."""
     events = _events(tiered_tables, runner)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import await_true
 from tests.support.events_table import EventsTable
@@ -56,6 +58,7 @@ def test_added_renamed_dropped_and_widened_columns_are_followed(tiered_tables: T
     assert database.rows("SELECT count(*) FROM modak.partition_chunks") == [(0,)]
 
 
+@pytest.mark.soak
 def test_a_column_whose_old_values_nobody_knows_makes_the_table_fail_readable(tiered_tables: TieredTables) -> None:
     events = tiered_tables.tiered(partitions=3, rows=20)
     mirror, database = events.mirror, events.mirror.database
@@ -67,6 +70,7 @@ def test_a_column_whose_old_values_nobody_knows_makes_the_table_fail_readable(ti
         events.assert_exact(duckdb)
 
 
+@pytest.mark.soak
 def test_a_table_without_rows_in_the_lake_follows_anything(tiered_tables: TieredTables) -> None:
     events = tiered_tables.tiered(partitions=3, rows=20, lag="100000")
     mirror, database = events.mirror, events.mirror.database

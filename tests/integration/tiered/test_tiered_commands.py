@@ -85,6 +85,7 @@ def test_verify_compares_what_heap_and_lake_both_hold(tiered_tables: TieredTable
     database.execute("SELECT modak.delete('events', '{\"at\": 140, \"id\": 8}')")
 
 
+@pytest.mark.soak
 def test_status_and_unregister_know_the_mode(tiered_tables: TieredTables) -> None:
     events = tiered_tables.tiered(partitions=3, rows=20)
     mirror = events.mirror
