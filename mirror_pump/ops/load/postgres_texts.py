@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mirror_pump.ops.load.load_input import LoadBatch, InputError, json_text
+from mirror_pump.ops.load.load_input import InputError, LoadBatch, json_text
 from mirror_pump.source.loads.load_target import LoadColumn
 from mirror_pump.source.loads.staging import StagedRow
 

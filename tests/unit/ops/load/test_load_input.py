@@ -16,9 +16,9 @@ from mirror_pump.errors import UsageError
 from mirror_pump.ops.load.content_stream import ContentStream, ContentTooLarge
 from mirror_pump.ops.load.load_input import (
     BATCH_BYTES,
-    LoadBatch,
     InputError,
     InputFormat,
+    LoadBatch,
     UnreadableRow,
     format_of,
     read_batches,
