@@ -45,6 +45,7 @@ BEGIN
     IF tier >= cut OR modak.is_infinite(relation::oid::bigint, tier) THEN
         RETURN false;
     END IF;
+    PERFORM modak.refuse_expired(relation::oid::bigint, tier);
     PERFORM modak.put_delta(relation::oid::bigint, canonical, 1::smallint, tier, image);
     RETURN true;
 END $$;

@@ -149,6 +149,16 @@ UPDATE modak.mirror_tables
                                                   ELSE jsonb_build_object('not_made', %(reason)s::text) END
  WHERE table_id = %(table_id)s AND retention ->> 'not_made' IS DISTINCT FROM %(reason)s;
 
+-- name: due_retention_line
+SELECT modak.due_retention_line(%(table_id)s);
+
+-- name: not_expired
+-- Why the retention line does not move although it is due; NULL if it need not.
+UPDATE modak.mirror_tables
+   SET retention = retention - 'not_expired' || CASE WHEN %(reason)s::text IS NULL THEN '{}'
+                                                     ELSE jsonb_build_object('not_expired', %(reason)s::text) END
+ WHERE table_id = %(table_id)s AND retention ->> 'not_expired' IS DISTINCT FROM %(reason)s;
+
 -- name: written
 SELECT relation_id, coalesce(pg_stat_get_tuples_inserted(relation_id::oid) + pg_stat_get_tuples_updated(relation_id::oid), 0)
   FROM unnest(%(relation_ids)s::bigint[]) AS r(relation_id) ORDER BY relation_id;

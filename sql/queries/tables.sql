@@ -6,7 +6,8 @@ SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.sta
        m.start_sequence AS data_sequence_number, m.generation,
        m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, '') AS shape, m.excluded,
        coalesce(m.dropped_rows, '[]') AS dropped_rows,
-       t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
+       t.tier_key_col, t.tier_key_type, c.tier_key_hi, c.retention_line,
+       t.heap_retention_lag
 FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id);
 
 -- name: left_out

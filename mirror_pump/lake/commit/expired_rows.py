@@ -28,7 +28,7 @@ import numpy as np
 from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
 from mirror_pump.lake.contents.cutline import CutLine, Side
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
-from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.position_deletes import (
     PATH_ID,
     Positions,
@@ -57,7 +57,7 @@ class RowsBelow:
         superseded, repeated, dangling = _superseded(positions, removed, left, present.storage)
         hidden = _united(repeated, _not_hidden_yet(below, positions, present.storage))
         doomed = removed | superseded | {file.path for file in files if self._idle(file)}
-        added = ()
+        added: tuple[WrittenFile, ...] = ()
         if hidden:
             added = (write_position_deletes(hidden, present.location, present.storage),)
             written.own(added[0].path)

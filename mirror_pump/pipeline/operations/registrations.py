@@ -124,6 +124,7 @@ class RegistrationRow:
     tier_key_type: str
     tier_key_hi: int
     """The cut-line."""
+    retention_line: int | None
     heap_retention_lag: int | None
     """None if no partition leaves the heap."""
 
@@ -147,5 +148,7 @@ class RegistrationRow:
             snapshot_id=self.snapshot_id,
             rows_dropped=self.rows_dropped,
             initial_fields=frozenset(self.initial_fields),
-            tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.heap_retention_lag),
+            tier=tier_of(
+                self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.heap_retention_lag, self.retention_line
+            ),
         )

@@ -9,7 +9,8 @@ meanwhile stays in modak.delta. It takes precedence over the folded row, since r
 published snapshot.
 
 The same thread requests a refresh of the published snapshot if that still refers to files that main has replaced, and
-deletes folded corrections that no reader needs.
+deletes corrections that no reader needs: folded ones, and those below the retention line. The latter were written by
+transactions that had looked at a former line, and are not folded.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from mirror_pump.source.retention.corrections import (
     Correction,
     CorrectionBacklog,
     clear,
+    purge_expired,
     read_backlog,
     read_corrections,
 )
@@ -134,6 +136,8 @@ class Folder:
         if table is None or table.tier is None:
             return False
         try:
+            if backlog.expired:
+                purge_expired(connection, table.table_id)
             if backlog.folded:
                 clear(connection, table.table_id, lambda location: self._sequence_numbers(turn, location))
             due = backlog.rows >= self._rows or backlog.age >= self._age
@@ -250,6 +254,7 @@ def write_fold(
     data: tuple[WrittenFile, ...] = ()
     raw_text_columns: frozenset[int] = frozenset()
     versions = tuple((correction.pk, correction.version) for correction in corrections)
+    line = None if table.tier is None else table.tier.line
     with StagedFiles(storage) as written:
         if rows:
             wide, file_schema = narrowed(widened(brought, raw, schema), schema)
@@ -265,9 +270,11 @@ def write_fold(
                 rows=(row_keys(brought, schema, packing),) if rows else (),
                 may_be_absent=True,
             )
-            return FoldCorrections(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, raw_text_columns)
+            change = SegmentChange(SegmentFiles(data, ()), keys)
+            return FoldCorrections(change, versions, cut, line, raw_text_columns)
         deletes = (write_equality_deletes(deleted, schema, table.location, storage),)
-        return FoldCorrections(SegmentChange(SegmentFiles(data, deletes)), versions, cut, raw_text_columns)
+        change = SegmentChange(SegmentFiles(data, deletes))
+        return FoldCorrections(change, versions, cut, line, raw_text_columns)
 
 
 def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -> bool:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import TableError, one_line_of
 from mirror_pump.model import MirroredTable, TableId
@@ -53,6 +54,8 @@ class CorrectionBacklog:
     """Seconds since the oldest unfolded correction was written; 0 if there is none."""
     folded: bool
     """Whether some corrections are folded and not yet cleared."""
+    expired: bool
+    """Whether some corrections are below the retention line. They do not count as `rows`."""
 
 
 @dataclass(frozen=True)
@@ -134,11 +137,11 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
     )
     query = (
         f"SELECT d.pk, d.version, d.op, {texts} FROM (SELECT * FROM modak.delta WHERE table_id = %s"
-        " AND folded_sequence IS NULL AND tier_key < %s ORDER BY version LIMIT %s) d"
+        " AND folded_sequence IS NULL AND tier_key >= %s AND tier_key < %s ORDER BY version LIMIT %s) d"
         f" CROSS JOIN LATERAL jsonb_populate_record(NULL::{in_query(relation)}, coalesce(d.payload, '{{}}')) r"
         f" CROSS JOIN LATERAL (SELECT {values}) v ORDER BY d.version"
     )
-    rows = connection.execute(query.encode(), (table.table_id, table.tier.cut, limit)).fetchall()
+    rows = connection.execute(query.encode(), (table.table_id, table.tier.floor, table.tier.cut, limit)).fetchall()
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
     corrections = tuple(
         Correction(pk, version, operation == TOMBSTONE, tuple(values_read))
@@ -206,5 +209,28 @@ def _clear_some(connection: PgConnection, table_id: TableId, snapshot_id: int, n
                 bound = min(numbers.get(snapshot, -1) for snapshot in (snapshot_id, *pinned))
                 bounded = {**parameters, "sequence": bound, "rows": _CLEARED_AT_ONCE}
                 return connection.execute(_SQL["clear"], bounded).rowcount
+        except psycopg.errors.LockNotAvailable:
+            return 0
+
+
+def purge_expired(connection: PgConnection, table_id: TableId) -> int:
+    """Removes corrections below the table's retention line, which came after it had moved, and journals that. Returns
+    their number; 0 while a reader may look at modak.delta more than once, or is creating a pin."""
+    parameters = {"table_id": table_id}
+    with source_errors("purging corrections of expired rows"):
+        try:
+            with connection.transaction():
+                connection.execute(_SQL["lock_pins"])
+                row = connection.execute(_SQL["pins"], parameters).fetchone()
+                assert row is not None
+                if row[1]:
+                    return 0
+                found = connection.execute(_SQL["purge_expired"], parameters).fetchone()
+                assert found is not None
+                purged = int(found[0])
+                if purged:
+                    details = Jsonb({"kind": "expired corrections", "corrections": purged})
+                    connection.execute(_SQL["journal_purge"], {**parameters, "details": details})
+                return purged
         except psycopg.errors.LockNotAvailable:
             return 0

@@ -336,6 +336,12 @@ def reader_in_the_way(connection: PgConnection, table_id: TableId, cut: int) -> 
     return None if row is None or row[0] is None else str(row[0])
 
 
+def due_retention_line(connection: PgConnection, table_id: TableId) -> int | None:
+    """Where the table's retention line should be, a tier value; None if it need not move."""
+    row = connection.execute(_SQL["due_retention_line"], {"table_id": table_id}).fetchone()
+    return None if row is None else row[0]
+
+
 def lake_locations(connection: PgConnection, table_id: TableId) -> frozenset[str]:
     """The metadata files of the published snapshot and of the lake table, one file or two. TableError if the catalog
     lacks one of them."""

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import StaticTable
 
 from decoders.columns import ColumnType, Kind
@@ -14,7 +15,6 @@ from mirror_pump.lake.commit.archive_branch import ArchiveBranch
 from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.row_delta import RowDelta
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.metadata.snapshot_stats import live_rows
 from tests.support.lake_tables import STORAGE, Rows, SmallTable, by_key
 
@@ -27,7 +27,7 @@ def _expire(small: SmallTable, line: int) -> None:
     small.commit(RowDelta((), replaces=RowsBelow(_line(line))))
 
 
-def _files(small: SmallTable, content: FileContent) -> list[str]:
+def _files(small: SmallTable, content: DataFileContent) -> list[str]:
     return [entry.data_file.file_path for entry in small.entries() if entry.data_file.content == content]
 
 
@@ -103,25 +103,27 @@ def test_whole_files_go_by_their_bounds_and_with_them_the_deletes_that_concern_t
     (path,) = (
         entry.data_file.file_path
         for entry in small.entries()
-        if entry.data_file.content == FileContent.DATA
+        if entry.data_file.content == DataFileContent.DATA
         and entry.data_file.lower_bounds.get(1) == (10).to_bytes(8, "little")
     )
     # Reading it would fail.
     (tmp_path / path.removeprefix(f"{tmp_path.as_uri()}/")).unlink()
-    assert len(_files(small, FileContent.EQUALITY_DELETES)) == 2
+    assert len(_files(small, DataFileContent.EQUALITY_DELETES)) == 2
 
     _expire(small, 20)
 
     kept = {key: "a" for key in range(20, 40) if key not in (21, 35)}
     assert small.duckdb() == kept
     # Two of the data files are left, the placeholders of the deletes, and no row of a delete that hides nothing.
-    rows = [entry.data_file.record_count for entry in small.entries() if entry.data_file.content == FileContent.DATA]
+    rows = [
+        entry.data_file.record_count for entry in small.entries() if entry.data_file.content == DataFileContent.DATA
+    ]
     assert sorted(rows)[-3:] == [0, 10, 10]
-    assert len(_files(small, FileContent.EQUALITY_DELETES)) == 1
+    assert len(_files(small, DataFileContent.EQUALITY_DELETES)) == 1
     deleted = [
         entry.data_file.record_count
         for entry in small.entries()
-        if entry.data_file.content == FileContent.POSITION_DELETES
+        if entry.data_file.content == DataFileContent.POSITION_DELETES
     ]
     assert deleted == [1]
     small.convert()
@@ -143,7 +145,7 @@ def test_rows_of_a_spanning_file_are_hidden_once(tmp_path: Path) -> None:
     hidden = [
         entry.data_file.record_count
         for entry in small.entries()
-        if entry.data_file.content == FileContent.POSITION_DELETES
+        if entry.data_file.content == DataFileContent.POSITION_DELETES
     ]
     assert sum(hidden) == 51
     # The last of its rows: it goes, with all that hides its rows.
