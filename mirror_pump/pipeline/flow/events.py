@@ -17,6 +17,7 @@ from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
 from mirror_pump.pipeline.operations.expire_rows import ExpireRows
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
+from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,16 @@ class ArchiveBranchOutdated:
 
 
 @dataclass(frozen=True)
+class TieredTableChanged:
+    """A tiered table was altered. Either `change` follows that, or the table ends with `failure`."""
+
+    former: MirroredTable
+    """The table as the mirror knew it."""
+    change: TableChange | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
 class TableGivenUp:
     """A table has to fail so that the others can go on: the slot would be lost otherwise."""
 
@@ -231,6 +242,7 @@ Event: TypeAlias = (
     | ExpiryWanted
     | FoldReady
     | ArchiveBranchOutdated
+    | TieredTableChanged
     | TableGivenUp
     | TablesMarked
     | ThreadFailed
