@@ -9,7 +9,7 @@ SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id
 
 -- name: choices
 SELECT m.retention, m.state = 'live' AS live, modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag, t.keep_heap,
-       c.tier_key_hi AS cut, s.applied_lsn AS applied
+       t.lake_retention_lag AS lake_lag, c.tier_key_hi AS cut, s.applied_lsn AS applied
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
   JOIN modak.mirror_slots s ON s.slot_name = m.slot_name
  WHERE m.table_id = %(table_id)s;
@@ -276,6 +276,10 @@ WITH mirrored AS (
 UPDATE modak.mirror_tables m SET retention = retention || jsonb_build_object('lag', %(lag)s::bigint)
   FROM modak.tables t
  WHERE m.table_id = %(table_id)s AND t.table_id = m.table_id AND t.mode = 'tiered';
+
+-- name: lake_lag
+-- NULL: no further row leaves the lake. The retention line stays where it is.
+UPDATE modak.tables SET lake_retention_lag = %(lag)s WHERE table_id = %(table_id)s AND mode = 'tiered';
 
 -- name: shed
 SELECT EXISTS (SELECT FROM modak.partitions WHERE table_id = %(table_id)s AND state = 'dropped')

@@ -14,10 +14,14 @@ CHUNK_BYTES = 16384
 """Two blocks: partitions of some thousand rows have several chunks."""
 
 
-def tiered(lag: str = "100", premake: int = 0, *, keep_heap: bool = False) -> RetentionWish:
+def tiered(
+    lag: str = "100", premake: int = 0, *, keep_heap: bool = False, lake_retention: str | None = None
+) -> RetentionWish:
     """A tiered table without the default grace of partitions."""
     drop_grace = None if keep_heap else "0"
-    return RetentionWish(lag, premake, None, drop_grace, mode=TableMode.TIERED, keep_heap=keep_heap)
+    return RetentionWish(
+        lag, premake, None, drop_grace, mode=TableMode.TIERED, keep_heap=keep_heap, lake_retention=lake_retention
+    )
 
 
 class TieredTables(RetentionTables):
@@ -37,11 +41,13 @@ class TieredTables(RetentionTables):
         lag: str = "100",
         premake: int = 0,
         keep_heap: bool = False,
+        lake_retention: str | None = None,
         runner: TaskRunner | None = None,
         **settings: Any,
     ) -> EventsTable:
         """A tiered table whose partitions leave by themselves. Retention looks for work ten times a second."""
         chosen = {"retention_interval": 0.1, "copy_chunk_bytes": CHUNK_BYTES, **settings}
         events = EventsTable.automatic(self._mirror(runner, chosen), partitions, rows, lag=None)
-        events.mirror.register("public.events", retention=tiered(lag, premake, keep_heap=keep_heap))
+        wish = tiered(lag, premake, keep_heap=keep_heap, lake_retention=lake_retention)
+        events.mirror.register("public.events", retention=wish)
         return events

@@ -46,6 +46,16 @@ class Total(StrEnum):
     """Rows in equality-delete files."""
 
 
+class Removed(StrEnum):
+    """The entries about what a commit removed. Without one, it removed none."""
+
+    DATA_FILES = "deleted-data-files"
+    RECORDS = "deleted-records"
+    """Rows in these files, including those that deletes hid."""
+    FILES_SIZE = "removed-files-size"
+    """Bytes, also of delete files."""
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotSummary:
     """A view of a snapshot's summary. Not to be changed."""
@@ -99,6 +109,10 @@ class SnapshotSummary:
         """A total of the snapshot's live files; None if another engine left it out."""
         stated = self.entries.get(name)
         return None if stated is None else int(stated)
+
+    def removed(self, name: Removed) -> int:
+        """What the commit removed."""
+        return int(self.entries.get(name, 0))
 
     def get(self, name: str) -> str | None:
         """Any entry; None without it."""

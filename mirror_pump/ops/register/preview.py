@@ -48,6 +48,8 @@ class RetentionPreview:
     """`dropped` or `detached`; `kept` if it is copied into the lake and stays in the heap."""
     grace: str
     partitions: tuple[PartitionPreview, ...]
+    lake_retention: str | None = None
+    """How far behind the cut-line rows expire from the lake; None if they stay."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -
         "kept" if plan.keep_heap else "detached" if plan.detach else "dropped",
         grace_text(plan.drop_grace),
         tuple(partitions),
+        None if plan.lake_lag is None else span_text(tier.kind, plan.lake_lag),
     )
 
 
@@ -178,3 +181,5 @@ def _retention_lines(retention: RetentionPreview) -> Iterator[str]:
         f"  {len(due)} of {len(retention.partitions)} partitions leave at once: each is {retention.how}"
         f" {retention.grace} (--drop-grace) after proof that the lake holds all of its rows, and not before"
     )
+    if retention.lake_retention is not None:
+        yield f"  rows expire once they lie {retention.lake_retention} behind the cut-line: nobody has them then"

@@ -25,6 +25,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from mirror_pump.lake.commit.expired_rows import RowsBelow
+from mirror_pump.lake.metadata.snapshot_summary import Removed
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.operations.cut_lines import line_of
 from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
@@ -34,7 +35,7 @@ from sql import queries
 
 _SQL = queries("publish")
 
-_COUNTED = {"files": "deleted-data-files", "rows": "deleted-records", "bytes": "removed-files-size"}
+_COUNTED = {"files": Removed.DATA_FILES, "rows": Removed.RECORDS, "bytes": Removed.FILES_SIZE}
 """What the journal says of files that are removed as a whole, and the entry of the snapshot's summary."""
 
 
@@ -76,15 +77,14 @@ class ExpireRows(Operation):
         if archive is None:
             return
         cursor.execute(_SQL["purge_expired"], {"table_id": recording.table.table_id})
-        purged = cursor.fetchone()
+        (purged,) = cursor.fetchone() or (0,)
         head = archive.table.metadata.current_snapshot
-        summary = {} if head is None else head.summary.entries
         details = {
             "kind": "expire",
             "line": self.line,
             "former": None if tier is None else tier.line,
-            "corrections": 0 if purged is None else purged[0],
-            **{name: int(summary.get(entry, 0)) for name, entry in _COUNTED.items()},
+            "corrections": purged,
+            **{name: 0 if head is None else head.summary.removed(entry) for name, entry in _COUNTED.items()},
         }
         cursor.execute(
             _SQL["journal_expiry"],

@@ -245,14 +245,13 @@ def purge_expired(connection: PgConnection, table_id: TableId) -> int:
                 connection.execute(_SQL["lock_pins"])
                 row = connection.execute(_SQL["pins"], parameters).fetchone()
                 assert row is not None
-                if row[1]:
+                _, read_again = row
+                if read_again:
                     return 0
-                found = connection.execute(_SQL["purge_expired"], parameters).fetchone()
-                assert found is not None
-                purged = int(found[0])
+                (purged,) = connection.execute(_SQL["purge_expired"], parameters).fetchone() or (0,)
                 if purged:
                     details = Jsonb({"kind": "expired corrections", "corrections": purged})
                     connection.execute(_SQL["journal_purge"], {**parameters, "details": details})
-                return purged
+                return int(purged)
         except psycopg.errors.LockNotAvailable:
             return 0
