@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, LiteralString
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, LiteralString
 
+import psycopg
 import pytest
 from pyiceberg.table import StaticTable
 
@@ -18,8 +21,12 @@ from mirror_pump.testing.mirror import Steps, await_true, lake_rows
 from tests.support.cli import RunCommand
 from tests.support.events_table import EventsTable, delete, upsert
 from tests.support.killed_pump import die
+from tests.support.maintenance import Maintained, age
 from tests.support.retention_sql import repeatable_read
 from tests.support.tiered import TieredTables
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LINE: LiteralString = "SELECT retention_line FROM modak.cutline c JOIN modak.tables t USING (table_id)"
 
@@ -243,3 +250,128 @@ def test_killed_at_every_step_of_the_publish_it_expires_all_or_nothing(
         await_line(events, 200)
         events.assert_exact()
     mirror.assert_sound()
+
+
+def _bytes(maintained: Maintained) -> int:
+    """Size of the table's data files on disk."""
+    return sum(path.stat().st_size for path in maintained.files("public.events") if path.suffix == ".parquet")
+
+
+def test_maintenance_frees_the_storage_of_expired_rows(
+    tiered_tables: TieredTables, spark: SparkSession, tmp_path: Path
+) -> None:
+    events = tiered_tables.tiered(partitions=6, rows=3000, merge_bytes=0)
+    mirror, database = events.mirror, events.mirror.database
+    maintained = Maintained(mirror, spark)
+    maintained.policy("public.events", snapshot_retention_hours=0, snapshot_min_retained=1)
+    with mirror.pumping():
+        events.await_state(p0="dropped", p1="dropped", p2="dropped", p3="dropped")
+        ((pin, location),) = database.rows(
+            "SELECT pin_id, metadata_location FROM modak.pin('events', in_one_snapshot => true)"
+        )
+        before = _bytes(maintained)
+        change_retention(mirror.settings, "events", "lake_retention", "100")
+        await_line(events, 300)
+        assert _bytes(maintained) >= before
+        age([path for path in tmp_path.rglob("*") if path.is_file()], 24 * 365)
+        assert not maintained.maintain("public.events").errors
+        assert len(lake_rows(location)) == 4 * 3000, "what is pinned stays"
+        database.rows("SELECT modak.release(%s)", (pin,))
+        age([path for path in tmp_path.rglob("*") if path.is_file()], 24 * 365)
+        # One of the newest ten published snapshots is still the pinned one: readers that pin nothing have it.
+        for number in range(12):
+            with database.session(autocommit=False) as connection:
+                upsert(connection, 350, number, "again")
+            await_true(partial(_folded, events), 30, "the correction is folded")
+        age([path for path in tmp_path.rglob("*") if path.is_file()], 24 * 365)
+        assert not maintained.maintain("public.events").errors
+        events.assert_exact()
+    assert _bytes(maintained) < before / 2, (before, _bytes(maintained))
+    print(f"{before} bytes of data files before the expiry, {_bytes(maintained)} after maintenance")
+
+
+def _folded(events: EventsTable) -> bool:
+    return events.database.rows("SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL") == [(0,)]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [random.getrandbits(32) for _ in range(2)])
+def test_random_changes_and_expiries_against_a_model(tiered_tables: TieredTables, seed: int) -> None:
+    """Writers also below the line, snapshots from before it moved, pins, a policy that changes, and pumps that end."""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    events = tiered_tables.tiered(partitions=6, rows=40, lake_retention="200", fold_age=0.1)
+    mirror, database = events.mirror, events.mirror.database
+    refused = lines = 0
+    line = -(2**63)
+
+    def change(connection: psycopg.Connection[Any]) -> None:
+        """One transaction of the writer; refused as a whole if it touches an expired row."""
+        nonlocal refused
+        try:
+            for _ in range(chance.randrange(1, 4)):
+                events.write(connection, chance)
+            connection.commit()
+        except psycopg.errors.SerializationFailure:
+            connection.rollback()
+        except psycopg.errors.CheckViolation as error:
+            connection.rollback()
+            refused += "has expired" in str(error)
+
+    with duckdb_connection() as duckdb:
+        for life in range(6):
+            with (
+                mirror.pumping(),
+                database.session(autocommit=False) as writer,
+                repeatable_read(events) as old,
+                database.session() as reader,
+            ):
+                pin: Any = None
+                for turn in range(40):
+                    change(writer)
+                    if chance.random() < 0.05:
+                        change(old)
+                        old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                        old.execute("SELECT 1")
+                    if chance.random() < 0.06:
+                        events.grow()
+                    if chance.random() < 0.1:
+                        chosen = chance.choice([None, "60", "130", "200", "450"])
+                        change_retention(mirror.settings, "events", "lake_retention", chosen)
+                    if pin is None and chance.random() < 0.1:
+                        ((pin, location),) = database.rows("SELECT pin_id, metadata_location FROM modak.pin('events')")
+                        pinned = lake_rows(location, duckdb)
+                    elif pin is not None and chance.random() < 0.3:
+                        assert lake_rows(location, duckdb) == pinned, f"seed {seed}"
+                        reader.execute("SELECT modak.release(%s)", (pin,))
+                        pin = None
+                    if turn % 4 == 0:
+                        events.assert_exact(duckdb)
+                    now = line_of(events)
+                    assert now is None or now >= line, f"seed {seed}: the line went back"
+                    if now is not None and now > line:
+                        lines, line = lines + 1, now
+                change(old)
+                if pin is not None:
+                    reader.execute("SELECT modak.release(%s)", (pin,))
+            events.assert_exact(duckdb)
+            for place in (published(events), mirror.location("public.events")):
+                found = duckdb.execute(f"SELECT min(at) FROM iceberg_scan('{place}')").fetchall()[0][0]
+                assert found is None or found >= line, f"seed {seed}, life {life}"
+        change_retention(mirror.settings, "events", "lake_retention", "60")
+        with mirror.pumping():
+            await_true(
+                lambda: database.rows("SELECT modak.due_retention_line(%s)", (events.table_id,)) == [(None,)],
+                60,
+                f"the last line: {events.explained()}",
+            )
+            left: LiteralString = (
+                "SELECT count(*) FROM modak.delta d JOIN modak.cutline c USING (table_id)"
+                " WHERE d.tier_key < c.retention_line OR folded_sequence IS NULL"
+            )
+            await_true(lambda: database.rows(left) == [(0,)], 60, "all is folded or gone")
+        events.assert_exact(duckdb)
+        mirror.assert_sound()
+    print(f"{lines} lines, {refused} transactions refused, {events.partitions} partitions")
+    assert lines > 1
+    assert refused
