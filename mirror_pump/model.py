@@ -172,6 +172,13 @@ class Tier:
     lag: int | None = None
     """How far below the high-water mark rows stay in the heap, in tier values. None: retention was switched off after
     the cut-line had moved; rows below the cut-line stay in the lake."""
+    line: int | None = None
+    """The retention line: rows below it have expired. None: no row has."""
+
+    @property
+    def floor(self) -> int:
+        """The lowest tier value that a row can have: no reader finds one below it."""
+        return EVERYTHING_IN_HEAP if self.line is None else self.line
 
     @property
     def moved(self) -> bool:

@@ -16,6 +16,8 @@ RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF kind = 'cold' THEN
+        -- Of a partition that was attached below the line.
+        PERFORM modak.refuse_expired(id, tier);
         PERFORM modak.put_delta(id, key, what, tier, image);
         RETURN;
     END IF;
@@ -236,6 +238,7 @@ BEGIN
                              WHERE attrelid = TG_RELID AND attnum = TG_ARGV[2]::int)),
             SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME;
     END IF;
+    PERFORM modak.refuse_expired(TG_ARGV[0]::bigint, tier);
     PERFORM modak.put_delta(TG_ARGV[0]::bigint, key, 0::smallint, tier, image);
     RETURN NULL;
 END $$;

@@ -47,6 +47,8 @@ BEGIN
     IF images IS NULL THEN
         RETURN 0;
     END IF;
+    PERFORM modak.refuse_expired(relation::oid::bigint, (SELECT min((e.item ->> 0)::bigint)
+                                                           FROM jsonb_array_elements(images) AS e(item)));
     PERFORM modak.put_deltas(relation::oid::bigint, images);
     RETURN jsonb_array_length(images);
 END $$;

@@ -3,14 +3,18 @@
 
 -- name: backlog
 -- Tables with rows below the cut-line that readers see: the number of corrections that are not folded (counted up to the
--- number that makes a fold due), the age of the oldest in seconds, and whether folded ones have to be cleared.
+-- number that makes a fold due), the age of the oldest in seconds, whether folded ones have to be cleared, and whether some are
+-- below the retention line.
 SELECT t.table_id,
        (SELECT count(*) FROM (SELECT FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NULL
-                               LIMIT %(rows)s) AS due) AS rows,
+                                AND (d.tier_key < c.retention_line) IS NOT TRUE LIMIT %(rows)s) AS due) AS rows,
        coalesce((SELECT extract(epoch FROM clock_timestamp() - min(d.updated_at))::float8
-                   FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NULL), 0) AS age,
-       EXISTS (SELECT FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NOT NULL) AS folded
+                   FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NULL
+                    AND (d.tier_key < c.retention_line) IS NOT TRUE), 0) AS age,
+       EXISTS (SELECT FROM modak.delta d WHERE d.table_id = t.table_id AND d.folded_sequence IS NOT NULL) AS folded,
+       EXISTS (SELECT FROM modak.delta d WHERE d.table_id = t.table_id AND d.tier_key < c.retention_line) AS expired
   FROM modak.tables t
+  JOIN modak.cutline c USING (table_id)
   JOIN modak.mirror_tables m USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.state = 'live' AND m.staged_location IS NULL
    AND EXISTS (SELECT FROM modak.delta d WHERE d.table_id = t.table_id)
@@ -53,6 +57,13 @@ DELETE FROM modak.delta
  WHERE ctid = ANY (ARRAY(SELECT ctid FROM modak.delta
                           WHERE table_id = %(table_id)s AND folded_sequence <= %(sequence)s
                           LIMIT %(rows)s FOR UPDATE SKIP LOCKED));
+
+-- name: purge_expired
+SELECT modak.purge_expired(%(table_id)s);
+
+-- name: journal_purge
+INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, details)
+VALUES (gen_random_uuid(), %(table_id)s, 'retention', 'done', %(details)s);
 
 -- name: journal
 INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, lake_snapshot_id, details)

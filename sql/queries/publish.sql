@@ -20,7 +20,7 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name AS namespac
        t.maintenance_policy AS policy, m.start_sequence AS data_sequence_number, c.lake_snapshot_id AS snapshot_id,
        m.dropped_rows IS NOT NULL AS rows_dropped,
        jsonb_path_query_array(m.columns, '$[*] ? (@.initial != null).field_id') AS initial_fields,
-       t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.mode,
+       t.tier_key_col, t.tier_key_type, c.tier_key_hi, c.retention_line, t.mode,
        modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
@@ -91,6 +91,17 @@ UPDATE modak.cutline
 -- name: advance_cutline
 -- Why the cut-line cannot pass the partition; NULL if it has. The published snapshot follows in publish_snapshot.
 SELECT modak.advance(%(table_id)s, %(partition_id)s, %(cut)s, %(frontier)s);
+
+-- name: expire
+-- Why the retention line cannot move; NULL if it has. The published snapshot follows in publish_snapshot.
+SELECT modak.expire(%(table_id)s, %(line)s);
+
+-- name: purge_expired
+SELECT modak.purge_expired(%(table_id)s);
+
+-- name: journal_expiry
+INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, lake_snapshot_id, details)
+VALUES (gen_random_uuid(), %(table_id)s, 'retention', 'done', %(snapshot_id)s, %(details)s);
 
 -- name: mark_folded
 -- Skips corrections locked by other transactions, for which this one must not wait. They are folded again.

@@ -9,7 +9,7 @@ SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id
 
 -- name: choices
 SELECT m.retention, m.state = 'live' AS live, modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag, t.keep_heap,
-       c.tier_key_hi AS cut, s.applied_lsn AS applied
+       t.lake_retention_lag AS lake_lag, c.tier_key_hi AS cut, s.applied_lsn AS applied
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
   JOIN modak.mirror_slots s ON s.slot_name = m.slot_name
  WHERE m.table_id = %(table_id)s;
@@ -162,6 +162,16 @@ UPDATE modak.mirror_tables
                                                   ELSE jsonb_build_object('not_made', %(reason)s::text) END
  WHERE table_id = %(table_id)s AND retention ->> 'not_made' IS DISTINCT FROM %(reason)s;
 
+-- name: due_retention_line
+SELECT modak.due_retention_line(%(table_id)s);
+
+-- name: not_expired
+-- Why the retention line does not move although it is due; NULL if it need not.
+UPDATE modak.mirror_tables
+   SET retention = retention - 'not_expired' || CASE WHEN %(reason)s::text IS NULL THEN '{}'
+                                                     ELSE jsonb_build_object('not_expired', %(reason)s::text) END
+ WHERE table_id = %(table_id)s AND retention ->> 'not_expired' IS DISTINCT FROM %(reason)s;
+
 -- name: written
 SELECT relation_id, coalesce(pg_stat_get_tuples_inserted(relation_id::oid) + pg_stat_get_tuples_updated(relation_id::oid), 0)
   FROM unnest(%(relation_ids)s::bigint[]) AS r(relation_id) ORDER BY relation_id;
@@ -266,6 +276,10 @@ WITH mirrored AS (
 UPDATE modak.mirror_tables m SET retention = retention || jsonb_build_object('lag', %(lag)s::bigint)
   FROM modak.tables t
  WHERE m.table_id = %(table_id)s AND t.table_id = m.table_id AND t.mode = 'tiered';
+
+-- name: lake_lag
+-- NULL: no further row leaves the lake. The retention line stays where it is.
+UPDATE modak.tables SET lake_retention_lag = %(lag)s WHERE table_id = %(table_id)s AND mode = 'tiered';
 
 -- name: shed
 SELECT EXISTS (SELECT FROM modak.partitions WHERE table_id = %(table_id)s AND state = 'dropped')

@@ -62,7 +62,8 @@ SELECT s.table_id, t.mode, t.keep_heap, t.tier_key_type, s.cutline_t AS cut,
          ORDER BY p.tier_key_hi LIMIT 1) AS waits_for,
        s.delta_backlog AS delta_rows, s.delta_unfolded, extract(epoch FROM now() - s.delta_since)::float8 AS delta_age,
        s.read_pins - s.expired_pins AS pins, s.expired_pins,
-       extract(epoch FROM now() - s.oldest_pin)::float8 AS oldest_pin_age, k.chunks_total, k.chunks_done
+       extract(epoch FROM now() - s.oldest_pin)::float8 AS oldest_pin_age, k.chunks_total, k.chunks_done,
+       t.lake_retention_lag AS lake_lag, m.retention ->> 'not_expired' AS not_expired
   FROM modak.status s JOIN modak.tables t USING (table_id) JOIN modak.mirror_tables m USING (table_id)
  CROSS JOIN LATERAL (SELECT count(*) AS chunks_total, count(k.done_at) AS chunks_done FROM modak.partition_chunks k
                       WHERE k.table_id = s.table_id) k

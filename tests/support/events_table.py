@@ -126,22 +126,24 @@ class EventsTable(RetentionTable):
         self.passed += 1
 
     def seam(self, duckdb: DuckDBPyConnection | None = None) -> tuple[list[Row], list[Row]]:
-        """The table as a seam read finds it, and the model, both as of one Postgres snapshot. The published snapshot is
-        scanned without a filter."""
+        """The table as a seam read finds it, and the model from the retention line on, both as of one Postgres
+        snapshot. The published snapshot is scanned without a filter."""
         with self.database.session(autocommit=False) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             row = connection.execute(
-                "SELECT tier_key_hi, lake_props ->> 'metadata_location' FROM modak.cutline WHERE table_id = %s",
+                "SELECT tier_key_hi, lake_props ->> 'metadata_location', coalesce(retention_line, -9223372036854775808)"
+                " FROM modak.cutline WHERE table_id = %s",
                 (self.table_id,),
             ).fetchone()
             assert row is not None
-            cut, location = row
+            cut, location, line = row
             delta = connection.execute(
-                "SELECT op, tier_key, payload FROM modak.delta WHERE table_id = %s ORDER BY version", (self.table_id,)
+                "SELECT op, tier_key, payload FROM modak.delta WHERE table_id = %s AND tier_key >= %s ORDER BY version",
+                (self.table_id, line),
             ).fetchall()
             initial = connection.execute("SELECT * FROM modak.initial_values('events')").fetchall()
             hot = run(connection, f"SELECT {self.columns} FROM events WHERE at >= {cut}").fetchall()
-            model = run(connection, f"SELECT {self.columns} FROM model").fetchall()
+            model = run(connection, f"SELECT {self.columns} FROM model WHERE at >= {line}").fetchall()
         cold = cold_rows(location, self.columns, initial, duckdb)
         for op, tier_key, payload in delta:
             assert tier_key < cut, "every delta row targets a cold row"
@@ -150,6 +152,7 @@ class EventsTable(RetentionTable):
             if op == 0:
                 cold[key] = tuple(payload[name] for name in self.columns.split(", "))
         assert all(key[0] < cut for key in cold), f"the snapshot holds a row at or above the cut-line {cut}"
+        assert all(key[0] >= line for key in cold), f"the snapshot holds a row below the retention line {line}"
         return normalised([*hot, *cold.values()]), normalised(model)
 
     def assert_exact(self, duckdb: DuckDBPyConnection | None = None) -> None:

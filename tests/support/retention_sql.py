@@ -144,7 +144,7 @@ def hasty(table: SqlTable) -> Iterator[psycopg.Connection[Any]]:
 
 
 @contextmanager
-def repeatable_read(table: SqlTable) -> Iterator[psycopg.Connection[Any]]:
+def repeatable_read(table: RetentionTable) -> Iterator[psycopg.Connection[Any]]:
     """A session whose snapshot is taken now."""
     with table.database.session(autocommit=False) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

@@ -15,7 +15,12 @@ CHUNK_BYTES = 16384
 
 
 def tiered(
-    lag: str = "100", premake: int = 0, *, keep_heap: bool = False, lake_partition: str | None = None
+    lag: str = "100",
+    premake: int = 0,
+    *,
+    keep_heap: bool = False,
+    lake_partition: str | None = None,
+    lake_retention: str | None = None,
 ) -> RetentionWish:
     """A tiered table without the default grace of partitions."""
     drop_grace = None if keep_heap else "0"
@@ -27,6 +32,7 @@ def tiered(
         mode=TableMode.TIERED,
         keep_heap=keep_heap,
         lake_partition=lake_partition,
+        lake_retention=lake_retention,
     )
 
 
@@ -48,12 +54,15 @@ class TieredTables(RetentionTables):
         premake: int = 0,
         keep_heap: bool = False,
         lake_partition: str | None = None,
+        lake_retention: str | None = None,
         runner: TaskRunner | None = None,
         **settings: Any,
     ) -> EventsTable:
         """A tiered table whose partitions leave by themselves. Retention looks for work ten times a second."""
         chosen = {"retention_interval": 0.1, "copy_chunk_bytes": CHUNK_BYTES, **settings}
         events = EventsTable.automatic(self._mirror(runner, chosen), partitions, rows, lag=None)
-        wish = tiered(lag, premake, keep_heap=keep_heap, lake_partition=lake_partition)
+        wish = tiered(
+            lag, premake, keep_heap=keep_heap, lake_partition=lake_partition, lake_retention=lake_retention
+        )
         events.mirror.register("public.events", retention=wish)
         return events

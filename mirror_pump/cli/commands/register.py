@@ -81,6 +81,13 @@ def add(app: typer.Typer) -> None:
                 "--keep-heap", help="With --mode tiered: partitions stay in the heap, and are in the lake as well"
             ),
         ] = False,
+        lake_retention: Annotated[
+            str | None,
+            typer.Option(
+                metavar="DISTANCE",
+                help=r"With --mode tiered: rows this far behind the cut-line expire from the lake \[they stay]",
+            ),
+        ] = None,
         heap_retention: Annotated[
             str | None,
             typer.Option(
@@ -156,7 +163,7 @@ def add(app: typer.Typer) -> None:
         from mirror_pump.source.retention.retention_plan import RetentionWish
 
         choices = parse_choices(column or (), exclude_column or ())
-        _check_modes(mode, heap_retention, tier_key, lag, keep_heap=keep_heap)
+        _check_modes(mode, heap_retention, tier_key, lag, lake_retention, keep_heap=keep_heap)
         tiered = mode is RegisterMode.TIERED
         if not tiered and heap_retention is None and (premake or width is not None or drop_grace is not None or detach):
             raise UsageError("--premake, --width, --drop-grace and --detach require --heap-retention or --mode tiered")
@@ -183,6 +190,7 @@ def add(app: typer.Typer) -> None:
                 TableMode(mode.value),
                 tier_key,
                 keep_heap,
+                lake_retention,
             )
         settings = complete(settings)
         if dry_run:
@@ -287,13 +295,22 @@ def add(app: typer.Typer) -> None:
 
 
 def _check_modes(
-    mode: RegisterMode, heap_retention: str | None, tier_key: str | None, lag: str | None, *, keep_heap: bool
+    mode: RegisterMode,
+    heap_retention: str | None,
+    tier_key: str | None,
+    lag: str | None,
+    lake_retention: str | None,
+    *,
+    keep_heap: bool,
 ) -> None:
-    """Raises UsageError for options of one mode with the other."""
+    """Raises UsageError for options of one mode with the other, and for two that exclude each other."""
     if mode is RegisterMode.TIERED and heap_retention is not None:
         raise UsageError("--heap-retention is for mirrored tables", "of a tiered table the distance is --lag")
-    if mode is RegisterMode.MIRRORED and (tier_key is not None or lag is not None or keep_heap):
-        raise UsageError("--tier-key, --lag and --keep-heap require --mode tiered")
+    of_tiered = (tier_key, lag, lake_retention)
+    if mode is RegisterMode.MIRRORED and (keep_heap or any(option is not None for option in of_tiered)):
+        raise UsageError("--tier-key, --lag, --lake-retention and --keep-heap require --mode tiered")
+    if keep_heap and lake_retention is not None:
+        raise UsageError("--keep-heap keeps all rows, and --lake-retention lets old ones expire: choose one")
 
 
 def _list_former(settings: Settings, *, as_json: bool) -> int:

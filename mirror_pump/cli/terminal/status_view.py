@@ -168,6 +168,8 @@ def _retention(table: TableStatus) -> Text:
     assert state is not None
     parts = [] if table.mode is TableMode.MIRRORED else ["tiered, keeps its heap" if state.keep_heap else "tiered"]
     parts += [f"cut-line {state.cut}", f"published snapshot {table.snapshot_id}"]
+    if state.retention_line is not None:
+        parts.append(f"rows below {state.retention_line} have expired")
     if state.partitions:
         parts.append("partitions " + ", ".join(f"{count} {name}" for name, count in sorted(state.partitions.items())))
     if state.chunks_total:
@@ -181,4 +183,6 @@ def _retention(table: TableStatus) -> Text:
         parts.append(f"{count_text(state.expired_pins)} expired")
     if state.waits_for is not None:
         parts.append(f"the next partition waits: {one_line(state.waits_for)}")
+    if state.not_expired is not None:
+        parts.append(f"the next rows do not expire yet: {one_line(state.not_expired)}")
     return Text(f"{table.table}: {'; '.join(parts)}")

@@ -3,7 +3,8 @@ or those of a restarted copy.
 
 Each kind has a method `replaced`, which determines what it removes from one state of the table and writes what it needs
 for that. So the commit does not distinguish the kinds. A rewrite that changes no row is another kind
-(`mirror_pump.lake.commit.file_rewrite`).
+(`mirror_pump.lake.commit.file_rewrite`), and so is the removal of expired rows
+(`mirror_pump.lake.commit.expired_rows`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Replaced:
     """Data files that replace others, with their data sequence numbers."""
     positions: tuple[WrittenFile, ...] = ()
     """Position-delete files to add."""
+    dangling: int = 0
+    """Rows of removed position-delete files that had nothing to hide any more."""
     rewritten_bytes: int | None = None
     """Size in bytes of new files with rows that were in the table before. None if nothing was rewritten."""
     empties: bool = False

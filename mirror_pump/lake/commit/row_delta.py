@@ -15,6 +15,7 @@ from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.concurrent_rewrites import needed_manifests, needed_snapshots, placeholder_number
+from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove, PresentFiles, Replaced
 from mirror_pump.lake.commit.schema_evolution import evolved
@@ -51,7 +52,7 @@ class BackdatedFile:
     sequence_number: int
 
 
-Replacement: TypeAlias = EveryFile | FilesAbove | CopiedFiles | FileRewrite
+Replacement: TypeAlias = EveryFile | FilesAbove | CopiedFiles | FileRewrite | RowsBelow
 """What a commit may remove in its snapshot. A commit has at most one of these."""
 
 
@@ -290,6 +291,7 @@ class LakeTable:
         counted = snapshot_stats(self.metadata)
         if replaced.empties:
             counted = replace(counted, dangling=0)
+        counted = replace(counted, dangling=counted.dangling - replaced.dangling)
         summary |= counted.after(tally, removal.removed, replaced.rewritten_bytes).to_summary()
         return summary | pending_after(self.metadata, summary, replaced.converted_to, timestamp)
 

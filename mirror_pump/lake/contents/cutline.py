@@ -97,13 +97,20 @@ class CutLine:
 
         Reads the tier key column only. Raises LakeError.
         """
+        return self._rows(path, storage, below=False)
+
+    def rows_below(self, path: str, storage: StorageOptions) -> tuple[Positions, int]:
+        """As `rows_above`, for the rows below the cut-line."""
+        return self._rows(path, storage, below=True)
+
+    def _rows(self, path: str, storage: StorageOptions, *, below: bool) -> tuple[Positions, int]:
         parts = []
         begin = 0
         with open_parquet(path, storage) as file:
             (name,) = column_names(file, [self.field_id], path)
             for batch in file.iter_batches(columns=[name]):
-                above = pc.invert(self.below(batch.column(0))).to_numpy()
-                parts.append(np.flatnonzero(above) + begin)
+                found = self.below(batch.column(0)).to_numpy()
+                parts.append(np.flatnonzero(found == below) + begin)
                 begin += batch.num_rows
         return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64), begin
 

@@ -51,6 +51,16 @@ class Total(StrEnum):
     """Rows in equality-delete files."""
 
 
+class Removed(StrEnum):
+    """The entries about what a commit removed. Without one, it removed none."""
+
+    DATA_FILES = "deleted-data-files"
+    RECORDS = "deleted-records"
+    """Rows in these files, including those that deletes hid."""
+    FILES_SIZE = "removed-files-size"
+    """Bytes, also of delete files."""
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotSummary:
     """A view of a snapshot's summary. Not to be changed."""
@@ -115,6 +125,10 @@ class SnapshotSummary:
     def changed_partitions(self) -> int:
         """The number of lake partitions with files that the commit added or removed. 0 if it is not recorded."""
         return int(self.entries.get(_CHANGED_PARTITIONS, 0))
+
+    def removed(self, name: Removed) -> int:
+        """What the commit removed."""
+        return int(self.entries.get(name, 0))
 
     def get(self, name: str) -> str | None:
         """Any entry; None without it."""

@@ -51,6 +51,8 @@ class RetentionPreview:
     partitions: tuple[PartitionPreview, ...]
     layout: str | None
     """How the lake table is partitioned; None if it is not."""
+    lake_retention: str | None = None
+    """How far behind the cut-line rows expire from the lake; None if they stay."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -
         grace_text(plan.drop_grace),
         tuple(partitions),
         None if plan.partitioning is None else f"{plan.partitioning.transform} of {tier.column}",
+        None if plan.lake_lag is None else span_text(tier.kind, plan.lake_lag),
     )
 
 
@@ -186,3 +189,5 @@ def _retention_lines(retention: RetentionPreview) -> Iterator[str]:
         f"  {len(due)} of {len(retention.partitions)} partitions leave at once: each is {retention.how}"
         f" {retention.grace} (--drop-grace) after proof that the lake holds all of its rows, and not before"
     )
+    if retention.lake_retention is not None:
+        yield f"  rows expire once they lie {retention.lake_retention} behind the cut-line: nobody has them then"

@@ -19,7 +19,7 @@ from mirror_pump.pipeline.session.listener import RETAIN, notify_pump
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.relations.relations import resolve_name
-from mirror_pump.source.relations.tier_keys import NEVER, now_value, parse_span, shown, span_text
+from mirror_pump.source.relations.tier_keys import NEVER, now_value, parse_lake_retention, parse_span, shown, span_text
 from mirror_pump.source.relations.widths import parse_width
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import (
@@ -36,9 +36,11 @@ from sql import queries
 
 _SQL = queries("retention")
 
-RETENTION_KEYS = ("heap_retention", "lag", "premake", "width", "drop_grace", "detach")
+RETENTION_KEYS = ("heap_retention", "lag", "lake_retention", "premake", "width", "drop_grace", "detach")
 """Keys of `mirror-pump policy` that tables with a cut-line have in addition to those of maintenance. The distance is
 `lag` of a tiered table, and `heap_retention` of a mirrored one."""
+_LAKE_KEY = "lake_retention"
+"""A key of tiered tables that do not keep their heap."""
 _DROP_KEYS = ("drop_grace", "detach")
 """Keys that a table which keeps its heap lacks."""
 
@@ -80,13 +82,26 @@ class TableOutlook:
     not_made: str | None
     """Why a future partition could not be created in advance, or why the partitions could not be read."""
     partitions: tuple[PartitionOutlook, ...]
+    lake_retention: str | None = None
+    """How far behind the cut-line rows expire from the lake; None if they stay."""
+    retention_line: str | None = None
+    """Rows below it have expired; None if none has."""
+    not_expired: str | None = None
+    """Why the retention line does not move, although it is due."""
 
     @property
     def summary(self) -> str:
         if self.stopped is not None:
             return f"cut-line {self.cut}, STOPPED: {self.stopped}"
         what = "partitions stay, and are in the lake" if self.keep_heap else "keeps"
-        return f"cut-line {self.cut}, {what} {self.lag} behind {self.newest or 'the first row'}"
+        return f"cut-line {self.cut}, {what} {self.lag} behind {self.newest or 'the first row'}{self._expiry}"
+
+    @property
+    def _expiry(self) -> str:
+        line = "" if self.retention_line is None else f"; rows below {self.retention_line} have expired"
+        kept = "" if self.lake_retention is None else f"; the lake keeps {self.lake_retention} behind the cut-line"
+        waits = "" if self.not_expired is None else f"; the next rows do not expire yet: {self.not_expired}"
+        return f"{line}{kept}{waits}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -96,6 +111,9 @@ class TableOutlook:
             "cut": self.cut,
             "lag": self.lag,
             "heap_retention": self.lag if self.mode is TableMode.MIRRORED else None,
+            "lake_retention": self.lake_retention,
+            "retention_line": self.retention_line,
+            "not_expired": self.not_expired,
             "newest": self.newest,
             "stopped": self.stopped,
             "not_made": self.not_made,
@@ -130,14 +148,27 @@ def show_retention(settings: Settings, name: str) -> list[PolicyEntry]:
     lag = None if choices.lag == NEVER else span_text(tier.kind, choices.lag)
     width = None if choices.width is None else choices.width.text(tier.kind)
     grace = grace_text(choices.drop_grace)
+    lake = None if choices.lake_lag is None else span_text(tier.kind, choices.lake_lag)
     entries = [
         PolicyEntry(_distance_key(table), lag, None, lag or "never", is_set=lag is not None),
         PolicyEntry("premake", choices.premake, 0, str(choices.premake), is_set=choices.premake != 0),
         PolicyEntry("width", width, None, width or "none", is_set=width is not None),
         PolicyEntry("drop_grace", grace, grace_text(DROP_GRACE), grace, is_set=choices.drop_grace != DROP_GRACE),
         PolicyEntry("detach", choices.detach, default=False, shown=str(choices.detach).lower(), is_set=choices.detach),
+        PolicyEntry(_LAKE_KEY, lake, None, lake or "forever", is_set=lake is not None),
     ]
-    return [entry for entry in entries if not choices.keep_heap or entry.key not in _DROP_KEYS]
+    return [entry for entry in entries if _missing_key(table, choices, entry.key) is None]
+
+
+def _missing_key(table: MirroredTable, choices: RetentionChoices, key: str | None) -> str | None:
+    """Return why the table does not have this option. None if it has."""
+    if key == _LAKE_KEY and table.mode is TableMode.MIRRORED:
+        return f"is a {table.mode} table: it has no {key}, since its rows stay in the lake"
+    if key == _LAKE_KEY and choices.keep_heap:
+        return f"keeps its heap: it has no {key}, since all of its rows stay"
+    if choices.keep_heap and key in _DROP_KEYS:
+        return f"keeps its heap: it has no {key}, since no partition leaves"
+    return None
 
 
 def _distance_key(table: MirroredTable) -> str:
@@ -153,8 +184,8 @@ def grace_text(grace: timedelta) -> str:
 def change_retention(settings: Settings, name: str, key: str | None, text: str | None) -> None:
     """Set one of the options, or unset it if `text` is None.
 
-    Without a lag no further partition leaves the heap; partitions that have left do not return. Raises TableError for a
-    table without a cut-line, or without this option.
+    Without a lag no further partition leaves the heap, and without `lake_retention` no further row leaves the lake.
+    What has left does not return. Raises TableError for a table without a cut-line, or without this option.
     """
     with _connect(settings) as connection, source_errors("changing the choices of heap retention"):
         found = _retained(connection, name)
@@ -167,9 +198,12 @@ def change_retention(settings: Settings, name: str, key: str | None, text: str |
         distance = _distance_key(table)
         if key != distance and key in ("heap_retention", "lag"):
             raise TableError(f"{name} is a {table.mode} table: it has no {key}", f"its key is {distance}")
-        if choices.keep_heap and key in _DROP_KEYS:
-            raise TableError(f"{name} keeps its heap: it has no {key}, since no partition leaves")
-        if key == distance:
+        if (why := _missing_key(table, choices, key)) is not None:
+            raise TableError(f"{name} {why}")
+        if key == _LAKE_KEY:
+            lag = None if text is None else parse_lake_retention(tier.kind, text, _LAKE_KEY)
+            connection.execute(_SQL["lake_lag"], {"table_id": table.table_id, "lag": lag})
+        elif key == distance:
             lag = NEVER if text is None else parse_span(tier.kind, text, distance)
             connection.execute(_SQL["lag"], {"table_id": table.table_id, "lag": lag})
         else:
@@ -249,6 +283,9 @@ def _outlook(connection: PgConnection, table_id: TableId) -> TableOutlook:
         cut=shown(tier.kind, choices.cut),
         lag="everything" if choices.lag == NEVER else span_text(tier.kind, choices.lag),
         newest=None if newest is None else shown(tier.kind, newest),
+        lake_retention=None if choices.lake_lag is None else span_text(tier.kind, choices.lake_lag),
+        retention_line=None if tier.line is None else shown(tier.kind, tier.line),
+        not_expired=choices.not_expired,
         stopped=choices.stopped,
         not_made=not_made,
         partitions=tuple(

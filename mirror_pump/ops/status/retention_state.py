@@ -23,7 +23,8 @@ class RetentionState:
     """The cut-line, as SQL prints the tier key."""
     lag: str | None
     """How far behind the newest key partitions leave the heap; None if none does."""
-    retention_line: int | None
+    retention_line: str | None
+    """Rows below it have expired, as SQL prints the tier key; None if none has."""
     partitions: Mapping[str, int]
     """The number of partitions in each state."""
     stopped: str | None
@@ -45,6 +46,10 @@ class RetentionState:
     chunks_total: int = 0
     """Of a tiered table: the chunks in which sealed partitions are copied. 0 if none is being copied."""
     chunks_done: int = 0
+    lake_retention: str | None = None
+    """How far behind the cut-line rows expire from the lake; None if they stay."""
+    not_expired: str | None = None
+    """Why the retention line does not move, although it is due."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -52,7 +57,9 @@ class RetentionState:
             "lag": self.lag,
             "heap_retention": self.lag if self.mode is TableMode.MIRRORED else None,
             "keep_heap": self.keep_heap,
+            "lake_retention": self.lake_retention,
             "retention_line": self.retention_line,
+            "not_expired": self.not_expired,
             "partitions": dict(self.partitions),
             "copy": {"chunks_total": self.chunks_total, "chunks_done": self.chunks_done},
             "stopped": self.stopped,
@@ -96,13 +103,15 @@ class _RetentionRow:
     oldest_pin_age: float | None
     chunks_total: int
     chunks_done: int
+    lake_lag: int | None
+    not_expired: str | None
 
     def state(self) -> RetentionState:
         kind = TierKind(self.tier_key_type) if self.tier_key_type in list(TierKind) else TierKind.BIGINT
         return RetentionState(
             cut=shown(kind, self.cut),
             lag=None if self.lag is None or self.lag == NEVER else span_text(kind, self.lag),
-            retention_line=self.retention_line,
+            retention_line=None if self.retention_line is None else shown(kind, self.retention_line),
             partitions=self.partitions,
             stopped=self.stopped,
             not_made=self.not_made,
@@ -117,4 +126,6 @@ class _RetentionRow:
             keep_heap=self.keep_heap,
             chunks_total=self.chunks_total,
             chunks_done=self.chunks_done,
+            lake_retention=None if self.lake_lag is None else span_text(kind, self.lake_lag),
+            not_expired=self.not_expired,
         )

@@ -15,6 +15,7 @@ from mirror_pump.pipeline.flow.batches import BatchEnd, Period
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
+from mirror_pump.pipeline.operations.expire_rows import ExpireRows
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 
@@ -160,6 +161,16 @@ class AdvanceWanted:
 
 
 @dataclass(frozen=True)
+class ExpiryWanted:
+    """The retention line should move, and the rows below it leave the lake."""
+
+    table: MirroredTable
+    expiry: ExpireRows
+    answer: Future[str | None]
+    """None if the line has moved, otherwise the reason why not. Cancelled if the session ends first."""
+
+
+@dataclass(frozen=True)
 class FoldReady:
     """The files of a fold are written, and the fold may be published."""
 
@@ -233,6 +244,7 @@ Event: TypeAlias = (
     | IndexRead
     | IndexWanted
     | AdvanceWanted
+    | ExpiryWanted
     | FoldReady
     | ArchiveBranchOutdated
     | TieredTableChanged

@@ -194,6 +194,8 @@ class Step(StrEnum):
     TIER_ADVANCED = "tier-advanced", Level.INFO
     """The cut-line of a table has advanced. If the stream concerns the table, a new session continues from the frontier
     within a moment."""
+    EXPIRED = "expired", Level.INFO
+    """The retention line of a table has moved: the rows below it have left the lake."""
     FOLDED = "folded", Level.DEBUG
     """Corrections of rows below the cut-line are in the lake."""
     FOLD_FAILED = "fold-failed", Level.WARNING, _RETRIED

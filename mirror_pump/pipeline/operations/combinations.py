@@ -12,6 +12,7 @@ from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
 from mirror_pump.pipeline.operations.apply_stream import ApplyStream
 from mirror_pump.pipeline.operations.change_columns import ChangeColumns
 from mirror_pump.pipeline.operations.copy_again import CopyAgain
+from mirror_pump.pipeline.operations.expire_rows import ExpireRows
 from mirror_pump.pipeline.operations.fill_columns import FillColumns
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.operations.ingest_files import IngestFiles
@@ -25,6 +26,7 @@ from mirror_pump.pipeline.operations.truncate import Truncate
 
 TableOperation: TypeAlias = (
     AdvanceCutline
+    | ExpireRows
     | ChangeColumns
     | FillColumns
     | CopyAgain
@@ -45,6 +47,7 @@ SchemaOperation: TypeAlias = ChangeColumns | FillColumns | CopyAgain
 
 ORDER: tuple[type[Operation], ...] = (
     AdvanceCutline,
+    ExpireRows,
     ChangeColumns,
     FillColumns,
     CopyAgain,
@@ -79,11 +82,11 @@ COMBINATIONS: Mapping[frozenset[type[Operation]], str] = {
 """The pairs of operations that may be combined, and why. More than two may be combined if every pair of them may, and
 none occurs twice.
 
-All others come alone. RestartCopy, RewriteFiles, AdvanceCutline, FoldCorrections, IngestFiles and RefreshArchive were
-computed independently of the stream. They may be refused, which must not hold up anything else. AddChunks and CopyAgain
-are not combined, because the chunks would belong to the registration that CopyAgain ends. AdvanceCutline and
-ApplyStream are not combined, because segments that were decoded under the old cut-line must not be published under the
-new one."""
+All others come alone. RestartCopy, RewriteFiles, AdvanceCutline, ExpireRows, FoldCorrections, IngestFiles and
+RefreshArchive were computed independently of the stream. They may be refused, which must not hold up anything else.
+AddChunks and CopyAgain are not combined, because the chunks would belong to the registration that CopyAgain ends.
+AdvanceCutline and ApplyStream are not combined, because segments that were decoded under the old cut-line must not be
+published under the new one."""
 
 
 def arranged(operations: Iterable[Operation]) -> tuple[Operation, ...]:

@@ -37,6 +37,8 @@ class FoldCorrections(Operation):
     """(pk, version) of each correction."""
     cut: int
     """The cut-line when they were read."""
+    line: int | None = None
+    """The retention line when they were read."""
     raw_text_columns: frozenset[int] = frozenset()
     """Field IDs of the columns that have a raw text column in the segment's file."""
 
@@ -46,9 +48,10 @@ class FoldCorrections(Operation):
 
     def fitting(self, table: MirroredTable, registration: Registration) -> FoldCorrections | None:
         # The cut-line only advances, so the corrections are still below it. A fold that was written before a column was
-        # filled is too late: its file lacks the column's value.
+        # filled is too late: its file lacks the column's value. So is one from before the retention line moved: it may
+        # bring back rows that have expired.
         tier, written = registration.tier, {column.field_id for column in table.columns}
-        fits = registration.readers_see_commits and tier is not None and self.cut <= tier.cut
+        fits = registration.readers_see_commits and tier is not None and self.cut <= tier.cut and self.line == tier.line
         return self if fits and registration.initial_fields <= written else None
 
     def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:

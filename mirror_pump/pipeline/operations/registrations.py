@@ -125,6 +125,7 @@ class RegistrationRow:
     tier_key_type: str
     tier_key_hi: int
     """The cut-line."""
+    retention_line: int | None
     mode: str
     lag: int | None
     """None if no partition leaves the heap."""
@@ -149,6 +150,6 @@ class RegistrationRow:
             snapshot_id=self.snapshot_id,
             rows_dropped=self.rows_dropped,
             initial_fields=frozenset(self.initial_fields),
-            tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag),
+            tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag, self.retention_line),
             mode=TableMode(self.mode),
         )

@@ -9,7 +9,8 @@ meanwhile stays in modak.delta. It takes precedence over the folded row, since r
 published snapshot.
 
 The same thread requests a refresh of the published snapshot if that still refers to files that main has replaced, and
-deletes folded corrections that no reader needs.
+deletes corrections that no reader needs: folded ones, and those below the retention line. The latter were written by
+transactions that had looked at a former line, and are not folded.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from mirror_pump.source.retention.corrections import (
     Correction,
     CorrectionBacklog,
     clear,
+    purge_expired,
     read_backlog,
     read_corrections,
 )
@@ -135,6 +137,8 @@ class Folder:
         if table is None or table.tier is None:
             return False
         try:
+            if backlog.expired:
+                purge_expired(connection, table.table_id)
             if backlog.folded:
                 clear(connection, table.table_id, lambda location: self._sequence_numbers(turn, location))
             due = backlog.rows >= self._rows or backlog.age >= self._age
@@ -252,6 +256,7 @@ def write_fold(
     row_keys: tuple[PackedKeys, ...] = ()
     raw_text_columns: frozenset[int] = frozenset()
     versions = tuple((correction.pk, correction.version) for correction in corrections)
+    line = None if table.tier is None else table.tier.line
     with StagedFiles(storage) as written:
         if rows:
             wide, file_schema = narrowed(widened(brought, raw, schema), schema)
@@ -269,9 +274,11 @@ def write_fold(
                 rows=row_keys,
                 may_be_absent=True,
             )
-            return FoldCorrections(SegmentChange(SegmentFiles(data, ()), keys), versions, cut, raw_text_columns)
+            change = SegmentChange(SegmentFiles(data, ()), keys)
+            return FoldCorrections(change, versions, cut, line, raw_text_columns)
         deletes = write_equality_delete_files(deleted, schema, table.location, storage, table.partitioning)
-        return FoldCorrections(SegmentChange(SegmentFiles(data, deletes)), versions, cut, raw_text_columns)
+        change = SegmentChange(SegmentFiles(data, deletes))
+        return FoldCorrections(change, versions, cut, line, raw_text_columns)
 
 
 def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -> bool:

@@ -42,6 +42,7 @@ from mirror_pump.pipeline.retention.drop_proof import Proof, Prover
 from mirror_pump.pipeline.retention.newest_keys import NewestKeys
 from mirror_pump.pipeline.retention.partition_premake import Premaker
 from mirror_pump.pipeline.retention.partition_sync import reconcile
+from mirror_pump.pipeline.retention.row_expiry import RowExpiry
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.loads.labels import sweep_labels
@@ -73,6 +74,7 @@ class PartitionShedding:
         """When each captured partition stopped being due: time.monotonic(), in seconds."""
         self._newest = NewestKeys()
         self._premaker = Premaker(self._newest, context.observer, self._backoff)
+        self._expiry = RowExpiry(context, self._backoff, self._thread.stopping)
 
     def start(self) -> None:
         self._thread.start()
@@ -90,6 +92,7 @@ class PartitionShedding:
         """Retries everything that was put off, on request."""
         self._refusals.clear()
         self._premaker.forget_pauses()
+        self._expiry.forget_pauses()
         self._newest.forget()
         self._thread.wake()
 
@@ -140,6 +143,7 @@ class PartitionShedding:
                 if choices is None or choices.stopped is not None:
                     return False
                 moved |= self._steps(connection, table, choices)
+                moved = moved or self._expiry.look(connection, table)
         except (ConnectionLost, ThreadStopped):
             raise
         except MirrorPumpError as error:

@@ -29,6 +29,7 @@ from mirror_pump.pipeline.flow.events import (
     CopyInvalid,
     CopyPlanned,
     Event,
+    ExpiryWanted,
     FileRewriteReady,
     FoldReady,
     FrontierWanted,
@@ -50,6 +51,7 @@ from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
 from mirror_pump.pipeline.operations.combinations import schema_operation
+from mirror_pump.pipeline.operations.expire_rows import ExpiryRefused
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.restart_copy import RestartCopy
@@ -181,7 +183,7 @@ class PumpSession:
         with suppress(Empty):
             while True:
                 match self._inbox.get_nowait():
-                    case AdvanceWanted(answer=answer):
+                    case AdvanceWanted(answer=answer) | ExpiryWanted(answer=answer):
                         answer.cancel()
                     case IndexWanted(answer=answer):
                         answer.cancel()
@@ -264,6 +266,8 @@ class PumpSession:
                 self._publish_rewrite(work)
             case AdvanceWanted():
                 self._advance(work)
+            case ExpiryWanted():
+                self._expire(work)
             case FoldReady():
                 self._fold(work)
             case ArchiveBranchOutdated(table):
@@ -369,6 +373,24 @@ class PumpSession:
         if work.table.mode is TableMode.MIRRORED:
             self._begin_again = True
         self._observer(Step.TIER_ADVANCED, table=str(work.table.name), cut=work.advance.cut)
+        work.answer.set_result(None)
+
+    def _expire(self, work: ExpiryWanted) -> None:
+        """Move the retention line in its own publish, so that a refused expiry holds up nothing else."""
+        if not work.answer.set_running_or_notify_cancel():
+            return
+        try:
+            landed = self._publish(PublishRequest(tables=(TableRequest(work.table, (work.expiry,)),)))
+        except ExpiryRefused as refusal:
+            work.answer.set_result(str(refusal))
+            return
+        except BaseException as error:
+            work.answer.set_exception(error)
+            raise
+        if work.table.table_id not in landed.tables:
+            work.answer.set_result("the table has failed, was registered again, or is being copied")
+            return
+        self._observer(Step.EXPIRED, table=str(work.table.name), line=work.expiry.line)
         work.answer.set_result(None)
 
     def _follow(self, work: TieredTableChanged) -> None:

@@ -33,7 +33,7 @@ import psycopg
 from psycopg import sql
 
 from mirror_pump.errors import SourceError, TableError, UsageError
-from mirror_pump.model import Column, Lsn, MirroredTable, SnapshotId, TableId, TableState
+from mirror_pump.model import EVERYTHING_IN_HEAP, Column, Lsn, MirroredTable, SnapshotId, TableId, TableState
 from mirror_pump.service_thread import ServiceThread
 from mirror_pump.source.catalog.registered_names import formerly_registered, registered_as
 from mirror_pump.source.catalog.tables import load_table
@@ -429,11 +429,12 @@ def _delta_rows(
         " CROSS JOIN LATERAL (SELECT coalesce(jsonb_object_agg(e.key, e.value) FILTER"
         " (WHERE jsonb_typeof(e.value) <> 'string'), '{{}}') AS content FROM jsonb_each(d.payload) e) j"
         " CROSS JOIN LATERAL {record}"
-        " WHERE d.table_id = {table_id} AND d.tier_key < {cut}"
+        " WHERE d.table_id = {table_id} AND d.tier_key >= {floor} AND d.tier_key < {cut}"
     ).format(
         values=sql.SQL(", ").join(_delta_value(column, types[column.name]) for column in table.columns),
         record=record,
         table_id=sql.Literal(int(table.table_id)),
+        floor=sql.Literal(EVERYTHING_IN_HEAP if table.tier is None else table.tier.floor),
         cut=sql.Literal(seam.cut),
     )
     return [DeltaRow(operation == _TOMBSTONE, tuple(values)) for operation, *values in connection.execute(query)]

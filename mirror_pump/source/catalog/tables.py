@@ -233,6 +233,7 @@ class _MirroredTableRow:
     tier_key_col: str
     tier_key_type: str
     tier_key_hi: int
+    retention_line: int | None
     mode: str
     lag: int | None
     partition_scheme: dict[str, Any]
@@ -255,16 +256,16 @@ class _MirroredTableRow:
             shape=self.shape,
             excluded=tuple(ExcludedColumn(**column) for column in self.excluded),
             dropped_rows=tuple(json.dumps(bounds) for bounds in self.dropped_rows),
-            tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag),
+            tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag, self.retention_line),
             mode=TableMode(self.mode),
             partitioning=partitioning_of(self.partition_scheme),
         )
 
 
-def tier_of(column: str, kind: str, cut: int, lag: int | None) -> Tier | None:
+def tier_of(column: str, kind: str, cut: int, lag: int | None, line: int | None = None) -> Tier | None:
     """The cut-line that these catalog columns describe. None for a table without: it has no lag, and its cut-line has
     never moved."""
     if lag is None and cut == EVERYTHING_IN_HEAP:
         return None
-    tier = Tier(column, TierKind(kind), cut, lag)
+    tier = Tier(column, TierKind(kind), cut, lag, line)
     return None if lag is None and not tier.moved else tier

@@ -26,6 +26,11 @@ _UNITS = {
     "w": 604800, "week": 604800, "weeks": 604800,
 }  # fmt: skip
 """Seconds per unit. There are no months and years, because their length varies."""
+_LONGEST = {
+    "mon": 31 * 86400, "month": 31 * 86400, "months": 31 * 86400,
+    "y": 366 * 86400, "yr": 366 * 86400, "year": 366 * 86400, "years": 366 * 86400,
+}  # fmt: skip
+"""Seconds of the longest month and year."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -36,25 +41,38 @@ def first_cut(kind: TierKind, lowest: int) -> int:
     return FIRST_YEAR[kind] if lowest >= FIRST_YEAR[kind] else EVERYTHING_IN_HEAP
 
 
-def parse_span(kind: TierKind, text: str, what: str) -> int:
-    """A lag or width in tier values, 0 or more. Raises UsageError for an invalid text. `what` names the option."""
+def parse_span(kind: TierKind, text: str, what: str, *, longest: bool = False) -> int:
+    """A lag or width in tier values, 0 or more. Raises UsageError for an invalid text. `what` names the option.
+
+    `longest`: months and years are allowed, and count as 31 and 366 days: the span is never too short.
+    """
+    units = _UNITS | _LONGEST if longest else _UNITS
     words = text.strip().lower()
     if kind is TierKind.BIGINT:
         if not re.fullmatch(r"\d{1,18}", words):
             raise UsageError(f"{what} {text!r} is not a whole number", "the tier key is an integer: give its units")
         return int(words)
     parts = re.findall(r"(\d+)\s*([a-z]+)", words)
-    if not parts or re.sub(r"\d+\s*[a-z]+|[\s,]", "", words) or any(unit not in _UNITS for _, unit in parts):
+    if not parts or re.sub(r"\d+\s*[a-z]+|[\s,]", "", words) or any(unit not in units for _, unit in parts):
         hint = "weeks, days, hours, minutes and seconds, such as '90 days' or '36h'"
-        if re.search(r"\d\s*(mon|y)", words):
+        if not longest and re.search(r"\d\s*(mon|y)", words):
             raise UsageError(f"{what} {text!r}: months and years have no fixed length", f"give {hint}")
         raise UsageError(f"{what} {text!r} is not a duration", f"the tier key is a {kind.value}: give {hint}")
-    seconds = sum(int(number) * _UNITS[unit] for number, unit in parts)
+    seconds = sum(int(number) * units[unit] for number, unit in parts)
     if kind is TierKind.DATE:
         if seconds % 86400:
             raise UsageError(f"{what} {text!r} is not a number of whole days", "the tier key is a date")
         return _within_range(seconds // 86400, what, text)
     return _within_range(seconds * _SECOND, what, text)
+
+
+def parse_lake_retention(kind: TierKind, text: str, what: str) -> int:
+    """How far behind the cut-line rows stay in the lake, in tier values, 1 or more. Raises UsageError for an invalid
+    text."""
+    span = parse_span(kind, text, what, longest=True)
+    if not span:
+        raise UsageError(f"{what} {text!r}: rows would expire as soon as they are in the lake", "give a distance")
+    return span
 
 
 def _within_range(value: int, what: str, text: str) -> int:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import TableError, one_line_of
 from mirror_pump.model import MirroredTable, TableId
@@ -53,6 +54,8 @@ class CorrectionBacklog:
     """Seconds since the oldest unfolded correction was written; 0 if there is none."""
     folded: bool
     """Whether some corrections are folded and not yet cleared."""
+    expired: bool
+    """Whether some corrections are below the retention line. They do not count as `rows`."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def read_corrections(connection: PgConnection, table: MirroredTable, limit: int)
     altering the table. Raises TableError for a correction that is not a row of the table, SourceError, ConnectionLost.
     """
     assert table.tier is not None
-    parameters = (table.table_id, table.tier.cut, limit)
+    parameters = (table.table_id, table.tier.floor, table.tier.cut, limit)
     return _read_all(connection, table, "modak.delta", _UNFOLDED, parameters)
 
 
@@ -92,7 +95,7 @@ def read_captured(
     return _read_all(connection, table, "modak.mirror_captured", _CAPTURED, parameters)
 
 
-_UNFOLDED = "folded_sequence IS NULL AND tier_key < %s ORDER BY version LIMIT %s"
+_UNFOLDED = "folded_sequence IS NULL AND tier_key >= %s AND tier_key < %s ORDER BY version LIMIT %s"
 _CAPTURED = "partition_id = %s AND version > %s"
 
 
@@ -228,5 +231,27 @@ def _clear_some(connection: PgConnection, table_id: TableId, snapshot_id: int, n
                 bound = min(numbers.get(snapshot, -1) for snapshot in (snapshot_id, *pinned))
                 bounded = {**parameters, "sequence": bound, "rows": _CLEARED_AT_ONCE}
                 return connection.execute(_SQL["clear"], bounded).rowcount
+        except psycopg.errors.LockNotAvailable:
+            return 0
+
+
+def purge_expired(connection: PgConnection, table_id: TableId) -> int:
+    """Removes corrections below the table's retention line, which came after it had moved, and journals that. Returns
+    their number; 0 while a reader may look at modak.delta more than once, or is creating a pin."""
+    parameters = {"table_id": table_id}
+    with source_errors("purging corrections of expired rows"):
+        try:
+            with connection.transaction():
+                connection.execute(_SQL["lock_pins"])
+                row = connection.execute(_SQL["pins"], parameters).fetchone()
+                assert row is not None
+                _, read_again = row
+                if read_again:
+                    return 0
+                (purged,) = connection.execute(_SQL["purge_expired"], parameters).fetchone() or (0,)
+                if purged:
+                    details = Jsonb({"kind": "expired corrections", "corrections": purged})
+                    connection.execute(_SQL["journal_purge"], {**parameters, "details": details})
+                return int(purged)
         except psycopg.errors.LockNotAvailable:
             return 0

@@ -130,6 +130,10 @@ class RetentionChoices:
     """The frontier."""
     keep_heap: bool = False
     """Whether partitions stay in the heap, although the lake holds them."""
+    lake_lag: int | None = None
+    """How far behind the cut-line rows stay in the lake. None: forever."""
+    not_expired: str | None = None
+    """The reason why the retention line does not move, although it is due, if any."""
 
 
 def read_choices(connection: PgConnection, table_id: TableId) -> RetentionChoices | None:
@@ -150,6 +154,8 @@ def read_choices(connection: PgConnection, table_id: TableId) -> RetentionChoice
         row.cut,
         row.applied,
         row.keep_heap,
+        row.lake_lag,
+        stored.get("not_expired"),
     )
 
 
@@ -163,6 +169,7 @@ class _ChoicesRow:
     lag: int | None
     """None: no partition leaves the heap."""
     keep_heap: bool
+    lake_lag: int | None
     cut: int
     applied: Lsn
 
@@ -349,6 +356,12 @@ def reader_in_the_way(connection: PgConnection, table_id: TableId, cut: int) -> 
     None if the cut-line can move."""
     row = connection.execute(_SQL["reader_in_the_way"], {"table_id": table_id, "cut": cut}).fetchone()
     return None if row is None or row[0] is None else str(row[0])
+
+
+def due_retention_line(connection: PgConnection, table_id: TableId) -> int | None:
+    """Where the table's retention line should be, a tier value; None if it need not move."""
+    row = connection.execute(_SQL["due_retention_line"], {"table_id": table_id}).fetchone()
+    return None if row is None else row[0]
 
 
 def lake_locations(connection: PgConnection, table_id: TableId) -> frozenset[str]:

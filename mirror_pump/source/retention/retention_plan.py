@@ -16,7 +16,7 @@ from mirror_pump.model import LakePartitioning, MirroredTable, TableMode, Tier, 
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.lake_layout import lake_transform
-from mirror_pump.source.relations.tier_keys import first_cut, parse_span
+from mirror_pump.source.relations.tier_keys import first_cut, parse_lake_retention, parse_span
 from mirror_pump.source.relations.widths import Width, parse_width, usual_width
 from mirror_pump.source.retention import partitions as retention
 from mirror_pump.source.rows import fetch_row
@@ -54,6 +54,8 @@ class RetentionWish:
     """The column by which the table has to be partitioned. None: whichever it is."""
     keep_heap: bool = False
     """Partitions stay in the heap, although the lake holds them."""
+    lake_retention: str | None = None
+    """How far behind the cut-line rows of a tiered table stay in the lake. None: forever."""
 
     @property
     def option(self) -> str:
@@ -79,6 +81,8 @@ class RetentionPlan:
     keep_heap: bool
     partitioning: LakePartitioning | None = None
     """That of the lake table; None: it is not partitioned."""
+    lake_lag: int | None = None
+    """How far behind the cut-line rows stay in the lake. None: forever."""
 
 
 def parse_grace(text: str, what: str) -> timedelta:
@@ -155,7 +159,12 @@ def plan_retention(
     partitioning = None
     if wish.lake_partition is not None:
         partitioning = LakePartitioning(mirrored.field_id, lake_transform(kind, wish.lake_partition, width, name))
-    return RetentionPlan(tier, wish.premake, width, grace, wish.detach, wish.mode, wish.keep_heap, partitioning)
+    lake_lag = None
+    if wish.lake_retention is not None:
+        lake_lag = parse_lake_retention(kind, wish.lake_retention, "--lake-retention")
+    return RetentionPlan(
+        tier, wish.premake, width, grace, wish.detach, wish.mode, wish.keep_heap, partitioning, lake_lag
+    )
 
 
 @dataclass(frozen=True)
@@ -209,6 +218,8 @@ def enter_partitions(connection: PgConnection, table: MirroredTable, plan: Reten
     if plan.mode is TableMode.TIERED:
         chosen["lag"] = plan.tier.lag
     connection.execute(_SQL["choose"], {"table_id": table.table_id, "retention": Jsonb(chosen)})
+    if plan.lake_lag is not None:
+        connection.execute(_SQL["lake_lag"], {"table_id": table.table_id, "lag": plan.lake_lag})
 
 
 def leave_partitions(connection: PgConnection, table: MirroredTable) -> None:

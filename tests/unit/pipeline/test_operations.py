@@ -10,6 +10,7 @@ import pytest
 
 from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.commit.archive_branch import StagedArchive
+from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta, SegmentFiles
@@ -22,6 +23,7 @@ from mirror_pump.pipeline.operations.apply_stream import ApplyStream
 from mirror_pump.pipeline.operations.change_columns import ChangeColumns
 from mirror_pump.pipeline.operations.combinations import COMBINATIONS, ORDER, TableOperation, schema_operation
 from mirror_pump.pipeline.operations.copy_again import CopyAgain
+from mirror_pump.pipeline.operations.expire_rows import ExpireRows, ExpiryRefused
 from mirror_pump.pipeline.operations.fill_columns import FillColumns
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.operations.ingest_files import IngestFiles
@@ -54,6 +56,7 @@ INGEST = IngestFiles("1", (written_file("old rows"),), (written_file("replaced")
 BOUNDS = PartitionBounds(1, 10, 20)
 EACH: dict[type[Operation], Operation] = {
     AdvanceCutline: AdvanceCutline("p0", 200),
+    ExpireRows: ExpireRows(50),
     ChangeColumns: ChangeColumns(change()),
     FillColumns: FillColumns(change(fills=True)),
     CopyAgain: CopyAgain(change(again=True)),
@@ -338,6 +341,28 @@ def test_a_tiered_partition_comes_in_two_segments_with_its_cut_line() -> None:
     empty = AdvanceCutline("p0", 200, PartitionFiles((), (), frozenset()))
     assert not plan(WITH_RETENTION, empty).writes_snapshot
     assert empty.files == ()
+
+
+def test_rows_expire_only_while_readers_see_commits_and_nobody_rewrites_files() -> None:
+    staged = plan(WITH_RETENTION, ExpireRows(50))
+    assert isinstance(staged.replaces, RowsBelow)
+    assert (staged.replaces.line.cut, staged.archive_due, staged.cut) == (50, True, None)
+    assert (staged.empties, staged.forgets_index, staged.writes_snapshot) == (False, True, True)
+    for registration in (
+        COPYING,
+        FILLING,
+        replace(WITH_RETENTION, staged=True),
+        replace(WITH_RETENTION, rewrite_since=3),
+    ):
+        with pytest.raises(ExpiryRefused, match=r"is being copied|is rewriting"):
+            plan(registration, ExpireRows(50))
+
+
+def test_a_fold_from_before_the_line_moved_is_left_out() -> None:
+    after = replace(WITH_RETENTION, tier=replace(TIER, line=50))
+    assert FOLD.fitting(TABLE, WITH_RETENTION) == FOLD
+    assert FOLD.fitting(TABLE, after) is None
+    assert replace(FOLD, line=50).fitting(TABLE, after) == replace(FOLD, line=50)
 
 
 def test_the_cut_line_is_moved_before_the_registration_is_locked() -> None:

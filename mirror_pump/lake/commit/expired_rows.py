@@ -1,0 +1,146 @@
+"""Removes the rows below a table's retention line: whole files by their bounds, the rows of other files by position
+deletes.
+
+Invariant: the state after it has exactly the rows of the state before that are at or above the line. Nobody sees a row
+below it, whichever way the new snapshot is read.
+
+- A data file whose upper bound is below the line is removed without being read. The bounds of tier keys are exact, and
+  deletes can only take rows away. Files without rows stay: they are placeholders
+  (`mirror_pump.lake.commit.concurrent_rewrites`).
+- In a file that has, or may have, rows on both sides, those below the line get position deletes, except for those that
+  have one already. No data file is rewritten for that: a later merge or compaction drops these rows.
+- A position-delete file that names removed data files is removed as well. What it says about others is repeated in the
+  new position-delete file, which is newer, and so reaches the same rows. One that is not Parquet (another engine's)
+  stays: it hides nothing that is left.
+- An equality-delete file goes if all its keys are below the line (the tier key is part of every key): no row of such a
+  key is left, and none comes. Writes below the line are refused, and what comes nevertheless is not folded.
+- Older snapshots keep their manifests. So pinned readers and time travel find their files until maintenance expires
+  these snapshots, and frees the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
+from mirror_pump.lake.contents.cutline import CutLine, Side
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile
+from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.partitioned_files import write_position_delete_files
+from mirror_pump.lake.format.position_deletes import (
+    PATH_ID,
+    Positions,
+    read_position_deletes,
+)
+from mirror_pump.lake.storage import StagedFiles, StorageOptions
+
+
+@dataclass(frozen=True)
+class RowsBelow:
+    """All rows below the line."""
+
+    line: CutLine
+    """The retention line, in terms of the lake's tier key column."""
+
+    def replaced(self, present: PresentFiles, written: StagedFiles) -> Replaced:
+        """Reads the tier key of files that may have rows on both sides of the line, and position deletes that concern
+        these and removed files. Raises LakeError."""
+        listed = Listing(present.storage, (self.line.field_id, PATH_ID)).files(present.manifests)
+        files = [file for found in listed.values() for file in found]
+        data = [file for file in files if file.content is FileContent.DATA]
+        removed, below = self._expired(data, present.storage)
+        positions = [file for file in files if file.content is FileContent.POSITION_DELETES]
+        left = {file.path for file in data} - removed
+        superseded, repeated, dangling = _superseded(positions, removed, left, present.storage)
+        hidden = _united(repeated, _not_hidden_yet(below, positions, present.storage))
+        doomed = removed | superseded | {file.path for file in files if self._idle(file)}
+        partitions = {file.path: file.partition for file in data}
+        added = write_position_delete_files(hidden, partitions, present.location, present.storage)
+        written.own(*(file.path for file in added))
+        return Replaced(
+            lambda entry: entry.path in doomed,
+            lambda manifest: any(file.path in doomed for file in listed.get(manifest.path, ())),
+            positions=added,
+            dangling=dangling,
+        )
+
+    def _expired(
+        self, data: Iterable[LiveFile], storage: StorageOptions
+    ) -> tuple[frozenset[str], dict[str, Positions]]:
+        """URIs of the data files with rows below the line alone, and those rows of files with others, too."""
+        removed = set()
+        below = {}
+        for file in data:
+            side = self.line.side(file)
+            if side is Side.BELOW and file.records:
+                removed.add(file.path)
+            elif side is Side.BOTH:
+                rows, total = self.line.rows_below(file.path, storage)
+                if len(rows) == total:
+                    removed.add(file.path)
+                elif len(rows):
+                    below[file.path] = rows
+        return frozenset(removed), below
+
+    def _idle(self, file: LiveFile) -> bool:
+        """Whether this is an equality-delete file with keys below the line alone."""
+        return (
+            file.content is FileContent.EQUALITY_DELETES
+            and self.line.field_id in file.equality_ids
+            and file.records > 0
+            and self.line.side(file) is Side.BELOW
+        )
+
+
+def _superseded(
+    positions: Iterable[LiveFile], removed: Collection[str], left: Collection[str], storage: StorageOptions
+) -> tuple[frozenset[str], dict[str, Positions], int]:
+    """The position-delete files that name removed data files; what they say about the files that are `left`; and the
+    number of their rows that name none of either."""
+    superseded = set()
+    repeated: dict[str, Positions] = {}
+    dangling = 0
+    for file in positions:
+        if file.about in removed:
+            superseded.add(file.path)
+        elif file.about is None and file.format == "PARQUET" and any(_may_name(file, path) for path in removed):
+            named = read_position_deletes([file.path], {*removed, *left}, storage)
+            if named.keys().isdisjoint(removed):
+                continue
+            superseded.add(file.path)
+            repeated = _united(repeated, {path: rows for path, rows in named.items() if path not in removed})
+            dangling += file.records - sum(map(len, named.values()))
+    return frozenset(superseded), repeated, dangling
+
+
+def _may_name(file: LiveFile, path: str) -> bool:
+    """Whether the bounds of a position-delete file allow that it names this data file."""
+    named = path.encode()
+    return file.lower_bounds.get(PATH_ID, named) <= named <= file.upper_bounds.get(PATH_ID, named)
+
+
+def _not_hidden_yet(
+    rows: Mapping[str, Positions], positions: Sequence[LiveFile], storage: StorageOptions
+) -> dict[str, Positions]:
+    """Those of the rows, by URI of their data file, that no position delete hides: counts of live rows stay exact."""
+    if not rows:
+        return {}
+    naming = [
+        file.path for file in positions if file.format == "PARQUET" and any(_may_name(file, path) for path in rows)
+    ]
+    hidden = read_position_deletes(naming, rows.keys(), storage)
+    found = {path: np.setdiff1d(below, hidden[path]) if path in hidden else below for path, below in rows.items()}
+    return {path: below for path, below in found.items() if len(below)}
+
+
+def _united(first: Mapping[str, Positions], second: Mapping[str, Positions]) -> dict[str, Positions]:
+    """The rows that either names, sorted, by URI of their data file."""
+    return {
+        path: np.union1d(first.get(path, _NO_ROWS), second.get(path, _NO_ROWS)) for path in first.keys() | second.keys()
+    }
+
+
+_NO_ROWS: Positions = np.zeros(0, np.int64)
