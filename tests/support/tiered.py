@@ -61,8 +61,6 @@ class TieredTables(RetentionTables):
         """A tiered table whose partitions leave by themselves. Retention looks for work ten times a second."""
         chosen = {"retention_interval": 0.1, "copy_chunk_bytes": CHUNK_BYTES, **settings}
         events = EventsTable.automatic(self._mirror(runner, chosen), partitions, rows, lag=None)
-        wish = tiered(
-            lag, premake, keep_heap=keep_heap, lake_partition=lake_partition, lake_retention=lake_retention
-        )
+        wish = tiered(lag, premake, keep_heap=keep_heap, lake_partition=lake_partition, lake_retention=lake_retention)
         events.mirror.register("public.events", retention=wish)
         return events

@@ -19,6 +19,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming
 from mirror_pump.lake.format.bounds import ordered
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID, Positions
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
@@ -48,6 +49,8 @@ class ReplacedRows:
 
     positions: Mapping[str, Positions]
     """By URI of a data file."""
+    partitions: Mapping[str, PartitionTuple]
+    """The lake partitions of these files, by URI."""
     places: _Places
     """Of the ingested rows whose key has a row that readers see; ascending, each once."""
 
@@ -108,7 +111,8 @@ class ExistingRows:
                 if delete.sequence_number > file.sequence_number:
                     hidden |= np.isin(found.places, self._deleted[delete.path])
             visible.append(found.places[~hidden])
-        return ReplacedRows(positions, np.unique(np.concatenate(visible)))
+        partitions = {file.path: file.partition for file in data if file.path in positions}
+        return ReplacedRows(positions, partitions, np.unique(np.concatenate(visible)))
 
     def _read(
         self, lake: LakeTable, group: Sequence[LiveFile], positions: Sequence[LiveFile]

@@ -47,8 +47,7 @@ import pyarrow as pa
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import CommitConflict, TableError
-from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.position_deletes import write_position_deletes
+from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.ops.ingest.corrected_keys import CorrectedRows, find_corrected, rows_at
 from mirror_pump.ops.ingest.existing_rows import ExistingRows, ReplacedRows
@@ -234,9 +233,10 @@ class IngestCommit:
 
     def _request(self, replaced: ReplacedRows, count: int) -> PublishRequest:
         rows = self._rows
-        positions: tuple[WrittenFile, ...] = ()
-        if replaced.positions:
-            positions = (write_position_deletes(replaced.positions, self._table.location, self._storage),)
+        positions = write_position_delete_files(
+            replaced.positions, replaced.partitions, self._table.location, self._storage
+        )
+        if positions:
             discard(self._positions, self._storage)
             self._positions = [file.path for file in positions]
         assert rows.division.cut is not None

@@ -147,7 +147,9 @@ class _Ingestion:
             rejects=rejects,
             directory=directory,
             connect=partial(connect, self._settings.require_dsn(), autocommit=True, application_name=_APPLICATION),
-            lake=None if dry else LakeFiles(schema, table.location, self._storage, self._journal.note),
+            lake=None
+            if dry
+            else LakeFiles(schema, table.location, table.partitioning, self._storage, self._journal.note),
             packing=packing,
             keys=keys,
         )
