@@ -178,7 +178,7 @@ SELECT pin_id FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(s
 UPDATE modak.read_pins SET expires_at = now() + make_interval(secs => %(seconds)s) WHERE pin_id = %(pin_id)s;
 
 -- name: corrections
-SELECT key, difference
+SELECT pk, key, difference
   FROM modak.delta_against(%(table_id)s::bigint::oid, %(relation_id)s::bigint::oid, %(lo)s::bigint, %(hi)s::bigint);
 
 -- name: journal
