@@ -53,6 +53,17 @@ class TableName:
         return ".".join(identifier(part) for part in (self.schema, self.name))
 
 
+class TableMode(StrEnum):
+    """How a table's rows come into the lake (modak.tables.mode)."""
+
+    MIRRORED = "mirrored"
+    """Its rows are copied at registration, and all changes come by the stream. With heap retention, old partitions
+    leave the heap."""
+    TIERED = "tiered"
+    """The lake has none of its rows until a partition leaves the heap, and is copied for that. No stream concerns
+    it."""
+
+
 class TableState(StrEnum):
     """The state of a mirrored table (modak.mirror_tables.state).
 
@@ -146,7 +157,7 @@ literals for earlier times."""
 
 @dataclass(frozen=True)
 class Tier:
-    """Heap retention of a table: rows below the cut-line are in the lake, as corrected by modak.delta; all others are
+    """The cut-line of a table: rows below the cut-line are in the lake, as corrected by modak.delta; all others are
     in the heap.
 
     Tier values are integers: bigint keys unchanged, times in microseconds since 1970-01-01 UTC (timestamps as if in
@@ -202,7 +213,9 @@ class MirroredTable:
     """Rows that were dropped with their partitions and may still be in the lake, as JSON
     (mirror_pump.lake.contents.dropped_rows)."""
     tier: Tier | None = None
-    """Heap retention. None: a plain mirror, with all rows in the heap."""
+    """The cut-line of a tiered table, and of a mirrored one with heap retention. None: a plain mirror, with all rows in
+    the heap."""
+    mode: TableMode = TableMode.MIRRORED
 
     @property
     def awaiting_description(self) -> bool:

@@ -18,6 +18,8 @@ class TableEvent(StrEnum):
     """Something that happens to a table and may change its state."""
 
     REGISTERED = "registered"
+    REGISTERED_TIERED = "registered as tiered"
+    """The lake holds all that it should hold of the table: nothing, since no partition has left the heap."""
     COPY_RESTARTED = "copy restarted"
     """What was copied so far is worthless, because of a TRUNCATE or a rewrite of the heap."""
     COPIED_AGAIN = "copied again"
@@ -51,6 +53,7 @@ class Transition:
 
 TRANSITIONS = (
     Transition(None, TableEvent.REGISTERED, TableState.COPYING),
+    Transition(None, TableEvent.REGISTERED_TIERED, TableState.LIVE),
     Transition(TableState.WAITING, TableEvent.COPY_AWAITED, TableState.WAITING),
     Transition(TableState.WAITING, TableEvent.COPIED_AGAIN, TableState.COPYING),
     # If the table has rows below the cut-line, files may have to be filled after its copy.

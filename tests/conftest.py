@@ -36,7 +36,7 @@ _ROOT = Path(__file__).parent
 _WITH_CATALOG = (
     "acceptance",
     *(f"integration/{subject}" for subject in ("copy", "lake", "maintenance", "publish", "reads", "retention")),
-    *(f"integration/{subject}" for subject in ("schema", "stream", "types", "verify")),
+    *(f"integration/{subject}" for subject in ("schema", "stream", "tiered", "types", "verify")),
 )
 """Where tests are about something else than what `init` does to an empty database."""
 

@@ -64,8 +64,9 @@ class GatedCopies:
 
     @property
     def waiting(self) -> int:
-        """Number of tasks held back."""
+        """Number of tasks held back, without those that were cancelled."""
         with self._lock:
+            self._forget_cancelled()
             return len(self._waiting)
 
     def hold(self) -> None:
@@ -82,10 +83,14 @@ class GatedCopies:
         """Starts `count` of the tasks held back, oldest first; with None, all of them and all later ones."""
         with self._lock:
             self._open = self._open or count is None
+            self._forget_cancelled()
             number = len(self._waiting) if count is None else min(count, len(self._waiting))
             started = [self._waiting.popleft() for _ in range(number)]
         for future, task in started:
             self._runner.submit(self._held, task).add_done_callback(partial(_pass_on, future))
+
+    def _forget_cancelled(self) -> None:
+        self._waiting = deque(waiting for waiting in self._waiting if not waiting[0].cancelled())
 
 
 def _fail(future: Future[Any], _done: Future[Any]) -> None:

@@ -26,6 +26,40 @@ BEGIN
     END IF;
 END $$;
 
+-- Why the files of a tiered partition's chunks may not be what the lake needs; NULL if they are. Every row of the partition has to
+-- be in them, or was changed and captured since. So the chunks were read from the heap's present file, since changes are captured
+-- as they are now: another file means that the partition was truncated, or rewritten in another order or with other values.
+CREATE OR REPLACE FUNCTION modak.not_copied(partition modak.partitions) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF (SELECT bool_and(c.done_at IS NOT NULL AND c.captured_after = partition.captured_after
+                        AND c.relation_id = partition.relation_id
+                        AND c.filenode = pg_relation_filenode(partition.relation_id::oid)::bigint)
+          FROM modak.partition_chunks c
+         WHERE c.table_id = partition.table_id AND c.partition_id = partition.partition_id) IS NOT TRUE THEN
+        RETURN format('partition %s is not copied as it is now', partition.partition_id);
+    ELSIF NOT modak.columns_followed(partition.table_id) THEN
+        RETURN 'the mirror has not followed a change of the table''s columns yet';
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Whether the mirror knows the columns that a table has, without those that its user left out.
+CREATE OR REPLACE FUNCTION modak.columns_followed(id bigint) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT NOT EXISTS (
+    SELECT FROM modak.mirror_tables m
+     CROSS JOIN LATERAL (
+           SELECT FROM jsonb_to_recordset(m.columns) AS c(attnum int, name text, type_oid bigint, type_modifier int)
+             FULL JOIN (SELECT a.attnum::int, a.attname, a.atttypid, a.atttypmod FROM pg_attribute a
+                         WHERE a.attrelid = m.table_id::oid AND a.attnum > 0 AND NOT a.attisdropped
+                           AND (a.attgenerated = '' OR a.attgenerated = 's' AND modak.mirror_sends_generated(a.attrelid))
+                           AND NOT EXISTS (SELECT FROM jsonb_to_recordset(m.excluded) AS e(attnum int)
+                                            WHERE e.attnum = a.attnum)) p ON p.attnum = c.attnum
+            WHERE (c.name, c.type_oid, c.type_modifier) IS DISTINCT FROM (p.attname::text, p.atttypid::bigint, p.atttypmod)) d
+     WHERE m.table_id = id)
+$$;
+
 -- Why the cut-line may not pass a partition in its recorded state, read under the locks; NULL if it may. `attached`: it is
 -- still a partition.
 CREATE OR REPLACE FUNCTION modak.not_ready(partition modak.partitions, attached boolean, frontier bigint) RETURNS text
@@ -37,7 +71,7 @@ BEGIN
         RETURN format('partition %s was altered meanwhile', partition.partition_id);
     ELSIF partition.sealed_lsn IS NULL THEN
         RETURN format('partition %s is not sealed', partition.partition_id);
-    ELSIF partition.sealed_lsn > frontier THEN
+    ELSIF modak.streams(partition.table_id) AND partition.sealed_lsn > frontier THEN
         RETURN format('the frontier has not passed the position at which partition %s was sealed', partition.partition_id);
     ELSIF attached AND (partition.state <> 'sealing' OR NOT modak.retained_by(partition.relation_id::oid, 'capture')) THEN
         RETURN format('changes of partition %s are not captured', partition.partition_id);
@@ -47,6 +81,8 @@ BEGIN
                        WHERE m.table_id = partition.table_id AND m.state = 'live'
                          AND m.start_lsn <= partition.sealed_lsn) THEN
         RETURN format('the table is being copied, or was since partition %s was sealed', partition.partition_id);
+    ELSIF attached AND NOT modak.streams(partition.table_id) THEN
+        RETURN modak.not_copied(partition);
     END IF;
     RETURN NULL;
 END $$;
@@ -124,6 +160,7 @@ BEGIN
         PERFORM modak.captured_to_delta(partition);
     END IF;
     DELETE FROM modak.mirror_captured c WHERE c.table_id = id AND c.partition_id = held_by;
+    DELETE FROM modak.partition_chunks c WHERE c.table_id = id AND c.partition_id = held_by;
     UPDATE modak.partitions
        SET state = CASE WHEN name IS NULL THEN 'dropped' ELSE 'tiering' END, updated_at = now(), attempts = 0,
            advanced_xid = pg_current_xact_id()::text::bigint,

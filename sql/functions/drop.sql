@@ -136,6 +136,9 @@ BEGIN
     END IF;
     IF NOT modak.lock_to_drop(root, root_name, leaf, leaf_name) THEN
         RETURN format('partition %s was altered meanwhile', held_by);
+    ELSIF NOT modak.streams(id) AND NOT modak.columns_followed(id) THEN
+        -- What it holds in new columns may be nowhere else.
+        RETURN 'the mirror has not followed a change of the table''s columns yet';
     ELSIF modak.watch_mark(leaf) IS DISTINCT FROM partition.proven_as OR partition.proven_as IS NULL THEN
         IF NOT modak.retained_by(leaf, 'cold') THEN
             PERFORM modak.retain_triggers(root, leaf, held_by, 'cold');

@@ -43,7 +43,7 @@ BEGIN
         IF concerned IS NULL THEN
             RETURN;
         END IF;
-        PERFORM modak.mirror_watch(table_id::oid, touched) FROM unnest(concerned) table_id;
+        PERFORM modak.mirror_watch(table_id::oid, touched) FROM unnest(concerned) table_id WHERE modak.streams(table_id);
     END IF;
     PERFORM modak.mirror_note(true, concerned, '{}');
 EXCEPTION WHEN OTHERS THEN

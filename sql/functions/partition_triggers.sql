@@ -106,6 +106,55 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- Writes all rows of a partition to modak.delta: as they are (op 0), or as tombstones (op 1). Blocks that are added meanwhile are
+-- left out, so the caller has to keep writers away.
+CREATE OR REPLACE FUNCTION modak.put_partition(id bigint, leaf oid, what smallint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET row_security = off AS $$
+DECLARE
+    -- Blocks whose rows are in memory at once.
+    step CONSTANT bigint := 64;
+    blocks CONSTANT bigint := pg_relation_size(leaf) / current_setting('block_size')::bigint;
+    first bigint;
+    image text;
+    found jsonb;
+BEGIN
+    SELECT modak.row_image(leaf, n.tier, n.keys, what = 0, 't') INTO image FROM modak.key_numbers(id::oid, leaf) n;
+    FOR first IN SELECT s.block FROM generate_series(0, blocks - 1, step) AS s(block) LOOP
+        SELECT o.image INTO found FROM modak.as_owner(
+            leaf,
+            format('SELECT NULL::bigint, NULL::text, NULL::smallint, jsonb_agg(jsonb_build_array(i.tier, i.pk, i.image))'
+                   ' FROM ONLY %s t CROSS JOIN LATERAL (%s) AS i(tier, pk, image)'
+                   ' WHERE t.ctid >= ''(%s,0)'' AND t.ctid < ''(%s,0)''', leaf::regclass, image, first, first + step),
+            0) o;
+        INSERT INTO modak.delta AS d (table_id, pk, op, tier_key, version, payload)
+        SELECT id, e ->> 1, what, (e ->> 0)::bigint, nextval('modak.delta_version'), e -> 2
+          FROM jsonb_array_elements(coalesce(found, '[]')) e
+        ON CONFLICT (table_id, pk) DO UPDATE
+           SET op = excluded.op, tier_key = excluded.tier_key, old_tier_key = NULL, version = nextval('modak.delta_version'),
+               payload = excluded.payload, updated_at = now(), folded_sequence = NULL;
+    END LOOP;
+END $$;
+
+-- Before the TRUNCATE of a partition below the cut-line of a table that keeps its heap: its rows, which are all that the lake and
+-- modak.delta have in its range, get tombstones. So at each moment readers of the lake see what readers of the heap see. An older
+-- snapshot would miss rows, so the transaction must not have one.
+CREATE OR REPLACE FUNCTION modak.kept_truncate() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF pg_partition_root(TG_RELID)::oid::bigint IS DISTINCT FROM TG_ARGV[0]::bigint THEN
+        RETURN NULL;
+    END IF;
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE EXCEPTION USING ERRCODE = 'feature_not_supported', SCHEMA = TG_TABLE_SCHEMA, TABLE = TG_TABLE_NAME,
+            MESSAGE = format('partition "%s" cannot be truncated in a transaction that reads one snapshot', TG_TABLE_NAME),
+            DETAIL = 'Its rows are in the lake as well, and have to be deleted there.',
+            HINT = 'truncate it in READ COMMITTED, or use DELETE';
+    END IF;
+    PERFORM modak.put_partition(TG_ARGV[0]::bigint, TG_RELID, 1::smallint);
+    RETURN NULL;
+END $$;
+
 -- SQL that returns 1 if two rows, $1[1] and $1[2], differ in the key's columns, and NULL otherwise.
 CREATE OR REPLACE FUNCTION modak.key_changed(leaf oid, keys int[]) RETURNS text
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -159,7 +208,9 @@ BEGIN
         END IF;
         RETURN NULL;
     END IF;
-    IF modak.is_infinite(TG_ARGV[0]::bigint, tier) OR tier < modak.moved_cut(TG_ARGV[0]::bigint) IS NOT TRUE THEN
+    -- A table that keeps its heap has every row there, so that one without a partition has no place.
+    IF modak.is_infinite(TG_ARGV[0]::bigint, tier) OR tier < modak.moved_cut(TG_ARGV[0]::bigint) IS NOT TRUE
+       OR modak.keeps_heap(TG_ARGV[0]::bigint) THEN
         RAISE EXCEPTION USING ERRCODE = 'check_violation',
             MESSAGE = format('no partition of relation "%s" found for row',
                              (SELECT relname FROM pg_class WHERE oid = pg_partition_root(TG_RELID))),
@@ -178,6 +229,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     arguments text;
     name text;
+    kept CONSTANT boolean := kind = 'cold' AND modak.keeps_heap(root::bigint);
 BEGIN
     PERFORM modak.owner_function(leaf);
     SELECT format('%L, %L, %L, %L, %L', root::bigint, held_by, n.tier, n.keys, kind) INTO arguments
@@ -187,10 +239,11 @@ BEGIN
                    CASE kind WHEN 'default' THEN 'route_old_row' ELSE 'record_change' END, arguments);
     EXECUTE format('CREATE OR REPLACE TRIGGER zz_modak_truncate BEFORE TRUNCATE ON %s FOR EACH STATEMENT'
                    ' EXECUTE FUNCTION modak.%I(%s)', leaf::regclass,
-                   CASE kind WHEN 'capture' THEN 'capture_truncate' ELSE 'cold_truncate' END, arguments);
+                   CASE WHEN kept THEN 'kept_truncate' WHEN kind = 'capture' THEN 'capture_truncate' ELSE 'cold_truncate' END,
+                   arguments);
     EXECUTE format('CREATE OR REPLACE TRIGGER mirror_pump_truncate AFTER TRUNCATE ON %s FOR EACH STATEMENT'
                    ' EXECUTE FUNCTION modak.%I(%s)', leaf::regclass,
-                   CASE kind WHEN 'capture' THEN 'mirror_truncated' ELSE 'cold_truncate' END, arguments);
+                   CASE WHEN kept OR kind = 'capture' THEN 'mirror_truncated' ELSE 'cold_truncate' END, arguments);
     FOREACH name IN ARRAY ARRAY['zz_modak_row', 'zz_modak_truncate', 'mirror_pump_truncate'] LOOP
         EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', leaf::regclass, name);
     END LOOP;
@@ -207,4 +260,4 @@ SELECT EXISTS (SELECT FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid
 $$;
 
 REVOKE EXECUTE ON FUNCTION modak.put_change(text, bigint, text, text, smallint, bigint, jsonb),
-    modak.retain_triggers(oid, oid, text, text) FROM PUBLIC;
+    modak.put_partition(bigint, oid, smallint), modak.retain_triggers(oid, oid, text, text) FROM PUBLIC;

@@ -15,19 +15,20 @@ BEGIN
     RETURN true;
 END $$;
 
--- How the mirror's tables are published. `present` is a mark that changes whenever the publication's settings or the table's
--- part in it change, even if a change is undone. `whole`: all rows and columns are published (filters exist since
--- PostgreSQL 15).
+-- How the tables whose changes come by the stream are published. `present` is a mark that changes whenever the publication's
+-- settings or the table's part in it change, even if a change is undone. `whole`: all rows and columns are published (filters
+-- exist since PostgreSQL 15).
 CREATE OR REPLACE FUNCTION modak.mirror_published(slot text) RETURNS TABLE (table_id bigint, present text, whole boolean)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT m.table_id, concat_ws(' ', p.oid, p.xmin, r.oid),
        r.oid IS NOT NULL AND to_jsonb(r) ->> 'prqual' IS NULL AND to_jsonb(r) ->> 'prattrs' IS NULL
   FROM modak.mirror_tables m
-  JOIN modak.mirror_slots s USING (slot_name)
+  JOIN modak.tables t USING (table_id)
+  JOIN modak.mirror_slots s ON s.slot_name = m.slot_name
   JOIN pg_class c ON c.oid = m.table_id::oid
   LEFT JOIN pg_publication p ON p.pubname = s.publication_name
   LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid
- WHERE m.slot_name = mirror_published.slot AND m.state NOT IN ('failed', 'dropped')
+ WHERE m.slot_name = mirror_published.slot AND t.mode = 'mirrored' AND m.state NOT IN ('failed', 'dropped')
 $$;
 
 REVOKE EXECUTE ON FUNCTION modak.mirror_unpublish(text, bigint) FROM PUBLIC;

@@ -41,12 +41,13 @@ SELECT count(*) = 3 FROM pg_event_trigger
  WHERE evtname IN ('mirror_pump_ddl', 'mirror_pump_drop', 'mirror_pump_rewrite') AND evtenabled = 'A'
 $$;
 
--- Whether a mirrored table's stored generated columns are in the stream: they are from 18 on, if the publication says so.
+-- Whether the mirror has a table's stored generated columns. They are in the stream from 18 on, if the publication says so. Those
+-- of a tiered table are read from its partitions.
 CREATE OR REPLACE FUNCTION modak.mirror_sends_generated(relation oid) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-SELECT EXISTS (SELECT FROM modak.tables t JOIN pg_publication p ON p.pubname = t.publication_name
+SELECT EXISTS (SELECT FROM modak.tables t LEFT JOIN pg_publication p ON p.pubname = t.publication_name
                 WHERE t.table_id IN (relation::bigint, pg_partition_root(relation)::oid::bigint)
-                  AND to_jsonb(p) ->> 'pubgencols' = 's')
+                  AND (t.mode = 'tiered' OR to_jsonb(p) ->> 'pubgencols' = 's'))
 $$;
 
 -- Everything about a table that determines the meaning of its rows and changes. NULL for a dropped table. `owned`: the owner of

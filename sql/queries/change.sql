@@ -2,10 +2,12 @@
 
 -- name: store
 -- `former` and `state` are a transition that mirror_pump/table_life.py allows.
+-- Chunks of tiered partitions were read with the former columns, and are read again.
 WITH seam AS (
     UPDATE modak.tables
        SET primary_key_cols = %(key)s, tier_key_col = %(tier_key)s, tier_key_type = %(tier_key_type)s
-     WHERE table_id = %(table_id)s)
+     WHERE table_id = %(table_id)s),
+chunks AS (DELETE FROM modak.partition_chunks WHERE table_id = %(table_id)s)
 UPDATE modak.mirror_tables
    SET columns = %(columns)s, key = %(key)s, next_field_id = %(next_field_id)s, shape = %(shape)s::jsonb,
        excluded = %(excluded)s,

@@ -7,7 +7,9 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.location, m.stat
        coalesce((SELECT array_agg(DISTINCT p.pinned_lake_snapshot_id)
                    FROM modak.read_pins p
                   WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}') AS pinned,
-       EXISTS (SELECT FROM modak.copy_progress g WHERE g.table_id = m.table_id) AS copy_planned
+       EXISTS (SELECT FROM modak.copy_progress g WHERE g.table_id = m.table_id) AS copy_planned,
+       ARRAY(SELECT k.file ->> 'path' FROM modak.partition_chunks k
+              WHERE k.table_id = m.table_id AND k.file IS NOT NULL) AS copied_files
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.cutline c USING (table_id)
@@ -115,7 +117,7 @@ SELECT s.timeline = ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8
   FROM modak.mirror_slots s WHERE s.slot_name = %(slot)s;
 
 -- name: published
--- Ignores tables with heap retention: their published snapshot is on branch cold, which a rewrite of main does not touch.
+-- Ignores tables with a cut-line: their published snapshot is on branch cold, which a rewrite of main does not touch.
 SELECT c.lake_snapshot_id AS published_snapshot, c.lake_props ->> 'metadata_location' AS published_location,
        i.metadata_location
   FROM modak.cutline c
@@ -123,7 +125,7 @@ SELECT c.lake_snapshot_id AS published_snapshot, c.lake_props ->> 'metadata_loca
   JOIN modak.tables t USING (table_id)
   JOIN modak.lake_pointers i USING (table_id)
  WHERE c.table_id = %(table_id)s AND m.start_lsn = %(start_lsn)s AND m.state NOT IN ('waiting', 'copying', 'filling')
-   AND t.heap_retention_lag IS NULL AND modak.moved_cut(t.table_id) IS NULL;
+   AND NOT modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi);
 
 -- name: served
 -- Whether somebody holds the advisory lock with these halves of its key, which is how pg_locks shows a bigint key.

@@ -23,7 +23,8 @@ SELECT table_id FROM modak.mirror_published(%(slot)s) WHERE NOT whole;
 -- name: registered
 -- The tables that belong in a publication, by their present names.
 SELECT n.nspname AS schema, c.relname AS name
-  FROM modak.mirror_tables m JOIN modak.mirror_slots s USING (slot_name)
+  FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
+  JOIN modak.mirror_slots s ON s.slot_name = m.slot_name
   JOIN pg_class c ON c.oid = m.table_id::oid JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE s.publication_name = %(publication)s AND m.state NOT IN ('failed', 'dropped')
+ WHERE s.publication_name = %(publication)s AND t.mode = 'mirrored' AND m.state NOT IN ('failed', 'dropped')
  ORDER BY m.table_id;

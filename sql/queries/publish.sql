@@ -20,7 +20,8 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name AS namespac
        t.maintenance_policy AS policy, m.start_sequence AS data_sequence_number, c.lake_snapshot_id AS snapshot_id,
        m.dropped_rows IS NOT NULL AS rows_dropped,
        jsonb_path_query_array(m.columns, '$[*] ? (@.initial != null).field_id') AS initial_fields,
-       t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
+       t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.mode,
+       modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.cutline c USING (table_id)
@@ -154,9 +155,9 @@ RETURNING table_id;
 -- that have become due since the publish was staged go live with a later one.
 WITH due AS (
     SELECT m.table_id, t.schema_name, m.lake_table, m.staged_snapshot_id, s.seen, s.location,
-           (t.heap_retention_lag IS NOT NULL OR modak.moved_cut(m.table_id) IS NOT NULL) AS has_retention
+           modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi) AS has_retention
       FROM modak.mirror_due(%(slot)s) d
-      JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)
+      JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
       LEFT JOIN unnest(%(table_ids)s::bigint[], %(staged)s::text[], %(seen)s::text[], %(locations)s::text[])
         AS s(table_id, staged, seen, location) ON s.table_id = m.table_id AND s.staged = m.staged_location
      WHERE NOT d.fills AND d.due_lsn <= %(frontier)s AND m.table_id = ANY (%(table_ids)s)
@@ -192,9 +193,10 @@ done AS (DELETE FROM modak.copy_progress WHERE table_id IN (SELECT table_id FROM
 SELECT table_id FROM live;
 
 -- name: promise
--- All live tables get the same frontier, idle ones included: a reader of two tables at one frontier sees one point in time.
+-- All live tables whose changes come by the stream get the same frontier, idle ones included: a reader of two tables at one
+-- frontier sees one point in time.
 UPDATE modak.cutline c
    SET replicated_lsn = %(frontier)s, updated_at = now()
-  FROM modak.mirror_tables m
- WHERE m.table_id = c.table_id AND m.slot_name = %(slot)s AND m.state = 'live'
+  FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
+ WHERE m.table_id = c.table_id AND m.slot_name = %(slot)s AND m.state = 'live' AND t.mode = 'mirrored'
    AND c.replicated_lsn IS DISTINCT FROM %(frontier)s;

@@ -31,8 +31,11 @@ UPDATE modak.mirror_tables SET key_index = coalesce(key_index, '{}') || %(report
  WHERE table_id = ANY (ARRAY(
        SELECT table_id FROM modak.mirror_tables WHERE table_id = %(table_id)s FOR UPDATE SKIP LOCKED));
 
--- name: not_failed
-SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state NOT IN ('failed', 'dropped') ORDER BY table_id;
+-- name: streamed
+-- The tables whose changes come by the stream.
+SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
+ WHERE m.slot_name = %(slot)s AND t.mode = 'mirrored' AND m.state NOT IN ('failed', 'dropped')
+ ORDER BY m.table_id;
 
 -- name: failed_or_dropped
 SELECT table_id FROM modak.mirror_tables WHERE table_id = %(table_id)s AND state IN ('failed', 'dropped');

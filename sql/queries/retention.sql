@@ -8,7 +8,8 @@ SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id
  ORDER BY m.table_id;
 
 -- name: choices
-SELECT m.retention, m.state = 'live' AS live, t.heap_retention_lag AS lag, c.tier_key_hi AS cut, s.applied_lsn AS applied
+SELECT m.retention, m.state = 'live' AS live, modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag, t.keep_heap,
+       c.tier_key_hi AS cut, s.applied_lsn AS applied
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
   JOIN modak.mirror_slots s ON s.slot_name = m.slot_name
  WHERE m.table_id = %(table_id)s;
@@ -18,8 +19,11 @@ SELECT p.partition_id, p.relation_id, p.tier_key_lo AS lo, p.tier_key_hi AS hi, 
        p.attempts, n.nspname AS schema_name, c.relname AS relation_name, a.lo AS present_lo, a.hi AS present_hi,
        modak.retained_by(c.oid, 'capture') AS captured, modak.retained_by(c.oid, 'cold') AS corrected,
        coalesce(p.disproved_at > now() - interval '1 day', false) AS disproved,
-       extract(epoch FROM clock_timestamp() - p.proven_at)::float8 AS proven_for
+       extract(epoch FROM clock_timestamp() - p.proven_at)::float8 AS proven_for, k.chunks_total, k.chunks_done,
+       p.proven_as IS DISTINCT FROM modak.watch_mark(c.oid) AS altered
   FROM modak.partitions p
+ CROSS JOIN LATERAL (SELECT count(*) AS chunks_total, count(k.done_at) AS chunks_done FROM modak.partition_chunks k
+                      WHERE k.table_id = p.table_id AND k.partition_id = p.partition_id) k
   LEFT JOIN modak.tier_partitions(%(table_id)s::bigint::oid) a ON a.relation = p.relation_id::oid AND NOT a.is_default
   LEFT JOIN pg_class c ON c.oid = a.relation
   LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -93,6 +97,12 @@ UPDATE modak.partitions p
    SET state = 'hot', sealed_lsn = NULL, capture_limit = 2 * capture_limit, updated_at = now()
  WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = 'sealing' AND modak.captured_too_many(p);
 
+-- name: make_room
+-- The same for a tiered partition, which stays sealed: to seal it again would mean to copy it again, during which as much is
+-- captured.
+UPDATE modak.partitions p SET capture_limit = 2 * capture_limit
+ WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state = 'sealing' AND modak.captured_too_many(p);
+
 -- name: seal
 SELECT modak.seal(%(table_id)s::bigint, %(partition_id)s::text);
 
@@ -106,6 +116,9 @@ UPDATE modak.partitions SET sealed_lsn = (pg_current_wal_insert_lsn() - '0/0')::
 
 -- name: triggers
 SELECT modak.retain_triggers(%(table_id)s::bigint::oid, %(relation_id)s::bigint::oid, %(partition_id)s, %(kind)s);
+
+-- name: correct_all
+SELECT modak.put_partition(%(table_id)s::bigint, %(relation_id)s::bigint::oid, 0::smallint);
 
 -- name: proven
 -- Updates no row if the partition has changed since the proof.
@@ -183,7 +196,7 @@ SELECT pk, key, difference
 
 -- name: journal
 INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, lake_snapshot_id, details)
-VALUES (gen_random_uuid(), %(table_id)s, 'retention', %(phase)s, %(snapshot_id)s, %(details)s::jsonb);
+VALUES (gen_random_uuid(), %(table_id)s, %(kind)s, %(phase)s, %(snapshot_id)s, %(details)s::jsonb);
 
 -- name: sweep_pins
 -- Expired pins protect nothing. They are kept for an hour, so that `status` can count them; the journal has the number of
@@ -198,14 +211,61 @@ SELECT gen_random_uuid(), table_id, 'retention', 'done', jsonb_build_object('kin
 
 -- name: prune
 DELETE FROM modak.op_log o USING modak.mirror_tables m
- WHERE m.table_id = o.table_id AND m.slot_name = %(slot)s AND o.op_kind = 'retention'
+ WHERE m.table_id = o.table_id AND m.slot_name = %(slot)s AND o.op_kind IN ('retention', 'tiering')
    AND o.updated_at < now() - interval '30 days';
+
+-- name: capture
+-- What chunks of a sealed partition have to be read under: since when its changes are captured, and its heap's file.
+SELECT p.captured_after, pg_relation_filenode(p.relation_id::oid)::bigint AS filenode, p.relation_id
+  FROM modak.partitions p
+ WHERE p.table_id = %(table_id)s AND p.partition_id = %(partition_id)s AND p.state = 'sealing' AND p.sealed_lsn IS NOT NULL;
+
+-- name: chunks
+SELECT c.chunk_no, c.captured_after, c.relation_id, c.filenode, c.lo_block, c.hi_block, c.rows, c.file,
+       c.done_at IS NOT NULL AS done
+  FROM modak.partition_chunks c
+ WHERE c.table_id = %(table_id)s AND c.partition_id = %(partition_id)s
+ ORDER BY c.chunk_no;
+
+-- name: plan_chunk
+INSERT INTO modak.partition_chunks
+       (table_id, partition_id, chunk_no, captured_after, relation_id, filenode, lo_block, hi_block)
+VALUES (%(table_id)s, %(partition_id)s, %(chunk_no)s, %(captured_after)s, %(relation_id)s, %(filenode)s, %(lo_block)s,
+        %(hi_block)s);
+
+-- name: chunk_done
+-- Records a chunk's file. From then on sweeps spare it. Not one that a sweep may have taken for nobody's before: the lock waits
+-- for a sweep that is just being declared.
+WITH present AS (
+    SELECT swept_before FROM modak.mirror_tables WHERE table_id = %(table_id)s FOR SHARE)
+UPDATE modak.partition_chunks c SET done_at = now(), rows = %(rows)s, file = %(file)s
+  FROM present m
+ WHERE c.table_id = %(table_id)s AND c.partition_id = %(partition_id)s AND c.chunk_no = %(chunk_no)s
+   AND c.captured_after = %(captured_after)s AND c.filenode = %(filenode)s AND c.done_at IS NULL
+   AND (m.swept_before IS NULL OR m.swept_before < to_timestamp(%(written_since)s));
+
+-- name: forget_chunks
+-- Forgets chunks of partitions that were truncated since, or are not sealed any more, and all of one partition. Returns the
+-- files, which nothing refers to any more.
+DELETE FROM modak.partition_chunks c
+ WHERE c.table_id = %(table_id)s
+   AND (c.partition_id = %(partition_id)s
+        OR NOT EXISTS (SELECT FROM modak.partitions p
+                        WHERE p.table_id = c.table_id AND p.partition_id = c.partition_id AND p.state = 'sealing'
+                          AND p.captured_after = c.captured_after))
+RETURNING c.file ->> 'path';
 
 -- name: choose
 UPDATE modak.mirror_tables SET retention = coalesce(retention, '{}') || %(retention)s::jsonb WHERE table_id = %(table_id)s;
 
 -- name: lag
-UPDATE modak.tables SET heap_retention_lag = %(lag)s WHERE table_id = %(table_id)s AND heap_retention_lag IS NOT NULL;
+-- Of a tiered table the lag is one of its choices (modak.lag_of).
+WITH mirrored AS (
+    UPDATE modak.tables SET heap_retention_lag = %(lag)s
+     WHERE table_id = %(table_id)s AND mode = 'mirrored' AND heap_retention_lag IS NOT NULL)
+UPDATE modak.mirror_tables m SET retention = retention || jsonb_build_object('lag', %(lag)s::bigint)
+  FROM modak.tables t
+ WHERE m.table_id = %(table_id)s AND t.table_id = m.table_id AND t.mode = 'tiered';
 
 -- name: shed
 SELECT EXISTS (SELECT FROM modak.partitions WHERE table_id = %(table_id)s AND state = 'dropped')

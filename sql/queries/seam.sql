@@ -14,7 +14,7 @@ SELECT pin_id, table_id, tier_key_hi, lake_snapshot_id
 -- The cut-lines of the pinned tables as of the reader's database snapshot.
 SELECT c.table_id, c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata_location' AS published_location,
        c.replicated_lsn, i.metadata_location,
-       t.heap_retention_lag IS NOT NULL OR c.tier_key_hi > '-9223372036854775808'::bigint AS has_retention,
+       modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi) AS has_retention,
        m.state = 'dropped' OR NOT EXISTS (SELECT FROM pg_class r WHERE r.oid = c.table_id::oid) AS dropped
   FROM modak.cutline c
   JOIN modak.mirror_tables m USING (table_id)
@@ -37,11 +37,11 @@ SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type_sql,
 
 -- name: heaps
 -- The tables whose heap is to be read.
-SELECT c.table_id, t.heap_retention_lag IS NOT NULL OR c.tier_key_hi > '-9223372036854775808'::bigint
+SELECT c.table_id, modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi)
   FROM modak.cutline c
   JOIN modak.tables t USING (table_id)
  WHERE c.table_id = ANY (%(table_ids)s)
-   AND (%(all)s OR t.heap_retention_lag IS NOT NULL OR c.tier_key_hi > '-9223372036854775808'::bigint)
+   AND (%(all)s OR modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi))
  ORDER BY c.table_id;
 
 -- name: leaves

@@ -24,10 +24,22 @@ SELECT FROM modak.mirror_shapes WHERE table_id = %(table_id)s AND noted_at = %(n
 SELECT modak.mirror_note(false, %(table_ids)s::bigint[], %(settled)s::bigint[]);
 
 -- name: differing
--- The tables for which `note` would emit a note. Reads only.
-SELECT s.table_id FROM modak.mirror_shapes s JOIN modak.mirror_tables m USING (table_id)
- WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped')
+-- The tables for which `note` would emit a note. Reads only. Tiered tables have none in the stream.
+SELECT s.table_id FROM modak.mirror_shapes s JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)
+ WHERE m.slot_name = %(slot)s AND t.mode = 'mirrored' AND m.state NOT IN ('failed', 'dropped')
    AND s.shape IS DISTINCT FROM modak.mirror_shape(s.table_id::oid);
+
+-- name: tiered_differing
+-- Tiered tables that are not as the mirror knows them, apart from their partitions, which their retention follows.
+SELECT m.table_id
+  FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
+ CROSS JOIN LATERAL (SELECT modak.mirror_shape(m.table_id::oid) AS shape, ARRAY['leaves', 'attached', 'partition_key'] AS apart) n
+ WHERE m.slot_name = %(slot)s AND t.mode = 'tiered' AND m.state NOT IN ('failed', 'dropped')
+   AND m.shape - n.apart IS DISTINCT FROM n.shape - n.apart;
+
+-- name: observed
+-- What was last noted of a table, and the values that older rows have in columns that were added.
+SELECT s.shape, modak.mirror_kept_missing(s.table_id, s.shape) FROM modak.mirror_shapes s WHERE s.table_id = %(table_id)s;
 
 -- name: record
 INSERT INTO modak.mirror_shapes (table_id, shape)
@@ -38,8 +50,8 @@ SELECT modak.mirror_shape(%(table_id)s::bigint::oid);
 
 -- name: unwatched
 -- Partitioned tables with partitions for which modak.mirror_watch() has not created the trigger yet.
-SELECT m.table_id FROM modak.mirror_tables m JOIN pg_class c ON c.oid = m.table_id::oid
- WHERE c.relkind = 'p'
+SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN pg_class c ON c.oid = m.table_id::oid
+ WHERE c.relkind = 'p' AND t.mode = 'mirrored'
    AND EXISTS (SELECT FROM modak.mirror_tree(c.oid) r
                  JOIN pg_class l ON l.oid = r.relation
                 WHERE l.relkind = 'r' AND pg_has_role(l.relowner, 'USAGE')

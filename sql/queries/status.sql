@@ -14,7 +14,7 @@ SELECT (pg_current_wal_lsn() - '0/0')::bigint AS wal_position, clock_timestamp()
  WHERE s.slot_name = %s;
 
 -- name: tables
-SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state,
+SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state, t.mode,
        c.replicated_lsn AS frontier, c.lake_snapshot_id AS snapshot_id, m.error, i.metadata_location,
        p.chunks_total, p.chunks_done, p.rows_copied, m.key_index, modak.mirror_left_out(m.shape) AS left_out,
        h.shape IS NULL OR modak.mirror_has_key(h.shape) AS has_key,
@@ -52,7 +52,8 @@ SELECT kind, pid, application, prepared, extract(epoch FROM clock_timestamp() - 
  WHERE since < %(before)s ORDER BY since LIMIT 1;
 
 -- name: retention
-SELECT s.table_id, t.tier_key_type, s.cutline_t AS cut, s.heap_retention_lag AS lag, s.retention_line,
+SELECT s.table_id, t.mode, t.keep_heap, t.tier_key_type, s.cutline_t AS cut,
+       modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag, s.retention_line,
        coalesce(s.partition_states, '{}') AS partitions,
        s.retention_stopped AS stopped, m.retention ->> 'not_made' AS not_made,
        (SELECT p.reason FROM modak.partitions p
@@ -60,8 +61,10 @@ SELECT s.table_id, t.tier_key_type, s.cutline_t AS cut, s.heap_retention_lag AS 
          ORDER BY p.tier_key_hi LIMIT 1) AS waits_for,
        s.delta_backlog AS delta_rows, s.delta_unfolded, extract(epoch FROM now() - s.delta_since)::float8 AS delta_age,
        s.read_pins - s.expired_pins AS pins, s.expired_pins,
-       extract(epoch FROM now() - s.oldest_pin)::float8 AS oldest_pin_age
+       extract(epoch FROM now() - s.oldest_pin)::float8 AS oldest_pin_age, k.chunks_total, k.chunks_done
   FROM modak.status s JOIN modak.tables t USING (table_id) JOIN modak.mirror_tables m USING (table_id)
+ CROSS JOIN LATERAL (SELECT count(*) AS chunks_total, count(k.done_at) AS chunks_done FROM modak.partition_chunks k
+                      WHERE k.table_id = s.table_id) k
  WHERE m.slot_name = %s AND (m.retention IS NOT NULL OR s.read_pins > 0);
 
 -- name: resyncs

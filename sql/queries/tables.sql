@@ -6,7 +6,8 @@ SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.sta
        m.start_sequence AS data_sequence_number, m.generation,
        m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, '') AS shape, m.excluded,
        coalesce(m.dropped_rows, '[]') AS dropped_rows,
-       t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.heap_retention_lag
+       t.tier_key_col, t.tier_key_type, c.tier_key_hi, t.mode,
+       modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag
 FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id);
 
 -- name: left_out
@@ -17,9 +18,9 @@ SELECT t.schema_name, t.table_name, modak.mirror_left_out(m.shape) AS columns
 -- name: register
 INSERT INTO modak.tables
        (table_id, schema_name, table_name, primary_key_cols, tier_key_col, tier_key_type, partition_scheme,
-        lake_format, lake_table_ref, storage_profile, mode, publication_name, slot_name, heap_retention_lag)
+        lake_format, lake_table_ref, storage_profile, mode, publication_name, slot_name, heap_retention_lag, keep_heap)
 VALUES (%(table_id)s, %(schema)s, %(name)s, %(key)s, %(tier_key)s, %(tier_key_type)s, '{}', 'iceberg', %(ref)s,
-        %(profile)s, 'mirrored', %(publication)s, %(slot)s, %(lag)s);
+        %(profile)s, %(mode)s, %(publication)s, %(slot)s, %(lag)s, %(keep_heap)s);
 
 -- name: cutline
 INSERT INTO modak.cutline

@@ -32,8 +32,9 @@ SELECT coalesce(m.staged_location, i.metadata_location)
 
 -- name: filled
 -- Every file has the columns that the table had when its files were listed, so the table may go live once the frontier passes
--- the present end of WAL. Not if its columns have changed since.
-UPDATE modak.mirror_tables SET live_after_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint
+-- the present end of WAL; a tiered one at once. Not if its columns have changed since.
+UPDATE modak.mirror_tables
+   SET live_after_lsn = CASE WHEN modak.streams(table_id) THEN (pg_current_wal_insert_lsn() - '0/0')::bigint ELSE 0 END
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state = 'filling' AND live_after_lsn IS NULL
    AND columns = %(columns)s AND coalesce(dropped_rows, '[]') = %(dropped_rows)s;
 

@@ -13,8 +13,8 @@ SELECT coalesce(sum(pg_table_size(relation::oid)), 0)::bigint FROM unnest(%(rela
 -- For a table with heap retention the catalog's pointer names the lake at the frontier: its published snapshot holds only the
 -- rows below the cut-line. The function reads all of this under the pin.
 SELECT p.pin_id, p.table_id, p.replicated_lsn AS frontier,
-       CASE WHEN t.heap_retention_lag IS NULL AND p.tier_key_hi = -9223372036854775808
-            THEN p.lake_props ->> 'metadata_location' ELSE p.metadata_location END AS location,
+       CASE WHEN modak.has_cutline(t.mode, t.heap_retention_lag, p.tier_key_hi)
+            THEN p.metadata_location ELSE p.lake_props ->> 'metadata_location' END AS location,
        p.tier_key_hi AS cut, p.state = 'live' AS live, p.start_lsn
   FROM modak.pin_tables(%(table_ids)s::bigint[], interval '6 hours') p JOIN modak.tables t USING (table_id)
  WHERE p.metadata_location IS NOT NULL;

@@ -12,5 +12,5 @@ SELECT m.table_id, t.schema_name, t.table_name, m.location,
                             + pg_stat_get_tuples_deleted(r.relation)), 0)::bigint
           FROM modak.mirror_tree(m.table_id::oid) r) AS written
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
- WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped')
+ WHERE m.slot_name = %(slot)s AND t.mode = 'mirrored' AND m.state NOT IN ('failed', 'dropped')
  ORDER BY m.table_id;

@@ -13,5 +13,5 @@ SELECT format('GRANT EXECUTE ON FUNCTION %s TO %I', p.oid::regprocedure, :'pump'
 GRANT UPDATE ON modak.tables, modak.mirror_tables, modak.mirror_slots, modak.mirror_shapes TO :"pump";
 
 GRANT INSERT, UPDATE, DELETE ON modak.cutline, modak.partitions, modak.delta, modak.mirror_captured, modak.read_pins, modak.op_log,
-    modak.lake_stats, modak.maintenance_requests, modak.copy_progress, modak.copy_chunks, modak.former_locations,
-    modak.iceberg_tables, modak.iceberg_namespace_properties TO :"pump";
+    modak.lake_stats, modak.maintenance_requests, modak.copy_progress, modak.copy_chunks, modak.partition_chunks,
+    modak.former_locations, modak.iceberg_tables, modak.iceberg_namespace_properties TO :"pump";

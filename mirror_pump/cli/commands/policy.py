@@ -41,7 +41,7 @@ def add(app: typer.Typer) -> None:
         """Show or change a table's maintenance policy: thresholds, retention, grace periods.
 
         docs/maintenance.md lists the keys. A table with heap retention also has heap_retention, premake, width,
-        drop_grace and detach (docs/retention.md).
+        drop_grace and detach (docs/retention.md); a tiered table has lag in place of heap_retention (docs/tiered.md).
 
         A change takes effect when a maintainer next looks at the table. unset restores the default.
         """

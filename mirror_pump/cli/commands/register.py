@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from datetime import UTC
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +19,14 @@ from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, Tab
 
 if TYPE_CHECKING:
     from mirror_pump.ops.register.preview import TablePreview
+
+
+class RegisterMode(StrEnum):
+    """How a table's rows come into the lake."""
+
+    MIRRORED = "mirrored"
+    TIERED = "tiered"
+
 
 Tables = Annotated[
     list[str],
@@ -45,6 +54,33 @@ def add(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option(metavar="NAME", help="Leave out this column, which must not be part of the key"),
         ] = None,
+        mode: Annotated[
+            RegisterMode,
+            typer.Option(
+                help="mirrored: copy all rows and follow their changes; tiered: copy partitions when they leave",
+                show_default=True,
+            ),
+        ] = RegisterMode.MIRRORED,
+        tier_key: Annotated[
+            str | None,
+            typer.Option(
+                metavar="COLUMN",
+                help=r"With --mode tiered: the column by which the table is partitioned \[that column]",
+            ),
+        ] = None,
+        lag: Annotated[
+            str | None,
+            typer.Option(
+                metavar="DISTANCE",
+                help=r"With --mode tiered: how far behind the newest key partitions leave the heap \[0]",
+            ),
+        ] = None,
+        keep_heap: Annotated[
+            bool,
+            typer.Option(
+                "--keep-heap", help="With --mode tiered: partitions stay in the heap, and are in the lake as well"
+            ),
+        ] = False,
         heap_retention: Annotated[
             str | None,
             typer.Option(
@@ -58,7 +94,7 @@ def add(app: typer.Typer) -> None:
                 min=0,
                 max=1000,
                 metavar="PARTITIONS",
-                help="With --heap-retention: keep this many future partitions ready",
+                help="With --heap-retention or --mode tiered: keep this many future partitions ready",
             ),
         ] = 0,
         width: Annotated[
@@ -72,14 +108,14 @@ def add(app: typer.Typer) -> None:
             str | None,
             typer.Option(
                 metavar="DURATION",
-                help=r"With --heap-retention: how long partitions stay after proof that the lake holds them \[1 hour]",
+                help=r"How long partitions stay in the heap after proof that the lake holds them \[1 hour]",
             ),
         ] = None,
         detach: Annotated[
             bool,
             typer.Option(
                 "--detach",
-                help="With --heap-retention: detach partitions, which stay as tables, instead of dropping them",
+                help="Detach partitions that leave the heap, which stay as tables, instead of dropping them",
             ),
         ] = False,
         profile: Annotated[
@@ -100,9 +136,11 @@ def add(app: typer.Typer) -> None:
         does not repeat finished chunks. If a table is refused, the others still proceed; exit code 1 reports it.
 
         With --heap-retention, old partitions of a range-partitioned table are dropped from the heap once the lake
-        provably holds them. docs/retention.md explains how their rows are then read and corrected. The command first
-        shows which partitions leave and when, and asks for confirmation.
+        provably holds them. With --mode tiered the same happens without replication: partitions are copied when they
+        leave. docs/retention.md and docs/tiered.md explain how their rows are then read and corrected. The command
+        first shows which partitions leave and when, and asks for confirmation.
         """
+        from mirror_pump.model import TableMode
         from mirror_pump.ops.register.preview import preview
         from mirror_pump.ops.register.registration import register as put_under_mirror
         from mirror_pump.ops.setup.stored_settings import complete
@@ -110,15 +148,24 @@ def add(app: typer.Typer) -> None:
         from mirror_pump.source.retention.retention_plan import RetentionWish
 
         choices = parse_choices(column or (), exclude_column or ())
-        if heap_retention is None and (premake or width is not None or drop_grace is not None or detach):
-            raise UsageError("--premake, --width, --drop-grace and --detach require --heap-retention")
-        retention = (
-            None if heap_retention is None else RetentionWish(heap_retention, premake, width, drop_grace, detach)
-        )
+        _check_modes(mode, heap_retention, tier_key, lag, keep_heap=keep_heap)
+        tiered = mode is RegisterMode.TIERED
+        if not tiered and heap_retention is None and (premake or width is not None or drop_grace is not None or detach):
+            raise UsageError("--premake, --width, --drop-grace and --detach require --heap-retention or --mode tiered")
+        if keep_heap and (drop_grace is not None or detach):
+            raise UsageError(
+                "--drop-grace and --detach are for partitions that leave the heap, which --keep-heap keeps"
+            )
+        distance = (lag or "0") if tiered else heap_retention
+        retention = None
+        if distance is not None:
+            retention = RetentionWish(
+                distance, premake, width, drop_grace, detach, TableMode(mode.value), tier_key, keep_heap
+            )
         settings = complete(settings)
         if dry_run:
             return _show(preview(settings, tables, choices, retention))
-        if retention is not None and not yes:
+        if retention is not None and not keep_heap and not yes:
             previews = preview(settings, tables, choices, retention)
             if any(table.retention is not None for table in previews):
                 _show(previews)
@@ -131,6 +178,8 @@ def add(app: typer.Typer) -> None:
             if outcome.error is not None:
                 happened = "copy failed" if outcome.registered else "not registered"
                 report_error(outcome.error, happened, outcome.table)
+            elif tiered:
+                say(f"{outcome.table}: live; its partitions are copied into the lake when they are due")
             elif no_wait:
                 say(f"{outcome.table}: registered")
             else:
@@ -213,6 +262,16 @@ def add(app: typer.Typer) -> None:
                 report_error(error, "not unregistered", table)
                 refused = True
         return 1 if refused else 0
+
+
+def _check_modes(
+    mode: RegisterMode, heap_retention: str | None, tier_key: str | None, lag: str | None, *, keep_heap: bool
+) -> None:
+    """Raises UsageError for options of one mode with the other."""
+    if mode is RegisterMode.TIERED and heap_retention is not None:
+        raise UsageError("--heap-retention is for mirrored tables", "of a tiered table the distance is --lag")
+    if mode is RegisterMode.MIRRORED and (tier_key is not None or lag is not None or keep_heap):
+        raise UsageError("--tier-key, --lag and --keep-heap require --mode tiered")
 
 
 def _list_former(settings: Settings, *, as_json: bool) -> int:

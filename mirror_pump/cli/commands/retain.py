@@ -20,7 +20,7 @@ def add(app: typer.Typer) -> None:
             list[str] | None,
             typer.Argument(
                 metavar="TABLE",
-                help=r"Table names as Postgres reads them \[all tables with heap retention]",
+                help=r"Table names as Postgres reads them \[all tiered tables, and those with heap retention]",
                 autocompletion=mirrored_tables,
             ),
         ] = None,
@@ -29,7 +29,7 @@ def add(app: typer.Typer) -> None:
         ] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
     ) -> None:
-        """Show the partitions of tables with heap retention, and let the pump retry postponed steps.
+        """Show the partitions of tiered tables and those with heap retention, and let the pump retry postponed steps.
 
         A table whose proof failed only continues after this command; until then nothing leaves its heap. A running pump
         does the actual work.
@@ -45,7 +45,7 @@ def add(app: typer.Typer) -> None:
             write_json([report.to_json() for report in reports])
             return
         if not reports:
-            say("no table has heap retention: mirror-pump register TABLE --heap-retention N")
+            say("no table has partitions that leave: mirror-pump register TABLE --mode tiered, or --heap-retention N")
         for report in reports:
             say(f"{report.table}: {report.summary}")
             if report.not_made is not None:

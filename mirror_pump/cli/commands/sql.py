@@ -59,8 +59,8 @@ def add(app: typer.Typer) -> None:
             Mode,
             typer.Option(
                 "--mode",
-                help="seam: tables with heap retention as a whole, others from the lake; lake; heap; or hybrid: the"
-                " newest rows from the heap, the others from the lake",
+                help="seam: tiered tables and those with heap retention as a whole, others from the lake; lake; heap;"
+                " or hybrid: the newest rows from the heap, the others from the lake",
             ),
         ] = Mode.SEAM,
         at: Annotated[

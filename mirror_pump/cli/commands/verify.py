@@ -31,7 +31,7 @@ def add(app: typer.Typer) -> None:
 
         Concurrent writes cause no false alarm, and a single changed byte is found. If a table's columns or partitions
         change meanwhile, its comparison starts again, up to five times. Exit code 1 if a table differs or could not be
-        compared.
+        compared. Of a tiered table the partitions are compared that heap and lake both hold.
 
         Tables of up to 64 MiB are compared by DuckDB inside this process (pip install 'mirror-pump[sql]'), larger ones
         by Spark, which takes some ten seconds to start. Both compare the same.
@@ -52,6 +52,8 @@ def add(app: typer.Typer) -> None:
                 rows = f"heap {count_text(table['heap_rows'])} rows, lake {count_text(table['lake_rows'])} rows"
                 # A comparison that started again ends at another frontier.
                 at = "" if table["frontier"] == result["frontier"] else f", at frontier {table['frontier']}"
+                if table["compared"] is not None:
+                    at = f"; {table['compared']}"
                 say(f"{table['table']}: {'equal' if table['equal'] else 'DIFFERENT'} ({rows}{at})")
                 for difference in table["differences"]:
                     say(f"  {_inline(difference)}")

@@ -10,7 +10,7 @@ from rich.text import Text
 from mirror_pump.cli.terminal.output import bytes_text, count_text, one_line, seconds_text
 from mirror_pump.cli.terminal.status_grid import TableGrid
 from mirror_pump.errors import about
-from mirror_pump.model import TableState, format_lsn
+from mirror_pump.model import TableMode, TableState, format_lsn
 from mirror_pump.ops.status.alerts import moment_text
 from mirror_pump.ops.status.resync_state import ResyncState
 from mirror_pump.ops.status.status_report import Alert, LeaderStatus, MirrorStatus, Severity, SlotState, TableStatus
@@ -159,9 +159,12 @@ def _retention(table: TableStatus) -> Text:
     """A table's old partitions, corrections and pins, on one line."""
     state = table.retention
     assert state is not None
-    parts = [f"cut-line {state.cut}", f"published snapshot {table.snapshot_id}"]
+    parts = [] if table.mode is TableMode.MIRRORED else ["tiered, keeps its heap" if state.keep_heap else "tiered"]
+    parts += [f"cut-line {state.cut}", f"published snapshot {table.snapshot_id}"]
     if state.partitions:
         parts.append("partitions " + ", ".join(f"{count} {name}" for name, count in sorted(state.partitions.items())))
+    if state.chunks_total:
+        parts.append(f"{state.chunks_done} of {state.chunks_total} chunks copied")
     parts.append(f"{count_text(state.delta_rows)} corrections")
     if state.delta_unfolded:
         parts[-1] += f", {count_text(state.delta_unfolded)} not folded for {seconds_text(state.delta_age)}"

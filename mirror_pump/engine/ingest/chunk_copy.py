@@ -1,4 +1,4 @@
-"""Spark task of an initial copy: reads a range of heap blocks and writes a data file."""
+"""Spark task of a copy, of a table or of a tiered partition: reads a range of heap blocks and writes a data file."""
 
 from __future__ import annotations
 
@@ -44,6 +44,11 @@ class ChunkResult:
     """Reason why the table cannot be copied, if any."""
     raw_text_columns: frozenset[int] = frozenset()
     """Field IDs of the columns that have a raw text column in the file."""
+
+    @property
+    def written(self) -> tuple[WrittenFile, ...]:
+        """Its files."""
+        return () if self.file is None else (self.file,)
 
 
 def copy_chunk(task: ChunkTask) -> ChunkResult:

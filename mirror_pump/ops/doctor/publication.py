@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mirror_pump.errors import SourceError
+from mirror_pump.model import TableMode
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok
 from mirror_pump.source.catalog.tables import load_tables
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
@@ -20,7 +21,11 @@ def _run(site: Site) -> Iterator[Finding]:
             yield failure(error)
             return
         gaps = not_whole(connection, mirror.slot)
-        tables = [table for table in load_tables(connection, mirror.slot) if not table.state.has_ended]
+        tables = [
+            table
+            for table in load_tables(connection, mirror.slot)
+            if table.mode is TableMode.MIRRORED and not table.state.has_ended
+        ]
     for table in tables:
         if table.table_id in gaps:
             yield failed(

@@ -49,7 +49,7 @@ def _examined(connection: PgConnection, table: MirroredTable, publication: str) 
             name,
         )
     try:
-        refuse(still_chosen(describe(connection, table.table_id, publication), table))
+        refuse(still_chosen(describe(connection, table.table_id, publication, table.mode), table), table.mode)
     except TableError as error:
         return failure(error, name)
     return None

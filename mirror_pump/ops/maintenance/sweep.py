@@ -11,7 +11,10 @@
    oldest pinned snapshot, since its reader may open the metadata file that it was given again.
 5. Numbers. A metadata file with a higher number than the one that the catalog names may be in a publish under way, and
    stays, however old its time says that it is: somebody may have set a clock.
-6. The catalog's age. A sweep is refused on a server that no pump has followed to, and while there are files of
+6. Copied partitions. Files of a tiered table's chunks that the catalog names stay until a publish has brought them, or
+   they are forgotten (mirror_pump/source/retention/partition_chunks.py). A file is not recorded any more if a declared
+   sweep may have taken it for nobody's.
+7. The catalog's age. A sweep is refused on a server that no pump has followed to, and while there are files of
    publishes that the catalog does not know: a restored copy would delete its original's (docs/design/failover.md).
 
 No decision relies on one clock alone: the present is the earlier one of the server's clock and this machine's, and
@@ -100,7 +103,7 @@ def sweep(
     state = LakeTable.load(current.metadata_location, storage)
     oldest_pin = _oldest_pin(state, current)
     listed = [file for root in _roots(state) for file in list_files(root, storage)]
-    named = current.locations_in_use | state.metadata.seam_locations
+    named = current.locations_in_use | state.metadata.seam_locations | current.copied_files
     candidates = sorted(
         (
             file

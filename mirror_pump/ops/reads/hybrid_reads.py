@@ -23,8 +23,8 @@ All tables are read at the same frontier. The frontier includes everything that 
 
 The read falls back to the heap, in one database snapshot for all tables, and warns the reader if the frontier is too
 slow, if a transaction that was open at the beginning does not end in time, if no slot is free or permitted, or if a
-table is altered or truncated meanwhile. Tables with heap retention are read at their cut-line instead, in a database
-snapshot of their own.
+table is altered or truncated meanwhile. Tables with a cut-line (tiered, or with heap retention) are read there instead,
+in a database snapshot of their own.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def hybrid_reads(
         return reads
     if with_retention:
         warn(
-            "tables with heap retention are read as of a different point in time than the others"
+            "tables with a cut-line are read as of a different point in time than the others"
             " (--mode lake reads all of them at one frontier)"
         )
     try:

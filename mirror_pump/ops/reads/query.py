@@ -2,11 +2,12 @@
 
 The mode decides which state of the tables a statement reads. That state is pinned until the statement ends:
 
-- seam (the default): tables with heap retention are read whole, as the database held them in one database snapshot P
+- seam (the default): tiered tables, and those with heap retention, are read whole, as the database held them in one
+  database snapshot P
   (see mirror_pump/source/catalog/consistent_snapshot.py). The other tables come from the lake, all at one frontier,
   which was published before P.
 - lake: all tables come from the lake, at one frontier. Tables with heap retention lack the corrections that are not
-  folded yet.
+  folded yet. Tiered tables have no frontier, and lack their rows in the heap as well.
 - heap: all tables come from Postgres, in one database snapshot.
 - hybrid: see mirror_pump/ops/reads/hybrid_reads.py.
 - at a past frontier: see mirror_pump/ops/reads/time_travel.py.
@@ -43,6 +44,7 @@ from mirror_pump.ops.reads.table_reads import (
     promised,
     published,
     seam_read,
+    streams,
 )
 from mirror_pump.ops.reads.time_travel import PastPoint, history, snapshots_at
 from mirror_pump.ops.reads.views import create_view, fill_heaps
@@ -238,9 +240,16 @@ def plain_reads(
         names = ", ".join(str(seam.table.name) for seam in of_lake)
         at = "" if frontier is None else f" {format_lsn(frontier)}"
         warn(
-            f"{names}: as of the frontier{at}; the tables with heap retention: as of now. A transaction in between"
+            f"{names}: as of the frontier{at}; the tables with a cut-line: as of now. A transaction in between"
             " is visible in the latter only (--mode lake reads all of them at one frontier)"
         )
+    if query.mode is ReadMode.LAKE:
+        for seam in seams:
+            if not streams(seam):
+                warn(
+                    f"{seam.table.name} is a tiered table: its lake has no row from the cut-line on, and lacks"
+                    " corrections that are not folded yet (--mode seam reads all of it)"
+                )
     reads = []
     for seam in seams:
         if seam not in of_lake and seam.dropped:
@@ -278,6 +287,12 @@ def _await(settings: Settings, query: Query) -> None:
 
 def _past(when: PastPoint, moment: ConsistentSnapshot, storage: StorageOptions, warn: Warn) -> list[TableRead]:
     seams = {seam.table.name: seam for seam in moment.seams.values()}
+    for name, seam in seams.items():
+        if not streams(seam):
+            raise TableError(
+                f"{name} is a tiered table, which has no frontier: it can only be read as it is now",
+                "read it without --at, in a statement of its own",
+            )
     present = one_frontier(seams.values())
     assert present is not None
     documents = {name: read_metadata(seam.main_location, storage) for name, seam in seams.items()}

@@ -7,11 +7,11 @@ A read is the union of
 
 Each mode fills in these parts:
 
-seam    Tables with heap retention: the published snapshot of the lake (rows below the cut-line) with the corrections
-        applied, and the heap from the cut-line on, all as of one database snapshot. See
+seam    Tables with a cut-line (tiered, or with heap retention): the published snapshot of the lake (rows below the
+        cut-line) with the corrections applied, and the heap from the cut-line on, all as of one database snapshot. See
         mirror_pump/source/catalog/consistent_snapshot.py for why that is one state. Plain mirrors: as `lake`.
 lake    The lake's branch `main` as of the frontier, as every Iceberg engine sees it. For a table with heap retention,
-        it lacks the corrections that are not folded yet.
+        it lacks the corrections that are not folded yet. Of a tiered table it has the rows below the cut-line only.
 heap    The rows of the heap, as a query in Postgres finds them.
 hybrid  See mirror_pump/ops/reads/hybrid_reads.py.
 
@@ -36,7 +36,7 @@ from mirror_pump.lake.format.raw_text_columns import RAW_TEXT_IDS_FROM, is_raw_t
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Column, Lsn, MirroredTable, TableState, TierKind
+from mirror_pump.model import Column, Lsn, MirroredTable, TableMode, TableState, TierKind
 from mirror_pump.quoting import identifier
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, DeltaRow, TableCutline
 from mirror_pump.source.heap.heap_side import HeapSide, heap_side, presented
@@ -130,7 +130,7 @@ class TableRead:
 
 
 def seam_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> TableRead:
-    """Return the read of a whole table with heap retention, as of the database snapshot."""
+    """Return the read of a whole table with a cut-line, as of the database snapshot."""
     tier = seam.table.tier
     assert tier is not None
     edge = Point(tier.column, tier.kind, seam.cut)
@@ -142,17 +142,18 @@ def seam_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOp
 
 def lake_read(seam: TableCutline, lake: LakeSide, storage: StorageOptions) -> TableRead:
     """Return a read of the lake alone."""
-    return assemble(seam.table, ReadMode.LAKE, lake, None, storage, (), of_lake=True, frontier=promised(seam))
+    frontier = promised(seam) if streams(seam) else None
+    return assemble(seam.table, ReadMode.LAKE, lake, None, storage, (), of_lake=True, frontier=frontier)
 
 
 def dropped_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> TableRead:
-    """Return the read of a dropped table with heap retention.
+    """Return the read of a dropped table with a cut-line.
 
     It consists of the lake's rows at the frontier and the corrections that are not folded yet. The heap no longer
     exists.
     """
     lake = main_head(moment, seam, storage)
-    frontier = promised(seam)
+    frontier = promised(seam) if streams(seam) else None
     return assemble(seam.table, ReadMode.LAKE, lake, None, storage, moment.delta(seam), of_lake=True, frontier=frontier)
 
 
@@ -175,13 +176,18 @@ def published(seam: TableCutline) -> LakeSide:
 
 
 def main_head(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> LakeSide:
-    """Return the lake's side of a table with heap retention at the frontier: the head of `main`.
+    """Return the lake's side of a table with a cut-line at the frontier: the head of `main`.
 
     The head is pinned as long as the database snapshot is held.
     """
     head = read_metadata(seam.main_location, storage).current_snapshot_id or -1
     moment.pin_also(seam.table.table_id, head)
     return LakeSide(seam.main_location, head, None)
+
+
+def streams(seam: TableCutline) -> bool:
+    """Return whether the table's changes come by the stream, so that its lake has a frontier."""
+    return seam.table.mode is TableMode.MIRRORED
 
 
 def promised(seam: TableCutline) -> Lsn:
@@ -195,11 +201,11 @@ def promised(seam: TableCutline) -> Lsn:
 
 
 def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
-    """Return the frontier that the tables share. None if there are no tables.
+    """Return the frontier that the tables share. None if there are none whose changes come by the stream.
 
     Raises TableError if the tables have different frontiers.
     """
-    found = {promised(seam): seam for seam in seams}
+    found = {promised(seam): seam for seam in seams if streams(seam)}
     if len(found) > 1:
         oldest = found[min(found)]
         state = "has failed" if oldest.table.state is TableState.FAILED else "is behind"

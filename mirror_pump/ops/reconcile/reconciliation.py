@@ -16,7 +16,7 @@ from typing import Any
 from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
 from mirror_pump.lake.contents.newer_metadata import NewerMetadata
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_lsn
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState, format_lsn
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import TableProgress, TableReport, compare_at
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
@@ -227,7 +227,8 @@ def _compared(
     tables = [
         table
         for table in load_tables(connection, slot)
-        if table.state in _COPIED or (table.state is TableState.WAITING and table.table_id in altered)
+        if table.mode is TableMode.MIRRORED
+        and (table.state in _COPIED or (table.state is TableState.WAITING and table.table_id in altered))
     ]
     reasons = {table.table_id: _before_comparison(table, altered) for table in tables}
     live = [table for table in tables if not reasons[table.table_id]]

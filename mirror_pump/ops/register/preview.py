@@ -8,7 +8,7 @@ from functools import partial
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError
-from mirror_pump.model import TableId
+from mirror_pump.model import TableId, TableMode
 from mirror_pump.ops.retain.retention import grace_text, when_due
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
@@ -45,7 +45,7 @@ class RetentionPreview:
     lag: str
     newest: str | None
     how: str
-    """`dropped` or `detached`."""
+    """`dropped` or `detached`; `kept` if it is copied into the lake and stays in the heap."""
     grace: str
     partitions: tuple[PartitionPreview, ...]
 
@@ -95,8 +95,9 @@ def _preview(
         table_name, table_id = resolve_name(connection, name)
         if load_table(connection, table_id) is not None:
             return TablePreview(str(table_name), registered=True)
-        seen = chosen(connection, describe(connection, table_id, settings.publication), choices)
-        refuse(seen)
+        mode = TableMode.MIRRORED if wish is None else wish.mode
+        seen = chosen(connection, describe(connection, table_id, settings.publication, mode), choices)
+        refuse(seen, mode)
         leaving = None
         if wish is not None:
             # Looking at rows makes a function that does so as the table's owner, where there is none yet.
@@ -133,6 +134,7 @@ def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -
         newest = source.high_water(connection, tier, attached)
         found = fetch_rows(connection, _PartitionSizeRow, _SQL["sizes"], {"table_id": table_id})
         sizes = {size.relation_id: size for size in found}
+    leaves_first = "leaves at once" if plan.mode is TableMode.TIERED else "leaves once the table is copied"
     partitions = []
     for partition in attached:
         if partition.is_default:
@@ -147,13 +149,13 @@ def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -
                 int(size.rows) if size.rows >= 0 else None,
                 size.bytes,
                 due,
-                "leaves once the table is copied" if due else when_due(tier, partition.hi, lag, newest),
+                leaves_first if due else when_due(tier, partition.hi, lag, newest),
             )
         )
     return RetentionPreview(
         span_text(tier.kind, lag),
         None if newest is None else shown(tier.kind, newest),
-        "detached" if plan.detach else "dropped",
+        "kept" if plan.keep_heap else "detached" if plan.detach else "dropped",
         grace_text(plan.drop_grace),
         tuple(partitions),
     )
@@ -161,12 +163,17 @@ def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -
 
 def _retention_lines(retention: RetentionPreview) -> Iterator[str]:
     behind = "the first row" if retention.newest is None else f"the newest key, {retention.newest}"
-    yield f"  partitions leave the heap once they lie {retention.lag} behind {behind}:"
+    kept = retention.how == "kept"
+    what = "are copied into the lake" if kept else "leave the heap"
+    yield f"  partitions {what} once they lie {retention.lag} behind {behind}:"
     for partition in retention.partitions:
         rows = "" if partition.rows is None else f", about {partition.rows:,} rows"
         size = f"{partition.size_bytes / 2**20:,.1f} MiB{rows}"
         yield f"    {partition.partition} [{partition.lo}, {partition.hi}), {size}: {partition.outlook}"
     due = [partition for partition in retention.partitions if partition.due]
+    if kept:
+        yield f"  {len(due)} of {len(retention.partitions)} partitions are copied at once: all of them stay in the heap"
+        return
     yield (
         f"  {len(due)} of {len(retention.partitions)} partitions leave at once: each is {retention.how}"
         f" {retention.grace} (--drop-grace) after proof that the lake holds all of its rows, and not before"

@@ -44,13 +44,13 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.metadata.metadata_files import read_any_version
 from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions, delete, join
-from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState, Tier
+from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableName, TableState, Tier
 from mirror_pump.ops.register.table_locks import limit_lock, with_lock_retries
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.pipeline.publish.publisher import lake_props
-from mirror_pump.pipeline.session.listener import COPY, notify_pump
+from mirror_pump.pipeline.session.listener import COPY, RETAIN, notify_pump
 from mirror_pump.pipeline.session.pump import Pump
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
 from mirror_pump.source.catalog.profiles import find_profile, profile_of, require_unchanged
@@ -168,6 +168,7 @@ def register(
                     observer(Step.REGISTERED, table=name)
             if registered:
                 notify_pump(connection, COPY)
+                notify_pump(connection, RETAIN)
             if registered and wait:
                 follow_copies(connection, settings, list(registered), on_progress, observer)
         except KeyboardInterrupt:
@@ -232,6 +233,11 @@ def _register_one(
                 f" {describe_choices(known.columns, known.excluded) or 'its columns as they are'}",
                 "to change that, unregister and register the table: it is copied again",
             )
+        wanted = TableMode.MIRRORED if retention is None else retention.mode
+        if known.mode is not wanted:
+            raise TableError(
+                f"{known.name} is registered as a {known.mode} table", "to change that, unregister and register it"
+            )
         if retention is not None and read_choices(connection, table_id) is None:
             raise TableError(
                 f"{known.name} is registered without heap retention", "to change that, unregister and register it"
@@ -247,8 +253,9 @@ def _register_one(
         former = registered_as(connection, table_name)
     if former is not None:
         _refuse_to_retire(connection, former)
-    description = chosen(connection, describe(connection, table_id, settings.publication), choices)
-    refuse(description)
+    mode = TableMode.MIRRORED if retention is None else retention.mode
+    description = chosen(connection, describe(connection, table_id, settings.publication, mode), choices)
+    refuse(description, mode)
     plan = None
     if retention is not None:
         plan = plan_retention(connection, description, retention, partial(session_time_zone, settings.require_dsn()))
@@ -257,7 +264,7 @@ def _register_one(
     refresh_profiles(storage, connection)
     _refuse_missing_warehouse(connection, _warehouse(home), storage)
     _refuse_left_over(connection, description.name, storage)
-    table, staged = _new_lake_table(_warehouse(home), description, storage, None if plan is None else plan.tier)
+    table, staged = _new_lake_table(_warehouse(home), description, storage, None if plan is None else plan.tier, mode)
 
     def enter() -> None:
         # An interrupt cancels the running statement, and is raised only once it is certain whether the COMMIT happened.
@@ -348,7 +355,7 @@ def _refuse_left_over(connection: PgConnection, name: TableName, storage: Storag
 
 
 def _new_lake_table(
-    warehouse: str, description: RelationDescription, storage: StorageOptions, tier: Tier | None
+    warehouse: str, description: RelationDescription, storage: StorageOptions, tier: Tier | None, mode: TableMode
 ) -> tuple[MirroredTable, StagedCommit]:
     """Return the table's value and its empty lake table, which nothing refers to yet.
 
@@ -364,7 +371,7 @@ def _new_lake_table(
         name=name,
         columns=description.columns,
         key=description.key,
-        state=state_after(None, TableEvent.REGISTERED),
+        state=state_after(None, TableEvent.REGISTERED if mode is TableMode.MIRRORED else TableEvent.REGISTERED_TIERED),
         start_lsn=Lsn(0),
         data_sequence_number=SequenceNumber(0),
         generation=0,
@@ -373,6 +380,7 @@ def _new_lake_table(
         live_after_lsn=None,
         excluded=description.excluded,
         tier=tier,
+        mode=mode,
     )
     # This refuses a lake type chosen by the user that does not sort as the tier key does.
     CutLine.of(table, cut=0)
@@ -404,15 +412,17 @@ def _enter(
         # This comes first because it takes the strongest lock.
         own_default = plan is not None and enter_default(connection, table)
         connection.execute(f"LOCK TABLE {table.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-        present = chosen(connection, describe(connection, description.table_id, settings.publication), choices)
+        described = describe(connection, description.table_id, settings.publication, table.mode)
+        present = chosen(connection, described, choices)
         if (present.columns, present.identity) != (description.columns, description.identity):
             raise TableError(f"{table.name} was altered while it was being registered", "Register it again.")
         # A table that is in the publication already (a leftover) is removed from it first. Only a change of the
         # publication makes the server describe the relation again before its next change. That is how the pump learns
         # of the table.
         remove_from_publication(connection, settings.publication, table.table_id)
-        add_to_publication(connection, settings.publication, table.name)
-        connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
+        if table.mode is TableMode.MIRRORED:
+            add_to_publication(connection, settings.publication, table.name)
+            connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
         table = replace(table, start_lsn=wal_end(connection))
         ensure_namespace(connection, table.name.schema)
         if former is not None:
@@ -431,10 +441,12 @@ def _enter(
             slot=settings.slot,
             publication=settings.publication,
             profile=profile.name,
+            keep_heap=plan is not None and plan.keep_heap,
         )
-        # The settings of the publication are recorded before they are checked, so that a later change differs from the
-        # record.
-        check_publication(connection, settings.publication)
+        if table.mode is TableMode.MIRRORED:
+            # The settings of the publication are recorded before they are checked, so that a later change differs from
+            # the record.
+            check_publication(connection, settings.publication)
         if plan is not None:
             enter_partitions(connection, table, plan, own_default=own_default)
 

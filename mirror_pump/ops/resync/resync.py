@@ -9,7 +9,7 @@ from typing import Any
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import HistoryDiverged, Interrupted, MirrorPumpError, SourceError, TableError
-from mirror_pump.model import Lsn, TableId, TableState, format_lsn
+from mirror_pump.model import Lsn, TableId, TableMode, TableState, format_lsn
 from mirror_pump.ops.register.registration import CopyProgress, copies_progress, follow_copies
 from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.resync.new_slot import Say, begin_again
@@ -159,7 +159,14 @@ def _plan(connection: PgConnection, settings: Settings, names: Sequence[str]) ->
         raise SourceError(str(lost), f"all tables are concerned, not only those that are named: {COPY_AGAIN}")
     candidates = resync_candidates(connection, settings.slot)
     if names:
-        chosen = {registered_table(connection, name).table_id for name in names}
+        named = [registered_table(connection, name) for name in names]
+        for table in named:
+            if table.mode is TableMode.TIERED:
+                raise TableError(
+                    f"{table.name} is a tiered table: nothing of it comes by the stream",
+                    "there is nothing to copy again; `mirror-pump verify` compares what heap and lake both hold",
+                )
+        chosen = {table.table_id for table in named}
         candidates = [table for table in candidates if table.table_id in chosen]
     goes_on = lost is None and not names and any(table.copied and table.since is not None for table in candidates)
     tables = [_planned(table, lost=lost is not None, goes_on=goes_on) for table in candidates]

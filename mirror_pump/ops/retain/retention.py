@@ -1,4 +1,5 @@
-"""Shows the outlook of partitions under heap retention, shows and changes its options, and resumes stopped tables."""
+"""Shows the outlook of partitions of tiered tables and of those with heap retention, shows and changes the options, and
+resumes stopped tables."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import TableError, UsageError
-from mirror_pump.model import MirroredTable, TableId, Tier, TierKind
+from mirror_pump.model import MirroredTable, TableId, TableMode, Tier, TierKind
 from mirror_pump.ops.maintenance.policies import PolicyEntry
 from mirror_pump.pipeline.session.listener import RETAIN, notify_pump
 from mirror_pump.source.catalog.tables import load_table
@@ -35,8 +36,11 @@ from sql import queries
 
 _SQL = queries("retention")
 
-RETENTION_KEYS = ("heap_retention", "premake", "width", "drop_grace", "detach")
-"""Keys of `mirror-pump policy` that tables with heap retention have in addition to those of maintenance."""
+RETENTION_KEYS = ("heap_retention", "lag", "premake", "width", "drop_grace", "detach")
+"""Keys of `mirror-pump policy` that tables with a cut-line have in addition to those of maintenance. The distance is
+`lag` of a tiered table, and `heap_retention` of a mirrored one."""
+_DROP_KEYS = ("drop_grace", "detach")
+"""Keys that a table which keeps its heap lacks."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,11 @@ class PartitionOutlook:
 
 @dataclass(frozen=True)
 class TableOutlook:
-    """The outlook of one table with heap retention."""
+    """The outlook of one table with a cut-line."""
 
     table: str
+    mode: TableMode
+    keep_heap: bool
     cut: str
     """The cut-line."""
     lag: str
@@ -79,13 +85,17 @@ class TableOutlook:
     def summary(self) -> str:
         if self.stopped is not None:
             return f"cut-line {self.cut}, STOPPED: {self.stopped}"
-        return f"cut-line {self.cut}, keeps {self.lag} behind {self.newest or 'the first row'}"
+        what = "partitions stay, and are in the lake" if self.keep_heap else "keeps"
+        return f"cut-line {self.cut}, {what} {self.lag} behind {self.newest or 'the first row'}"
 
     def to_json(self) -> dict[str, Any]:
         return {
             "table": self.table,
+            "mode": self.mode.value,
+            "keep_heap": self.keep_heap,
             "cut": self.cut,
-            "heap_retention": self.lag,
+            "lag": self.lag,
+            "heap_retention": self.lag if self.mode is TableMode.MIRRORED else None,
             "newest": self.newest,
             "stopped": self.stopped,
             "not_made": self.not_made,
@@ -94,9 +104,9 @@ class TableOutlook:
 
 
 def look(settings: Settings, names: Sequence[str]) -> tuple[TableOutlook, ...]:
-    """Return the outlook of the named tables, or of all tables with heap retention if no name is given.
+    """Return the outlook of the named tables, or of all tables with a cut-line if no name is given.
 
-    It only reads, and its waits for locks are short. Raises TableError for a table without heap retention.
+    It only reads, and its waits for locks are short. Raises TableError for a table without a cut-line.
     """
     with _connect(settings) as connection, source_errors("looking at partitions"):
         source.bounded(connection)
@@ -104,29 +114,35 @@ def look(settings: Settings, names: Sequence[str]) -> tuple[TableOutlook, ...]:
 
 
 def resume(settings: Settings, names: Sequence[str]) -> None:
-    """Resume heap retention of stopped tables, and wake the pump for all postponed work."""
+    """Resume stopped tables, and wake the pump for all postponed work."""
     with _connect(settings) as connection, source_errors("resuming heap retention"):
         connection.execute(_SQL["resume"], {"table_ids": [*_chosen(connection, settings, names)]})
         notify_pump(connection, RETAIN)
 
 
 def show_retention(settings: Settings, name: str) -> list[PolicyEntry]:
-    """Return the retention options of one table; an empty list if it has no heap retention."""
+    """Return the options of one table; an empty list if it has no cut-line."""
     with _connect(settings) as connection, source_errors("reading the choices of heap retention"):
         found = _retained(connection, name)
         if found is None:
             return []
-        _, tier, choices = found
+        table, tier, choices = found
     lag = None if choices.lag == NEVER else span_text(tier.kind, choices.lag)
     width = None if choices.width is None else choices.width.text(tier.kind)
     grace = grace_text(choices.drop_grace)
-    return [
-        PolicyEntry("heap_retention", lag, None, lag or "never", is_set=lag is not None),
+    entries = [
+        PolicyEntry(_distance_key(table), lag, None, lag or "never", is_set=lag is not None),
         PolicyEntry("premake", choices.premake, 0, str(choices.premake), is_set=choices.premake != 0),
         PolicyEntry("width", width, None, width or "none", is_set=width is not None),
         PolicyEntry("drop_grace", grace, grace_text(DROP_GRACE), grace, is_set=choices.drop_grace != DROP_GRACE),
         PolicyEntry("detach", choices.detach, default=False, shown=str(choices.detach).lower(), is_set=choices.detach),
     ]
+    return [entry for entry in entries if not choices.keep_heap or entry.key not in _DROP_KEYS]
+
+
+def _distance_key(table: MirroredTable) -> str:
+    """Return the key of the distance at which partitions leave the heap."""
+    return "lag" if table.mode is TableMode.TIERED else "heap_retention"
 
 
 def grace_text(grace: timedelta) -> str:
@@ -135,20 +151,26 @@ def grace_text(grace: timedelta) -> str:
 
 
 def change_retention(settings: Settings, name: str, key: str | None, text: str | None) -> None:
-    """Set one retention option, or unset it if `text` is None.
+    """Set one of the options, or unset it if `text` is None.
 
     Without a lag no further partition leaves the heap; partitions that have left do not return. Raises TableError for a
-    table without heap retention.
+    table without a cut-line, or without this option.
     """
     with _connect(settings) as connection, source_errors("changing the choices of heap retention"):
         found = _retained(connection, name)
         if found is None:
             raise TableError(
-                f"{name} was registered without heap retention", "unregister it, and register it with --heap-retention"
+                f"{name} was registered without heap retention",
+                "unregister it, and register it with --heap-retention, or with --mode tiered",
             )
-        table, tier, _ = found
-        if key == "heap_retention":
-            lag = NEVER if text is None else parse_span(tier.kind, text, key)
+        table, tier, choices = found
+        distance = _distance_key(table)
+        if key != distance and key in ("heap_retention", "lag"):
+            raise TableError(f"{name} is a {table.mode} table: it has no {key}", f"its key is {distance}")
+        if choices.keep_heap and key in _DROP_KEYS:
+            raise TableError(f"{name} keeps its heap: it has no {key}, since no partition leaves")
+        if key == distance:
+            lag = NEVER if text is None else parse_span(tier.kind, text, distance)
             connection.execute(_SQL["lag"], {"table_id": table.table_id, "lag": lag})
         else:
             zone = "UTC" if tier.kind is not TierKind.TIMESTAMPTZ else session_time_zone(settings.require_dsn())
@@ -192,7 +214,8 @@ def _chosen(connection: PgConnection, settings: Settings, names: Sequence[str]) 
     for name, table_id in zip(names, wanted, strict=True):
         if table_id not in found:
             raise TableError(
-                f"{name} has no heap retention", "register it with `mirror-pump register TABLE --heap-retention N`"
+                f"{name} has no heap retention",
+                "register it with `mirror-pump register TABLE --heap-retention N`, or with `--mode tiered`",
             )
     return found
 
@@ -221,6 +244,8 @@ def _outlook(connection: PgConnection, table_id: TableId) -> TableOutlook:
         not_made = source.NOT_SEEN.format(source.refusal(error))
     return TableOutlook(
         table=str(table.name),
+        mode=table.mode,
+        keep_heap=choices.keep_heap,
         cut=shown(tier.kind, choices.cut),
         lag="everything" if choices.lag == NEVER else span_text(tier.kind, choices.lag),
         newest=None if newest is None else shown(tier.kind, newest),
@@ -232,15 +257,17 @@ def _outlook(connection: PgConnection, table_id: TableId) -> TableOutlook:
                 shown(tier.kind, partition.lo),
                 shown(tier.kind, partition.hi),
                 partition.state,
-                _next(tier, partition, choices, newest),
+                _next(table, partition, choices, newest),
             )
             for partition in known
         ),
     )
 
 
-def _next(tier: Tier, partition: Partition, choices: RetentionChoices, newest: int | None) -> str:
+def _next(table: MirroredTable, partition: Partition, choices: RetentionChoices, newest: int | None) -> str:
     """Return what happens next to a partition, and when or why."""
+    tier = table.tier
+    assert tier is not None
     why = f": {partition.reason}" if partition.reason else ""
     tried = f" (tried {partition.attempts} times)" if partition.attempts else ""
     if choices.stopped is not None:
@@ -248,11 +275,15 @@ def _next(tier: Tier, partition: Partition, choices: RetentionChoices, newest: i
     if partition.name is None:
         return f"the cut-line passes it after the partitions before it{why}"
     if partition.state == HOT:
-        return when_due(tier, partition.hi, choices.lag, newest) + why + tried
+        return when_due(tier, partition.hi, choices.lag, newest, _distance_key(table)) + why + tried
     if partition.state == TIERED:
         return _leaving(partition, choices) + why + tried
+    passed = "the cut-line passes it once the frontier has passed the position at which it was sealed"
+    if table.mode is TableMode.TIERED:
+        of = "" if not partition.chunks_total else f" ({partition.chunks_done} of {partition.chunks_total} chunks)"
+        passed = f"it is copied{of}, then the cut-line passes it"
     follows = {
-        SEALING: "the cut-line passes it once the frontier has passed the position at which it was sealed",
+        SEALING: passed,
         TIERING: "it is compared with the lake next",
     }
     return follows[partition.state] + why + tried
@@ -260,6 +291,8 @@ def _next(tier: Tier, partition: Partition, choices: RetentionChoices, newest: i
 
 def _leaving(partition: Partition, choices: RetentionChoices) -> str:
     """Return when a partition that the lake holds is dropped or detached."""
+    if choices.keep_heap:
+        return "the lake holds it: it stays in the heap as well (keep-heap)"
     how = "detached" if choices.detach else "dropped"
     left = partition.grace_left(choices.drop_grace)
     if left <= timedelta(0):
@@ -267,10 +300,11 @@ def _leaving(partition: Partition, choices: RetentionChoices) -> str:
     return f"the lake holds it: it is {how} after {datetime.now(UTC) + left:%Y-%m-%d %H:%M:%S}+00 (drop_grace)"
 
 
-def when_due(tier: Tier, hi: int, lag: int, newest: int | None) -> str:
-    """Return when a partition with upper bound `hi` begins to leave the heap. `newest` is the newest key."""
+def when_due(tier: Tier, hi: int, lag: int, newest: int | None, key: str = "heap_retention") -> str:
+    """Return when a partition with upper bound `hi` begins to leave the heap. `newest` is the newest key, `key` the
+    option that sets the distance `lag`."""
     if lag == NEVER:
-        return "stays: heap_retention is not set"
+        return f"stays: {key} is not set"
     due = hi + lag
     if due >= 2**63 - 1:
         return "stays: it has no upper bound that could fall behind"

@@ -1,4 +1,4 @@
-"""Reports for `status` on tables with heap retention: cut-line, partitions, pins, and corrections not yet folded."""
+"""Reports for `status` on tables with a cut-line: that, partitions, pins, and corrections not yet folded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mirror_pump.model import TableId, TierKind
+from mirror_pump.model import TableId, TableMode, TierKind
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.tier_keys import NEVER, shown, span_text
 from mirror_pump.source.rows import fetch_rows
@@ -17,12 +17,12 @@ _SQL = queries("status")
 
 @dataclass(frozen=True)
 class RetentionState:
-    """The state of one table that has heap retention or is pinned by readers."""
+    """The state of one table that has a cut-line or is pinned by readers."""
 
     cut: str
     """The cut-line, as SQL prints the tier key."""
     lag: str | None
-    """The option heap_retention; None if no partition leaves the heap."""
+    """How far behind the newest key partitions leave the heap; None if none does."""
     retention_line: int | None
     partitions: Mapping[str, int]
     """The number of partitions in each state."""
@@ -39,13 +39,22 @@ class RetentionState:
     expired_pins: int
     oldest_pin_age: float | None
     """Age in seconds of the oldest pin that has not expired."""
+    mode: TableMode = TableMode.MIRRORED
+    keep_heap: bool = False
+    """Partitions stay in the heap, although the lake holds them."""
+    chunks_total: int = 0
+    """Of a tiered table: the chunks in which sealed partitions are copied. 0 if none is being copied."""
+    chunks_done: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
             "cut": self.cut,
-            "heap_retention": self.lag,
+            "lag": self.lag,
+            "heap_retention": self.lag if self.mode is TableMode.MIRRORED else None,
+            "keep_heap": self.keep_heap,
             "retention_line": self.retention_line,
             "partitions": dict(self.partitions),
+            "copy": {"chunks_total": self.chunks_total, "chunks_done": self.chunks_done},
             "stopped": self.stopped,
             "not_made": self.not_made,
             "waits_for": self.waits_for,
@@ -59,7 +68,7 @@ class RetentionState:
 
 
 def retention_states(connection: PgConnection, slot: str) -> dict[TableId, RetentionState]:
-    """Return the states by table, for the tables that have heap retention or are pinned by readers."""
+    """Return the states by table, for the tables that have a cut-line or are pinned by readers."""
     return {row.table_id: row.state() for row in fetch_rows(connection, _RetentionRow, _SQL["retention"], (slot,))}
 
 
@@ -68,6 +77,8 @@ class _RetentionRow:
     """A row of the query `retention`. Fields with the name of one of `RetentionState` mean the same."""
 
     table_id: TableId
+    mode: str
+    keep_heap: bool
     tier_key_type: str
     cut: int
     lag: int | None
@@ -83,6 +94,8 @@ class _RetentionRow:
     pins: int
     expired_pins: int
     oldest_pin_age: float | None
+    chunks_total: int
+    chunks_done: int
 
     def state(self) -> RetentionState:
         kind = TierKind(self.tier_key_type) if self.tier_key_type in list(TierKind) else TierKind.BIGINT
@@ -100,4 +113,8 @@ class _RetentionRow:
             pins=self.pins,
             expired_pins=self.expired_pins,
             oldest_pin_age=self.oldest_pin_age,
+            mode=TableMode(self.mode),
+            keep_heap=self.keep_heap,
+            chunks_total=self.chunks_total,
+            chunks_done=self.chunks_done,
         )

@@ -11,7 +11,7 @@ from typing import Any, Self
 from mirror_pump.config import Settings
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.storage import read_bytes
-from mirror_pump.model import Lsn, TableId, TableName, TableState
+from mirror_pump.model import Lsn, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.status.alerts import alerts_of
 from mirror_pump.ops.status.lake_content import LakeContent, lake_content
 from mirror_pump.ops.status.maintenance_due import maintenance_due
@@ -219,6 +219,7 @@ class _StatusTableRow:
     table_name: str
     lake_table: str
     state: str
+    mode: str
     frontier: Lsn | None
     """None until the initial copy is complete."""
     snapshot_id: int | None
@@ -265,6 +266,7 @@ def _table(
         table=str(name),
         lake_table=str(TableName(row.schema_name, row.lake_table)),
         state=TableState(state),
+        mode=TableMode(row.mode),
         frontier=frontier,
         lag_bytes=behind,
         lag_seconds=mirror.lag_seconds if live else None,

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from mirror_pump.errors import SourceError
-from mirror_pump.model import Lsn, TableState, format_lsn
+from mirror_pump.model import Lsn, TableMode, TableState, format_lsn
 from mirror_pump.ops.status.lake_content import LakeContent
 from mirror_pump.ops.status.maintenance_due import MaintenanceDue
 from mirror_pump.ops.status.resync_state import ResyncState
@@ -40,7 +40,7 @@ class TableStatus:
     lake_table: str
     state: TableState
     frontier: Lsn | None
-    """None until the initial copy is complete."""
+    """None until the initial copy is complete, and for a tiered table, which no stream concerns."""
     lag_bytes: int | None
     lag_seconds: float | None
     snapshot_id: int | None
@@ -59,9 +59,10 @@ class TableStatus:
     generated_left_out: tuple[str, ...] = ()
     """Generated columns that are not mirrored."""
     retention: RetentionState | None = None
-    """None if the table has no heap retention and no reader pins it."""
+    """None if the table has no cut-line and no reader pins it."""
     maintenance: MaintenanceDue | None = None
     """None while the table is being copied, or if its metadata could not be read."""
+    mode: TableMode = TableMode.MIRRORED
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,7 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "table": table.table,
         "lake_table": table.lake_table,
         "state": table.state.value,
+        "mode": table.mode.value,
         "frontier": _lsn(table.frontier),
         "lag_bytes": table.lag_bytes,
         "lag_seconds": table.lag_seconds,

@@ -13,7 +13,9 @@ rewritten, for example), it is compared again at a new consistent point, up to T
 
 Heap and lake are always compared at the same point in time. So concurrent writes neither look like differences nor hide
 any. Of a table with heap retention, only rows at or above the cut-line are compared: each partition below is compared
-with the lake and its corrections before it is dropped (mirror_pump.pipeline.retention.drop_proof).
+with the lake and its corrections before it is dropped (mirror_pump.pipeline.retention.drop_proof). Of a tiered table,
+the partitions below the cut-line that are still in the heap are compared in that way
+(mirror_pump.ops.verify.below_cutline), without a slot.
 """
 
 from __future__ import annotations
@@ -32,8 +34,14 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete_tree, join
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState, format_lsn
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState, format_lsn
 from mirror_pump.ops.missing_files import refuse_missing
+from mirror_pump.ops.verify.below_cutline import (
+    NotComparable,
+    compare_partitions,
+    compared_text,
+    shared_partitions,
+)
 from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, read_catch_up_changes
 from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, Engines, EnginesBySize, SingleEngine
@@ -73,7 +81,9 @@ class TableReport:
     problem: str | None = None
     """Why the table could not be compared. If set, the table does not count as equal."""
     frontier: Lsn | None = None
-    """The frontier at which it was compared."""
+    """The frontier at which it was compared; None for a tiered table."""
+    compared: str | None = None
+    """What was compared of a tiered table."""
 
     @property
     def equal(self) -> bool:
@@ -90,6 +100,7 @@ class TableReport:
             "different_rows": found.different_rows if found else 0,
             "differences": [*(found.differences if found else ())],
             "problem": self.problem,
+            "compared": self.compared,
         }
 
 
@@ -159,16 +170,47 @@ def verify(
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-verify") as connection:
         chosen = _choose(connection, settings, names)
-        tables = {table.table_id: table for table in chosen if table.state is TableState.LIVE}
+        live = [table for table in chosen if table.state is TableState.LIVE]
+        tables = {table.table_id: table for table in live if table.mode is TableMode.MIRRORED}
         storage = lake_storage(settings, fsync=False)
         with EnginesBySize(settings, storage) if engine is None else nullcontext(SingleEngine(engine)) as engines:
             reports = _Verification(settings, storage, connection, engines, observe).run(tables)
+            for table in live:
+                if table.mode is TableMode.TIERED:
+                    reports[table.table_id] = _compare_tiered(settings, storage, connection, engines, observe, table)
         frontiers = [report.frontier for report in reports.values() if report.frontier is not None]
         applied = connection.execute(_SQL["applied"], {"slot": settings.slot}).fetchone()
     return VerifyReport(
         max(frontiers, default=Lsn(applied[0] if applied else 0)),
         tuple(reports.get(table.table_id) or _not_live(table) for table in chosen),
     )
+
+
+def _compare_tiered(
+    settings: Settings,
+    storage: StorageOptions,
+    connection: PgConnection,
+    engines: Engines,
+    observe: Callable[[TableProgress], None],
+    table: MirroredTable,
+) -> TableReport:
+    """A report on what heap and lake both hold of a tiered table."""
+    name = str(table.name)
+    partitions = shared_partitions(connection, table)
+    relations = [partition.relation_id for partition in partitions]
+    row = connection.execute(_SQL["bytes"], {"relations": relations}).fetchone()
+    size = 0 if row is None else int(row[0])
+    progress = TableProgress(name, VerifyPhase.COMPARING, size <= settings.limits.verify_small_bytes)
+    observe(progress)
+    try:
+        refuse_missing(connection, table, storage)
+        runner = engines.for_heap(size).runner
+        found = compare_partitions(settings, table, partitions, runner, storage)
+    except (NotComparable, TableError) as error:
+        return TableReport(name, None, str(error))
+    finally:
+        observe(replace(progress, phase=VerifyPhase.DONE))
+    return TableReport(name, found, compared=compared_text(partitions))
 
 
 def compare_at(

@@ -16,6 +16,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
+from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,16 @@ class ArchiveBranchOutdated:
 
 
 @dataclass(frozen=True)
+class TieredTableChanged:
+    """A tiered table was altered. Either `change` follows that, or the table ends with `failure`."""
+
+    former: MirroredTable
+    """The table as the mirror knew it."""
+    change: TableChange | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
 class TableGivenUp:
     """A table has to fail so that the others can go on: the slot would be lost otherwise."""
 
@@ -219,6 +230,7 @@ Event: TypeAlias = (
     | AdvanceWanted
     | FoldReady
     | ArchiveBranchOutdated
+    | TieredTableChanged
     | TableGivenUp
     | TablesMarked
     | ThreadFailed

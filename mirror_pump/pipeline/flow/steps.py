@@ -180,8 +180,8 @@ class Step(StrEnum):
     RETENTION_STOPPED = "retention-stopped", Level.ERROR, _FIX_AND_RETAIN
     """No partition leaves the table's heap until an operator has looked at what `reason` says."""
     TIER_ADVANCED = "tier-advanced", Level.INFO
-    """The cut-line of a table with heap retention has advanced. A new session continues from the frontier within a
-    moment."""
+    """The cut-line of a table has advanced. If the stream concerns the table, a new session continues from the frontier
+    within a moment."""
     FOLDED = "folded", Level.DEBUG
     """Corrections of rows below the cut-line are in the lake."""
     FOLD_FAILED = "fold-failed", Level.WARNING, _RETRIED

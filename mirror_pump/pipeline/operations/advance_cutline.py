@@ -1,9 +1,14 @@
 """Advances the cut-line to the upper bound of a sealed partition. Its rows are then read from the lake and modak.delta.
 
-Lake: the archive branch is refreshed at the new cut-line. Catalog: `modak.advance`, under the partition's lock. This
-lock has to be taken before the registration's row, since writers of corrections take the two in that order. If
-something is in the way, nothing is done (AdvanceRefused), and the advance is requested again later. That is not an
-error of the publish.
+Lake: the files of a tiered partition are added, and the archive branch is refreshed at the new cut-line. Catalog:
+`modak.advance`, under the partition's lock. This lock has to be taken before the registration's row, since writers of
+corrections take the two in that order. If something is in the way, nothing is done (AdvanceRefused), and the advance is
+requested again later. That is not an error of the publish.
+
+A tiered partition's files may hold a key twice, or an old row of it: it was changed while they were read. All keys that
+were changed until the last file was read are deleted from them by the same snapshot, in a segment of its own. Their
+rows are among the captured changes, which become corrections here. Keys that are changed later are in one row of one
+file, and the corrections win.
 """
 
 from __future__ import annotations
@@ -12,9 +17,12 @@ from dataclasses import dataclass, replace
 
 import psycopg
 
+from mirror_pump.lake.commit.row_delta import SegmentFiles
+from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
 from mirror_pump.pipeline.operations.registrations import Registration
+from mirror_pump.pipeline.operations.segments import SegmentChange
 from mirror_pump.source.connect import LOCK_TIMEOUT
 from sql import queries
 
@@ -26,17 +34,52 @@ class AdvanceRefused(Exception):
 
 
 @dataclass(frozen=True)
+class PartitionFiles:
+    """The files with which a tiered partition comes into the lake."""
+
+    data: tuple[WrittenFile, ...]
+    """Those of its chunks. They are in the catalog until the publish, which does not remove them if it fails."""
+    deletes: WrittenFile | None
+    """Equality deletes of the keys that were changed while the chunks were read; None if there are none."""
+    raw_text_columns: frozenset[int]
+    """Field IDs of the columns that have a raw text column in `data`."""
+
+    @property
+    def segments(self) -> tuple[SegmentChange, ...]:
+        """The rows, then the deletes, which reach the rows of earlier segments only."""
+        if not self.data:
+            return ()
+        rows = SegmentChange(SegmentFiles(self.data, ()))
+        return (rows,) if self.deletes is None else (rows, SegmentChange(SegmentFiles((), (self.deletes,))))
+
+
+@dataclass(frozen=True)
 class AdvanceCutline(Operation):
     partition_id: str
     """modak.partitions.partition_id."""
     cut: int
     """The new cut-line, a tier value."""
+    brings: PartitionFiles | None = None
+    """For a tiered table: its rows in the lake. The stream has brought those of a mirrored one."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return () if self.brings is None or self.brings.deletes is None else (self.brings.deletes.path,)
 
     def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         """Raises AdvanceRefused unless readers see commits at once."""
         if not registration.readers_see_commits:
             raise AdvanceRefused("the table is being copied or filled")
-        return replace(plan, archive_due=True, cut=self.cut)
+        plan = replace(plan, archive_due=True, cut=self.cut)
+        if self.brings is None or not self.brings.segments:
+            return plan
+        return replace(
+            plan,
+            segments=(*plan.segments, *self.brings.segments),
+            raw_text_columns=plan.raw_text_columns | self.brings.raw_text_columns,
+            # Nobody has read the keys of these rows.
+            forgets_index=True,
+        )
 
     def lock(self, cursor: Cursor, recording: Recording) -> None:
         """Locks the partition and advances the cut-line in the catalog. Raises AdvanceRefused."""

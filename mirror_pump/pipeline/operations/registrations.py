@@ -10,7 +10,7 @@ from typing import Any
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
-from mirror_pump.model import Lsn, SequenceNumber, TableId, TableState, Tier
+from mirror_pump.model import Lsn, SequenceNumber, TableId, TableMode, TableState, Tier
 from mirror_pump.policy import policy_of
 from mirror_pump.source.catalog.tables import tier_of
 
@@ -56,6 +56,7 @@ class Registration:
     """Field IDs of the columns that have a value in rows that are older than the column. Every file has these
     columns."""
     tier: Tier | None
+    mode: TableMode = TableMode.MIRRORED
 
     @property
     def readers_see_commits(self) -> bool:
@@ -124,7 +125,8 @@ class RegistrationRow:
     tier_key_type: str
     tier_key_hi: int
     """The cut-line."""
-    heap_retention_lag: int | None
+    mode: str
+    lag: int | None
     """None if no partition leaves the heap."""
 
     def registration(self, *, pin_in_hand: bool) -> Registration:
@@ -147,5 +149,6 @@ class RegistrationRow:
             snapshot_id=self.snapshot_id,
             rows_dropped=self.rows_dropped,
             initial_fields=frozenset(self.initial_fields),
-            tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.heap_retention_lag),
+            tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag),
+            mode=TableMode(self.mode),
         )

@@ -39,7 +39,7 @@ from mirror_pump.lake.metadata.snapshot_summary import (
     TIMELINE_PROPERTY,
 )
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
-from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableState, format_lsn
+from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableState, format_lsn
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, KeyIndexes
 from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
@@ -295,7 +295,8 @@ class Stager:
         # rows are removed.
         if plan.forgets_index or row.rows_dropped:
             self._indexes.forget(request.table.table_id)
-        summary = _frontier_summary(plan, known, frontier, live, self._timeline)
+        promised = (frontier, live) if row.mode is TableMode.MIRRORED else (None, None)
+        summary = _frontier_summary(plan, known, *promised, self._timeline, goes_live=live is not None)
         with StagedFiles(self._storage) as written:
             encoded = self._encoded(request.table, plan, known, row, written)
             staged = None
@@ -411,12 +412,13 @@ def _committed(known: LakeTable, change: RowDelta, row: Registration) -> StagedC
 
 
 def _frontier_summary(
-    plan: TablePlan, known: LakeTable, frontier: Lsn | None, live: Lsn | None, timeline: int
+    plan: TablePlan, known: LakeTable, frontier: Lsn | None, live: Lsn | None, timeline: int, *, goes_live: bool
 ) -> dict[str, str]:
-    """Returns the summary entries about the snapshot's frontier (see the module's invariant)."""
-    if live is None and plan.state in (TableState.WAITING, TableState.COPYING):
+    """Returns the summary entries about the snapshot's frontier (see the module's invariant). A tiered table has
+    none."""
+    if not goes_live and plan.state in (TableState.WAITING, TableState.COPYING):
         return {COPYING_PROPERTY: "true"}
-    if live is None and plan.state is TableState.FILLING:
+    if not goes_live and plan.state is TableState.FILLING:
         return {COPYING_PROPERTY: "true", FILLING_PROPERTY: "true"}
     promised = frontier if live is None else live
     if promised is not None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from datetime import timedelta
 
@@ -32,13 +31,13 @@ from mirror_pump.errors import (
     TaskFailed,
 )
 from mirror_pump.lake.commit.presence import require_all
-from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
-from mirror_pump.pipeline.flow.events import AdvanceWanted, FrontierWanted, LakeFileMissing
+from mirror_pump.model import MirroredTable, TableId, TableState
+from mirror_pump.pipeline.flow.events import LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.pipeline.flow.tasks import Tasks, outcome
-from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
+from mirror_pump.pipeline.flow.tasks import Tasks
+from mirror_pump.pipeline.retention.cutline_advance import CutlineAdvance
 from mirror_pump.pipeline.retention.drop_proof import Proof, Prover
 from mirror_pump.pipeline.retention.newest_keys import NewestKeys
 from mirror_pump.pipeline.retention.partition_premake import Premaker
@@ -61,10 +60,10 @@ class PartitionShedding:
         self._slot = context.slot
         self._observer = context.observer
         self._interval = context.settings.retention_interval
-        self._awaits_frontier = False
         self._thread = session_thread("retention", self._run, context.inbox)
         self._limits = context.settings.limits
         tasks = Tasks(context.runner, self._thread.stopping)
+        self._cutline = CutlineAdvance(context, tasks, self._thread.stopping)
         self._prover = Prover(context.connect, tasks, context.storage, context.dsn, self._limits)
         self._backoff = Backoff(source.FIRST_PAUSE, self._limits.retry_pause_max)
         self._refusals: dict[tuple[TableId, str], Retries] = {}
@@ -83,7 +82,7 @@ class PartitionShedding:
 
     def published(self) -> None:
         """Notes that the frontier has moved, possibly past a seal that the cut-line waits for."""
-        if self._awaits_frontier:
+        if self._cutline.awaits_frontier:
             self._thread.wake()
 
     def wake(self) -> None:
@@ -111,7 +110,7 @@ class PartitionShedding:
                 with source_errors("sweeping expired pins"), suppress(psycopg.errors.LockNotAvailable):
                     source.run(connection, "sweep_pins", {"slot": self._slot})
                     source.run(connection, "prune", {"slot": self._slot})
-            self._awaits_frontier = False
+            self._cutline.awaits_frontier = False
             moved = False
             with source_errors("looking for tables with heap retention"):
                 tables = source.retained_tables(connection, self._slot)
@@ -161,6 +160,7 @@ class PartitionShedding:
         def newest() -> int | None:
             return self._newest.of(connection, table.table_id, tier, source.read_attached(connection, table.table_id))
 
+        self._cutline.tidy(connection, table)
         moved, first, all_due = False, True, True
         for partition in source.read_partitions(connection, table.table_id):
             if self._thread.stopping():
@@ -173,6 +173,9 @@ class PartitionShedding:
                     moved |= partition.captured and self._unseal(connection, table, partition)
                     continue
                 self._undue.pop((table.table_id, partition.partition_id), None)
+            if partition.state == TIERED and choices.keep_heap:
+                moved |= self._unproven_if_altered(connection, table, partition)
+                continue
             if partition.state == TIERED and not self._leaves(connection, table, partition, choices, newest):
                 continue
             # The cut-line passes partitions in order. Meanwhile all due partitions are sealed.
@@ -190,7 +193,7 @@ class PartitionShedding:
                 moved = True
                 self._refusals.pop((table.table_id, partition.partition_id), None)
                 if waits and partition.sealed_lsn is not None:
-                    # The cut-line moved, so the session ends, and this thread ends with it.
+                    # The cut-line moved: `table` is out of date. A session with a stream that concerns the table ends.
                     return True
             elif refused:
                 self._refused(connection, table, partition, refused)
@@ -264,6 +267,15 @@ class PartitionShedding:
         source.run(connection, "waits", {**where, "reason": "it is not due any more: it stays"})
         return False
 
+    @staticmethod
+    def _unproven_if_altered(connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:
+        """Has a partition that stays in the heap compared with the lake again if a command may have changed its rows
+        behind its triggers. Returns whether it has."""
+        if not partition.altered or partition.name is None:
+            return False
+        where = {"table_id": table.table_id, "partition_id": partition.partition_id}
+        return source.run(connection, "unproven", where) > 0
+
     def _unseal(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:
         """Returns a sealed partition that is no longer due to the hot state. Returns whether this was done."""
         key = table.table_id, partition.partition_id
@@ -283,27 +295,18 @@ class PartitionShedding:
     def _advance(
         self, connection: PgConnection, table: MirroredTable, partition: Partition, choices: RetentionChoices
     ) -> str | None:
-        """Has the loop move the cut-line past the partition."""
-        assert partition.sealed_lsn is not None
-        where = {"table_id": table.table_id, "partition_id": partition.partition_id}
-        if (reader := source.reader_in_the_way(connection, table.table_id, partition.hi)) is not None:
-            # Check again at every turn without backoff: the cut-line moves as soon as the reader is done.
-            source.run(connection, "waits", {**where, "reason": reader})
-            return ""
-        if partition.name is not None and source.run(connection, "crowded", where):
-            return "much of it was changed since it was sealed: it is sealed again"
-        if choices.applied < partition.sealed_lsn:
-            self._awaits_frontier = True
-            self._inbox.put(FrontierWanted(Lsn(partition.sealed_lsn)))
-            return ""
-        answer: Future[str | None] = Future()
-        advance = AdvanceCutline(partition.partition_id, partition.hi)
-        self._inbox.put(AdvanceWanted(table, advance, answer))
+        """Has the cut-line move past the partition; for a tiered one, after it was copied."""
+
+        def copied(rows: int) -> None:
+            self._done(connection, table, partition, "copy", rows=rows)
+
         try:
-            refused = outcome(answer, self._thread.stopping)
-        except (CancelledError, MirrorPumpError, psycopg.Error):
-            # The session ends for some reason. The catalog records whether the cut-line has moved.
-            raise ThreadStopped from None
+            refused = self._cutline.advance(connection, table, partition, choices, copied)
+        except ConnectionLost:
+            raise
+        except (TableError, LakeError, SourceError, TaskFailed) as error:
+            self._report_missing(table, error)
+            return f"it could not be copied: {error}"
         if refused is None:
             self._done(connection, table, partition, "advance")
         return refused
@@ -340,7 +343,7 @@ class PartitionShedding:
             "rows": proof.rows,
             "differing": [*proof.differing],
         }
-        source.journal(connection, table.table_id, "failed", details, proof.snapshot_id)
+        source.journal(connection, table, "failed", details, proof.snapshot_id)
         if not partition.attached_late:
             # A partition that was attached late held rows that were never mirrored. Its failed proof means nothing for
             # the others.
@@ -373,7 +376,7 @@ class PartitionShedding:
     ) -> None:
         snapshot_id = details.pop("snapshot_id", None)
         entry = {"kind": kind, "partition": partition.partition_id, "lo": partition.lo, "hi": partition.hi, **details}
-        source.journal(connection, table.table_id, "done", entry, snapshot_id if isinstance(snapshot_id, int) else None)
+        source.journal(connection, table, "done", entry, snapshot_id if isinstance(snapshot_id, int) else None)
         self._observer(Step.RETENTION, table=str(table.name), partition=partition.partition_id, step=kind)
 
     def _due(self, table_id: TableId, partition_id: str) -> bool:

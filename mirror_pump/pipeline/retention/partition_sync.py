@@ -2,8 +2,9 @@
 
 A partition that its owner dropped or detached takes no row with it: the lake keeps its rows, and the cut-line passes it
 in its turn. The mirror does not own the rows of a partition that was attached below the cut-line: later changes of it
-become corrections, and it is dropped only if the lake turns out to hold its rows. A partition whose trigger is gone is
-sealed again.
+become corrections, and it is dropped only if the lake turns out to hold its rows. Of a table that keeps its heap, such
+a partition's rows all become corrections, so that the lake has them too. A partition whose trigger is gone is sealed
+again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import HOT, SEALING, TIERED, TIERING, Attached, Partition, RetentionChoices
 
 _LATE = "attached below the cut-line: what it held then is not in the lake"
+_KEPT_LATE = "attached below the cut-line: its rows came into the lake as corrections"
 _UNWATCHED = "its trigger zz_modak_row was dropped or switched off: it is sealed again"
 
 
@@ -68,12 +70,15 @@ def _default(connection: PgConnection, table: MirroredTable, leaf: Attached, sto
 
 def _new(connection: PgConnection, table: MirroredTable, leaf: Attached, choices: RetentionChoices) -> bool:
     late = leaf.lo < choices.cut
+    why = _KEPT_LATE if choices.keep_heap else _LATE
     with source.limited(connection):
         if late:
             connection.execute(f"LOCK TABLE ONLY {leaf.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-        name = source.enter(connection, table.table_id, leaf, TIERING if late else HOT, _LATE if late else None)
+        name = source.enter(connection, table.table_id, leaf, TIERING if late else HOT, why if late else None)
         if late:
             source.install(connection, table.table_id, leaf.relation_id, name, "cold")
+            if choices.keep_heap:
+                source.correct_all(connection, table.table_id, leaf.relation_id)
     return True
 
 

@@ -32,6 +32,10 @@ at or above the cut-line. So a change that would make the rows below the cut-lin
 new column whose values in existing rows are unknown, a type that cannot read the old type's values, another key, or
 values that print differently. Removing a partition removes no row from the lake, no matter who dropped it.
 
+The lake has no row of a tiered table at or above its cut-line. So nothing is ever copied again: a change that leaves
+the rows below it right is followed, and any other fails the table. Its notes come from a comparison of the catalogs
+(mirror_pump.pipeline.schema.tiered_changes).
+
 A constant default does not fail the table: rows below the cut-line have the reported value. Nothing else in the same
 transaction reached them. So the column keeps that value when the table is copied again for another reason, and its
 files are filled after the copy (mirror_pump.pipeline.schema.column_fill).
@@ -49,7 +53,7 @@ from mirror_pump.errors import TableError
 from mirror_pump.lake.commit.schema_evolution import widens
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds, bounds_of
 from mirror_pump.lake.format.initial_defaults import holds_text
-from mirror_pump.model import Column, MirroredTable, Tier
+from mirror_pump.model import Column, MirroredTable, TableMode, Tier
 from mirror_pump.source.relations.change_notes import REWRITTEN_TYPE, REWRITTEN_VALUES, Note
 from mirror_pump.source.relations.column_choices import still_chosen
 from mirror_pump.source.relations.description import RelationDescription
@@ -120,12 +124,13 @@ def decide(table: MirroredTable, note: Note, seen: RelationDescription | None) -
         # The note announces a rewrite but does not describe its result.
         return SchemaChangeDecision(Action.WAIT, table, "its rows were rewritten")
     seen = still_chosen(seen, table)
-    keyless = not seen.identity.key or not seen.identity.immediate or seen.identity.setting == "n"
+    tiered = table.mode is TableMode.TIERED
+    keyless = not seen.identity.key or not seen.identity.immediate or (seen.identity.setting == "n" and not tiered)
     reason = ""
     try:
-        refuse(seen)
+        refuse(seen, table.mode)
     except TableError as error:
-        if not keyless:
+        if not keyless or tiered:
             return SchemaChangeDecision(Action.FAIL, table, f"{error}. {error.remedy}; then unregister and register it")
         reason = str(error)
     former: dict[str, Any] = json.loads(table.shape) if table.shape else {}
@@ -151,13 +156,15 @@ def decide(table: MirroredTable, note: Note, seen: RelationDescription | None) -
         reasons.append(_Reason("its key changed", everywhere=True))
     dropped = _dropped(note, former, table)
     reasons += _other_reasons(note, former, table, gone_known=dropped is not None)
+    if tiered:
+        reasons = [reason for reason in reasons if reason.everywhere and _old_rows_left(table)]
     everywhere = ", ".join(reason.text for reason in reasons if reason.everywhere)
     if everywhere and _old_rows_left(table):
         reason = f"{everywhere}. Its old rows are in the lake alone and cannot be read again; they stay as they are"
         if any(column.attnum not in {known.attnum for known in table.columns} for column in columns):
             reason += _ADD_OTHERWISE
         return SchemaChangeDecision(Action.FAIL, table, reason)
-    if not note.settled and _prints_differently(former, note):
+    if not note.settled and not tiered and _prints_differently(former, note):
         # Transactions that are still writing to the table will send rows as the types printed them before.
         return SchemaChangeDecision(Action.WAIT, table, ", ".join(reason.text for reason in reasons))
     if reasons:
@@ -248,8 +255,8 @@ def _columns(
 
 def _may_fill(table: MirroredTable) -> bool:
     """Whether new columns may be filled. A table that is still being copied is filled only if it has rows below the
-    cut-line, which are not copied: then it is filled afterwards."""
-    return table.state.has_all_rows or _old_rows_left(table)
+    cut-line, which are not copied: then it is filled afterwards. A tiered table has no other rows in the lake."""
+    return (table.state.has_all_rows and table.mode is TableMode.MIRRORED) or _old_rows_left(table)
 
 
 def _old_rows_left(table: MirroredTable) -> bool:

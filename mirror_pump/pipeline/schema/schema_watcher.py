@@ -1,4 +1,5 @@
-"""Finds changes of schema and publication that have no note in the stream yet, and decides about those that have."""
+"""Finds changes of schema and publication that have no note in the stream yet, and decides about those that have. Also
+finds those of tiered tables, which the stream does not concern."""
 
 from __future__ import annotations
 
@@ -6,18 +7,16 @@ import time
 from functools import partial
 
 from mirror_pump.errors import about
-from mirror_pump.model import MirroredTable, TableId, TableState
+from mirror_pump.model import TableId, TableState
 from mirror_pump.pipeline.flow.events import CopyFailed
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
-from mirror_pump.pipeline.schema.decisions import DROPPED, Action, SchemaChangeDecision, decide
+from mirror_pump.pipeline.schema.decisions import DROPPED
+from mirror_pump.pipeline.schema.tiered_changes import tiered_changes
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import (
-    INVALID_NOTE_ERRORS,
-    Note,
     Waiting,
-    describe_note,
     note_changes,
     waiting_tables,
     watch_partitions,
@@ -32,19 +31,6 @@ _LOOK_INTERVAL = 2.0
 """Seconds between two comparisons: how long a change may go unnoticed where no event trigger reports it."""
 _SHARE = 0.02
 """The largest share of time spent comparing. With very many tables the pauses get longer."""
-
-
-def decide_from_note(connection: PgConnection, table: MirroredTable, note: Note) -> SchemaChangeDecision:
-    """What to do about a table after a note. Queries the database for the types that the note names."""
-    try:
-        return decide(table, note, describe_note(connection, note))
-    except INVALID_NOTE_ERRORS:
-        # Either the catalogs are ahead of the stream and a type no longer exists: a later note describes the table
-        # without it. Or another program emitted the message. It must neither end the pump nor be trusted: the pump's
-        # own next note describes the table.
-        return SchemaChangeDecision(
-            Action.WAIT, table, "one of its types does not exist any more, or the note about it was not the pump's"
-        )
 
 
 class SchemaWatcher:
@@ -85,6 +71,8 @@ class SchemaWatcher:
                 )
                 note_changes(connection, self._slot, self._settled(connection), partial(self._fail, connection))
                 watch_partitions(connection)
+                for change in tiered_changes(connection, self._slot):
+                    self._inbox.put(change)
                 self._thread.await_wake(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))
 
     def _fail(self, connection: PgConnection, table_id: TableId, reason: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from mirror_pump.cores import available_cores
-from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode
 from mirror_pump.pipeline.copy.copier import Copier
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.shared_connection import SharedConnection
@@ -20,8 +20,9 @@ from mirror_pump.pipeline.retention.fold import Folder
 from mirror_pump.pipeline.retention.partition_shedding import PartitionShedding
 from mirror_pump.pipeline.schema.column_fill import FillJob
 from mirror_pump.pipeline.schema.decisions import SchemaChangeDecision
+from mirror_pump.pipeline.schema.note_decisions import decide_from_note
 from mirror_pump.pipeline.schema.publication_changes import copy_altered
-from mirror_pump.pipeline.schema.schema_watcher import SchemaWatcher, decide_from_note
+from mirror_pump.pipeline.schema.schema_watcher import SchemaWatcher
 from mirror_pump.pipeline.session.listener import Listener
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.stream_start import check_start
@@ -155,7 +156,7 @@ def drop_stale_indexes(indexes: KeyIndexes, connection: PgConnection, slot: str)
 def _registered(lookups: SharedConnection, relation_id: int) -> MirroredTable | None:
     with lookups.use() as connection:
         table = load_table(connection, TableId(relation_id))
-    return None if table is None or table.state.has_ended else table
+    return None if table is None or table.state.has_ended or table.mode is not TableMode.MIRRORED else table
 
 
 def _decision(lookups: SharedConnection, table: MirroredTable, note: Note) -> SchemaChangeDecision:
@@ -165,7 +166,7 @@ def _decision(lookups: SharedConnection, table: MirroredTable, note: Note) -> Sc
 
 def _mirrored(lookups: SharedConnection, slot: str) -> list[TableId]:
     with lookups.use() as connection:
-        rows = connection.execute(_SQL["not_failed"], {"slot": slot}).fetchall()
+        rows = connection.execute(_SQL["streamed"], {"slot": slot}).fetchall()
     return [TableId(table_id) for (table_id,) in rows]
 
 

@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 from mirror_pump.engine.ingest.segment_tasks import SegmentResult
 from mirror_pump.errors import FileDamaged, FileMissing, LakeError, SourceError, TableError, UnsendableRow
 from mirror_pump.lake.storage import discard
-from mirror_pump.model import Lsn, TableId, TableState
+from mirror_pump.model import Lsn, TableId, TableMode, TableState
 from mirror_pump.pipeline.flow.events import (
     AdvanceWanted,
     ArchiveBranchOutdated,
@@ -40,6 +40,7 @@ from mirror_pump.pipeline.flow.events import (
     TableGivenUp,
     TablesMarked,
     ThreadFailed,
+    TieredTableChanged,
     task_periods,
 )
 from mirror_pump.pipeline.flow.session_context import SessionContext
@@ -47,6 +48,7 @@ from mirror_pump.pipeline.flow.steps import Step, report_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
+from mirror_pump.pipeline.operations.combinations import schema_operation
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.restart_copy import RestartCopy
@@ -233,6 +235,9 @@ class PumpSession:
                     self._services.receiver.want_position()
             case ChunkCopied(table, chunk):
                 self._chunks.add(table, chunk)
+            case CopyPlanned(table) if table.mode is TableMode.TIERED:
+                # Its files are filled. It goes live at any frontier.
+                self._publish(PublishRequest())
             case CopyPlanned():
                 # An empty table has no chunks to publish, but the frontier has to move before the table can go live.
                 self._handle_idle()
@@ -259,6 +264,8 @@ class PumpSession:
                 self._fold(work)
             case ArchiveBranchOutdated(table):
                 self._publish(PublishRequest(tables=(TableRequest(table, (RefreshArchive(),)),)))
+            case TieredTableChanged():
+                self._follow(work)
             case TableGivenUp():
                 given_up = load_table(self._services.connection, work.table_id)
                 if given_up is not None and not given_up.state.has_ended and not work.handled.is_set():
@@ -339,7 +346,8 @@ class PumpSession:
 
         Invariant: published stream changes were decoded under the current cut-line, so that below the cut-line the
         main branch changes by folds only. Segments in tasks and in the inbox were decoded under the old cut-line. They
-        are discarded with this session, and the next session receives them again from the frontier.
+        are discarded with this session, and the next session receives them again from the frontier. No segment concerns
+        a tiered table, so the session goes on after an advance of its cut-line.
         """
         if not work.answer.set_running_or_notify_cancel():
             return
@@ -354,9 +362,24 @@ class PumpSession:
         if work.table.table_id not in landed.tables:
             work.answer.set_result("the table has failed, was registered again, or is being copied")
             return
-        self._begin_again = True
+        if work.table.mode is TableMode.MIRRORED:
+            self._begin_again = True
         self._observer(Step.TIER_ADVANCED, table=str(work.table.name), cut=work.advance.cut)
         work.answer.set_result(None)
+
+    def _follow(self, work: TieredTableChanged) -> None:
+        """Publish a change of a tiered table, unless it is followed already."""
+        former = work.former
+        present = load_table(self._services.connection, former.table_id)
+        if present is None or present.state is not former.state or present.shape != former.shape:
+            return
+        if work.failure is not None:
+            self._publish(PublishRequest(failures=(work.failure,)))
+        elif work.change is not None:
+            table_request = TableRequest(work.change.table, (schema_operation(work.change),))
+            landed = self._publish(PublishRequest(tables=(table_request,)))
+            if former.table_id not in landed.dropped:
+                self._change_reports.report(work.change)
 
     def _want_index(self, work: IndexWanted) -> None:
         if not work.answer.set_running_or_notify_cancel():

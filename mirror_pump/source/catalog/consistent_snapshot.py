@@ -71,7 +71,7 @@ class TableCutline:
     location: str
     """The metadata file whose current snapshot is the published snapshot."""
     frontier: Lsn | None
-    """The frontier; None while the table is being copied."""
+    """The frontier; None while the table is being copied, and of a tiered table."""
     main_location: str
     """The metadata file that the catalog names: its current snapshot is `main`'s head."""
     dropped: bool = False
@@ -79,7 +79,7 @@ class TableCutline:
 
     @property
     def has_retention(self) -> bool:
-        """Whether the table has heap retention, so that a complete read needs both the lake and the heap."""
+        """Whether the table has a cut-line, so that a complete read needs both the lake and the heap."""
         return self.table.tier is not None
 
 

@@ -67,6 +67,8 @@ class MaintainedTable:
     """Snapshots of unexpired read pins."""
     copying: bool
     """Its initial copy is not complete: nothing may be rewritten or removed."""
+    copied_files: frozenset[str]
+    """URIs of files of a tiered table's partitions that are not in the lake yet."""
 
     @property
     def protected(self) -> frozenset[int]:
@@ -109,6 +111,7 @@ class _MaintainedTableRow:
     published_location: str
     pinned: list[int]
     copy_planned: bool
+    copied_files: list[str]
 
     def table(self) -> MaintainedTable:
         return MaintainedTable(
@@ -125,6 +128,7 @@ class _MaintainedTableRow:
             published_location=self.published_location,
             pinned=frozenset(self.pinned),
             copying=self.copy_planned or self.state in (TableState.WAITING, TableState.COPYING, TableState.FILLING),
+            copied_files=frozenset(self.copied_files),
         )
 
 

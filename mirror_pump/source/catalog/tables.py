@@ -19,6 +19,7 @@ from mirror_pump.model import (
     SequenceNumber,
     SnapshotId,
     TableId,
+    TableMode,
     TableName,
     TableState,
     Tier,
@@ -74,14 +75,18 @@ def insert_table(
     slot: str,
     publication: str,
     profile: str = DEFAULT_PROFILE,
+    *,
+    keep_heap: bool = False,
 ) -> None:
     """Registers a table, in the transaction that publishes its empty lake table. `lake_props` is stored in
     cutline.lake_props.
 
-    Without heap retention, the tier key is the first key column. The frontier is NULL until the copy is complete, so
-    readers are promised nothing. Raises SourceError if the table is already registered.
+    Without a cut-line, the tier key is the first key column. The frontier is NULL until the copy is complete, so
+    readers are promised nothing; that of a tiered table always is. It has no slot and no publication, and its lag is
+    one of its choices (modak.lag_of). Raises SourceError if the table is already registered.
     """
     names = {"table_id": table.table_id, "schema": table.name.schema, "name": table.name.name}
+    streams = table.mode is TableMode.MIRRORED
     with source_errors(f"registering {table.name}"):
         conn.execute(
             _SQL["register"],
@@ -90,11 +95,13 @@ def insert_table(
                 "key": list(table.key),
                 "tier_key": tier_key(table),
                 "tier_key_type": tier_key_type(table),
-                "lag": table.tier.lag if table.tier is not None else None,
+                "lag": table.tier.lag if table.tier is not None and streams else None,
                 "ref": f"{table.name.schema}.{table.lake_table}",
-                "publication": publication,
-                "slot": slot,
+                "mode": table.mode.value,
+                "publication": publication if streams else None,
+                "slot": slot if streams else None,
                 "profile": profile,
+                "keep_heap": keep_heap,
             },
         )
         conn.execute(
@@ -126,7 +133,8 @@ def insert_table(
             ),
         )
         conn.execute(_SHAPE_SQL["record"], {"table_id": table.table_id})
-        record_published(conn, slot, [table.table_id])
+        if streams:
+            record_published(conn, slot, [table.table_id])
 
 
 def tier_key(table: MirroredTable) -> str:
@@ -211,7 +219,8 @@ class _MirroredTableRow:
     tier_key_col: str
     tier_key_type: str
     tier_key_hi: int
-    heap_retention_lag: int | None
+    mode: str
+    lag: int | None
 
     def table(self) -> MirroredTable:
         return MirroredTable(
@@ -230,13 +239,14 @@ class _MirroredTableRow:
             shape=self.shape,
             excluded=tuple(ExcludedColumn(**column) for column in self.excluded),
             dropped_rows=tuple(json.dumps(bounds) for bounds in self.dropped_rows),
-            tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.heap_retention_lag),
+            tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag),
+            mode=TableMode(self.mode),
         )
 
 
 def tier_of(column: str, kind: str, cut: int, lag: int | None) -> Tier | None:
-    """The heap retention that these catalog columns describe. None for a table without: it has no lag, and its cut-line
-    has never moved."""
+    """The cut-line that these catalog columns describe. None for a table without: it has no lag, and its cut-line has
+    never moved."""
     if lag is None and cut == EVERYTHING_IN_HEAP:
         return None
     tier = Tier(column, TierKind(kind), cut, lag)

@@ -372,6 +372,29 @@ def note_changes(
         return noted
 
 
+def note_tables(connection: PgConnection, table_ids: Sequence[TableId]) -> bool:
+    """Emits notes for those of these tables whose changes have not been noted. False if somebody is altering one of
+    them at the moment, or it has a name that UTF-8 does not have: then nothing was noted."""
+    with source_errors("looking for schema changes"):
+        try:
+            _note(connection, table_ids, {}, LOCK_TIMEOUT)
+        except (*_BUSY, *_ENCODING_ERRORS):
+            return False
+    return True
+
+
+def observed_note(connection: PgConnection, table_id: TableId) -> Note | None:
+    """What a note would say of a table as it was last noted, with the values of all columns that were ever added. None
+    if the table is not registered any more."""
+    with source_errors("reading what was last noted"):
+        row = connection.execute(_SQL["observed"], {"table_id": table_id}).fetchone()
+    if row is None:
+        return None
+    shape, missing = row
+    content = {"table": table_id, "exact": False, "settled": True, "shape": shape, "missing": missing}
+    return parse_note(b" " * _SIGNATURE_LENGTH + json.dumps(content).encode())
+
+
 def _note(
     connection: PgConnection, table_ids: Sequence[TableId], ready: Mapping[TableId, Waiting], lock_timeout: str
 ) -> int:

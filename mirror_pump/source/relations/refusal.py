@@ -6,6 +6,7 @@ import shlex
 
 from decoders.columns import Kind
 from mirror_pump.errors import TableError
+from mirror_pump.model import TableMode
 from mirror_pump.quoting import identifier
 from mirror_pump.source.relations.description import Identity, LeafPartition, RelationDescription
 
@@ -31,18 +32,23 @@ _RESERVED = frozenset(
 cannot read a table with a column of such a name at all. The names of other metadata columns do no harm."""
 
 
-def refuse(description: RelationDescription) -> None:
-    """Raises TableError, with what to do, if the relation cannot be mirrored exactly."""
+def refuse(description: RelationDescription, mode: TableMode = TableMode.MIRRORED) -> None:
+    """Raises TableError, with what to do, if the relation cannot be mirrored exactly, or cannot be tiered.
+
+    A tiered table is in no publication, so its replica identity matters only where it names the key.
+    """
+    streams = mode is TableMode.MIRRORED
     _refuse_kind(description)
     _refuse_place(description)
     _refuse_access(description)
-    _refuse_identity(description)
-    _refuse_whole_rows(description)
+    _refuse_identity(description, streams=streams)
+    if streams:
+        _refuse_whole_rows(description)
     _refuse_key_columns(description)
     _refuse_names(description)
     for leaf in description.leaves:
         if leaf.relation_id != description.table_id:
-            _refuse_leaf(description, leaf)
+            _refuse_leaf(description, leaf, streams=streams)
 
 
 def _refuse_kind(relation: RelationDescription) -> None:
@@ -104,9 +110,9 @@ def _refuse_access(relation: RelationDescription) -> None:
         )
 
 
-def _refuse_identity(relation: RelationDescription) -> None:
+def _refuse_identity(relation: RelationDescription, *, streams: bool) -> None:
     name, identity = relation.name, relation.identity
-    if identity.setting == "n":
+    if streams and identity.setting == "n":
         raise TableError(
             f"{name} has REPLICA IDENTITY NOTHING: updates and deletes would fail as soon as it is published",
             f"ALTER TABLE {name.quoted} REPLICA IDENTITY DEFAULT, with a primary key",
@@ -196,7 +202,7 @@ def folded(name: str) -> str:
     return "".join(character.lower() if len(character.lower()) == 1 else character for character in upper)
 
 
-def _refuse_leaf(relation: RelationDescription, leaf: LeafPartition) -> None:
+def _refuse_leaf(relation: RelationDescription, leaf: LeafPartition, *, streams: bool) -> None:
     if leaf.kind != "r":
         raise TableError(
             f"partition {leaf.name} of {relation.name} is {_KINDS.get(leaf.kind, 'not a table')}:"
@@ -208,7 +214,7 @@ def _refuse_leaf(relation: RelationDescription, leaf: LeafPartition) -> None:
             f"partition {leaf.name} of {relation.name} is unlogged or temporary: its changes are not in the WAL",
             f"ALTER TABLE {leaf.name.quoted} SET LOGGED",
         )
-    if not _carries(leaf.identity, relation.identity):
+    if streams and not _carries(leaf.identity, relation.identity):
         raise TableError(
             f"partition {leaf.name} has another replica identity than {relation.name}: its changes would not carry the"
             " table's key",

@@ -10,7 +10,7 @@ from psycopg import errors as pg_errors
 from decoders.columns import ColumnType
 from decoders.pgtypes import NUMERIC, column_type
 from mirror_pump.errors import TableError, UsageError
-from mirror_pump.model import Column, TableId, TableName
+from mirror_pump.model import Column, TableId, TableMode, TableName
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import Identity, LeafPartition, RelationDescription
 from mirror_pump.source.relations.refusal import refuse
@@ -71,8 +71,11 @@ class _Named:
     relation_name: str
 
 
-def describe(conn: PgConnection, oid: int, publication: str | None = None) -> RelationDescription:
-    """Describes relation `oid` as `publication` sends it. None: as a publication made by the mirror would.
+def describe(
+    conn: PgConnection, oid: int, publication: str | None = None, mode: TableMode = TableMode.MIRRORED
+) -> RelationDescription:
+    """Describes relation `oid` as `publication` sends it. None: as a publication made by the mirror would. A tiered
+    table is described with its stored generated columns, which are read from its partitions.
 
     Raises TableError if the relation does not exist (any more).
     """
@@ -82,7 +85,8 @@ def describe(conn: PgConnection, oid: int, publication: str | None = None) -> Re
             raise TableError(f"there is no relation with OID {oid} (any more)", "unregister the table")
         leaves = fetch_rows(conn, _LeafRow, _SQL["leaves"], {"oid": oid})
         identities = _identities(conn, [oid, *(leaf.relation_id for leaf in leaves)])
-        columns, generated = _columns(conn, oid, stored=sends_generated(conn, publication))
+        stored = mode is TableMode.TIERED or sends_generated(conn, publication)
+        columns, generated = _columns(conn, oid, stored=stored)
     return RelationDescription(
         table_id=TableId(oid),
         name=TableName(row.schema_name, row.relation_name),

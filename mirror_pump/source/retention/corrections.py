@@ -78,15 +78,37 @@ def read_corrections(connection: PgConnection, table: MirroredTable, limit: int)
     None if they cannot be read now: the mirror has not yet applied a change of the table's columns, or somebody is
     altering the table. Raises TableError for a correction that is not a row of the table, SourceError, ConnectionLost.
     """
+    assert table.tier is not None
+    parameters = (table.table_id, table.tier.cut, limit)
+    return _read_all(connection, table, "modak.delta", _UNFOLDED, parameters)
+
+
+def read_captured(
+    connection: PgConnection, table: MirroredTable, partition_id: str, captured_after: int
+) -> tuple[Correction, ...] | None:
+    """The changes of a sealed partition that were captured since its seal: what become corrections when the cut-line
+    passes it. As `read_corrections` otherwise."""
+    parameters = (table.table_id, partition_id, captured_after)
+    return _read_all(connection, table, "modak.mirror_captured", _CAPTURED, parameters)
+
+
+_UNFOLDED = "folded_sequence IS NULL AND tier_key < %s ORDER BY version LIMIT %s"
+_CAPTURED = "partition_id = %s AND version > %s"
+
+
+def _read_all(
+    connection: PgConnection, table: MirroredTable, where: str, condition: str, parameters: tuple[Any, ...]
+) -> tuple[Correction, ...] | None:
+    """The table's rows of the catalog table `where` that meet the condition. The first parameter is the table's ID."""
     with source_errors(f"reading corrections of {table.name}"):
         try:
             with connection.transaction():
-                return _read(connection, table, limit)
+                return _read(connection, table, where, condition, parameters)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, _Renamed):
             return None
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             raise TableError(
-                f"a row of modak.delta is not a row of {table.name}: {one_line_of(error)}",
+                f"a row of {where} is not a row of {table.name}: {one_line_of(error)}",
                 "correct or delete it",
             ) from error
 
@@ -95,10 +117,11 @@ class _Renamed(Exception):
     """The table was renamed, or dropped, since its name was read."""
 
 
-def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[Correction, ...] | None:
-    assert table.tier is not None
-    parameters = {"table_id": table.table_id}
-    found = connection.execute(_SQL["relation"], parameters).fetchone()
+def _read(
+    connection: PgConnection, table: MirroredTable, where: str, condition: str, parameters: tuple[Any, ...]
+) -> tuple[Correction, ...] | None:
+    of_table = {"table_id": table.table_id}
+    found = connection.execute(_SQL["relation"], of_table).fetchone()
     if found is None:
         return None
     (relation,) = found
@@ -110,7 +133,7 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
         connection.execute(f"LOCK TABLE ONLY {relation} IN ACCESS SHARE MODE".encode())
     except psycopg.errors.UndefinedTable as error:
         raise _Renamed from error
-    columns = fetch_rows(connection, _CorrectedColumnRow, _SQL["columns"], parameters)
+    columns = fetch_rows(connection, _CorrectedColumnRow, _SQL["columns"], of_table)
     present = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in columns}
     documents = {column.attnum: column.type_sql for column in columns if column.is_json}
     known = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in table.columns}
@@ -133,12 +156,11 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
         )
     )
     query = (
-        f"SELECT d.pk, d.version, d.op, {texts} FROM (SELECT * FROM modak.delta WHERE table_id = %s"
-        " AND folded_sequence IS NULL AND tier_key < %s ORDER BY version LIMIT %s) d"
+        f"SELECT d.pk, d.version, d.op, {texts} FROM (SELECT * FROM {where} WHERE table_id = %s AND {condition}) d"
         f" CROSS JOIN LATERAL jsonb_populate_record(NULL::{in_query(relation)}, coalesce(d.payload, '{{}}')) r"
         f" CROSS JOIN LATERAL (SELECT {values}) v ORDER BY d.version"
     )
-    rows = connection.execute(query.encode(), (table.table_id, table.tier.cut, limit)).fetchall()
+    rows = connection.execute(query.encode(), parameters).fetchall()
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
     corrections = tuple(
         Correction(pk, version, operation == TOMBSTONE, tuple(values_read))
@@ -147,7 +169,7 @@ def _read(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[C
     for correction in corrections:
         if any(correction.values[place] is None for place in places):
             raise TableError(
-                f"the correction {correction.pk!r} of {table.name} in modak.delta lacks a part of its key",
+                f"the correction {correction.pk!r} of {table.name} in {where} lacks a part of its key",
                 "correct or delete it",
             )
     return corrections

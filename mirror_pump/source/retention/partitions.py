@@ -17,7 +17,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import TableError, one_line_of
-from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, TableId, TableName, Tier, TierKind
+from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, MirroredTable, TableId, TableMode, TableName, Tier, TierKind
 from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, acting_as, as_source_error, is_connection_loss
 from mirror_pump.source.relations.tier_keys import END, NEVER, literal, name_token, now_value
@@ -76,6 +76,11 @@ class Partition:
     """Whether a comparison with the lake found a difference, less than a day ago."""
     proven_for: float | None = None
     """Seconds since a comparison last proved that the lake holds all rows of the partition."""
+    chunks_total: int = 0
+    """Of a tiered table's sealed partition: the chunks in which it is copied. 0 until that is planned."""
+    chunks_done: int = 0
+    altered: bool = False
+    """Whether it was altered since it was last proven that the lake holds it."""
 
     def grace_left(self, grace: timedelta) -> timedelta:
         """How much longer the partition stays before it may be dropped, if the lake holds it."""
@@ -123,6 +128,8 @@ class RetentionChoices:
     """The cut-line."""
     applied: Lsn
     """The frontier."""
+    keep_heap: bool = False
+    """Whether partitions stay in the heap, although the lake holds them."""
 
 
 def read_choices(connection: PgConnection, table_id: TableId) -> RetentionChoices | None:
@@ -142,6 +149,7 @@ def read_choices(connection: PgConnection, table_id: TableId) -> RetentionChoice
         NEVER if row.lag is None else row.lag,
         row.cut,
         row.applied,
+        row.keep_heap,
     )
 
 
@@ -154,6 +162,7 @@ class _ChoicesRow:
     live: bool
     lag: int | None
     """None: no partition leaves the heap."""
+    keep_heap: bool
     cut: int
     applied: Lsn
 
@@ -193,6 +202,9 @@ class _PartitionRow:
     corrected: bool | None
     disproved: bool
     proven_for: float | None
+    chunks_total: int
+    chunks_done: int
+    altered: bool
 
     def partition(self) -> Partition:
         attached = self.schema_name is not None and self.relation_name is not None
@@ -212,6 +224,9 @@ class _PartitionRow:
             corrected=bool(self.corrected),
             disproved=self.disproved,
             proven_for=self.proven_for,
+            chunks_total=self.chunks_total,
+            chunks_done=self.chunks_done,
+            altered=self.altered,
         )
 
 
@@ -353,13 +368,29 @@ def install(connection: PgConnection, table_id: TableId, relation_id: int, parti
     )
 
 
+def correct_all(connection: PgConnection, table_id: TableId, relation_id: int) -> None:
+    """Makes all rows of a partition corrections. The caller holds a lock that keeps writers out."""
+    connection.execute(_SQL["correct_all"], {"table_id": table_id, "relation_id": relation_id})
+
+
 def journal(
-    connection: PgConnection, table_id: TableId, phase: str, details: Mapping[str, Any], snapshot_id: int | None = None
+    connection: PgConnection,
+    table: MirroredTable,
+    phase: str,
+    details: Mapping[str, Any],
+    snapshot_id: int | None = None,
 ) -> None:
     """Adds a row to modak.op_log about a step that was taken or has finally failed."""
+    kind = "tiering" if table.mode is TableMode.TIERED else "retention"
     connection.execute(
         _SQL["journal"],
-        {"table_id": table_id, "phase": phase, "snapshot_id": snapshot_id, "details": Jsonb(dict(details))},
+        {
+            "table_id": table.table_id,
+            "kind": kind,
+            "phase": phase,
+            "snapshot_id": snapshot_id,
+            "details": Jsonb(dict(details)),
+        },
     )
 
 

@@ -1,16 +1,18 @@
-"""Checks whether a table can have heap retention, and prepares its partitions when it is registered with it."""
+"""Checks whether a table can have a cut-line, as a tiered table or with heap retention, and prepares its partitions
+when it is registered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from psycopg.types.json import Jsonb
 
 from decoders.columns import Kind
 from mirror_pump.errors import TableError
-from mirror_pump.model import MirroredTable, Tier, TierKind
+from mirror_pump.model import MirroredTable, TableMode, Tier, TierKind
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.tier_keys import first_cut, parse_span
@@ -44,6 +46,21 @@ class RetentionWish:
     """How long a partition stays after the proof that the lake holds it. None: DROP_GRACE."""
     detach: bool = False
     """Detach partitions, which leaves them as tables of their own, instead of dropping them."""
+    mode: TableMode = TableMode.MIRRORED
+    tier_key: str | None = None
+    """The column by which the table has to be partitioned. None: whichever it is."""
+    keep_heap: bool = False
+    """Partitions stay in the heap, although the lake holds them."""
+
+    @property
+    def option(self) -> str:
+        """The option of `register` that asks for it."""
+        return "--mode tiered" if self.mode is TableMode.TIERED else "--heap-retention"
+
+    @property
+    def lag_option(self) -> str:
+        """The option of `register` for the lag."""
+        return "--lag" if self.mode is TableMode.TIERED else "--heap-retention"
 
 
 @dataclass(frozen=True)
@@ -55,6 +72,8 @@ class RetentionPlan:
     width: Width | None
     drop_grace: timedelta
     detach: bool
+    mode: TableMode
+    keep_heap: bool
 
 
 def parse_grace(text: str, what: str) -> timedelta:
@@ -67,7 +86,7 @@ def parse_grace(text: str, what: str) -> timedelta:
 def plan_retention(
     connection: PgConnection, seen: RelationDescription, wish: RetentionWish, time_zone: Callable[[], str]
 ) -> RetentionPlan:
-    """Checks a table. Raises TableError, with what to do, if it cannot have heap retention; UsageError for a wrong lag.
+    """Checks a table. Raises TableError, with what to do, if it cannot have a cut-line; UsageError for a wrong lag.
 
     `time_zone` returns the zone in which the bounds of partitions were probably written. It is called only if that
     matters.
@@ -78,22 +97,27 @@ def plan_retention(
         if key is None:
             raise TableError(
                 f"{name} is not partitioned: only whole partitions can leave the heap",
-                "partition it by range of one column, or register it without --heap-retention",
+                f"partition it by range of one column, or register it without {wish.option}",
             )
         column, type_oid = key.column, key.type_oid
         if key.strategy != "r" or key.columns != 1 or column is None:
             raise TableError(
                 f"{name} is not partitioned by range of one column",
-                "heap retention needs PARTITION BY RANGE (column)",
+                f"{wish.option} needs PARTITION BY RANGE (column)",
             )
         if type_oid is None or type_oid not in _KINDS:
             raise TableError(
                 f"{name} is partitioned by {column}, which is neither an integer nor a time",
-                "heap retention needs a key of type smallint, integer, bigint, timestamptz, timestamp or date",
+                f"{wish.option} needs a key of type smallint, integer, bigint, timestamptz, timestamp or date",
+            )
+        if wish.tier_key is not None and wish.tier_key != column:
+            raise TableError(
+                f"{name} is partitioned by {column}, not by {wish.tier_key}",
+                f"the tier key is the column of PARTITION BY RANGE: give --tier-key {column}, or omit it",
             )
         if key.nested:
             raise TableError(
-                f"partitions of {name} are partitioned themselves", "heap retention needs partitions that are tables"
+                f"partitions of {name} are partitioned themselves", f"{wish.option} needs partitions that are tables"
             )
         mirrored = next((candidate for candidate in seen.columns if candidate.name == column), None)
         if mirrored is None or mirrored.type.kind not in _LAKE_KINDS or mirrored.chosen:
@@ -113,7 +137,7 @@ def plan_retention(
                     "move them to partitions of their own: old rows that arrive late are routed through it",
                 )
     kind = _KINDS[type_oid]
-    lag = parse_span(kind, wish.lag, "--heap-retention")
+    lag = 0 if wish.lag.strip() == "0" else parse_span(kind, wish.lag, wish.lag_option)
     zone = time_zone() if kind is TierKind.TIMESTAMPTZ else "UTC"
     if wish.width is not None:
         width: Width | None = parse_width(kind, wish.width, "--width", zone)
@@ -124,7 +148,8 @@ def plan_retention(
         raise TableError(f"{name} has no partition from which to derive the width of new ones", "give --width")
     grace = retention.DROP_GRACE if wish.drop_grace is None else parse_grace(wish.drop_grace, "--drop-grace")
     cut = first_cut(kind, retention.lowest_bound(attached))
-    return RetentionPlan(Tier(column, kind, cut, lag), wish.premake, width, grace, wish.detach)
+    tier = Tier(column, kind, cut, lag)
+    return RetentionPlan(tier, wish.premake, width, grace, wish.detach, wish.mode, wish.keep_heap)
 
 
 @dataclass(frozen=True)
@@ -168,13 +193,15 @@ def enter_partitions(connection: PgConnection, table: MirroredTable, plan: Reten
             retention.install(connection, table.table_id, partition.relation_id, str(partition.name), "default")
         else:
             retention.enter(connection, table.table_id, partition, retention.HOT, None)
-    chosen = {
+    chosen: dict[str, Any] = {
         "premake": plan.premake,
         "width": None if plan.width is None else plan.width.to_json(),
         "drop_grace": plan.drop_grace.total_seconds(),
         "detach": plan.detach,
         "own_default": own_default,
     }
+    if plan.mode is TableMode.TIERED:
+        chosen["lag"] = plan.tier.lag
     connection.execute(_SQL["choose"], {"table_id": table.table_id, "retention": Jsonb(chosen)})
 
 

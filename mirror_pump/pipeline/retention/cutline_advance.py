@@ -1,0 +1,111 @@
+"""Has the session's loop move the cut-line past a sealed partition, once nothing is in its way.
+
+The rows of a mirrored table are in the lake once the frontier has passed the seal. Those of a tiered one are copied
+here, and come into the lake with the publish that moves the cut-line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+
+import psycopg
+
+from mirror_pump.errors import MirrorPumpError
+from mirror_pump.lake.storage import discard
+from mirror_pump.model import Lsn, MirroredTable, TableMode
+from mirror_pump.pipeline.flow.events import AdvanceWanted, FrontierWanted
+from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.session_threads import ThreadStopped
+from mirror_pump.pipeline.flow.tasks import Tasks, outcome
+from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline, PartitionFiles
+from mirror_pump.pipeline.retention.partition_copy import NotCopied, PartitionCopier
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.retention import partitions as source
+from mirror_pump.source.retention.partitions import Partition, RetentionChoices
+
+OnCopied = Callable[[int], None]
+"""Called with the number of rows of a partition when the last of them is copied."""
+
+
+class CutlineAdvance:
+    """Moves cut-lines, one at a time. Used by one thread."""
+
+    def __init__(self, context: SessionContext, tasks: Tasks, stopping: Callable[[], bool]) -> None:
+        self._context = context
+        self._inbox = context.inbox
+        self._stopping = stopping
+        self._copier = PartitionCopier(context, tasks)
+        self.awaits_frontier = False
+        """An advance waits for the frontier."""
+
+    def tidy(self, connection: PgConnection, table: MirroredTable) -> None:
+        """Removes files of copies that are worthless."""
+        if table.mode is TableMode.TIERED:
+            self._copier.tidy(connection, table)
+
+    def advance(
+        self,
+        connection: PgConnection,
+        table: MirroredTable,
+        partition: Partition,
+        choices: RetentionChoices,
+        copied: OnCopied,
+    ) -> str | None:
+        """Returns None if the cut-line has passed the partition, otherwise the reason why not; empty if it only has to
+        wait. Raises ThreadStopped, ConnectionLost and the errors of tasks."""
+        assert partition.sealed_lsn is not None
+        try:
+            if table.mode is TableMode.TIERED:
+                return self._advance_tiered(connection, table, partition, copied)
+        except NotCopied as refusal:
+            return str(refusal)
+        where = {"table_id": table.table_id, "partition_id": partition.partition_id}
+        if self._reader_in_the_way(connection, table, partition):
+            return ""
+        if partition.name is not None and source.run(connection, "crowded", where):
+            return "much of it was changed since it was sealed: it is sealed again"
+        if choices.applied < partition.sealed_lsn:
+            self.awaits_frontier = True
+            self._inbox.put(FrontierWanted(Lsn(partition.sealed_lsn)))
+            return ""
+        return self._publish(table, partition, None)
+
+    def _advance_tiered(
+        self, connection: PgConnection, table: MirroredTable, partition: Partition, copied: OnCopied
+    ) -> str | None:
+        """As `advance`. Also raises NotCopied."""
+        if partition.name is not None:
+            rows = self._copier.copy(connection, table, partition)
+            if rows is not None:
+                copied(rows)
+        if self._reader_in_the_way(connection, table, partition):
+            return ""
+        if partition.name is None:
+            return self._publish(table, partition, None)
+        source.run(connection, "make_room", {"table_id": table.table_id, "partition_id": partition.partition_id})
+        brings = self._copier.files(connection, table, partition)
+        refused = self._publish(table, partition, brings)
+        if refused is not None and brings.deletes is not None:
+            discard([brings.deletes.path], self._context.storage)
+        return refused
+
+    def _reader_in_the_way(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:
+        """Whether the cut-line has to wait for a reader, which is noted."""
+        reader = source.reader_in_the_way(connection, table.table_id, partition.hi)
+        if reader is None:
+            return False
+        # Check again at every turn without backoff: the cut-line moves as soon as the reader is done.
+        where = {"table_id": table.table_id, "partition_id": partition.partition_id, "reason": reader}
+        source.run(connection, "waits", where)
+        return True
+
+    def _publish(self, table: MirroredTable, partition: Partition, brings: PartitionFiles | None) -> str | None:
+        """Has the loop publish the advance."""
+        answer: Future[str | None] = Future()
+        self._inbox.put(AdvanceWanted(table, AdvanceCutline(partition.partition_id, partition.hi, brings), answer))
+        try:
+            return outcome(answer, self._stopping)
+        except (CancelledError, MirrorPumpError, psycopg.Error):
+            # The session ends for some reason. The catalog records whether the cut-line has moved.
+            raise ThreadStopped from None

@@ -1,0 +1,219 @@
+"""Copies sealed partitions of tiered tables into files, in chunks that are recorded in the catalog.
+
+Nothing of the files is in the lake before the publish in which the cut-line passes the partition. A chunk that is
+recorded is not copied again after a kill. The chunks of a capture that has ended are worthless: the partition was
+truncated, or unsealed, so changes since they were read may not be captured
+(mirror_pump.source.retention.partition_chunks says why the others are exact).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from decoders.text import parse_rows
+from mirror_pump.engine.ingest.chunk_copy import ChunkResult, ChunkTask, copy_chunk
+from mirror_pump.lake.format.data_files import WrittenFile, write_equality_deletes
+from mirror_pump.lake.format.file_json import file_from_json, file_to_json
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.storage import discard
+from mirror_pump.model import MirroredTable, TableId
+from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.flow.tasks import Tasks
+from mirror_pump.pipeline.operations.advance_cutline import PartitionFiles
+from mirror_pump.source.connect import PgConnection, portable_dsn
+from mirror_pump.source.heap.block_reader import Chunk, chunks_of, read_leaves
+from mirror_pump.source.retention.corrections import read_captured
+from mirror_pump.source.retention.partition_chunks import (
+    Capture,
+    PartitionChunk,
+    chunk_done,
+    forget_chunks,
+    plan,
+    read_capture,
+    read_chunks,
+)
+from mirror_pump.source.retention.partitions import Partition, limited
+
+_RECORD_TIMEOUT = "30s"
+"""How long recording a chunk waits for the table's row in the catalog, which publishes hold for moments."""
+
+_ALTERED = "it was altered meanwhile"
+_REWRITTEN = "its heap was rewritten, or its columns changed, while it was copied: it is copied again"
+_LOCKED = "somebody is altering it: the rest of it is copied afterwards"
+_SWEPT = "a sweep may have removed a file of it before it was recorded: that chunk is copied again"
+_BEHIND = "the mirror has not followed a change of the table's columns yet"
+
+
+class NotCopied(Exception):
+    """The partition cannot be copied now. The text says why."""
+
+
+class PartitionCopier:
+    """Copies partitions, one after the other. Used by one thread."""
+
+    def __init__(self, context: SessionContext, tasks: Tasks) -> None:
+        self._context = context
+        self._tasks = tasks
+        self._raw_text_columns: dict[TableId, frozenset[int]] = {}
+        """By table, the field IDs of the columns that needed a raw text column in a chunk so far."""
+
+    def tidy(self, connection: PgConnection, table: MirroredTable) -> None:
+        """Forgets chunks of captures that have ended, and removes their files."""
+        discard(forget_chunks(connection, table.table_id), self._context.storage)
+
+    def copy(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> int | None:
+        """Copies what is not copied yet of a sealed partition. Returns the number of its rows, None if it was copied
+        before. Raises NotCopied, ThreadStopped and the errors of tasks; what is done until then stays done."""
+        capture = self._capture(connection, table, partition)
+        chunks = self._planned(connection, table, partition, capture)
+        left = [chunk for chunk in chunks if not chunk.done]
+        if not left:
+            return None
+        refused = self._read(connection, table, partition, left)
+        if refused is not None:
+            raise NotCopied(refused)
+        return sum(chunk.rows or 0 for chunk in read_chunks(connection, table.table_id, partition.partition_id))
+
+    def files(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> PartitionFiles:
+        """The files of a partition that is copied, with deletes of all keys that were changed since its seal. Raises
+        NotCopied. The caller owns the file of the deletes."""
+        capture = self._capture(connection, table, partition)
+        chunks = read_chunks(connection, table.table_id, partition.partition_id)
+        if not all(chunk.done and chunk.fits(capture) for chunk in chunks):
+            raise NotCopied(_ALTERED)
+        stored = [chunk.file for chunk in chunks if chunk.file is not None]
+        raw_text_columns = frozenset(field_id for file in stored for field_id in file["raw_text_columns"])
+        data = tuple(file_from_json(file) for file in stored)
+        deletes = self._deletes(connection, table, partition, capture) if data else None
+        return PartitionFiles(data, deletes, raw_text_columns)
+
+    @staticmethod
+    def _capture(connection: PgConnection, table: MirroredTable, partition: Partition) -> Capture:
+        capture = read_capture(connection, table.table_id, partition.partition_id)
+        if capture is None or capture.filenode is None:
+            raise NotCopied(_ALTERED)
+        return capture
+
+    def _planned(
+        self, connection: PgConnection, table: MirroredTable, partition: Partition, capture: Capture
+    ) -> tuple[PartitionChunk, ...]:
+        """The partition's chunks, planned now unless they are already. There is always one, also of an empty
+        partition: that it was empty has to be recorded, too."""
+        table_id, partition_id = table.table_id, partition.partition_id
+        chunks = read_chunks(connection, table_id, partition_id)
+        if chunks and all(chunk.fits(capture) for chunk in chunks):
+            return chunks
+        discard(forget_chunks(connection, table_id, partition_id), self._context.storage)
+        leaves = read_leaves(connection, TableId(capture.relation_id))
+        if [leaf.filenode for leaf in leaves] != [capture.filenode]:
+            raise NotCopied(_ALTERED)
+        ranges = [
+            (chunk.lo_block, chunk.hi_block) for chunk in chunks_of(leaves, self._context.settings.copy_chunk_bytes)
+        ]
+        plan(connection, table_id, partition_id, capture, ranges or [(0, None)])
+        return read_chunks(connection, table_id, partition_id)
+
+    def _read(
+        self, connection: PgConnection, table: MirroredTable, partition: Partition, chunks: Iterable[PartitionChunk]
+    ) -> str | None:
+        """Has tasks read these chunks. Returns why some were not read, or None."""
+        dsn = portable_dsn(self._context.dsn, connection)
+        waiting = deque(chunks)
+        running: deque[tuple[PartitionChunk, float, Future[ChunkResult]]] = deque()
+        refused: str | None = None
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._context.settings.copy_workers:
+                    chunk = waiting.popleft()
+                    running.append((chunk, time.time(), self._submit(dsn, table, partition, chunk)))
+                chunk, began, future = running[0]
+                result = self._tasks.result(future)
+                running.popleft()
+                refused = self._finished(connection, table, partition, chunk, began, result) or refused
+        finally:
+            for _, _, future in running:
+                if not future.cancel():
+                    future.add_done_callback(partial(_remove, self._context))
+        return refused
+
+    def _submit(
+        self, dsn: str, table: MirroredTable, partition: Partition, chunk: PartitionChunk
+    ) -> Future[ChunkResult]:
+        assert partition.name is not None
+        blocks = Chunk(
+            chunk.relation_id,
+            partition.name.schema,
+            partition.name.name,
+            chunk.filenode,
+            chunk.lo_block,
+            chunk.hi_block,
+        )
+        raw_text_columns = self._raw_text_columns.get(table.table_id, frozenset())
+        task = ChunkTask(dsn, table, blocks, self._context.storage, raw_text_columns=raw_text_columns)
+        return self._tasks.runner.submit(copy_chunk, task)
+
+    def _finished(
+        self,
+        connection: PgConnection,
+        table: MirroredTable,
+        partition: Partition,
+        chunk: PartitionChunk,
+        began: float,
+        result: ChunkResult,
+    ) -> str | None:
+        """Records what a task has read. Returns why nothing was recorded, or None."""
+        if result.error is not None:
+            return result.error
+        if result.heap_rewritten:
+            discard(forget_chunks(connection, table.table_id, partition.partition_id), self._context.storage)
+            return _REWRITTEN
+        if result.locked:
+            return _LOCKED
+        known = self._raw_text_columns.get(table.table_id, frozenset())
+        self._raw_text_columns[table.table_id] = known | result.raw_text_columns
+        file: dict[str, Any] | None = None
+        if result.file is not None:
+            file = {**file_to_json(result.file), "raw_text_columns": sorted(result.raw_text_columns)}
+        # If this fails it may still be recorded. If it is not, a sweep removes the file.
+        with limited(connection, _RECORD_TIMEOUT):
+            counts = chunk_done(connection, table.table_id, partition.partition_id, chunk, result.rows, file, began)
+        if not counts:
+            discard([written.path for written in result.written], self._context.storage)
+            return _SWEPT
+        self._context.observer(
+            Step.CHUNK_COPIED,
+            table=str(table.name),
+            partition=partition.partition_id,
+            chunk=chunk.chunk_no,
+            rows=result.rows,
+        )
+        return None
+
+    def _deletes(
+        self, connection: PgConnection, table: MirroredTable, partition: Partition, capture: Capture
+    ) -> WrittenFile | None:
+        """Equality deletes of all keys that were changed until now."""
+        captured = read_captured(connection, table, partition.partition_id, capture.captured_after)
+        if captured is None:
+            raise NotCopied(_BEHIND)
+        if not captured:
+            return None
+        places = [place for place, column in enumerate(table.columns) if column.name in table.key]
+        keys = list({tuple(change.values[place] for place in places): None for change in captured})
+        values, _ = parse_rows(keys, {column.name: column.type for column in table.key_columns})
+        schema = LakeSchema.of_table(table)
+        return write_equality_deletes(pa.table(values), schema, table.location, self._context.storage)
+
+
+def _remove(context: SessionContext, future: Future[ChunkResult]) -> None:
+    """Removes the files of a task that nobody waits for any more. A failed one has removed its own."""
+    if not future.cancelled() and future.exception() is None:
+        discard([file.path for file in future.result().written], context.storage)

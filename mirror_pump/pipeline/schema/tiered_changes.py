@@ -1,0 +1,56 @@
+"""Finds changes of tiered tables, which the stream does not concern: compares the catalogs with what the mirror knows.
+
+Nothing depends on the moment at which a change is found. Corrections name columns as the heap does, from the command on
+(modak.mirror_tell). The rows of a partition come into the lake, and leave the heap, only while the mirror knows the
+table's columns, which modak.advance and modak.drop_proven check under their locks. Chunks that were read with the
+former columns are forgotten in the publish of the change. What the lake has is right under the new columns, or is
+filled, or the table fails (mirror_pump.pipeline.schema.decisions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mirror_pump.errors import about
+from mirror_pump.model import MirroredTable, TableId
+from mirror_pump.pipeline.flow.events import TieredTableChanged
+from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
+from mirror_pump.pipeline.schema.decisions import Action
+from mirror_pump.pipeline.schema.note_decisions import decide_from_note
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.relations.change_notes import Note, note_tables, observed_note
+from sql import queries
+
+_SQL = queries("shape")
+
+
+def tiered_changes(connection: PgConnection, slot: str) -> Iterator[TieredTableChanged]:
+    """The changes of the slot's tiered tables. One that somebody is altering at the moment is left for the next
+    call."""
+    with source_errors("looking for changes of tiered tables"):
+        rows = connection.execute(_SQL["tiered_differing"], {"slot": slot}).fetchall()
+    for (table_id,) in rows:
+        table = load_table(connection, TableId(table_id))
+        if table is None or table.state.has_ended:
+            continue
+        if not note_tables(connection, [table.table_id]):
+            continue
+        note = observed_note(connection, table.table_id)
+        if note is not None:
+            change = _change(connection, table, note)
+            if change is not None:
+                yield change
+
+
+def _change(connection: PgConnection, table: MirroredTable, note: Note) -> TieredTableChanged | None:
+    decision = decide_from_note(connection, table, note)
+    if decision.action in (Action.NOTHING, Action.WAIT):
+        # Types that do not exist any more belong to columns that are about to be gone.
+        return None
+    if decision.action in (Action.FAIL, Action.DROPPED):
+        dropped = decision.action is Action.DROPPED
+        reason = decision.reason if dropped else about(str(table.name), decision.reason)
+        return TieredTableChanged(table, failure=Failure(table, reason, dropped))
+    change = TableChange(decision.table, table.start_lsn, 0, decision.reason, fills=decision.action is Action.FILL)
+    return TieredTableChanged(table, change=change)
