@@ -7,6 +7,7 @@ what Postgres would print: a float may be `1e+20` here and `1e20` there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
@@ -21,16 +22,30 @@ _UNQUOTED = frozenset({Kind.BOOLEAN, Kind.INT, Kind.LONG, Kind.FLOAT, Kind.DOUBL
 """Kinds whose elements need no quotes in an array."""
 
 
-def print_values(values: pa.Array, type: ColumnType, *, is_array: bool = True) -> pa.Array:  # noqa: A002 - as in text.py
+def print_values(
+    values: pa.Array,
+    type: ColumnType,  # noqa: A002 - as in text.py
+    *,
+    is_array: bool = True,
+    trimmed: bool = False,
+) -> pa.Array:
     """Prints `values`, in the type's Arrow type, as strings. NULL stays NULL.
 
-    `is_array`: a list is an array of Postgres (`{1,2}`), and not a vector of pgvector (`[1,2]`).
+    `is_array`: a list is an array of Postgres (`{1,2}`), and not a vector of pgvector (`[1,2]`). `trimmed`: decimals
+    have no zeros at their end, since the column of Postgres may be an integer.
     """
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     if type.kind is Kind.LIST:
-        return _lists(values, type, is_array=is_array)
+        return _lists(values, type, is_array=is_array, trimmed=trimmed)
+    if type.kind is Kind.DECIMAL and trimmed:
+        return pa.array((None if value is None else _trimmed(value) for value in values.to_pylist()), pa.string())
     return _PRINTERS[type.kind](values)
+
+
+def _trimmed(value: Decimal) -> str:
+    text = format(value, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _booleans(values: pa.Array) -> pa.Array:
@@ -98,9 +113,15 @@ def _calendar(day: int) -> tuple[str, str]:
     return (f"{year:04}-{date}", "") if year > 0 else (f"{1 - year:04}-{date}", " BC")
 
 
-def _lists(values: pa.ListArray, type: ColumnType, *, is_array: bool) -> pa.Array:  # noqa: A002 - as above
+def _lists(
+    values: pa.ListArray,
+    type: ColumnType,  # noqa: A002 - as above
+    *,
+    is_array: bool,
+    trimmed: bool,
+) -> pa.Array:
     assert type.element is not None
-    elements = print_values(values.flatten(), type.element).to_pylist()
+    elements = print_values(values.flatten(), type.element, trimmed=trimmed).to_pylist()
     if is_array:
         quote = type.element.kind not in _UNQUOTED
         elements = [_element(text, quote=quote) for text in elements]

@@ -42,7 +42,7 @@ UPDATE modak.mirror_tables SET retention = retention - 'stopped'
  WHERE table_id = %(table_id)s AND retention ->> 'stopped' = %(reason)s;
 
 -- name: pin
--- The reader takes each correction as often as it changes, and all that the pinned snapshot lacks stay.
+-- In one snapshot of the database: corrections that the pinned snapshot lacks stay, and the cut-line could move on.
 SELECT p.pin_id, p.tier_key_hi AS cut, p.lake_snapshot_id AS snapshot_id, p.lake_props ->> 'metadata_location' AS location
   FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(secs => %(seconds)s)) p;
 
@@ -61,7 +61,7 @@ LOCK TABLE modak.read_pins IN SHARE MODE;
 SELECT modak.pin_below(%(table_id)s, 9223372036854775807, %(whole)s);
 
 -- name: cutline
-SELECT tier_key_hi AS cut, retention_line FROM modak.cutline WHERE table_id = %(table_id)s;
+SELECT tier_key_hi, retention_line FROM modak.cutline WHERE table_id = %(table_id)s;
 
 -- name: shed
 -- Partitions that have left, those first that left last: of two with the same rows, the later one counts.
@@ -91,9 +91,6 @@ SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type_sql, a.at
 -- name: taken
 SELECT to_regclass(%(name)s) IS NOT NULL OR to_regtype(%(name)s) IS NOT NULL;
 
--- name: schema
-SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %(name)s);
-
 -- name: relation
 SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid = %(relation_id)s::bigint::oid AND NOT c.relispartition;
@@ -105,17 +102,11 @@ SELECT to_regclass(%(name)s)::oid::bigint, pg_get_partition_constraintdef(to_reg
 -- The mirror's event triggers ignore what this transaction does.
 SELECT set_config('modak.watching', secret, true) FROM modak.mirror_secret;
 
--- name: own_triggers
-SELECT tgname FROM pg_trigger
- WHERE tgrelid = %(relation_id)s::bigint::oid AND tgname IN ('mirror_pump_truncate', 'zz_modak_row', 'zz_modak_truncate');
-
--- name: role
--- The owner of a table, unless that is the role of this connection.
-SELECT r.rolname FROM pg_class c JOIN pg_roles r ON r.oid = c.relowner
- WHERE c.oid = %(table_id)s::bigint::oid AND r.rolname <> current_user;
+-- name: published
+SELECT c.lake_snapshot_id, c.lake_props ->> 'metadata_location' FROM modak.cutline c WHERE c.table_id = %(table_id)s;
 
 -- name: versions
-SELECT pk, version FROM modak.delta WHERE table_id = %(table_id)s;
+SELECT pk, version, tier_key FROM modak.delta WHERE table_id = %(table_id)s;
 
 -- name: key_match
 SELECT modak.key_match(%(relation_id)s::bigint::oid, n.keys, 'k')

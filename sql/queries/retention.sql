@@ -268,5 +268,6 @@ UPDATE modak.mirror_tables m SET retention = retention || jsonb_build_object('la
  WHERE m.table_id = %(table_id)s AND t.table_id = m.table_id AND t.mode = 'tiered';
 
 -- name: shed
+-- Whether the lake has rows that the heap has not. What a table that keeps its heap corrects, it has itself.
 SELECT EXISTS (SELECT FROM modak.partitions WHERE table_id = %(table_id)s AND state = 'dropped')
-    OR EXISTS (SELECT FROM modak.delta WHERE table_id = %(table_id)s);
+    OR NOT modak.keeps_heap(%(table_id)s) AND EXISTS (SELECT FROM modak.delta WHERE table_id = %(table_id)s);

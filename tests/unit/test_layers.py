@@ -55,6 +55,7 @@ _ROOMS = {
         "lake_reads": set[str](),
         "rewrite": {"lake_reads"},
         "comparison": {"lake_reads", "rewrite"},
+        "restore": {"lake_reads", "rewrite", "comparison"},
         "iceberg_procedures": {"spark_runtime"},
     },
     "pipeline": {
@@ -87,7 +88,8 @@ _ROOMS = {
         "duckdb": set[str](),
         "status": {"setup", "maintenance"},
         "retain": {"maintenance"},
-        "register": {"retain"},
+        "restore": set[str](),
+        "register": {"retain", "restore"},
         "resync": {"register"},
         "verify": {"duckdb", "status"},
         "reads": {"setup", "duckdb", "status", "verify"},

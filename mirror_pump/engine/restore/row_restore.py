@@ -136,7 +136,7 @@ def _texts(task: RestoreTask, found: LiveRows) -> pa.Table:
             text = pa.array([column.initial], pa.string())
             printed[column.name] = text.take(pa.array(np.zeros(found.rows, np.int64)))
             continue
-        text = print_values(values, column.type, is_array=wanted.is_array)
+        text = print_values(values, column.type, is_array=wanted.is_array, trimmed=column.chosen)
         raw = found.columns.get(raw_text_id(column.field_id))
         printed[column.name] = text if raw is None else pa.compute.coalesce(text, raw.cast(pa.string()))
     return pa.table(printed)
