@@ -65,7 +65,7 @@ SELECT tier_key_hi, retention_line FROM modak.cutline WHERE table_id = %(table_i
 
 -- name: shed
 -- Partitions that have left, those first that left last: of two with the same rows, the later one counts.
-SELECT partition_id, relation_id, tier_key_lo AS lo, tier_key_hi AS hi,
+SELECT partition_id, relation_id, tier_key_lo AS lo, tier_key_hi AS hi, gone_as IS NOT NULL AS by_owner,
        (SELECT format('%%I.%%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
          WHERE c.oid = p.relation_id::oid) AS still_there
   FROM modak.partitions p

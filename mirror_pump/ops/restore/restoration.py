@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from enum import StrEnum
 from types import TracebackType
@@ -35,7 +35,7 @@ from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention import restore_journal as journals
 from mirror_pump.source.retention import restored_tables as tables
 from mirror_pump.source.retention.restore_journal import RestoreJournal
-from mirror_pump.source.retention.restore_plan import plan_ranges
+from mirror_pump.source.retention.restore_plan import RestoredRange, plan_ranges
 
 _MOST_WORKERS = 4
 _FEW = 500
@@ -97,7 +97,9 @@ class HeapRestoration:
         self._drop_lake = drop_lake
         self._without_excluded = without_excluded
         self._few = _FEW
+        self._keeps_heap = False
         self._watched: dict[int, str | None] = {}
+        """modak.watch_mark() of the attached partitions below the cut-line, as of their proofs."""
         self._waited_since: float | None = None
         self.rows = 0
         """Rows that are in the restored partitions, as of the proof."""
@@ -133,6 +135,7 @@ class HeapRestoration:
         """
         self._check()
         with source_errors(f"restoring {self._table.name}"):
+            self._prove_attached()
             self._journal = self._resumed() or self._begun()
             self._make_tables()
             self._rows = RestoredRows(
@@ -140,7 +143,6 @@ class HeapRestoration:
             )
             if self._journal.tables:
                 self._copy()
-            self._prove_attached()
             self._catch_up()
             if self._journal.tables:
                 self.rows = self._rows.prove(self._runner)
@@ -151,11 +153,13 @@ class HeapRestoration:
         if self._table.state is TableState.DROPPED:
             raise TableError(
                 f"{name} was dropped in Postgres: there is no table to bring rows back into",
-                "`mirror-pump sql` reads what the lake has of it. --keep-lake keeps that, --drop-lake --yes gives it up.",
+                "`mirror-pump sql` reads what the lake has of it. Keep that by --keep-lake, or give it up by"
+                " --drop-lake --yes.",
             )
-        if self._table.state in (TableState.COPYING, TableState.FILLING):
+        if self._table.state is TableState.FILLING:
             raise TableError(
-                f"{name} is {self._table.state.value}", "wait until `mirror-pump status` shows it live, then try again"
+                f"{name}: the pump is filling a new column of the rows below the cut-line",
+                "wait until `mirror-pump status` shows it live, then try again",
             )
         if self._table.excluded and not self._without_excluded:
             named = ", ".join(column.name for column in self._table.excluded)
@@ -177,11 +181,15 @@ class HeapRestoration:
         return None
 
     def _outdated(self, connection: PgConnection, journal: RestoreJournal) -> str | None:
-        """Why what was made is of no use any more: the cut-line has moved, or somebody has changed one of the
-        tables."""
+        """Why what was made is of no use any more: the cut-line has moved, partitions were attached or detached below
+        it, or somebody has changed one of the tables."""
         cut, floor = journals.retention_line(connection, self._table.table_id)
         if (cut, floor) != (journal.pin.cut, journal.floor):
             return "the cut-line has moved"
+        if [(each.lo, each.hi) for each in self._plan(connection, cut, floor)] != [
+            (each.lo, each.hi) for each in journal.planned
+        ]:
+            return f"partitions of {self._table.name} were attached or detached"
         with connection.transaction():
             wanted = sorted(tables.columns_of(connection, self._table.table_id), key=lambda column: column.name)
             for made in journal.tables:
@@ -193,31 +201,35 @@ class HeapRestoration:
     def _begun(self) -> RestoreJournal:
         """Pins the lake and plans the tables."""
         table = self._table
-        assert table.tier is not None
         # Nothing leaves the heap from here on, but for a step that the pump is just taking.
         journals.stop_retention(self._connection, table.table_id)
         pin = journals.pin_published(self._connection, table.table_id)
         cut, floor = journals.retention_line(self._connection, table.table_id)
-        attached = source.read_attached(self._connection, table.table_id)
-        ranges = [(leaf.lo, leaf.hi) for leaf in attached if not leaf.is_default]
-        shed = journals.shed_partitions(self._connection, table.table_id)
-        keeps = journals.keeps_heap(self._connection, table.table_id)
-        planned = plan_ranges(table.name, table.tier.kind, shed, ranges, cut, floor)
-        if keeps or not replace(table.tier, cut=cut).moved:
-            # No row can be where no partition ever was.
-            planned = [wanted for wanted in planned if not wanted.gap]
+        planned = self._plan(self._connection, cut, floor)
         journal = RestoreJournal(str(uuid.uuid4()), pin, floor, tuple(planned), ())
         with self._connection.transaction():
             journals.begin(self._connection, table.table_id, journal)
-        count = sum(not wanted.gap for wanted in planned)
+        count = sum(not wanted.if_filled for wanted in planned)
         self._report(RestoreStep.PLANNED, f"{count} partitions come back, with the rows below the cut-line")
-        for gone in shed:
+        for gone in journals.shed_partitions(self._connection, table.table_id):
             if gone.still_there is not None:
                 self._report(
                     RestoreStep.PLANNED,
                     f"{gone.still_there}, which was detached, stays a table of its own; its rows come from the lake",
                 )
         return journal
+
+    def _plan(self, connection: PgConnection, cut: int, floor: int) -> list[RestoredRange]:
+        """The partitions to make, as of now."""
+        table = self._table
+        assert table.tier is not None
+        attached = [
+            (leaf.lo, leaf.hi) for leaf in source.read_attached(connection, table.table_id) if not leaf.is_default
+        ]
+        shed = journals.shed_partitions(connection, table.table_id)
+        # A table that keeps its heap refuses rows without a partition.
+        gaps = replace(table.tier, cut=cut).moved and not journals.keeps_heap(connection, table.table_id)
+        return plan_ranges(table.name, table.tier.kind, shed, attached, cut, floor, gaps=gaps)
 
     def _make_tables(self) -> None:
         for wanted in self._journal.planned[len(self._journal.tables) :]:
@@ -256,7 +268,8 @@ class HeapRestoration:
         """Compares attached partitions below the cut-line with the lake, if that is not proven already."""
         table = self._table
         self._watched = {}
-        if journals.keeps_heap(self._connection, table.table_id):
+        self._keeps_heap = journals.keeps_heap(self._connection, table.table_id)
+        if self._keeps_heap:
             return
         dsn = self._settings.require_dsn()
         tasks = Tasks(self._runner, lambda: False)
@@ -264,7 +277,14 @@ class HeapRestoration:
         known = {
             partition.partition_id: partition for partition in source.read_partitions(self._connection, table.table_id)
         }
-        for attached in journals.attached_below(self._connection, table.table_id):
+        below = journals.attached_below(self._connection, table.table_id)
+        cut, _ = journals.retention_line(self._connection, table.table_id)
+        if unknown := self._unknown(self._connection, cut, {attached.relation_id for attached in below}):
+            raise TableError(
+                f"partition {unknown} was attached below the cut-line, and nothing is known about its rows",
+                "Detach it, or have a pump look at it (`mirror-pump run`), and try again.",
+            )
+        for attached in below:
             self._watched[attached.relation_id] = attached.watched_as
             if attached.proven:
                 continue
@@ -278,6 +298,13 @@ class HeapRestoration:
                     f"Detach it (ALTER TABLE {table.name} DETACH PARTITION {attached.partition_id}), which keeps its"
                     " rows in a table of their own, and try again: its range is then copied from the lake.",
                 )
+
+    def _unknown(self, connection: PgConnection, cut: int, known: Collection[int]) -> str | None:
+        """An attached partition below the cut-line that is not among the known ones."""
+        for leaf in source.read_attached(connection, self._table.table_id):
+            if not leaf.is_default and leaf.lo < cut and leaf.relation_id not in known:
+                return str(leaf.name)
+        return None
 
     def again(self, obstacle: NotYet) -> None:
         """After the last transaction could not be made: does what is to be done before the next attempt.
@@ -316,7 +343,10 @@ class HeapRestoration:
         if reader is not None:
             raise NotYet(reader)
         watched = {leaf.relation_id: leaf.watched_as for leaf in journals.attached_below(connection, table_id)}
-        if self._outdated(connection, self._journal) or (self._watched and watched != self._watched):
+        altered = not self._keeps_heap and (
+            watched != self._watched or self._unknown(connection, self._journal.pin.cut, watched)
+        )
+        if altered or self._outdated(connection, self._journal):
             raise NotYet("partitions have changed meanwhile", moved=True)
         pending = self._rows.pending(connection)
         if sum(map(len, pending.values())) > self._few:

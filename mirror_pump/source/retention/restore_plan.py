@@ -22,6 +22,8 @@ class ShedPartition:
     relation_id: int | None
     lo: int
     hi: int
+    by_owner: bool
+    """The table's owner dropped or detached it, and not the mirror."""
     still_there: str | None
     """The name of its relation, if that exists: it was detached and not dropped."""
 
@@ -34,8 +36,8 @@ class RestoredRange:
     hi: int
     name: str
     """Its name, without a schema, if that is free."""
-    gap: bool
-    """No partition has had this range. Rows that came late may be in it; without any, no partition is needed."""
+    if_filled: bool
+    """Without any rows no partition is needed: none ever had this range, or its owner took it away."""
 
 
 def plan_ranges(
@@ -45,11 +47,13 @@ def plan_ranges(
     attached: Sequence[tuple[int, int]],
     cut: int,
     floor: int,
+    *,
+    gaps: bool,
 ) -> list[RestoredRange]:
     """Ranges that together with the `attached` partitions cover [floor, cut) without overlapping.
 
-    `shed`: where two overlap, the first one counts. A partition keeps the bounds that it had, also if rows below
-    `floor`, the retention line, are gone.
+    `gaps`: rows may also be where no partition ever was. `shed`: where two overlap, the first one counts. A partition
+    keeps the bounds that it had, also if rows below `floor`, the retention line, are gone.
     """
     taken = list(attached)
     found = []
@@ -58,11 +62,12 @@ def plan_ranges(
         for number, (lo, hi) in enumerate(_without((partition.lo, partition.hi), taken)):
             if hi <= floor:
                 continue
-            found.append(RestoredRange(lo, hi, name if not number else shortened(name, f"_{number + 1}"), gap=False))
+            own = name if not number else shortened(name, f"_{number + 1}")
+            found.append(RestoredRange(lo, hi, own, partition.by_owner))
             taken.append((lo, hi))
-    for lo, hi in _without((floor, cut), taken):
+    for lo, hi in _without((floor, cut), taken) if gaps else ():
         token = "oldest" if lo == EVERYTHING_IN_HEAP else f"p{name_token(kind, lo)}"
-        found.append(RestoredRange(lo, hi, shortened(table.name, f"_restored_{token}"), gap=True))
+        found.append(RestoredRange(lo, hi, shortened(table.name, f"_restored_{token}"), if_filled=True))
     return sorted(found, key=lambda restored: restored.lo)
 
 

@@ -41,7 +41,7 @@ class RestoredTable:
     relation: str
     lo: int
     hi: int
-    gap: bool
+    if_filled: bool
     """It becomes a partition only if it has rows."""
 
     @property
@@ -87,7 +87,7 @@ def make_table(
         connection.execute(
             f"ALTER TABLE {name.quoted} ADD CONSTRAINT {_CONSTRAINT} CHECK ({condition})".encode(),
         )
-    return RestoredTable(relation_id, name.schema, name.name, wanted.lo, wanted.hi, wanted.gap)
+    return RestoredTable(relation_id, name.schema, name.name, wanted.lo, wanted.hi, wanted.if_filled)
 
 
 def attach_all(
@@ -102,7 +102,7 @@ def attach_all(
 def _attach(connection: PgConnection, table: MirroredTable, restored: RestoredTable, role: str | None) -> bool:
     assert table.tier is not None
     name = restored.name.quoted
-    if restored.gap and not holds_rows(connection, restored):
+    if restored.if_filled and not holds_rows(connection, restored):
         drop_table(connection, restored)
         return False
     low, high = _bound(table.tier.kind, restored.lo), _bound(table.tier.kind, restored.hi)
