@@ -82,11 +82,23 @@ SELECT p.partition_id, p.relation_id, p.state = 'tiered' AND NOT p.truncated
 
 -- name: columns
 -- The columns of a relation as a partition has to have them.
-SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type_sql, a.attgenerated <> '' AS generated,
+SELECT a.attnum, a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type_sql, a.attgenerated <> '' AS generated,
        t.typcategory = 'A' AS is_array
   FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
  WHERE a.attrelid = %(relation_id)s::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped
  ORDER BY a.attnum;
+
+-- name: definition
+-- What a partition gets from the table, as one text: columns, constraints and indexes.
+SELECT md5(concat_ws(E'\n',
+    (SELECT string_agg(concat_ws(' ', a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity, a.attgenerated,
+                                 a.attstorage, a.attcompression, a.attcollation, pg_get_expr(d.adbin, d.adrelid)), E'\n' ORDER BY a.attnum)
+       FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+      WHERE a.attrelid = %(table_id)s::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped),
+    (SELECT string_agg(concat_ws(' ', k.conname, k.convalidated, pg_get_constraintdef(k.oid)), E'\n' ORDER BY k.oid)
+       FROM pg_constraint k WHERE k.conrelid = %(table_id)s::bigint::oid),
+    (SELECT string_agg(pg_get_indexdef(i.indexrelid), E'\n' ORDER BY i.indexrelid)
+       FROM pg_index i WHERE i.indrelid = %(table_id)s::bigint::oid)));
 
 -- name: taken
 SELECT to_regclass(%(name)s) IS NOT NULL OR to_regtype(%(name)s) IS NOT NULL;
@@ -106,7 +118,8 @@ SELECT set_config('modak.watching', secret, true) FROM modak.mirror_secret;
 SELECT c.lake_snapshot_id, c.lake_props ->> 'metadata_location' FROM modak.cutline c WHERE c.table_id = %(table_id)s;
 
 -- name: versions
-SELECT pk, version, tier_key FROM modak.delta WHERE table_id = %(table_id)s;
+SELECT pk, version, tier_key FROM modak.delta
+ WHERE table_id = %(table_id)s AND tier_key >= %(lo)s::bigint AND tier_key < %(hi)s::bigint;
 
 -- name: key_match
 SELECT modak.key_match(%(relation_id)s::bigint::oid, n.keys, 'k')

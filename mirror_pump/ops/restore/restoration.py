@@ -191,11 +191,11 @@ class HeapRestoration:
         ]:
             return f"partitions of {self._table.name} were attached or detached"
         with connection.transaction():
-            wanted = sorted(tables.columns_of(connection, self._table.table_id), key=lambda column: column.name)
+            if tables.definition_of(connection, self._table) != journal.definition:
+                return f"{self._table.name} was altered"
             for made in journal.tables:
-                found = sorted(tables.columns_of(connection, made.relation_id), key=lambda column: column.name)
-                if found != wanted or not tables.is_alone(connection, made):
-                    return f"{self._table.name} or {made.name} was altered meanwhile"
+                if not tables.is_intact(connection, self._table, made):
+                    return f"{made.name} was altered"
         return None
 
     def _begun(self) -> RestoreJournal:
@@ -206,8 +206,9 @@ class HeapRestoration:
         pin = journals.pin_published(self._connection, table.table_id)
         cut, floor = journals.retention_line(self._connection, table.table_id)
         planned = self._plan(self._connection, cut, floor)
-        journal = RestoreJournal(str(uuid.uuid4()), pin, floor, tuple(planned), ())
         with self._connection.transaction():
+            definition = tables.definition_of(self._connection, table)
+            journal = RestoreJournal(str(uuid.uuid4()), pin, floor, definition, tuple(planned), ())
             journals.begin(self._connection, table.table_id, journal)
         count = sum(not wanted.if_filled for wanted in planned)
         self._report(RestoreStep.PLANNED, f"{count} partitions come back, with the rows below the cut-line")

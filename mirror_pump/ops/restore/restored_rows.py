@@ -28,7 +28,7 @@ from mirror_pump.source.retention import restore_journal as journals
 from mirror_pump.source.retention.corrections import read_chosen
 from mirror_pump.source.retention.partitions import TIERING, Partition
 from mirror_pump.source.retention.restore_journal import CorrectionVersion, RestoreJournal
-from mirror_pump.source.retention.restored_tables import RestoredTable, columns_of, write_corrections
+from mirror_pump.source.retention.restored_tables import RestoredTable, as_numbered, columns_of, write_corrections
 
 if TYPE_CHECKING:
     from mirror_pump.engine.spark_runtime.runner import TaskRunner
@@ -147,10 +147,15 @@ class RestoredRows:
                 f"the pin on the lake of {self._table.name} was removed", "run the command again: it begins anew"
             )
 
-    def pending(self, connection: PgConnection) -> dict[RestoredTable, list[CorrectionVersion]]:
-        """The corrections that the tables have not got, as of the connection's snapshot."""
+    def pending(
+        self, connection: PgConnection, among: RestoredTable | None = None
+    ) -> dict[RestoredTable, list[CorrectionVersion]]:
+        """The corrections that the tables, or one of them, have not got, as of the connection's snapshot."""
         found: dict[RestoredTable, list[CorrectionVersion]] = {}
-        for correction in journals.correction_versions(connection, self._table.table_id):
+        if not self._tables:
+            return found
+        lo, hi = (among.lo, among.hi) if among is not None else (self._tables[0].lo, self._tables[-1].hi)
+        for correction in journals.correction_versions(connection, self._table.table_id, lo, hi):
             made = self._table_of(correction.tier_key)
             if made is not None and self._applied.get(correction.pk) != correction.version:
                 found.setdefault(made, []).append(correction)
@@ -183,8 +188,7 @@ class RestoredRows:
     ) -> None:
         """Raises TableError if corrections that were just applied are not in the tables as they should be."""
         for made, corrections in corrected.items():
-            keys = [correction.pk for correction in corrections]
-            unlike = journals.unlike(connection, self._table.table_id, made, keys)
+            unlike = journals.unlike(connection, self._table.table_id, made, corrections)
             if unlike:
                 self._refuse(made, [f"{key!r}: {difference}" for key, difference in unlike[:10]])
 
@@ -204,10 +208,9 @@ class RestoredRows:
                 state = ComparedState(
                     *journals.published(reader, self._table.table_id), journals.export_snapshot(reader)
                 )
-                ignored = {each.pk for each in self.pending(reader).get(made, ())}
-                found, differing = prover.compare(
-                    self._table, self._compared(made), reader, state, self.keep_pin, ignored
-                )
+                numbered = as_numbered(reader, self._table, made)
+                ignored = {each.pk for each in self.pending(reader, made).get(made, ())}
+                found, differing = prover.compare(numbered, self._compared(made), reader, state, self.keep_pin, ignored)
             rows += found
             if differing:
                 self._refuse(made, differing[:10])

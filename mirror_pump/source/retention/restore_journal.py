@@ -50,6 +50,8 @@ class RestoreJournal:
     pin: RestorePin
     floor: int
     """The retention line; EVERYTHING_IN_HEAP if there is none."""
+    definition: str
+    """What partitions get from the table, as it was when the first one was made."""
     planned: tuple[RestoredRange, ...]
     tables: tuple[RestoredTable, ...]
     """Those that are made: the first ones of `planned`."""
@@ -67,6 +69,7 @@ class RestoreJournal:
             "kind": "restore heap",
             "pin": asdict(self.pin),
             "floor": self.floor,
+            "definition": self.definition,
             "planned": [asdict(wanted) for wanted in self.planned],
             "tables": [made.to_json() for made in self.tables],
         }
@@ -77,6 +80,7 @@ class RestoreJournal:
             op_id,
             RestorePin(**stored["pin"]),
             stored["floor"],
+            stored["definition"],
             tuple(RestoredRange(**wanted) for wanted in stored["planned"]),
             tuple(RestoredTable(**made) for made in stored["tables"]),
         )
@@ -193,9 +197,10 @@ class CorrectionVersion:
     tier_key: int
 
 
-def correction_versions(connection: PgConnection, table_id: TableId) -> list[CorrectionVersion]:
-    """All corrections of a table, folded or not, without their rows."""
-    return fetch_rows(connection, CorrectionVersion, _SQL["versions"], {"table_id": table_id})
+def correction_versions(connection: PgConnection, table_id: TableId, lo: int, hi: int) -> list[CorrectionVersion]:
+    """The corrections with a tier key in [lo, hi), folded or not, without their rows."""
+    where = {"table_id": table_id, "lo": lo, "hi": hi}
+    return fetch_rows(connection, CorrectionVersion, _SQL["versions"], where)
 
 
 def reader_in_the_way(connection: PgConnection, table_id: TableId, *, whole: bool) -> str | None:
@@ -224,14 +229,15 @@ def published(connection: PgConnection, table_id: TableId) -> tuple[int, str]:
 
 
 def unlike(
-    connection: PgConnection, table_id: TableId, made: RestoredTable, keys: Sequence[str]
+    connection: PgConnection, table_id: TableId, made: RestoredTable, corrections: Sequence[CorrectionVersion]
 ) -> list[tuple[str, str]]:
-    """Of the corrections with these keys, those that the table has not got as they are: key, and how they differ."""
+    """Of the corrections, those that the table has not got as they are: canonical key, and how they differ."""
+    tiers = [correction.tier_key for correction in corrections]
     where = {
         "table_id": table_id,
         "relation_id": made.relation_id,
-        "lo": made.lo,
-        "hi": made.hi,
-        "keys": list(keys),
+        "lo": min(tiers),
+        "hi": max(tiers) + 1,
+        "keys": [correction.pk for correction in corrections],
     }
     return [(str(pk), str(difference)) for pk, difference in connection.execute(_SQL["compare"], where)]

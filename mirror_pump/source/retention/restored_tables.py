@@ -8,7 +8,7 @@ CHECK constraint that says what its bounds will say spares the server from readi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -56,6 +56,7 @@ class RestoredTable:
 class RestoredColumnRow:
     """A row of the query `columns`."""
 
+    attnum: int
     name: str
     type_sql: str
     generated: bool
@@ -66,6 +67,14 @@ def columns_of(connection: PgConnection, relation_id: int) -> tuple[RestoredColu
     """The columns of a relation. In the caller's transaction, under a search_path that makes types' names complete."""
     connection.execute("SET LOCAL search_path = pg_catalog")
     return tuple(fetch_rows(connection, RestoredColumnRow, _SQL["columns"], {"relation_id": relation_id}))
+
+
+def definition_of(connection: PgConnection, table: MirroredTable) -> str:
+    """What partitions get from the table, as a digest. In the caller's transaction, as columns_of()."""
+    connection.execute("SET LOCAL search_path = pg_catalog")
+    row = connection.execute(_SQL["definition"], {"table_id": table.table_id}).fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def make_table(
@@ -119,10 +128,22 @@ def holds_rows(connection: PgConnection, restored: RestoredTable) -> bool:
     return partitions.holds_rows(connection, restored.relation_id)
 
 
-def is_alone(connection: PgConnection, restored: RestoredTable) -> bool:
-    """Whether it exists under its name, and is no partition."""
+def is_intact(connection: PgConnection, table: MirroredTable, restored: RestoredTable) -> bool:
+    """Whether it exists under its name, is no partition, and has the table's columns. As columns_of()."""
     row = connection.execute(_SQL["relation"], {"relation_id": restored.relation_id}).fetchone()
-    return row is not None and TableName(*row) == restored.name
+    if row is None or TableName(*row) != restored.name:
+        return False
+    wanted, found = (
+        {column.name: replace(column, attnum=0) for column in columns_of(connection, relation_id)}
+        for relation_id in (table.table_id, restored.relation_id)
+    )
+    return wanted == found
+
+
+def as_numbered(connection: PgConnection, table: MirroredTable, restored: RestoredTable) -> MirroredTable:
+    """The table with the attribute numbers of this relation, which lacks dropped columns."""
+    numbers = {column.name: column.attnum for column in columns_of(connection, restored.relation_id)}
+    return replace(table, columns=tuple(replace(column, attnum=numbers[column.name]) for column in table.columns))
 
 
 def drop_table(connection: PgConnection, restored: RestoredTable) -> None:

@@ -41,7 +41,7 @@ def _assert_ordinary(events: EventsTable, *partitions: str) -> None:
     assert database.rows(ours) == []
     assert database.rows("SELECT conname FROM pg_constraint WHERE conname LIKE 'mirror_pump%'") == []
     for name in ("tables", "read_pins", "op_log", "delta"):
-        assert database.rows(f"SELECT count(*) FROM modak.{name}") == [(0,)], name  # type: ignore[arg-type]
+        assert database.rows(f"SELECT count(*) FROM modak.{name}") == [(0,)], name
 
 
 def _assert_found_once(events: EventsTable, duckdb: Any) -> bool:
@@ -83,7 +83,7 @@ def _write(events: EventsTable) -> Any:
 
 def _shed(events: EventsTable, count: int = 3) -> None:
     """Returns once the first partitions are dropped."""
-    events.await_state(**{f"p{number}": "dropped" for number in range(count)})
+    events.await_state(60, **{f"p{number}": "dropped" for number in range(count)})
 
 
 def test_rows_come_back_while_others_read_and_write(retention_tables: RetentionTables) -> None:
@@ -249,9 +249,11 @@ def test_the_last_transaction_waits_for_readers_of_the_seam(retention_tables: Re
     with mirror.pumping():
         _shed(events, 2)
         pin = database.rows("SELECT pin_id FROM modak.pin('events')")[0][0]
-        with in_thread(
-            lambda _: mirror.unregister("events", restore_heap=True, report=report) and None, "restore", 120
-        ) as thread:
+
+        def restore(_: threading.Event) -> None:
+            mirror.unregister("events", restore_heap=True, report=report)
+
+        with in_thread(restore, "restore", 120) as thread:
             assert proven.wait(60)
             with database.session(autocommit=False) as connection:
                 upsert(connection, 5, 1, "meanwhile")

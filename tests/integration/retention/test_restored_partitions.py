@@ -15,6 +15,8 @@ from tests.support.type_oracle import CASES, ROWS, create_pool
 
 _WIDTH = 1000
 """Tier values of a partition: the pool's rows fit in."""
+_CASES = tuple(number for number, case in enumerate(CASES) if not case.type.startswith("xml"))
+"""The embedded server reads no xml."""
 
 
 def _await_dropped(mirror: Mirror, *partitions: str) -> None:
@@ -30,16 +32,18 @@ def _texts(mirror: Mirror, table: str, lo: int) -> list[tuple[str | None, ...]]:
     """The pool's rows of one partition as the types print them."""
     with connect(mirror.database.dsn, autocommit=True) as connection:
         connection.execute("SET search_path = pg_catalog")
-        columns = ", ".join(f"format('%s', c{number}), c{number} IS NULL" for number in range(len(CASES)))
+        columns = ", ".join(f"format('%s', c{number}), c{number} IS NULL" for number in _CASES)
         query = f"SELECT id - {lo}, {columns} FROM public.{table} WHERE id >= {lo} AND id < {lo + ROWS} ORDER BY id"
         return connection.execute(query.encode()).fetchall()
 
 
 def test_values_of_every_type_come_back_from_files_and_corrections(mirror: Mirror) -> None:
     database = mirror.database
-    columns = ", ".join(f"c{number}" for number in range(len(CASES)))
+    columns = ", ".join(f"c{number}" for number in _CASES)
     with database.connect() as connection:
         create_pool(connection, "pool")
+        for number in set(range(len(CASES))) - set(_CASES):
+            connection.execute(f"ALTER TABLE pool DROP COLUMN c{number}".encode())
         connection.execute("CREATE TABLE ev (LIKE pool INCLUDING ALL) PARTITION BY RANGE (id)")
         for number in range(2):
             connection.execute(
@@ -58,14 +62,14 @@ def test_values_of_every_type_come_back_from_files_and_corrections(mirror: Mirro
     assert len(wanted) == ROWS
     for start in (0, 500, _WIDTH):
         found = _texts(mirror, "ev", start)
-        for number, case in enumerate(CASES):
-            cells = [(row[2 * number + 1], row[2 * number + 2]) for row in found]
-            assert cells == [(row[2 * number + 1], row[2 * number + 2]) for row in wanted], (case.type, start)
+        for place, number in enumerate(_CASES):
+            cells = [row[2 * place + 1 : 2 * place + 3] for row in found]
+            assert cells == [row[2 * place + 1 : 2 * place + 3] for row in wanted], (CASES[number].type, start)
 
 
 _STRUCTURE: LiteralString = """
-    SELECT a.attnum, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity, a.attgenerated, a.attstorage,
-           a.attcompression, a.attislocal, a.attinhcount::int, pg_get_expr(d.adbin, d.adrelid)
+    SELECT a.attnum, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity, a.attgenerated,
+           a.attstorage, a.attcompression, a.attislocal, a.attinhcount::int, pg_get_expr(d.adbin, d.adrelid)
       FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
      WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 ORDER BY 1
 """
@@ -102,15 +106,16 @@ def test_a_restored_partition_is_as_one_that_the_owner_makes(mirror: Mirror) -> 
         "CREATE TABLE kinds (kind text PRIMARY KEY)",
         "INSERT INTO kinds VALUES ('a'), ('b')",
         "CREATE FUNCTION noop() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
-        "CREATE TABLE ev (id bigint GENERATED ALWAYS AS IDENTITY, at int, gone int, kind text DEFAULT 'a' REFERENCES kinds,"
-        " v int NOT NULL CHECK (v > 0), twice int GENERATED ALWAYS AS (v * 2) STORED, t text STORAGE EXTERNAL,"
+        "CREATE TABLE ev (id bigint GENERATED ALWAYS AS IDENTITY, at int, gone int,"
+        " kind text DEFAULT 'a' REFERENCES kinds, v int NOT NULL CHECK (v > 0),"
+        " twice int GENERATED ALWAYS AS (v * 2) STORED, t text STORAGE EXTERNAL,"
         " PRIMARY KEY (at, id), UNIQUE (at, t)) PARTITION BY RANGE (at)",
         "CREATE INDEX ON ev (v) WHERE v > 5",
         "CREATE TRIGGER of_owner BEFORE INSERT ON ev FOR EACH ROW EXECUTE FUNCTION noop()",
         "CREATE TABLE refers (at int, id bigint, FOREIGN KEY (at, id) REFERENCES ev)",
         "ALTER DEFAULT PRIVILEGES GRANT SELECT ON TABLES TO public",
         "ALTER TABLE ev DROP COLUMN gone",
-        *(f"CREATE TABLE ev{n} PARTITION OF ev FOR VALUES FROM ({n * 100}) TO ({n * 100 + 100})" for n in range(4)),  # type: ignore[arg-type]
+        *(f"CREATE TABLE ev{n} PARTITION OF ev FOR VALUES FROM ({n * 100}) TO ({n * 100 + 100})" for n in range(4)),
         "INSERT INTO ev (at, v, t) SELECT g, g + 1, 't' || g FROM generate_series(0, 399) g",
     )
     before = _structure(mirror, "ev0")
@@ -131,14 +136,14 @@ def test_a_row_that_postgres_does_not_take_stops_the_restore_until_it_is_dealt_w
     database = mirror.database
     database.execute(
         "CREATE TABLE ev (at int PRIMARY KEY, v int) PARTITION BY RANGE (at)",
-        *(f"CREATE TABLE ev{n} PARTITION OF ev FOR VALUES FROM ({n * 100}) TO ({n * 100 + 100})" for n in range(3)),  # type: ignore[arg-type]
+        *(f"CREATE TABLE ev{n} PARTITION OF ev FOR VALUES FROM ({n * 100}) TO ({n * 100 + 100})" for n in range(3)),
         "INSERT INTO ev SELECT g, g FROM generate_series(0, 299) g",
     )
     mirror.register("ev", retention=at_once("100"))
     with mirror.pumping():
         _await_dropped(mirror, "ev0")
         database.execute("ALTER TABLE ev ADD CONSTRAINT from_ten CHECK (v <> 7) NOT VALID")
-        with pytest.raises(TableError, match="did not take a row of the lake: .*from_ten.*Failing row"):
+        with pytest.raises(TableError, match=r"did not take a row of the lake: .*from_ten.*Failing row"):
             mirror.unregister("ev", restore_heap=True)
         assert database.rows("SELECT count(*) FROM ev") == [(200,)]
         database.execute("""SELECT modak.upsert('ev', '{"at": 7, "v": 8}')""")
@@ -154,7 +159,7 @@ def test_columns_that_were_left_out_are_lost_only_by_yes(mirror: Mirror) -> None
     database = mirror.database
     database.execute(
         "CREATE TABLE ev (at int PRIMARY KEY, v int, secret text DEFAULT 'none') PARTITION BY RANGE (at)",
-        *(f"CREATE TABLE ev{n} PARTITION OF ev FOR VALUES FROM ({n * 100}) TO ({n * 100 + 100})" for n in range(3)),  # type: ignore[arg-type]
+        *(f"CREATE TABLE ev{n} PARTITION OF ev FOR VALUES FROM ({n * 100}) TO ({n * 100 + 100})" for n in range(3)),
         "INSERT INTO ev SELECT g, g, 'secret' FROM generate_series(0, 299) g",
     )
     mirror.register("ev", retention=at_once("100"), choices=parse_choices(["v=decimal(20,5)"], ["secret"]))
