@@ -104,8 +104,10 @@ SELECT md5(concat_ws(E'\n',
 SELECT to_regclass(%(name)s) IS NOT NULL OR to_regtype(%(name)s) IS NOT NULL;
 
 -- name: relation
+-- A table that a restore has made, and that is not attached.
 SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.oid = %(relation_id)s::bigint::oid AND NOT c.relispartition;
+ WHERE c.oid = %(relation_id)s::bigint::oid AND NOT c.relispartition
+   AND EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = c.oid AND k.conname = 'mirror_pump_restored');
 
 -- name: identity
 SELECT to_regclass(%(name)s)::oid::bigint, pg_get_partition_constraintdef(to_regclass(%(name)s));

@@ -91,17 +91,17 @@ def restore_rows(task: RestoreTask, stopped: Callable[[], bool] = lambda: False)
         except psycopg.Error as error:
             if is_connection_loss(error):
                 raise
-            raise _refused(error, "a row of the lake") from error
+            raise _refused(error) from error
         connection.execute(_SQL["copied_rows"], {"op_id": task.entry, "rows": copied})
         return copied
 
 
-def _refused(error: psycopg.Error, what: str) -> TableError:
+def _refused(error: psycopg.Error) -> TableError:
     """What Postgres says to a row, with the place of the row."""
     where = f" ({one_line_of(error.diag.context)})" if error.diag.context else ""
     detail = f": {one_line_of(error.diag.message_detail)}" if error.diag.message_detail else ""
     return TableError(
-        f"Postgres did not take {what}: {one_line_of(error.diag.message_primary or error)}{detail}{where}",
+        f"Postgres did not take a row of the lake: {one_line_of(error.diag.message_primary or error)}{detail}{where}",
         "Remove the obstacle, and run `mirror-pump unregister --restore-heap` again: it goes on where it was. With"
         " --abort it removes what it has copied.",
     )

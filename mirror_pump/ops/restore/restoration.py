@@ -30,6 +30,7 @@ from mirror_pump.ops.restore.restored_rows import RestoredRows
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.drop_proof import Prover
+from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention import restore_journal as journals
@@ -133,8 +134,10 @@ class HeapRestoration:
 
         Raises TableError if the table cannot be restored, LakeError, SourceError, ConnectionLost.
         """
-        self._check()
         with source_errors(f"restoring {self._table.name}"):
+            # It may have been altered since an earlier attempt.
+            self._table = load_table(self._connection, self._table.table_id) or self._table
+            self._check()
             self._prove_attached()
             self._journal = self._resumed() or self._begun()
             self._make_tables()
@@ -258,7 +261,7 @@ class HeapRestoration:
         while True:
             pending = self._rows.pending(self._connection)
             count = sum(map(len, pending.values()))
-            self._rows.correct(self._connection, pending)
+            self._rows.correct(pending)
             self._rows.keep_pin()
             if count <= self._few:
                 break
@@ -294,8 +297,8 @@ class HeapRestoration:
             self._watched[attached.relation_id] = proof.watched_as
             if proof.differing:
                 raise TableError(
-                    f"partition {attached.partition_id} is attached below the cut-line, and does not hold what the lake"
-                    f" has there: {'; '.join(proof.differing)}",
+                    f"partition {attached.partition_id} is attached below the cut-line, and"
+                    f" does not hold what the lake has there: {'; '.join(proof.differing)}",
                     f"Detach it (ALTER TABLE {table.name} DETACH PARTITION {attached.partition_id}), which keeps its"
                     " rows in a table of their own, and try again: its range is then copied from the lake.",
                 )
@@ -352,8 +355,7 @@ class HeapRestoration:
         pending = self._rows.pending(connection)
         if sum(map(len, pending.values())) > self._few:
             raise NotYet("more rows were corrected meanwhile")
-        self._rows.correct(connection, pending)
-        self._rows.require_equal(connection, pending)
+        self._rows.correct_finally(connection, pending)
 
     def attach(self, connection: PgConnection) -> None:
         """The second part, once our DEFAULT partition is gone: attaches the tables."""

@@ -25,7 +25,7 @@ from mirror_pump.pipeline.retention.drop_proof import ComparedState, Prover
 from mirror_pump.pipeline.retention.tier_files import tier_column, tier_ranges
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
 from mirror_pump.source.retention import restore_journal as journals
-from mirror_pump.source.retention.corrections import read_chosen
+from mirror_pump.source.retention.corrections import Correction, read_chosen
 from mirror_pump.source.retention.partitions import TIERING, Partition
 from mirror_pump.source.retention.restore_journal import CorrectionVersion, RestoreJournal
 from mirror_pump.source.retention.restored_tables import RestoredTable, as_numbered, columns_of, write_corrections
@@ -60,6 +60,8 @@ class RestoredRows:
         self._starts = [made.lo for made in self._tables]
         self._applied: dict[str, int] = {}
         """Versions of the corrections that the tables have, by canonical key."""
+        self._uncompared: dict[RestoredTable, dict[str, CorrectionVersion]] = {}
+        """Corrections that were applied since the tables were compared with the lake."""
 
     def copy(self, runner: TaskRunner, workers: int, copied: Callable[[str, int, int], None]) -> int:
         """Copies the files of the lake that are not copied yet. Returns the number of rows of all.
@@ -167,30 +169,43 @@ class RestoredRows:
             return None
         return self._tables[place]
 
-    def correct(self, connection: PgConnection, pending: Mapping[RestoredTable, Sequence[CorrectionVersion]]) -> None:
+    def correct(self, pending: Mapping[RestoredTable, Sequence[CorrectionVersion]]) -> None:
         """Applies corrections, as they are by now."""
         for made, corrections in pending.items():
-            for first in range(0, len(corrections), _AT_ONCE):
-                keys = [correction.pk for correction in corrections[first : first + _AT_ONCE]]
-                with connection.transaction():
-                    found = read_chosen(connection, self._table, keys)
-                    if found is None:
-                        raise TableError(
-                            f"{self._table.name} was altered, or is being altered, and the mirror has not applied that",
-                            "try again in a few seconds; `mirror-pump status` shows if the table is waiting for"
-                            " something",
-                        )
-                    write_corrections(connection, self._table, made, found, self._role)
+            for found in self._correct(self._connection, made, corrections):
                 self._applied.update((correction.pk, correction.version) for correction in found)
+            self._uncompared.setdefault(made, {}).update((correction.pk, correction) for correction in corrections)
 
-    def require_equal(
-        self, connection: PgConnection, corrected: Mapping[RestoredTable, Sequence[CorrectionVersion]]
+    def correct_finally(
+        self, connection: PgConnection, pending: Mapping[RestoredTable, Sequence[CorrectionVersion]]
     ) -> None:
-        """Raises TableError if corrections that were just applied are not in the tables as they should be."""
-        for made, corrections in corrected.items():
-            unlike = journals.unlike(connection, self._table.table_id, made, corrections)
+        """Applies corrections in the caller's transaction, and compares them and those that no proof has seen. Raises
+        TableError if one is not in its table as it should be."""
+        for made, corrections in pending.items():
+            for _ in self._correct(connection, made, corrections):
+                pass
+        for made in self._tables:
+            last = {correction.pk: correction for correction in pending.get(made, ())}
+            corrected = [*{**self._uncompared.get(made, {}), **last}.values()]
+            unlike = journals.unlike(connection, self._table.table_id, made, corrected) if corrected else []
             if unlike:
                 self._refuse(made, [f"{key!r}: {difference}" for key, difference in unlike[:10]])
+
+    def _correct(
+        self, connection: PgConnection, made: RestoredTable, corrections: Sequence[CorrectionVersion]
+    ) -> Iterator[tuple[Correction, ...]]:
+        """Applies a table's corrections, some at a time, and yields those."""
+        for first in range(0, len(corrections), _AT_ONCE):
+            keys = [correction.pk for correction in corrections[first : first + _AT_ONCE]]
+            with connection.transaction():
+                found = read_chosen(connection, self._table, keys)
+                if found is None:
+                    raise TableError(
+                        f"{self._table.name} was altered, or is being altered, and the mirror has not applied that",
+                        "try again in a few seconds; `mirror-pump status` shows if the table is waiting for something",
+                    )
+                write_corrections(connection, self._table, made, found, self._role)
+            yield found
 
     def prove(self, runner: TaskRunner) -> int:
         """Compares every row of the tables with the lake, as `drop_proof` does. Returns the number of rows.
@@ -212,6 +227,7 @@ class RestoredRows:
                 ignored = {each.pk for each in self.pending(reader, made).get(made, ())}
                 found, differing = prover.compare(numbered, self._compared(made), reader, state, self.keep_pin, ignored)
             rows += found
+            self._uncompared.pop(made, None)
             if differing:
                 self._refuse(made, differing[:10])
         return rows
