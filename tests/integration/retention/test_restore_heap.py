@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
+import time
+from pathlib import Path
 from typing import Any, LiteralString
 
 import psycopg
@@ -15,6 +17,7 @@ from mirror_pump.ops.restore.restoration import RestoreStep
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import assert_same, await_true, normalised
+from mirror_pump.testing.program import Program
 from tests.support.events_table import COLUMNS, EventsTable, RetentionTables, cold_rows, delete, upsert
 from tests.support.pipeline import in_thread, writing
 from tests.support.retention_table import WIDTH, run
@@ -318,3 +321,28 @@ def test_a_truncated_partition_is_not_taken_for_what_the_lake_has(retention_tabl
         database.execute("UPDATE modak.partitions SET state = 'dropped' WHERE partition_id = 'p0'")
         mirror.unregister("events", restore_heap=True)
     _assert_ordinary(events, "p0_restored", "p1", "p2", "p_default")
+
+
+@pytest.mark.soak
+def test_a_large_table_comes_back_past_real_kills(retention_tables: RetentionTables, tmp_path: Path) -> None:
+    """2,000,000 rows in 20 partitions, of which 18 have left; the command is killed later each time."""
+    events = retention_tables.automatic(partitions=20, rows=100_000, copy_chunk_bytes=4 << 20)
+    mirror, database = events.mirror, events.database
+    mirror_options = ("--slot", mirror.settings.slot, "--publication", mirror.settings.publication)
+    program = Program(database.dsn, tmp_path)
+    ended: int | None = None
+    with mirror.pumping():
+        events.await_state(900, **{f"p{number}": "dropped" for number in range(18)})
+        with writing(database, _write(events), random.getrandbits(32)):
+            for lines in range(3, 1000, 9):
+                log = tmp_path / f"restore{lines}.log"
+                process = program.start("unregister", "events", "--restore-heap", *mirror_options, log=log.name)
+                while (ended := process.poll()) is None and len(log.read_text().splitlines()) < lines:
+                    time.sleep(0.02)
+                if ended is not None:
+                    break
+                program.kill(process)
+                assert database.rows(_REGISTERED) == [(1,)]
+    assert ended == 0, log.read_text()
+    gap = [name for name, _ in database.rows(_BOUNDS) if name.startswith("events_restored")]
+    _assert_ordinary(events, *(f"p{number}" for number in range(20)), *gap)
