@@ -271,3 +271,6 @@ UPDATE modak.mirror_tables m SET retention = retention || jsonb_build_object('la
 -- Whether the lake has rows that the heap has not. What a table that keeps its heap corrects, it has itself.
 SELECT EXISTS (SELECT FROM modak.partitions WHERE table_id = %(table_id)s AND state = 'dropped')
     OR NOT modak.keeps_heap(%(table_id)s) AND EXISTS (SELECT FROM modak.delta WHERE table_id = %(table_id)s);
+
+-- name: drop_default
+SELECT modak.drop_partition(%(root)s::bigint::oid, %(leaf)s::bigint::oid);
