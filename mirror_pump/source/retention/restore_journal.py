@@ -107,7 +107,10 @@ def exclude_others(connection: PgConnection, table_id: TableId) -> bool:
 def read_journal(connection: PgConnection, table_id: TableId) -> RestoreJournal | None:
     """The restore that was begun; None if there is none."""
     row = connection.execute(_SQL["running"], {"table_id": table_id}).fetchone()
-    return None if row is None else RestoreJournal.from_json(*row)
+    if row is None:
+        return None
+    op_id, stored = row
+    return RestoreJournal.from_json(op_id, stored)
 
 
 def pin_published(connection: PgConnection, table_id: TableId) -> RestorePin:
@@ -225,7 +228,8 @@ def published(connection: PgConnection, table_id: TableId) -> tuple[int, str]:
     """The published snapshot and its metadata file."""
     row = connection.execute(_SQL["published"], {"table_id": table_id}).fetchone()
     assert row is not None
-    return row[0], str(row[1])
+    snapshot_id, location = row
+    return snapshot_id, location
 
 
 def unlike(

@@ -130,8 +130,7 @@ def holds_rows(connection: PgConnection, restored: RestoredTable) -> bool:
 
 def is_intact(connection: PgConnection, table: MirroredTable, restored: RestoredTable) -> bool:
     """Whether it exists under its name, is no partition, and has the table's columns. As columns_of()."""
-    row = connection.execute(_SQL["relation"], {"relation_id": restored.relation_id}).fetchone()
-    if row is None or TableName(*row) != restored.name:
+    if _present_name(connection, restored) != restored.name:
         return False
     wanted, found = (
         {column.name: replace(column, attnum=0) for column in columns_of(connection, relation_id)}
@@ -148,9 +147,18 @@ def as_numbered(connection: PgConnection, table: MirroredTable, restored: Restor
 
 def drop_table(connection: PgConnection, restored: RestoredTable) -> None:
     """Drops it, if it exists and is no partition."""
+    name = _present_name(connection, restored)
+    if name is not None:
+        connection.execute(f"DROP TABLE {name.quoted}".encode())
+
+
+def _present_name(connection: PgConnection, restored: RestoredTable) -> TableName | None:
+    """The name that it has by now; None if it is gone, or is a partition."""
     row = connection.execute(_SQL["relation"], {"relation_id": restored.relation_id}).fetchone()
-    if row is not None:
-        connection.execute(f"DROP TABLE {TableName(*row).quoted}".encode())
+    if row is None:
+        return None
+    schema, relation = row
+    return TableName(schema, relation)
 
 
 def write_corrections(

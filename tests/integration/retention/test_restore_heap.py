@@ -154,7 +154,7 @@ def upsert_and_delete(events: EventsTable) -> None:
             run(connection, f"INSERT INTO {table} VALUES (150, 9999, 3, NULL), (150, 9998, NULL, '')")
 
 
-class _Killed(BaseException):
+class _Ended(BaseException):
     """Stands for the end of the process: nothing but the database's own work happens after it."""
 
 
@@ -174,9 +174,9 @@ def test_a_restore_that_is_killed_at_any_step_goes_on(retention_tables: Retentio
             copied += step is RestoreStep.COPIED_FILE
             taken.append(step)
             if len(taken) == last or step is RestoreStep.ATTACHED:
-                raise _Killed
+                raise _Ended
 
-        with pytest.raises(_Killed):
+        with pytest.raises(_Ended):
             mirror.unregister("events", restore_heap=True, report=report)
         files = database.rows("SELECT count(*) FROM modak.op_log WHERE phase = 'restored'")[0][0]
         assert database.rows(_REGISTERED) == [(1,)]
@@ -197,11 +197,11 @@ def test_an_unfinished_restore_is_finished_or_removed(retention_tables: Retentio
 
     def report(step: RestoreStep, _: str) -> None:
         if step is RestoreStep.PROVEN:
-            raise _Killed
+            raise _Ended
 
     with mirror.pumping():
         _shed(events, 2)
-        with pytest.raises(_Killed):
+        with pytest.raises(_Ended):
             mirror.unregister("events", restore_heap=True, report=report)
         assert database.rows("SELECT count(*) FROM p0") == [(20,)]
         assert "restore-heap" in str(database.rows("SELECT retention_stopped FROM modak.status"))
@@ -225,11 +225,11 @@ def test_a_restore_whose_pin_has_expired_begins_again(retention_tables: Retentio
 
     def report(step: RestoreStep, _: str) -> None:
         if step is RestoreStep.PROVEN:
-            raise _Killed
+            raise _Ended
 
     with mirror.pumping():
         _shed(events, 2)
-        with pytest.raises(_Killed):
+        with pytest.raises(_Ended):
             mirror.unregister("events", restore_heap=True, report=report)
         database.execute("UPDATE modak.read_pins SET expires_at = now() - interval '1 second'")
         upsert_and_delete(events)
