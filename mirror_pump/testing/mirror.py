@@ -209,9 +209,9 @@ class Mirror:
             if outcome.error is not None:
                 raise outcome.error
 
-    def unregister(self, table: str, drop_lake: bool = False, keep_lake: bool = False) -> None:
-        """Removes a table from the mirror."""
-        unregister(self.settings, table, drop_lake, keep_lake)
+    def unregister(self, table: str, drop_lake: bool = False, keep_lake: bool = False, **options: Any) -> str:
+        """Removes a table from the mirror. `options` as of ops.register.unregistration.unregister."""
+        return unregister(self.settings, table, drop_lake, keep_lake, **options)
 
     def await_live(self, *tables: str, seconds: float = 90) -> None:
         """Returns once a pump has made the tables live."""

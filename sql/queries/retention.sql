@@ -201,7 +201,7 @@ SELECT pin_id FROM modak.pin_tables(ARRAY[%(table_id)s::bigint], make_interval(s
 UPDATE modak.read_pins SET expires_at = now() + make_interval(secs => %(seconds)s) WHERE pin_id = %(pin_id)s;
 
 -- name: corrections
-SELECT key, difference
+SELECT pk, key, difference
   FROM modak.delta_against(%(table_id)s::bigint::oid, %(relation_id)s::bigint::oid, %(lo)s::bigint, %(hi)s::bigint);
 
 -- name: journal
@@ -282,5 +282,9 @@ UPDATE modak.mirror_tables m SET retention = retention || jsonb_build_object('la
 UPDATE modak.tables SET lake_retention_lag = %(lag)s WHERE table_id = %(table_id)s AND mode = 'tiered';
 
 -- name: shed
+-- Whether the lake has rows that the heap has not. What a table that keeps its heap corrects, it has itself.
 SELECT EXISTS (SELECT FROM modak.partitions WHERE table_id = %(table_id)s AND state = 'dropped')
-    OR EXISTS (SELECT FROM modak.delta WHERE table_id = %(table_id)s);
+    OR NOT modak.keeps_heap(%(table_id)s) AND EXISTS (SELECT FROM modak.delta WHERE table_id = %(table_id)s);
+
+-- name: drop_default
+SELECT modak.drop_partition(%(root)s::bigint::oid, %(leaf)s::bigint::oid);

@@ -56,6 +56,7 @@ _ROOMS = {
         "lake_reads": set[str](),
         "rewrite": {"lake_reads"},
         "comparison": {"lake_reads", "rewrite"},
+        "restore": {"lake_reads", "rewrite", "comparison"},
         "iceberg_procedures": {"spark_runtime"},
     },
     "pipeline": {
@@ -88,7 +89,8 @@ _ROOMS = {
         "duckdb": set[str](),
         "status": {"setup", "maintenance"},
         "retain": {"maintenance"},
-        "register": {"retain"},
+        "restore": set[str](),
+        "register": {"retain", "restore"},
         "ingest": set[str](),
         "resync": {"register"},
         "verify": {"duckdb", "status"},

@@ -244,6 +244,25 @@ def add(app: typer.Typer) -> None:
                 "--keep-lake", help="Keep the Iceberg table, which has the only copy of rows dropped from the heap"
             ),
         ] = False,
+        restore_heap: Annotated[
+            bool,
+            typer.Option("--restore-heap", help="First bring rows that only the lake has back into partitions"),
+        ] = False,
+        abort: Annotated[
+            bool,
+            typer.Option(
+                "--abort", help="With --restore-heap: remove what an unfinished one has copied, and stay registered"
+            ),
+        ] = False,
+        yes: Annotated[
+            bool,
+            typer.Option(
+                "--yes",
+                "-y",
+                help="With --drop-lake: lose rows that only the lake has; with --restore-heap: columns that were left"
+                " out get their defaults",
+            ),
+        ] = False,
         former: Annotated[
             bool, typer.Option("--former", help="Only delete the files of registrations of that name that have ended")
         ] = False,
@@ -256,18 +275,23 @@ def add(app: typer.Typer) -> None:
     ) -> int:
         """Remove tables from the mirror. Their lake tables stay as of their last frontier unless --drop-lake is given.
 
-        A table whose partitions were dropped from the heap requires either --drop-lake or --keep-lake. Files that stay
-        are listed by --list until --former deletes them, or --drop-lake if no table of that name is registered. If a
-        table is refused, the others still proceed; exit code 1 reports it.
+        A table whose partitions were dropped from the heap requires --restore-heap, which brings their rows back and
+        can be interrupted and run again, or --keep-lake, or --drop-lake with --yes. Files that stay are listed by
+        --list until --former deletes them, or --drop-lake if no table of that name is registered. If a table is
+        refused, the others still proceed; exit code 1 reports it.
         """
+        from mirror_pump.ops.register.unregistration import abort_restore, unregister_former
         from mirror_pump.ops.register.unregistration import unregister as take_out
-        from mirror_pump.ops.register.unregistration import unregister_former
         from mirror_pump.ops.setup.stored_settings import complete
 
         if sum((drop_lake, keep_lake, former, show)) > 1:
             raise UsageError("--drop-lake, --keep-lake, --former and --list exclude each other")
         if as_json and not show:
             raise UsageError("--json is for --list")
+        if restore_heap and (former or show):
+            raise UsageError("--restore-heap is for tables that are registered: --former and --list exclude it")
+        if abort and (not restore_heap or drop_lake or keep_lake):
+            raise UsageError("--abort is for --restore-heap, without --drop-lake and --keep-lake")
         if bool(tables) == show:
             raise UsageError("--list takes no TABLE" if show else "name a TABLE, or give --list")
         settings = complete(settings)
@@ -275,7 +299,19 @@ def add(app: typer.Typer) -> None:
             return _list_former(settings, as_json=as_json)
 
         def end(name: str) -> str:
-            return unregister_former(settings, name) if former else take_out(settings, name, drop_lake, keep_lake)
+            if former:
+                return unregister_former(settings, name)
+            if abort:
+                return abort_restore(settings, name)
+            return take_out(
+                settings,
+                name,
+                drop_lake,
+                keep_lake,
+                restore_heap=restore_heap,
+                yes=yes,
+                report=lambda _step, text: remark(f"{name}: {text}"),
+            )
 
         assert tables is not None
         if len(tables) == 1:

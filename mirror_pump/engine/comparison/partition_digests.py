@@ -7,28 +7,18 @@ the rows of a few buckets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from mirror_pump.engine.comparison.live_rows import KeySet, TierRange, live_rows
 from mirror_pump.engine.comparison.row_hashes import BUCKETS, HashSecret, Words, buckets_of, row_hashes
-from mirror_pump.engine.lake_reads.index_keys import KeysTask, read_keys
-from mirror_pump.engine.lake_reads.row_batches import read_batches
-from mirror_pump.engine.rewrite.file_merge import cast_to
-from mirror_pump.lake.format.columns import places_by_id, plain
-from mirror_pump.lake.format.damaged_files import open_parquet
-from mirror_pump.lake.format.position_deletes import read_position_deletes
 from mirror_pump.lake.format.raw_text_columns import raw_text_id
-from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, as_numbers
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.model import Column
 from mirror_pump.source.heap.block_reader import Chunk, RawTextNeeded, read_chunk
 
-_BATCH_ROWS = 16 * 1024
 _BATCH_BYTES = 4 << 20
 """Bytes hashed at a time. Hashing takes 6 bytes of memory per byte of long texts, and 20 per byte of short ones."""
 
@@ -60,26 +50,10 @@ class HeapTask:
 
 
 @dataclass(frozen=True)
-class LakeFile:
-    """URIs of a data file and of the equality-delete files that are newer."""
-
-    path: str
-    deletes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class FilesTask:
-    """Data files of the lake. Only rows with a tier value in [lo, hi) count."""
+    """Data files of the lake."""
 
-    files: tuple[LakeFile, ...]
-    positions: tuple[str, ...]
-    """Position-delete files that may refer to rows of the data files."""
-    schema: LakeSchema
-    tier_id: int
-    """Field ID of the tier key."""
-    lo: int
-    hi: int
-    storage: StorageOptions
+    chosen: TierRange
     comparing: Comparing
 
 
@@ -144,42 +118,9 @@ def _digest_heap(task: HeapTask, raw_text: frozenset[str]) -> Digest:
 def digest_files(task: FilesTask) -> Digest:
     """Digests the live rows of some data files. Raises LakeError."""
     digester = _Digester(task.comparing)
-    hidden = read_position_deletes(task.positions, {file.path for file in task.files}, task.storage)
-    deleted: dict[tuple[str, ...], PackedKeys] = {}
-    nothing = np.zeros(0, np.int64)
-    for file in task.files:
-        if file.deletes and file.deletes not in deleted:
-            parts = read_keys(KeysTask(file.deletes, (), task.schema, task.comparing.packing, task.storage))
-            words = task.comparing.packing.words
-            deleted[file.deletes] = PackedKeys.concatenated([part.keys for part in parts], words)
-        deleted_positions = hidden.get(file.path, nothing)
-        for start, columns, rows in _batches(file.path, task):
-            live = np.ones(rows, np.bool_)
-            first, end = np.searchsorted(deleted_positions, [start, start + rows])
-            live[deleted_positions[first:end] - start] = False
-            tiers = as_numbers(plain(columns[task.tier_id]))
-            live &= (tiers >= task.lo) & (tiers < task.hi)
-            if not live.any():
-                continue
-            if not live.all():
-                columns = {field_id: column.filter(pa.array(live)) for field_id, column in columns.items()}
-            digester.add(columns, int(live.sum()), deleted.get(file.deletes))
+    for found in live_rows(task.chosen, task.comparing.packing):
+        digester.add(found.columns, found.rows, found.deleted)
     return digester.digest()
-
-
-def _batches(path: str, task: FilesTask) -> Iterator[tuple[int, dict[int, pa.Array], int]]:
-    """The file's rows in batches: number of the first row, columns by field ID in the table's types, number of rows."""
-    start = 0
-    with open_parquet(path, task.storage) as parquet:
-        places = places_by_id(parquet)
-        for batch in read_batches(parquet, _BATCH_ROWS):
-            columns = {
-                field.field_id: cast_to(batch.column(places[field.field_id]), field.arrow.type)
-                for field in task.schema.fields
-                if field.field_id in places
-            }
-            yield start, columns, batch.num_rows
-            start += batch.num_rows
 
 
 class _Digester:
@@ -191,8 +132,8 @@ class _Digester:
         self._rows: list[DigestedRows] = []
         by_name = {column.name: column.field_id for column in comparing.columns}
         self._key_ids = [by_name[name] for name in comparing.key]
-        self._left_out = _Keys(comparing.left_out)
-        self._among = None if comparing.among is None else _Keys(comparing.among)
+        self._left_out = KeySet(comparing.left_out)
+        self._among = None if comparing.among is None else KeySet(comparing.among)
 
     def add(self, columns: dict[int, pa.Array], rows: int, deleted: PackedKeys | None = None) -> None:
         """Adds rows without those whose keys are `deleted`. `columns` are by field ID."""
@@ -205,7 +146,7 @@ class _Digester:
         keys = self._comparing.packing.pack([columns[field_id] for field_id in self._key_ids])
         excluded = self._left_out.among(keys)
         if deleted is not None and len(deleted):
-            excluded |= _Keys(deleted).among(keys)
+            excluded |= KeySet(deleted).among(keys)
         first, second = row_hashes(columns, rows, self._comparing.secret)
         places = np.flatnonzero(~excluded)
         buckets = buckets_of(keys.first)
@@ -229,22 +170,3 @@ class _Digester:
         if self._comparing.wanted is None:
             return Digest(self._sums, None)
         return Digest(self._sums, DigestedRows.together(self._rows) if self._rows else None)
-
-
-class _Keys:
-    """A set of packed keys."""
-
-    def __init__(self, keys: PackedKeys) -> None:
-        self._first = np.unique(keys.first)
-        self._pairs = None if keys.second is None else set(zip(keys.first.tolist(), keys.second.tolist(), strict=True))
-
-    def among(self, keys: PackedKeys) -> npt.NDArray[np.bool_]:
-        """A mask of the keys that are in the set."""
-        if not len(self._first):
-            return np.zeros(len(keys), np.bool_)
-        places = np.minimum(np.searchsorted(self._first, keys.first), len(self._first) - 1)
-        found: npt.NDArray[np.bool_] = self._first[places] == keys.first
-        if self._pairs is not None and keys.second is not None:
-            for place in np.flatnonzero(found):
-                found[place] = (int(keys.first[place]), int(keys.second[place])) in self._pairs
-        return found

@@ -65,8 +65,8 @@ _FileKind: TypeAlias = tuple[frozenset[int], PartitionTuple]
 
 
 class LakeWriter:
-    """One open file at a time for each set of raw text columns in each lake partition, and OPEN_FILES at most. Used by one
-    thread at a time."""
+    """One open file at a time for each set of raw text columns in each lake partition, and OPEN_FILES at most. Used by
+    one thread at a time."""
 
     def __init__(self, files: LakeFiles, file_bytes: int = FILE_BYTES) -> None:
         self._files = files

@@ -45,7 +45,7 @@ from mirror_pump.lake.metadata.metadata_files import read_any_version
 from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions, delete, join
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableName, TableState
-from mirror_pump.ops.register.table_locks import limit_lock, with_lock_retries
+from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables

@@ -12,7 +12,8 @@ from mirror_pump.lake.commit.catalog import delete_pointer
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableMode
 from mirror_pump.ops.register.former_files import FormerFiles, list_former_files, remove_former_files
-from mirror_pump.ops.register.table_locks import limit_lock, with_lock_retries
+from mirror_pump.ops.restore.restoration import HeapRestoration, NotYet, Report
+from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.source.catalog.former_locations import (
     EndedBy,
@@ -24,6 +25,7 @@ from mirror_pump.source.catalog.registered_names import formerly_registered, nam
 from mirror_pump.source.catalog.tables import delete_table, load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.source.retention.restore_journal import read_journal
 from mirror_pump.source.retention.retention_plan import leave_partitions, sheds
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.slot import remove_from_publication
@@ -37,13 +39,23 @@ _SHAPE_SQL = queries("shape")
 _TABLES_SQL = queries("tables")
 
 
-def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool = False) -> str:
+def unregister(
+    settings: Settings,
+    name: str,
+    drop_lake: bool,
+    keep_lake: bool = False,
+    *,
+    restore_heap: bool = False,
+    yes: bool = False,
+    report: Report = lambda _step, _text: None,
+) -> str:
     """Unregister a table; with `drop_lake`, remove its Iceberg table and files too. Return what was done, in words.
 
     A table that was dropped in Postgres is found under the name that it was registered with. If the lake has the only
-    copy of some rows, the caller must pass `drop_lake` or `keep_lake`; otherwise TableError is raised. Files that stay
-    become a former location. If only former registrations had the name, `drop_lake` removes their files. Raises
-    UsageError if both `drop_lake` and `keep_lake` are set.
+    copy of some rows, the caller must pass `restore_heap`, which brings them back into the heap first, or `keep_lake`,
+    or `drop_lake` together with `yes`; otherwise TableError is raised. Files that stay become a former location. If
+    only former registrations had the name, `drop_lake` removes their files. Raises UsageError if both `drop_lake` and
+    `keep_lake` are set. `report` is called with the steps of a restore.
     """
     if drop_lake and keep_lake:
         raise UsageError("--drop-lake and --keep-lake exclude each other")
@@ -60,44 +72,112 @@ def unregister(settings: Settings, name: str, drop_lake: bool, keep_lake: bool =
                     f"To remove these: mirror-pump unregister --former {shlex.quote(name)}",
                 ) from error
             return _remove_former(connection, settings, former)
-        if sheds(connection, table) and not (drop_lake or keep_lake):
-            raise TableError(
-                f"{table.name} has rows that its heap does not hold any more: the lake has the only copy",
-                "Say what is to become of them: --keep-lake or --drop-lake. Corrections that are not folded are lost.",
-            )
-
-        def take_out() -> None:
-            with source_errors(f"unregistering {table.name}"), connection.transaction():
-                limit_lock(connection, settings)
-                remove_from_publication(connection, settings.publication, table.table_id)
-                # Even if the table is not published: a trigger left behind would fail without the table's catalog row.
-                leave_partitions(connection, table)
-                connection.execute(_SHAPE_SQL["unwatch"], {"table_id": table.table_id})
-                # Publishing and planning a copy lock this row too, so that neither loses the table halfway.
-                connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-                present = load_table(connection, table.table_id)
-                if present is None or present.location != table.location:
-                    raise TableError(f"{table.name} was unregistered by somebody else meanwhile")
-                record_former_location(connection, table.table_id, EndedBy.UNREGISTER)
-                delete_table(connection, table.table_id)
-                if drop_lake:
-                    # Use the name that the catalog has now: an earlier publish may have renamed the lake table.
-                    delete_pointer(connection, present.name.schema, present.lake_table)
-
-        with_lock_retries(settings, table.name, take_out)
+        restored = ""
+        if restore_heap and table.tier is not None:
+            restored = _restore(connection, settings, table, drop_lake, yes, report)
+        else:
+            _require_choice(connection, table, drop_lake=drop_lake, keep_lake=keep_lake, yes=yes)
+            with_lock_retries(settings, table.name, lambda: _take_out(connection, settings, table, drop_lake))
         if not drop_lake:
             if table.mode is TableMode.TIERED:
                 return f"{table.name} is no longer tiered; its lake table stays as it is at {table.location}"
             return (
-                f"{table.name} is no longer mirrored; its lake table stays as of its last frontier at {table.location}"
+                f"{table.name} is no longer mirrored{restored}; its lake table stays as of its last frontier at"
+                f" {table.location}"
             )
         every = former_locations(connection)
         own = [former for former in every if former.location == table.location]
         _await_tasks(connection, settings)
         remove_former_files(connection, settings.slot, own, _storage(settings))
         left = sum(former.table == own[0].table for former in every) - 1 if own else 0
-    removed = f"{table.name} is no longer {table.mode}; its lake table and its files were removed"
+    removed = f"{table.name} is no longer {table.mode}{restored}; its lake table and its files were removed"
     return removed + (f" (not those of {left} former registrations: --former removes them)" if left else "")
+
+
+def abort_restore(settings: Settings, name: str) -> str:
+    """Remove what an unfinished restore of the table's rows has copied, and let its retention go on. Return what was
+    done, in words."""
+    with connect(settings.require_dsn(), autocommit=True) as connection:
+        table = registered_table(connection, name)
+    with HeapRestoration(settings, table, _storage(settings), lambda _step, _text: None) as restoration:
+        if not restoration.abort():
+            return f"{table.name}: no restore has been begun"
+    return f"{table.name}: the rows that were copied back are removed; the table stays as it is, and retention goes on"
+
+
+def _require_choice(
+    connection: PgConnection, table: MirroredTable, *, drop_lake: bool, keep_lake: bool, yes: bool
+) -> None:
+    """Raise TableError if rows would be lost that nobody has said to give up."""
+    with source_errors(f"looking for what {table.name} has in the lake alone"):
+        if read_journal(connection, table.table_id) is not None:
+            raise TableError(
+                f"{table.name} is being brought back into the heap: partitions for it have been made",
+                "Finish that with --restore-heap, or remove them with --restore-heap --abort.",
+            )
+    if keep_lake or (drop_lake and yes) or not sheds(connection, table):
+        return
+    if drop_lake:
+        raise TableError(
+            f"{table.name} has rows that its heap does not hold any more: --drop-lake would destroy the only copy",
+            "Bring them back first: --restore-heap --drop-lake. With --drop-lake --yes they are lost.",
+        )
+    raise TableError(
+        f"{table.name} has rows that its heap does not hold any more: the lake has the only copy",
+        "Say what is to become of them: --restore-heap brings them back into partitions; --keep-lake leaves them in the"
+        " lake; --drop-lake --yes gives them up. With the latter two, corrections that are not folded are lost.",
+    )
+
+
+def _restore(
+    connection: PgConnection, settings: Settings, table: MirroredTable, drop_lake: bool, yes: bool, report: Report
+) -> str:
+    """Bring the rows below the cut-line back, and unregister. Return what came back, in words."""
+    with HeapRestoration(
+        settings, table, _storage(settings), report, drop_lake=drop_lake, without_excluded=yes
+    ) as restoration:
+        restoration.prepare()
+        while True:
+            try:
+                with_lock_retries(
+                    settings, table.name, lambda: _take_out(connection, settings, table, drop_lake, restoration)
+                )
+                break
+            except NotYet as obstacle:
+                restoration.again(obstacle)
+    if not restoration.partitions:
+        return ", and its heap has all of its rows"
+    return f"; {restoration.partitions} partitions with {restoration.rows} rows are back in its heap"
+
+
+def _take_out(
+    connection: PgConnection,
+    settings: Settings,
+    table: MirroredTable,
+    drop_lake: bool,
+    restoration: HeapRestoration | None = None,
+) -> None:
+    """End the registration in one transaction."""
+    with source_errors(f"unregistering {table.name}"), connection.transaction():
+        limit_lock(connection, settings)
+        if restoration is not None:
+            restoration.finish(connection)
+        remove_from_publication(connection, settings.publication, table.table_id)
+        # Even if the table is not published: a trigger left behind would fail without the table's catalog row.
+        leave_partitions(connection, table)
+        connection.execute(_SHAPE_SQL["unwatch"], {"table_id": table.table_id})
+        if restoration is not None:
+            restoration.attach(connection)
+        # Publishing and planning a copy lock this row too, so that neither loses the table halfway.
+        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+        present = load_table(connection, table.table_id)
+        if present is None or present.location != table.location:
+            raise TableError(f"{table.name} was unregistered by somebody else meanwhile")
+        record_former_location(connection, table.table_id, EndedBy.UNREGISTER)
+        delete_table(connection, table.table_id)
+        if drop_lake:
+            # Use the name that the catalog has now: an earlier publish may have renamed the lake table.
+            delete_pointer(connection, present.name.schema, present.lake_table)
 
 
 def unregister_former(settings: Settings, name: str) -> str:

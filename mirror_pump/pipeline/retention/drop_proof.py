@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -26,23 +26,18 @@ from mirror_pump.engine.comparison.partition_digests import (
     Digest,
     FilesTask,
     HeapTask,
-    LakeFile,
     digest_files,
     digest_heap,
 )
 from mirror_pump.engine.comparison.row_hashes import HashSecret
 from mirror_pump.errors import LakeError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.contents.file_listing import Listing, LiveFile, naming
-from mirror_pump.lake.format.bounds import ordered
-from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.format.position_deletes import PATH_ID
-from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.limits import InternalLimits
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.flow.tasks import Tasks
+from mirror_pump.pipeline.retention.tier_files import tier_column, tier_ranges
 from mirror_pump.source.connect import PgConnection, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.retention.partitions import Partition, bounded
@@ -77,6 +72,18 @@ class Proof:
     """modak.watch_mark() of the partition at the time of the comparison."""
     differing: tuple[str, ...]
     """Some of the keys whose rows differ, and how they differ. Empty if the lake holds the partition."""
+
+
+@dataclass(frozen=True)
+class ComparedState:
+    """What a comparison reads: a snapshot of the database, and the published snapshot as of it."""
+
+    snapshot_id: int
+    """The published snapshot, which is pinned."""
+    location: str
+    """Its metadata file."""
+    exported: str
+    """The name of the exported snapshot of the database."""
 
 
 @dataclass
@@ -115,6 +122,8 @@ class _Seam:
 class _ComparedCorrection:
     """A row of the query `corrections`."""
 
+    pk: str
+    """The canonical key."""
     key: list[str]
     """The texts of the key columns in attribute order."""
     difference: str | None
@@ -152,7 +161,8 @@ class Prover:
             if seam.watched_as is None:
                 raise TableError(f"{partition.partition_id} was detached, or its trigger zz_modak_row switched off")
             with self._pinned(table, seam) as pin:
-                rows, differing = self._compare(table, partition, reader, pin, seam)
+                state = ComparedState(seam.snapshot_id, seam.location, seam.exported)
+                rows, differing = self.compare(table, partition, reader, state, pin.renew)
             return Proof(rows, seam.snapshot_id, seam.watched_as, tuple(differing[:_SHOWN]))
 
     @contextmanager
@@ -175,43 +185,56 @@ class Prover:
                 if not connection.broken:
                     connection.execute("SELECT modak.release(%s)", (pin_id,))
 
-    def _compare(
+    def compare(
         self,
         table: MirroredTable,
         partition: Partition,
         reader: PgConnection,
-        pin: _Pin,
-        seam: _Seam,
+        state: ComparedState,
+        renew: Callable[[], None],
+        ignored: Collection[str] = (),
     ) -> tuple[int, list[str]]:
-        """Returns the number of rows in the heap and the differences."""
-        lake = LakeTable.load(seam.location, self._storage)
-        if lake.snapshot_id != seam.snapshot_id:
+        """Compares a relation, which need not be attached, with the lake's rows between its bounds.
+
+        Returns the number of rows in the heap and the differences. `renew` is called often enough to renew a pin of the
+        published snapshot. `ignored`: canonical keys of corrections that may differ.
+        """
+        lake = LakeTable.load(state.location, self._storage)
+        if lake.snapshot_id != state.snapshot_id:
             raise LakeError(
-                f"{seam.location} is not the metadata of snapshot {seam.snapshot_id}", "report this: it is a bug"
+                f"{state.location} is not the metadata of snapshot {state.snapshot_id}", "report this: it is a bug"
             )
         packing = KeyPacking.of(lake.schema, secrets.token_bytes(32))
         assert packing is not None
-        differing, left_out = self._corrections(table, partition, reader, packing)
+        differing, left_out = self._corrections(table, partition, reader, packing, ignored)
         comparing = Comparing(table.columns, table.key, packing, HashSecret.draw(), left_out)
         chunks = plan_chunks(reader, _relation(partition), self._limits.proof_task_bytes)
         dsn = portable_dsn(self._dsn, reader)
-        heap_tasks = [HeapTask(dsn, chunk, seam.exported, comparing) for chunk in chunks]
-        file_tasks = list(self._files(table, partition, lake, comparing))
+        heap_tasks = [HeapTask(dsn, chunk, state.exported, comparing) for chunk in chunks]
+        ranges = tier_ranges(
+            tier_column(table), lake, partition.lo, partition.hi, self._storage, self._limits.proof_task_bytes
+        )
+        file_tasks = [FilesTask(found, comparing) for found in ranges]
 
         def heap_side(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
             chosen = replace(comparing, wanted=wanted, among=among)
-            return self._run(digest_heap, [replace(task, comparing=chosen) for task in heap_tasks], pin)
+            return self._run(digest_heap, [replace(task, comparing=chosen) for task in heap_tasks], renew)
 
         def lake_side(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
             chosen = replace(comparing, wanted=wanted, among=among)
-            return self._run(digest_files, [replace(task, comparing=chosen) for task in file_tasks], pin)
+            return self._run(digest_files, [replace(task, comparing=chosen) for task in file_tasks], renew)
 
         rows, found = compare_sides(heap_side, lake_side, truncated=partition.truncated)
         # Each correction counts as one row, even if one of the sides lacks it.
         return rows + len(left_out), differing + found
 
     def _corrections(
-        self, table: MirroredTable, partition: Partition, reader: PgConnection, packing: KeyPacking
+        self,
+        table: MirroredTable,
+        partition: Partition,
+        reader: PgConnection,
+        packing: KeyPacking,
+        ignored: Collection[str],
     ) -> tuple[list[str], PackedKeys]:
         """Returns the differences between the corrections and the heap, and the packed keys of all corrections."""
         where: dict[str, Any] = {
@@ -224,54 +247,20 @@ class Prover:
         differing = [
             f"{', '.join(correction.key)}: {_WORDS[correction.difference]}"
             for correction in corrections
-            if correction.difference is not None and not (partition.truncated and correction.difference == "missing")
+            if correction.difference is not None
+            and correction.pk not in ignored
+            and not (partition.truncated and correction.difference == "missing")
         ]
         # The catalog lists both the key and the columns in attribute order.
         types = {column.name: column.type for column in table.key_columns}
         keys, _ = parse_rows([tuple(correction.key) for correction in corrections], types)
         return differing, packing.pack(list(keys.values()))
 
-    def _files(
-        self, table: MirroredTable, partition: Partition, lake: LakeTable, comparing: Comparing
-    ) -> Iterator[FilesTask]:
-        assert table.tier is not None
-        tier = next(column for column in table.columns if column.name == table.tier.column)
-        data, positions, deletes = _by_content(Listing(self._storage, [tier.field_id, PATH_ID]), lake)
-        for delete in deletes:
-            if set(delete.equality_ids) != set(lake.schema.key_ids):
-                raise LakeError(
-                    f"{delete.path} deletes rows by other columns than the key",
-                    "compact the table: mirror-pump maintain",
-                )
-        group: list[LakeFile] = []
-        size = 0
-
-        def task() -> FilesTask:
-            named = naming(positions, [file.path for file in group])
-            schema: LakeSchema = lake.schema
-            return FilesTask(
-                tuple(group), named, schema, tier.field_id, partition.lo, partition.hi, self._storage, comparing
-            )
-
-        for file in data:
-            low = ordered(tier.type, file.lower_bounds.get(tier.field_id))
-            high = ordered(tier.type, file.upper_bounds.get(tier.field_id))
-            if (low is not None and low >= partition.hi) or (high is not None and high < partition.lo):
-                continue
-            younger = tuple(delete.path for delete in deletes if delete.sequence_number > file.sequence_number)
-            group.append(LakeFile(file.path, younger))
-            size += file.size_bytes
-            if size >= self._limits.proof_task_bytes:
-                yield task()
-                group, size = [], 0
-        if group:
-            yield task()
-
-    def _run(self, function: Callable[[Any], Digest], tasks: Sequence[Any], pin: _Pin) -> Digest:
+    def _run(self, function: Callable[[Any], Digest], tasks: Sequence[Any], renew: Callable[[], None]) -> Digest:
         parts: list[Digest] = []
         waiting: list[Any] = []
         for task in tasks:
-            pin.renew()
+            renew()
             if len(waiting) == _IN_FLIGHT:
                 parts.append(self._tasks.result(waiting.pop(0)))
             waiting.append(self._tasks.runner.submit(function, task))
@@ -321,17 +310,6 @@ _WORDS = {"missing": "not in the heap", "extra": "not in the lake", "different":
 def _relation(partition: Partition) -> Any:
     assert partition.relation_id is not None
     return partition.relation_id
-
-
-def _by_content(listing: Listing, lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFile]]:
-    """Returns the data files, position-delete files and equality-delete files that a reader of the snapshot sees."""
-    found: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
-    for files in listing.files(lake.manifests).values():
-        for file in files:
-            found[file.content].append(file)
-    if any(file.format != "PARQUET" for file in found[FileContent.DATA]):
-        raise LakeError("a data file of the table is not Parquet", "rewrite the table's files: mirror-pump maintain")
-    return found[FileContent.DATA], found[FileContent.POSITION_DELETES], found[FileContent.EQUALITY_DELETES]
 
 
 def _differing(heap: Digest, lake: Digest) -> list[str]:

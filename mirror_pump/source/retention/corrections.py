@@ -20,7 +20,7 @@ harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,11 @@ def read_captured(
     passes it. As `read_corrections` otherwise."""
     parameters = (table.table_id, partition_id, captured_after)
     return _read_all(connection, table, "modak.mirror_captured", _CAPTURED, parameters)
+
+
+def read_chosen(connection: PgConnection, table: MirroredTable, keys: Sequence[str]) -> tuple[Correction, ...] | None:
+    """The corrections with these canonical keys, folded or not. As `read_corrections` otherwise."""
+    return _read_all(connection, table, "modak.delta", "pk = ANY (%s)", (table.table_id, list(keys)))
 
 
 _UNFOLDED = "folded_sequence IS NULL AND tier_key >= %s AND tier_key < %s ORDER BY version LIMIT %s"

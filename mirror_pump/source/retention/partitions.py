@@ -516,7 +516,7 @@ def make_partition(
                 "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)",
                 (LOCKED_TIMEOUT, make_timeout),
             )
-            _create_partition(connection, table, name, statement)
+            create_partition(connection, table, name, statement)
     except psycopg.errors.QueryCanceled:
         return f"it takes longer than {make_timeout}, while the table is locked: VACUUM the DEFAULT partition"
     except psycopg.Error as error:
@@ -529,11 +529,17 @@ def create_default(connection: PgConnection, table: TableName) -> TableName:
     suffix = "_old_rows"
     stem = table.name.encode()[: _NAME_BYTES - len(suffix)].decode(errors="ignore")
     name = TableName(table.schema, stem + suffix)
-    _create_partition(connection, table, name, f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} DEFAULT")
+    create_partition(connection, table, name, f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} DEFAULT")
     return name
 
 
-def _create_partition(connection: PgConnection, table: TableName, name: TableName, statement: str) -> None:
+def other_owner(connection: PgConnection, table: TableName) -> str | None:
+    """The owner of a table; None if that is the role of this connection."""
+    row = connection.execute(_SQL["other_owner"], {"table": table.quoted}).fetchone()
+    return None if row is None else str(row[0])
+
+
+def create_partition(connection: PgConnection, table: TableName, name: TableName, statement: str) -> None:
     """Creates a partition that belongs to the owner of the table. ALTER TABLE requires that its caller owns every
     partition, and so do our own steps, which may be those of yet another role.
 

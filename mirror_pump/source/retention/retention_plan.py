@@ -229,7 +229,8 @@ def leave_partitions(connection: PgConnection, table: MirroredTable) -> None:
         return
     for partition in retention.read_attached(connection, table.table_id):
         if partition.is_default and partition.routes and not retention.holds_rows(connection, partition.relation_id):
-            connection.execute(f"DROP TABLE {partition.name.quoted}".encode())
+            # A foreign key that refers to the whole table would block a plain DROP.
+            connection.execute(_SQL["drop_default"], {"root": table.table_id, "leaf": partition.relation_id})
 
 
 def sheds(connection: PgConnection, table: MirroredTable) -> bool:

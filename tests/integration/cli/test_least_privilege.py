@@ -155,7 +155,12 @@ def test_the_whole_path(
     early = roles.psql(roles.admin, "uninstall.sql")
     assert (early.returncode, "still registered" in early.stderr) == (3, True), early.stderr
     assert database.rows("SELECT count(*) FROM pg_publication WHERE pubname = %s", (slot,)) == [(1,)]
-    command(roles.admin, "unregister", "public.events", "--drop-lake")
+    command(roles.admin, "unregister", "public.events", "--restore-heap", "--drop-lake")
+    assert database.rows(
+        "SELECT DISTINCT pg_get_userbyid(relowner) FROM pg_class WHERE relname IN (%s, %s) AND relispartition",
+        ("p0", "p1"),
+    ) == [(roles.archive,)]
+    assert database.rows("SELECT count(*) FROM public.events") == [(21,)]
     done = roles.psql(roles.admin, "uninstall.sql")
     assert done.returncode == 0, done.stderr
     assert database.rows("SELECT to_regnamespace('modak')::text") == [(None,)]

@@ -34,7 +34,7 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
     mirror = Mirror(database, chosen, ThreadTaskRunner(2))
     lines: list[str] = []
     blocks = re.findall(r"```(sql|sh)\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert [language for language, _ in blocks] == ["sql", "sh", "sh", "sql", "sql", "sql", "sh"]
+    assert [language for language, _ in blocks] == ["sql", "sh", "sh", "sql", "sql", "sql", "sh", "sh"]
 
     def execute(language: str, text: str) -> None:
         if language == "sql":
@@ -84,3 +84,8 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
         plain = run("status").stdout
         assert "cut-line 2026-03-01 00:00:00+00" in plain
         assert "2 dropped" in plain
+        execute(*blocks[7])
+        assert "2 partitions with" in lines[-1]
+        assert database.rows("SELECT n FROM events WHERE id IN (1, 2, 7001) ORDER BY id") == [(100,), (1,)]
+        assert database.rows("SELECT count(*) FROM events WHERE at < '2026-03-01 00:00:00+00'") == [(1416,)]
+        assert database.rows("SELECT to_regclass('events_202601')::text") == [("events_202601",)]

@@ -1,0 +1,1 @@
+"""Tasks that bring rows of the lake back into the heap."""

@@ -1,0 +1,1 @@
+"""`unregister --restore-heap`: brings rows below the cut-line back into partitions of the heap."""

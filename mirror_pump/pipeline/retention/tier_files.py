@@ -1,0 +1,65 @@
+"""Finds the files of the lake that may hold rows of a range of tier keys, in groups for tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mirror_pump.engine.comparison.live_rows import LakeFile, TierRange
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile, naming
+from mirror_pump.lake.format.bounds import ordered
+from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.position_deletes import PATH_ID
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import Column, MirroredTable
+
+
+def tier_column(table: MirroredTable) -> Column:
+    """The column of the tier key of a table that has one."""
+    assert table.tier is not None
+    return next(column for column in table.columns if column.name == table.tier.column)
+
+
+def tier_ranges(
+    tier: Column, lake: LakeTable, lo: int, hi: int, storage: StorageOptions, task_bytes: int
+) -> Iterator[TierRange]:
+    """The files with rows in [lo, hi), by their bounds, in groups of about `task_bytes`. `tier` is the tier key's
+    column. Raises LakeError if a file is not of a kind that can be read."""
+    data, positions, deletes = _by_content(Listing(storage, [tier.field_id, PATH_ID]), lake)
+    for delete in deletes:
+        if set(delete.equality_ids) != set(lake.schema.key_ids):
+            raise LakeError(
+                f"{delete.path} deletes rows by other columns than the key", "compact the table: mirror-pump maintain"
+            )
+    group: list[LakeFile] = []
+    size = 0
+
+    def grouped() -> TierRange:
+        named = naming(positions, [file.path for file in group])
+        return TierRange(tuple(group), named, lake.schema, tier.field_id, lo, hi, storage)
+
+    for file in data:
+        low = ordered(tier.type, file.lower_bounds.get(tier.field_id))
+        high = ordered(tier.type, file.upper_bounds.get(tier.field_id))
+        if (low is not None and low >= hi) or (high is not None and high < lo):
+            continue
+        younger = tuple(delete.path for delete in deletes if delete.sequence_number > file.sequence_number)
+        group.append(LakeFile(file.path, younger))
+        size += file.size_bytes
+        if size >= task_bytes:
+            yield grouped()
+            group, size = [], 0
+    if group:
+        yield grouped()
+
+
+def _by_content(listing: Listing, lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFile]]:
+    """Returns the data files, position-delete files and equality-delete files that a reader of the snapshot sees."""
+    found: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
+    for files in listing.files(lake.manifests).values():
+        for file in files:
+            found[file.content].append(file)
+    if any(file.format != "PARQUET" for file in found[FileContent.DATA]):
+        raise LakeError("a data file of the table is not Parquet", "rewrite the table's files: mirror-pump maintain")
+    return found[FileContent.DATA], found[FileContent.POSITION_DELETES], found[FileContent.EQUALITY_DELETES]

@@ -1,0 +1,348 @@
+"""`unregister --restore-heap`: rows below the cut-line come back into the heap, and each is always found once."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+
+from mirror_pump.errors import TableError
+from mirror_pump.ops.register.unregistration import abort_restore
+from mirror_pump.ops.restore.restoration import RestoreStep
+from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.testing.lake import duckdb_connection
+from mirror_pump.testing.mirror import assert_same, await_true, normalised
+from mirror_pump.testing.program import Program
+from tests.support.events_table import COLUMNS, EventsTable, RetentionTables, cold_rows, delete, upsert
+from tests.support.pipeline import in_thread, writing
+from tests.support.retention_table import WIDTH, run
+
+_BOUNDS: LiteralString = (
+    "SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
+    " WHERE i.inhparent = 'events'::regclass ORDER BY 1"
+)
+_REGISTERED: LiteralString = "SELECT count(*) FROM modak.tables"
+
+
+def _assert_ordinary(events: EventsTable, *partitions: str) -> None:
+    """The table is as if it had never been registered: all rows, and these partitions."""
+    database = events.database
+    with database.session() as connection:
+        heap = run(connection, f"SELECT {events.columns} FROM events").fetchall()
+        model = run(connection, f"SELECT {events.columns} FROM model").fetchall()
+    assert_same(normalised(model), normalised(heap), "the heap")
+    assert [name for name, _ in database.rows(_BOUNDS)] == sorted(partitions)
+    ours: LiteralString = (
+        "SELECT t.tgname FROM pg_trigger t JOIN pg_partition_tree('events') p ON p.relid = t.tgrelid"
+        " WHERE t.tgname ~ 'modak|mirror_pump'"
+    )
+    assert database.rows(ours) == []
+    assert database.rows("SELECT conname FROM pg_constraint WHERE conname LIKE 'mirror_pump%'") == []
+    for name in ("tables", "read_pins", "op_log", "delta"):
+        assert database.rows(f"SELECT count(*) FROM modak.{name}") == [(0,)], name
+
+
+def _assert_found_once(events: EventsTable, duckdb: Any) -> bool:
+    """Reads the table in one snapshot, as it is to be read at that moment. Returns whether it is registered still."""
+    with events.database.session(autocommit=False) as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        row = connection.execute("SELECT tier_key_hi, lake_props ->> 'metadata_location' FROM modak.cutline").fetchone()
+        model = run(connection, f"SELECT {COLUMNS} FROM model").fetchall()
+        if row is None:
+            heap = run(connection, f"SELECT {COLUMNS} FROM events").fetchall()
+            assert_same(normalised(model), normalised(heap), "the heap, after")
+            return False
+        cut, location = row
+        delta = connection.execute("SELECT op, payload FROM modak.delta ORDER BY version").fetchall()
+        hot = run(connection, f"SELECT {COLUMNS} FROM events WHERE at >= {cut}").fetchall()
+    cold = cold_rows(location, COLUMNS, (), duckdb)
+    for op, payload in delta:
+        cold.pop((payload["at"], payload["id"]), None)
+        if op == 0:
+            cold[payload["at"], payload["id"]] = tuple(payload[name] for name in COLUMNS.split(", "))
+    assert_same(normalised(model), normalised([*hot, *cold.values()]), f"across the cut-line {cut}")
+    return True
+
+
+def _write(events: EventsTable) -> Any:
+    """A writer like any, which notices that the table is not registered any more."""
+
+    def write(connection: psycopg.Connection[Any], chance: random.Random) -> None:
+        try:
+            events.write(connection, chance)
+        except psycopg.errors.UndefinedTable:
+            connection.rollback()
+            key = chance.randrange(10**9)
+            for table in ("events", "model"):
+                run(connection, f"INSERT INTO {table} VALUES ({key % 400}, {key}, 1, 'after')")
+
+    return write
+
+
+def _shed(events: EventsTable, count: int = 3) -> None:
+    """Returns once the first partitions are dropped."""
+    events.await_state(60, **{f"p{number}": "dropped" for number in range(count)})
+
+
+def test_rows_come_back_while_others_read_and_write(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=5, rows=200, fold_age=0.3)
+    steps: list[RestoreStep] = []
+    reads = 0
+
+    def read(stop: threading.Event) -> None:
+        nonlocal reads
+        with duckdb_connection() as duckdb:
+            while not stop.is_set():
+                _assert_found_once(events, duckdb)
+                reads += 1
+
+    with events.mirror.pumping():
+        _shed(events)
+        with writing(events.database, _write(events), random.getrandbits(32)) as written, in_thread(read, "reader"):
+            begun = written()
+            said = events.mirror.unregister("events", restore_heap=True, report=lambda step, _: steps.append(step))
+            count = written()
+            while written() < count + 20 or reads < 3:
+                threading.Event().wait(0.01)
+    assert count > begun
+    assert "partitions with" in said
+    assert list(dict.fromkeys(steps)) == list(RestoreStep)
+    gap = [name for name, _ in events.database.rows(_BOUNDS) if name.startswith("events_restored")]
+    _assert_ordinary(events, "p0", "p1", "p2", "p3", "p4", *gap)
+    assert dict(events.database.rows(_BOUNDS))["p1"] == f"FOR VALUES FROM ('{WIDTH}') TO ('{2 * WIDTH}')"
+
+
+def test_drop_lake_and_keep_lake_want_to_know_what_becomes_of_the_only_copy(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=4, rows=20)
+    mirror = events.mirror
+    with mirror.pumping():
+        _shed(events, 2)
+        with pytest.raises(TableError, match="only copy") as refused:
+            mirror.unregister("events")
+        assert "--restore-heap" in str(refused.value.remedy)
+        with pytest.raises(TableError, match="would destroy the only copy"):
+            mirror.unregister("events", drop_lake=True)
+        upsert_and_delete(events)
+        said = mirror.unregister("events", drop_lake=True, restore_heap=True)
+    assert "its lake table and its files were removed" in said
+    assert events.database.rows("SELECT count(*) FROM modak.iceberg_tables") == [(0,)]
+    _assert_ordinary(events, "p0", "p1", "p2", "p3")
+
+
+def test_without_the_heap_the_lake_goes_by_yes_alone(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=4, rows=20)
+    with events.mirror.pumping():
+        _shed(events, 2)
+        events.mirror.unregister("events", drop_lake=True, yes=True)
+    assert events.database.rows(_REGISTERED) == [(0,)]
+    assert [name for name, _ in events.database.rows(_BOUNDS)] == ["p2", "p3"]
+
+
+def upsert_and_delete(events: EventsTable) -> None:
+    """Corrects old rows, also one below all partitions and one where a tombstone was."""
+    with events.database.session(autocommit=False) as connection:
+        upsert(connection, 5, 77, "corrected")
+        delete(connection, 10, 2)
+        upsert(connection, 10, 2, "again")
+        delete(connection, 15, 3)
+        for table in ("events", "model"):
+            run(connection, f"INSERT INTO {table} VALUES (150, 9999, 3, NULL), (150, 9998, NULL, '')")
+
+
+class _Ended(BaseException):
+    """Stands for the end of the process: nothing but the database's own work happens after it."""
+
+
+def test_a_restore_that_is_killed_at_any_step_goes_on(retention_tables: RetentionTables) -> None:
+    """Each attempt ends one step later. A file that was copied is not copied again."""
+    events = retention_tables.automatic(partitions=4, rows=60)
+    mirror, database = events.mirror, events.database
+    copied = files = 0
+    with mirror.pumping():
+        _shed(events, 2)
+        upsert_and_delete(events)
+    for last in range(1, 100):
+        taken: list[RestoreStep] = []
+
+        def report(step: RestoreStep, _: str, last: int = last, taken: list[RestoreStep] = taken) -> None:
+            nonlocal copied
+            copied += step is RestoreStep.COPIED_FILE
+            taken.append(step)
+            if len(taken) == last or step is RestoreStep.ATTACHED:
+                raise _Ended
+
+        with pytest.raises(_Ended):
+            mirror.unregister("events", restore_heap=True, report=report)
+        files = database.rows("SELECT count(*) FROM modak.op_log WHERE phase = 'restored'")[0][0]
+        assert database.rows(_REGISTERED) == [(1,)]
+        assert [name for name, _ in database.rows(_BOUNDS)] == ["events_old_rows", "p2", "p3"]
+        events.assert_exact()
+        if taken[-1] is RestoreStep.ATTACHED:
+            break
+        with database.session(autocommit=False) as connection:
+            upsert(connection, 20 + last, last, "between attempts")
+    assert copied == files
+    mirror.unregister("events", restore_heap=True)
+    _assert_ordinary(events, "p0", "p1", "p2", "p3")
+
+
+def test_an_unfinished_restore_is_finished_or_removed(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=4, rows=20)
+    mirror, database = events.mirror, events.database
+
+    def report(step: RestoreStep, _: str) -> None:
+        if step is RestoreStep.PROVEN:
+            raise _Ended
+
+    with mirror.pumping():
+        _shed(events, 2)
+        with pytest.raises(_Ended):
+            mirror.unregister("events", restore_heap=True, report=report)
+        assert database.rows("SELECT count(*) FROM p0") == [(20,)]
+        assert "restore-heap" in str(database.rows("SELECT retention_stopped FROM modak.status"))
+        for options in ({}, {"keep_lake": True}, {"drop_lake": True, "yes": True}):
+            with pytest.raises(TableError, match="being brought back"):
+                mirror.unregister("events", **options)
+        assert "are removed" in abort_restore(mirror.settings, "events")
+        assert "no restore" in abort_restore(mirror.settings, "events")
+        assert database.rows("SELECT to_regclass('p0'), to_regclass('p1')") == [(None, None)]
+        assert database.rows("SELECT count(*) FROM modak.read_pins") == [(0,)]
+        # Retention goes on.
+        events.grow()
+        _shed(events, 3)
+        mirror.unregister("events", restore_heap=True)
+    _assert_ordinary(events, "p0", "p1", "p2", "p3", "p4")
+
+
+def test_a_restore_whose_pin_has_expired_begins_again(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=4, rows=20, fold_age=0.1)
+    mirror, database = events.mirror, events.database
+
+    def report(step: RestoreStep, _: str) -> None:
+        if step is RestoreStep.PROVEN:
+            raise _Ended
+
+    with mirror.pumping():
+        _shed(events, 2)
+        with pytest.raises(_Ended):
+            mirror.unregister("events", restore_heap=True, report=report)
+        database.execute("UPDATE modak.read_pins SET expires_at = now() - interval '1 second'")
+        upsert_and_delete(events)
+        # Nothing tells any more what was corrected since: it is in the lake.
+        await_true(lambda: database.rows("SELECT count(*) FROM modak.delta") == [(0,)], 60, "folded and cleared")
+        mirror.unregister("events", restore_heap=True)
+    _assert_ordinary(events, "p0", "p1", "p2", "p3")
+
+
+def test_the_last_transaction_waits_for_readers_of_the_seam(retention_tables: RetentionTables) -> None:
+    """A reader that pinned may look at the corrections again, until it releases its pin."""
+    events = retention_tables.automatic(partitions=4, rows=20)
+    mirror, database = events.mirror, events.database
+    proven = threading.Event()
+
+    def report(step: RestoreStep, _: str) -> None:
+        if step is RestoreStep.PROVEN:
+            proven.set()
+
+    with mirror.pumping():
+        _shed(events, 2)
+        pin = database.rows("SELECT pin_id FROM modak.pin('events')")[0][0]
+
+        def restore(_: threading.Event) -> None:
+            mirror.unregister("events", restore_heap=True, report=report)
+
+        with in_thread(restore, "restore", 120) as thread:
+            assert proven.wait(60)
+            with database.session(autocommit=False) as connection:
+                upsert(connection, 5, 1, "meanwhile")
+            assert thread.is_alive()
+            assert database.rows(_REGISTERED) == [(1,)]
+            events.assert_exact()
+            with database.session() as connection:
+                connection.execute("SELECT modak.release(%s)", (pin,))
+            await_true(lambda: not thread.is_alive(), 60, "restored")
+    _assert_ordinary(events, "p0", "p1", "p2", "p3")
+
+
+def test_what_was_detached_or_attached_late_is_not_taken_for_the_lakes_rows(retention_tables: RetentionTables) -> None:
+    events = retention_tables.automatic(partitions=5, rows=20, lag=None)
+    mirror, database = events.mirror, events.database
+    mirror.register("events", retention=RetentionWish("100", drop_grace="0", detach=True))
+    with mirror.pumping():
+        _shed(events)
+        # A table of its own now, to which the mirror pays no attention.
+        database.execute("UPDATE p0 SET v = 'not seen' WHERE id < 5", "DROP TABLE p1", "CREATE TYPE p1 AS (x int)")
+        database.execute(
+            "CREATE TABLE late (LIKE events INCLUDING ALL)",
+            "INSERT INTO late VALUES (-50, 1, 1, 'never mirrored')",
+            "ALTER TABLE events ATTACH PARTITION late FOR VALUES FROM (-100) TO (0)",
+        )
+        await_true(lambda: "late" in events.states(), 60, "noticed")
+        with pytest.raises(TableError, match="late is attached below the cut-line") as refused:
+            mirror.unregister("events", restore_heap=True)
+        assert "DETACH PARTITION public.late" in str(refused.value.remedy)
+        database.execute("ALTER TABLE events DETACH PARTITION late")
+        said: list[str] = []
+        mirror.unregister("events", restore_heap=True, report=lambda _, text: said.append(text))
+    assert "public.p0, which was detached, stays a table of its own; its rows come from the lake" in said
+    assert database.rows("SELECT count(*) FROM p0 WHERE v = 'not seen'") == [(5,)]
+    _assert_ordinary(events, "p0_restored", "p1_restored", "p2_restored", "p3", "p4")
+
+
+def test_partitions_that_are_on_their_way_out_stay(retention_tables: RetentionTables) -> None:
+    """One that the cut-line has passed, and that is proven again; and one that is sealed."""
+    events = retention_tables.manual(partitions=4, rows=30)
+    mirror = events.mirror
+    with mirror.pumping() as running:
+        mirror.await_live("public.events")
+        events.advance(running)
+        events.advance(running)
+        events.seal()
+        upsert_and_delete(events)
+        mirror.unregister("events", restore_heap=True)
+    _assert_ordinary(events, "p0", "p1", "p2", "p3", "p_default")
+
+
+def test_a_truncated_partition_is_not_taken_for_what_the_lake_has(retention_tables: RetentionTables) -> None:
+    events = retention_tables.manual(partitions=3, rows=30)
+    mirror, database = events.mirror, events.database
+    with mirror.pumping() as running:
+        mirror.await_live("public.events")
+        events.advance(running)
+        database.execute("TRUNCATE p0")
+        with pytest.raises(TableError, match="not hold what the lake has"):
+            mirror.unregister("events", restore_heap=True)
+        database.execute("ALTER TABLE events DETACH PARTITION p0")
+        database.execute("UPDATE modak.partitions SET state = 'dropped' WHERE partition_id = 'p0'")
+        mirror.unregister("events", restore_heap=True)
+    _assert_ordinary(events, "p0_restored", "p1", "p2", "p_default")
+
+
+@pytest.mark.soak
+def test_a_large_table_comes_back_past_real_kills(retention_tables: RetentionTables, tmp_path: Path) -> None:
+    """2,000,000 rows in 20 partitions, of which 18 have left; the command is killed later each time."""
+    events = retention_tables.automatic(partitions=20, rows=100_000, copy_chunk_bytes=4 << 20)
+    mirror, database = events.mirror, events.database
+    mirror_options = ("--slot", mirror.settings.slot, "--publication", mirror.settings.publication)
+    program = Program(database.dsn, tmp_path)
+    ended: int | None = None
+    with mirror.pumping():
+        events.await_state(900, **{f"p{number}": "dropped" for number in range(18)})
+        with writing(database, _write(events), random.getrandbits(32)):
+            for lines in range(3, 1000, 9):
+                log = tmp_path / f"restore{lines}.log"
+                process = program.start("unregister", "events", "--restore-heap", *mirror_options, log=log.name)
+                while (ended := process.poll()) is None and len(log.read_text().splitlines()) < lines:
+                    time.sleep(0.02)
+                if ended is not None:
+                    break
+                program.kill(process)
+                assert database.rows(_REGISTERED) == [(1,)]
+    assert ended == 0, log.read_text()
+    gap = [name for name, _ in database.rows(_BOUNDS) if name.startswith("events_restored")]
+    _assert_ordinary(events, *(f"p{number}" for number in range(20)), *gap)
