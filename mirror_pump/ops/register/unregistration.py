@@ -80,7 +80,7 @@ def unregister(
             with_lock_retries(settings, table.name, lambda: _take_out(connection, settings, table, drop_lake))
         if not drop_lake:
             if table.mode is TableMode.TIERED:
-                return f"{table.name} is no longer tiered; its lake table stays as it is at {table.location}"
+                return f"{table.name} is no longer tiered{restored}; its lake table stays as it is at {table.location}"
             return (
                 f"{table.name} is no longer mirrored{restored}; its lake table stays as of its last frontier at"
                 f" {table.location}"

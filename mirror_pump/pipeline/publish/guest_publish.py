@@ -39,6 +39,7 @@ class _GuestSlotRow:
     leader_epoch: int
     applied_lsn: Lsn
     publish_id: int | None
+    streams: bool
     timeline: int
 
 

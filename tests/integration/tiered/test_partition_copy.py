@@ -25,7 +25,7 @@ from tests.support.retention_table import run
 from tests.support.tiered import TieredTables
 
 ROWS = 1200
-RECORDED: LiteralString = "SELECT file ->> 'path' FROM modak.partition_chunks WHERE file IS NOT NULL"
+RECORDED: LiteralString = "SELECT f ->> 'path' FROM modak.partition_chunks, jsonb_array_elements(files) f"
 
 
 @pytest.fixture
