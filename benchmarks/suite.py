@@ -27,6 +27,7 @@ from benchmarks import (
     bench_retire,
     bench_schema,
     bench_seam,
+    bench_tier,
     report,
 )
 from benchmarks.outcome import BenchmarkResult, Line, Options
@@ -35,7 +36,7 @@ from benchmarks.pumping import BenchmarkFailed, Profiling
 from benchmarks.scene import ROOT, BenchmarkMirror, BenchmarkScene
 from mirror_pump.testing.program import ProgramFailed
 
-USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "schema")
+USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "schema")
 BENCHMARKS = (*USUAL, "conversion", "cluster")
 """conversion and cluster only when they are named: the one's table takes minutes to make, the other is about machines
 that are not there."""
@@ -78,7 +79,12 @@ class Suite:
                 with self._guarded(name), self._mirror(f"bench_{name}", rows) as mirror:
                     self._register(mirror)
                     self._measure(name, benchmark, mirror)
-        for name, bench in (("seam", bench_seam), ("retire", bench_retire), ("conversion", bench_conversion)):
+        for name, bench in (
+            ("seam", bench_seam),
+            ("retire", bench_retire),
+            ("tier", bench_tier),
+            ("conversion", bench_conversion),
+        ):
             if name in self._chosen:
                 fill = partial(bench.fill, rows=bench.rows_at(self._options))
                 with self._guarded(name), self._mirror(f"bench_{name}", 0, fill) as mirror:
