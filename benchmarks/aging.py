@@ -1,4 +1,4 @@
-"""public.aging: the table with heap retention of the benchmarks seam and retire."""
+"""public.aging: the table with heap retention of the benchmarks seam, retire and tier."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def fill(connection: psycopg.Connection[Any], rows: int, step: int, bounds: Sequ
     connection.execute("ALTER TABLE public.aging ADD PRIMARY KEY (id)")
 
 
-def register(mirror: BenchmarkMirror, lag: int) -> None:
-    """Copies it, and lets partitions leave the heap that are completely more than `lag` below the highest key."""
-    chosen = ("--heap-retention", str(lag), "--drop-grace", "0s", "--yes")
+def register(mirror: BenchmarkMirror, lag: int, *, tiered: bool = False) -> None:
+    """Lets partitions leave the heap that are completely more than `lag` below the highest key. Copies the table
+    before, unless it is a tiered one."""
+    distance = ("--mode", "tiered", "--lag", str(lag)) if tiered else ("--heap-retention", str(lag))
+    chosen = (*distance, "--drop-grace", "0s", "--yes")
     mirror.program.run("register", TABLE, *chosen, timeout=_REGISTER_SECONDS)

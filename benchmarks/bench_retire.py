@@ -1,5 +1,5 @@
 """retire: a partition of 1,000,000 rows is sealed, passed by the cut-line, proven and dropped, during 200 writes/s into
-it.
+it. tier (bench_tier.py): the same with 10,000,000 rows of a tiered table, which are copied after the seal.
 
 Measures how long each step takes, and how long other sessions wait for a lock meanwhile. Afterwards a seam read has to
 find every row, with every acknowledged write.
@@ -36,10 +36,25 @@ _POLL = 0.05
 _SUMS = f"SELECT count(*), sum(balance), sum(id) FROM {TABLE}"
 _PROOF = """
 SELECT (details ->> 'seconds')::float8, (details ->> 'rows')::bigint FROM modak.op_log
- WHERE op_kind = 'retention' AND phase = 'done' AND details ->> 'kind' = 'prove' ORDER BY updated_at DESC LIMIT 1
+ WHERE op_kind IN ('retention', 'tiering') AND phase = 'done' AND details ->> 'kind' = 'prove' ORDER BY updated_at DESC LIMIT 1
 """
 
 Figures = dict[str, float | int | str | bool]
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A partition that leaves the heap."""
+
+    name: str
+    """The benchmark's."""
+    rows: int
+    tiered: bool
+    """Whether the table is a tiered one, and not a mirrored one with heap retention."""
+    goal: int | None = None
+    """Rows a second, from due to dropped."""
+    longest_wait: float | None = None
+    """The goal for other sessions' waits for a lock, seconds."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,9 @@ class _Times:
     """Steps that were refused and tried again."""
 
 
+_RETIRE = Leaving("retire", ROWS, tiered=False)
+
+
 def rows_at(options: Options) -> int:
     return options.scaled(ROWS, 20_000)
 
@@ -66,12 +84,17 @@ def fill(connection: psycopg.Connection[Any], rows: int) -> None:
 
 def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     """The table must exist, and not be registered yet."""
-    rows = rows_at(options)
-    aging.register(mirror, rows)
+    return measure(mirror, options, _RETIRE)
+
+
+def measure(mirror: BenchmarkMirror, options: Options, leaving: Leaving) -> BenchmarkResult:
+    """As `run`, for a partition of either kind."""
+    name, rows = leaving.name, options.scaled(leaving.rows, 20_000)
+    aging.register(mirror, rows, tiered=leaving.tiered)
     with mirror.connect() as connection:
         before = connection.execute(_SUMS.encode()).fetchone()
     assert before is not None
-    with MeasuredProcess(mirror, "retire", "run", options.settings, profiling=options.profiling) as process:
+    with MeasuredProcess(mirror, name, "run", options.settings, profiling=options.profiling) as process:
         process.wait_for(Step.STREAMING)
         with LateWrites(mirror, rows) as late:
             began = time.monotonic()
@@ -92,6 +115,7 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
         proof = connection.execute(_PROOF).fetchone()
     assert proof is not None
     wait, statement = (one(due, ended) for one in (late.longest_wait, late.longest_statement))
+    total = times.dropped - due
     phases = {
         "seal": (due, times.sealed),
         "pass": (times.sealed, times.passed),
@@ -99,41 +123,45 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
         # A step is reported once its locks are released, or shortly before.
         "drop": (times.proven, ended),
     }
-    waits = {name: late.longest_wait(*phase) for name, phase in phases.items()}
-    writes = late.statements(due, times.dropped) / (times.dropped - due)
+    waits = {phase: late.longest_wait(*period) for phase, period in phases.items()}
+    writes = late.statements(due, times.dropped) / total
     equal = tuple(map(Decimal, found)) == tuple(map(Decimal, expected))
     figures: Figures = {
-        "retire.rows": rows,
-        "retire.seal_s": round(times.sealed - due, 3),
-        "retire.pass_s": round(times.passed - times.sealed, 3),
-        "retire.prove_s": round(times.proven - times.passed, 3),
-        "retire.proof_s": proof[0],
-        "retire.drop_s": round(times.dropped - times.proven, 3),
-        "retire.total_s": round(times.dropped - due, 3),
-        "retire.refused": times.refused,
-        "retire.writes_per_s": round(writes),
-        "retire.updated_rows": late.updates,
-        "retire.inserted_rows": late.inserts,
-        "retire.longest_wait_s": round(wait, 3),
-        **{f"retire.longest_wait_{name}_s": round(seconds, 3) for name, seconds in waits.items()},
-        "retire.longest_wait_before_s": round(late.longest_wait(began, due), 3),
-        "retire.longest_statement_s": round(statement, 3),
-        "retire.longest_statement_before_s": round(late.longest_statement(began, due), 3),
-        "retire.verified": equal,
+        "rows": rows,
+        "rows_per_s": round(rows / total),
+        "seal_s": round(times.sealed - due, 3),
+        "pass_s": round(times.passed - times.sealed, 3),
+        "prove_s": round(times.proven - times.passed, 3),
+        "proof_s": proof[0],
+        "drop_s": round(times.dropped - times.proven, 3),
+        "total_s": round(total, 3),
+        "refused": times.refused,
+        "writes_per_s": round(writes),
+        "updated_rows": late.updates,
+        "inserted_rows": late.inserts,
+        "longest_wait_s": round(wait, 3),
+        **{f"longest_wait_{phase}_s": round(seconds, 3) for phase, seconds in waits.items()},
+        "longest_wait_before_s": round(late.longest_wait(began, due), 3),
+        "longest_statement_s": round(statement, 3),
+        "longest_statement_before_s": round(late.longest_statement(began, due), 3),
+        "verified": equal,
     }
     lines = [
-        Line(f"retire: {rows:,} rows, due to dropped", f"{times.dropped - due:.1f} s", "", "", "",
+        Line(f"{name}: {rows:,} rows, due to dropped", f"{total:.1f} s, {rows / total:,.0f} rows/s", "", "",
+             "" if leaving.goal is None else f"≥ {leaving.goal:,}",
              f"sealed after {times.sealed - due:.1f} s, passed by the cut-line"
              f" {times.passed - times.sealed:.1f} s later,"
              f" proven {times.proven - times.passed:.1f} s later (the proof {proof[0]:.1f} s), dropped"
              f" {times.dropped - times.proven:.1f} s later; {times.refused} steps tried again; {cpu_text(cpu)}"),
-        Line("retire: longest wait of another session for a lock", f"{wait * 1000:,.0f} ms", "", "", "",
-             f"{', '.join(f'{name} {seconds * 1000:,.0f}' for name, seconds in waits.items())}; {writes:,.0f} writes/s;"
-             f" longest statement {statement * 1000:,.0f} ms, in the {_BEFORE:.0f} s before"
-             f" {figures['retire.longest_statement_before_s']} s; "
+        Line(f"{name}: longest wait of another session for a lock", f"{wait * 1000:,.0f} ms", "", "",
+             "" if leaving.longest_wait is None else f"≤ {leaving.longest_wait * 1000:,.0f} ms",
+             f"{', '.join(f'{phase} {seconds * 1000:,.0f}' for phase, seconds in waits.items())};"
+             f" {writes:,.0f} writes/s; longest statement {statement * 1000:,.0f} ms, in the {_BEFORE:.0f} s before"
+             f" {figures['longest_statement_before_s']} s; "
              + ("seam read = what was written" if equal else f"WRONG: {found}, not {expected}")),
     ]  # fmt: skip
-    return BenchmarkResult(figures, tuple(lines))
+    named = {f"{name}.{figure}": value for figure, value in figures.items()}
+    return BenchmarkResult(named, tuple(lines))
 
 
 def _pause(late: LateWrites, process: MeasuredProcess, seconds: float) -> None:

@@ -28,6 +28,7 @@ from benchmarks import (
     bench_retire,
     bench_schema,
     bench_seam,
+    bench_tier,
     report,
 )
 from benchmarks.outcome import BenchmarkResult, Line, Options
@@ -36,7 +37,7 @@ from benchmarks.pumping import BenchmarkFailed, Profiling
 from benchmarks.scene import ROOT, BenchmarkMirror, BenchmarkScene
 from mirror_pump.testing.program import ProgramFailed
 
-USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "schema", "ingest")
+USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "schema", "ingest")
 BENCHMARKS = (*USUAL, "conversion", "cluster")
 """conversion and cluster only when they are named: the one's table takes minutes to make, the other is about machines
 that are not there."""
@@ -82,6 +83,7 @@ class Suite:
         for name, bench in (
             ("seam", bench_seam),
             ("retire", bench_retire),
+            ("tier", bench_tier),
             ("ingest", bench_ingest),
             ("conversion", bench_conversion),
         ):
