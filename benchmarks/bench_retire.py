@@ -36,7 +36,8 @@ _POLL = 0.05
 _SUMS = f"SELECT count(*), sum(balance), sum(id) FROM {TABLE}"
 _PROOF = """
 SELECT (details ->> 'seconds')::float8, (details ->> 'rows')::bigint FROM modak.op_log
- WHERE op_kind IN ('retention', 'tiering') AND phase = 'done' AND details ->> 'kind' = 'prove' ORDER BY updated_at DESC LIMIT 1
+ WHERE op_kind IN ('retention', 'tiering') AND phase = 'done' AND details ->> 'kind' = 'prove'
+ ORDER BY updated_at DESC LIMIT 1
 """
 
 Figures = dict[str, float | int | str | bool]
