@@ -290,4 +290,4 @@ def _life(mirror: Mirror, target: _MaliciousTables, role: str, run: RunCommand) 
         assert {table["state"] for table in status["tables"]} == {"live"}, status
         command("verify")
     for table in (orders, events):
-        command("unregister", table, "--drop-lake")
+        command("unregister", table, "--drop-lake", "--yes")

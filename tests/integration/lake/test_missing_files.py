@@ -201,6 +201,7 @@ def s3() -> Iterator[S3Server]:
         yield server
 
 
+@pytest.mark.soak
 @pytest.mark.unverified("DuckDB, as it verifies other lakes, has no access to this one")
 def test_objects_that_are_gone_fail_their_table_and_a_bucket_none(
     database: Database, s3: S3Server, gate: GatedCopies

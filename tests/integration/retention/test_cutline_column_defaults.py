@@ -292,6 +292,7 @@ def test_a_row_of_a_transaction_that_does_not_know_the_column(
         events.assert_exact()
 
 
+@pytest.mark.soak
 def test_column_defaults_beside_writers_and_partition_drops(
     retention_tables: RetentionTables, database: Database
 ) -> None:
