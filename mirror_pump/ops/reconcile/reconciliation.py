@@ -17,16 +17,15 @@ from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
 from mirror_pump.lake.contents.newer_metadata import NewerMetadata
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState, format_lsn
 from mirror_pump.ops.reconcile.outcome import Reconciled, ReconciledTable
+from mirror_pump.ops.reconcile.publishing import reconciling_publisher
 from mirror_pump.ops.reconcile.without_slot import reconcile_files
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import TableProgress, TableReport, compare_at
-from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.pipeline.operations.copy_again import CopyAgain
 from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.table_changes import TableChange
-from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
 from mirror_pump.pipeline.session.history import record_timeline
 from mirror_pump.pipeline.session.lost_publishes import (
     CatalogPosition,
@@ -226,18 +225,6 @@ def _publish(
     reasons: Sequence[tuple[MirroredTable, str]],
 ) -> tuple[ReconciledTable, ...]:
     """One publish: equal tables are promised at the slot's position, and the others begin a new copy."""
-    storage = lake_storage(settings, make_directories=False)
-    dsn = settings.require_dsn()
-    publisher = Publisher(
-        lambda: connect(dsn, autocommit=True, application_name="mirror-pump-reconcile"),
-        settings.slot,
-        epoch,
-        storage,
-        RetryPolicy(settings.publish_attempts, settings.publish_backoff_max),
-        KeyIndexes(0, storage),
-        staged=lambda _: None,
-        timeline=timeline,
-    )
     missing = not_whole(connection, settings.slot)
     requests = [
         _copy_again(
@@ -249,10 +236,8 @@ def _publish(
         for table, reason in reasons
         if reason
     ]
-    try:
+    with reconciling_publisher(settings, epoch, timeline, streams=True) as publisher:
         landed = publisher.publish(PublishRequest(frontier=frontier, tables=tuple(requests)))
-    finally:
-        publisher.close()
     failed = {failure.table.table_id: failure.error for failure in landed.failures}
     return tuple(
         ReconciledTable(

@@ -13,11 +13,10 @@ from mirror_pump.config import Settings
 from mirror_pump.errors import FileMissing
 from mirror_pump.model import TableId, format_lsn
 from mirror_pump.ops.reconcile.outcome import Reconciled, ReconciledTable
-from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.ops.reconcile.publishing import APPLICATION_NAME, reconciling_publisher
 from mirror_pump.pipeline.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.operations.table_changes import Failure
-from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
 from mirror_pump.pipeline.session.history import record_timeline
 from mirror_pump.pipeline.session.lost_publishes import LostPublishes, read_position
 from mirror_pump.pipeline.session.without_stream import forget_going_back, missing_files_of, unknown_publishes
@@ -68,28 +67,13 @@ def _fail(
 ) -> tuple[ReconciledTable, ...]:
     if not missing:
         return ()
-    storage = lake_storage(settings, make_directories=False)
-    dsn = settings.require_dsn()
-    publisher = Publisher(
-        lambda: connect(dsn, autocommit=True, application_name="mirror-pump-reconcile"),
-        settings.slot,
-        epoch,
-        storage,
-        RetryPolicy(settings.publish_attempts, settings.publish_backoff_max),
-        KeyIndexes(0, storage),
-        staged=lambda _: None,
-        timeline=timeline,
-        streams=False,
-    )
-    try:
-        with connect(dsn, autocommit=True, application_name="mirror-pump-reconcile") as connection:
-            tables = [(load_table(connection, table_id), location) for table_id, location in missing]
+    with connect(settings.require_dsn(), autocommit=True, application_name=APPLICATION_NAME) as connection:
+        tables = [(load_table(connection, table_id), location) for table_id, location in missing]
+    with reconciling_publisher(settings, epoch, timeline, streams=False) as publisher:
         failures: list[Failure] = [
             publisher.missing.failure(table, FileMissing(f"{location} is missing", "", location))
             for table, location in tables
             if table is not None and not table.state.has_ended
         ]
         publisher.publish(PublishRequest(failures=tuple(failures)))
-    finally:
-        publisher.close()
     return tuple(ReconciledTable(str(failure.table.name), "failed", failure.error) for failure in failures)

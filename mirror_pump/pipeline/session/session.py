@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack, suppress
 from queue import Empty
@@ -18,7 +19,7 @@ from psycopg.types.json import Jsonb
 from mirror_pump.engine.ingest.segment_tasks import SegmentResult
 from mirror_pump.errors import FileDamaged, FileMissing, LakeError, SourceError, TableError, UnsendableRow
 from mirror_pump.lake.storage import discard
-from mirror_pump.model import Lsn, TableId, TableMode, TableState
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState
 from mirror_pump.pipeline.flow.events import (
     AdvanceWanted,
     ArchiveBranchOutdated,
@@ -50,7 +51,7 @@ from mirror_pump.pipeline.flow.steps import Step, report_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
-from mirror_pump.pipeline.operations.combinations import schema_operation
+from mirror_pump.pipeline.operations.combinations import TableOperation, schema_operation
 from mirror_pump.pipeline.operations.expire_rows import ExpiryRefused
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
@@ -357,18 +358,7 @@ class PumpSession:
         cut-line. They are discarded with this session, and the next session receives them again from the frontier. No
         segment concerns a tiered table, so the session goes on after an advance of its cut-line.
         """
-        if not work.answer.set_running_or_notify_cancel():
-            return
-        try:
-            landed = self._publish(PublishRequest(tables=(TableRequest(work.table, (work.advance,)),)))
-        except AdvanceRefused as refusal:
-            work.answer.set_result(str(refusal))
-            return
-        except BaseException as error:
-            work.answer.set_exception(error)
-            raise
-        if work.table.table_id not in landed.tables:
-            work.answer.set_result("the table has failed, was registered again, or is being copied")
+        if not self._publish_for(work.answer, work.table, work.advance):
             return
         if work.table.mode is TableMode.MIRRORED:
             self._begin_again = True
@@ -377,21 +367,28 @@ class PumpSession:
 
     def _expire(self, work: ExpiryWanted) -> None:
         """Move the retention line in its own publish, so that a refused expiry holds up nothing else."""
-        if not work.answer.set_running_or_notify_cancel():
-            return
-        try:
-            landed = self._publish(PublishRequest(tables=(TableRequest(work.table, (work.expiry,)),)))
-        except ExpiryRefused as refusal:
-            work.answer.set_result(str(refusal))
-            return
-        except BaseException as error:
-            work.answer.set_exception(error)
-            raise
-        if work.table.table_id not in landed.tables:
-            work.answer.set_result("the table has failed, was registered again, or is being copied")
+        if not self._publish_for(work.answer, work.table, work.expiry):
             return
         self._observer(Step.EXPIRED, table=str(work.table.name), line=work.expiry.line)
         work.answer.set_result(None)
+
+    def _publish_for(self, answer: Future[str | None], table: MirroredTable, operation: TableOperation) -> bool:
+        """Publish one operation by itself, for a thread that waits for the answer. Returns whether it landed; the
+        caller answers then. Otherwise the answer says why not."""
+        if not answer.set_running_or_notify_cancel():
+            return False
+        try:
+            landed = self._publish(PublishRequest(tables=(TableRequest(table, (operation,)),)))
+        except (AdvanceRefused, ExpiryRefused) as refusal:
+            answer.set_result(str(refusal))
+            return False
+        except BaseException as error:
+            answer.set_exception(error)
+            raise
+        if table.table_id not in landed.tables:
+            answer.set_result("the table has failed, was registered again, or is being copied")
+            return False
+        return True
 
     def _follow(self, work: TieredTableChanged) -> None:
         """Publish a change of a tiered table, unless it is followed already."""

@@ -7,31 +7,18 @@ import re
 import shlex
 from pathlib import Path
 
-from mirror_pump.config import Settings
-from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
-from mirror_pump.testing.mirror import Mirror, await_true
-from mirror_pump.testing.tasks import ThreadTaskRunner
+from mirror_pump.testing.mirror import await_true
 from tests.support.cli import RunCommand
+from tests.support.documented import documented_mirror
 
 DOCUMENT = (Path(__file__).parents[3] / "docs" / "retention.md").read_text(encoding="utf-8")
 CLI_JSON = (Path(__file__).parents[3] / "docs" / "cli-json.md").read_text(encoding="utf-8")
 
 
 def test_the_document_does_what_it_says(database: Database, warehouse: str, run: RunCommand, slot: str) -> None:
-    chosen = Settings(
-        dsn=database.dsn,
-        warehouse=warehouse,
-        slot=slot,
-        publication=slot,
-        batch_age=0.05,
-        storage_fsync=False,
-        retention_interval=0.1,
-        fold_age=0.2,
-    )
-    initialise(chosen, lambda _: None)
-    mirror = Mirror(database, chosen, ThreadTaskRunner(2))
+    mirror = documented_mirror(database, warehouse, slot, fold_age=0.2)
     lines: list[str] = []
     blocks = re.findall(r"```(sql|sh)\n(.*?)```", DOCUMENT, re.DOTALL)
     assert [language for language, _ in blocks] == ["sql", "sh", "sh", "sql", "sql", "sql", "sh", "sh"]
