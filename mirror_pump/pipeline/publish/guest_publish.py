@@ -14,33 +14,22 @@ one table, for an operation that has nothing to do with the stream. It is safe b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, TableId
+from mirror_pump.model import TableId
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import PublishRequest
-from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
+from mirror_pump.pipeline.publish.publisher import LockedSlotRow, Publisher, RetryPolicy
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_row
 from sql import queries
 
 _SQL = queries("publish")
-
-
-@dataclass(frozen=True)
-class _GuestSlotRow:
-    """A row of the query `lock_slot`."""
-
-    leader_epoch: int
-    applied_lsn: Lsn
-    publish_id: int | None
-    streams: bool
-    timeline: int
 
 
 class GuestPublisher(Publisher):
@@ -63,7 +52,7 @@ class GuestPublisher(Publisher):
 
     def lock(self, cursor: Cursor) -> None:
         """Locks the slot's row until the end of the transaction or savepoint. Raises SourceError if it is gone."""
-        slot = fetch_row(cursor.connection, _GuestSlotRow, _SQL["lock_slot"], {"slot": self._slot})
+        slot = fetch_row(cursor.connection, LockedSlotRow, _SQL["lock_slot"], {"slot": self._slot})
         if slot is None:
             raise SourceError(f"the catalog no longer knows slot {self._slot}", "run `mirror-pump init` again")
         self._applied = slot.applied_lsn

@@ -119,7 +119,7 @@ class _Landed:
 
 
 @dataclass(frozen=True)
-class _LockedSlotRow:
+class LockedSlotRow:
     """A row of the query `lock_slot`."""
 
     leader_epoch: int
@@ -308,7 +308,7 @@ class Publisher:
     def _lock_slot(self, cursor: Cursor) -> Lsn:
         """Returns the present frontier and locks it until the transaction ends. Raises NotLeader if another pump
         leads."""
-        slot = fetch_row(cursor.connection, _LockedSlotRow, _SQL["lock_slot"], {"slot": self._slot})
+        slot = fetch_row(cursor.connection, LockedSlotRow, _SQL["lock_slot"], {"slot": self._slot})
         if slot is None or slot.leader_epoch != self._epoch:
             present = None if slot is None else slot.leader_epoch
             raise NotLeader(
@@ -496,7 +496,7 @@ class Publisher:
         try:
             connection = self._open()
             with connection.transaction():
-                slot = fetch_row(connection, _LockedSlotRow, _SQL["lock_slot"], {"slot": self._slot})
+                slot = fetch_row(connection, LockedSlotRow, _SQL["lock_slot"], {"slot": self._slot})
         except (psycopg.OperationalError, psycopg.InterfaceError, ConnectionLost) as again:
             raise OutcomeUnknown(
                 f"the connection was lost during COMMIT, and its outcome could not be read: {again}",
