@@ -357,9 +357,10 @@ def _refuse_missing_warehouse(connection: PgConnection, warehouse: str, storage:
 
 
 def _refuse_left_over(connection: PgConnection, name: TableName, storage: StorageOptions) -> None:
-    """Raise TableError if a lake table left by `unregister` holds rows that the heap had shed.
+    """Raise TableError if a lake table left by `unregister` holds rows from below a cut-line.
 
-    A new registration would take its name and put those rows out of reach. A lake table without metadata holds nothing.
+    A new registration would take its name and put those rows out of reach. Nothing tells whether the heap had shed
+    them, or kept them or got them back. A lake table without metadata holds nothing.
     """
     pointer = load_pointer(connection, name.schema, name.name)
     if pointer is None:
@@ -370,9 +371,10 @@ def _refuse_left_over(connection: PgConnection, name: TableName, storage: Storag
         return
     if archive is not None and archive.summary.total(Total.RECORDS):
         raise TableError(
-            f"the lake table {name} of a former registration holds rows that the heap had shed",
-            "Rename the lake table with an engine that has the catalog (mirror-pump connect), or, if nobody needs them,"
-            f" have it removed: mirror-pump unregister --former {shlex.quote(str(name))}",
+            f"the lake table {name} of a former registration holds old rows, which the heap may have shed",
+            "If the heap has all rows (it was kept, or they were brought back), or nobody needs them, have the lake"
+            f" table removed: mirror-pump unregister --former {shlex.quote(str(name))}. Otherwise rename it first, with"
+            " an engine that has the catalog (mirror-pump connect).",
         )
 
 

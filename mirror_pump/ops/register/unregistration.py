@@ -79,11 +79,10 @@ def unregister(
             _require_choice(connection, table, drop_lake=drop_lake, keep_lake=keep_lake, yes=yes)
             with_lock_retries(settings, table.name, lambda: _take_out(connection, settings, table, drop_lake))
         if not drop_lake:
-            if table.mode is TableMode.TIERED:
-                return f"{table.name} is no longer tiered{restored}; its lake table stays as it is at {table.location}"
+            stays = "it is" if table.mode is TableMode.TIERED else "of its last frontier"
             return (
-                f"{table.name} is no longer mirrored{restored}; its lake table stays as of its last frontier at"
-                f" {table.location}"
+                f"{table.name} is no longer {table.mode}{restored}; its lake table stays as {stays} at"
+                f" {table.location}{_before_registering_again(table)}"
             )
         every = former_locations(connection)
         own = [former for former in every if former.location == table.location]
@@ -92,6 +91,16 @@ def unregister(
         left = sum(former.table == own[0].table for former in every) - 1 if own else 0
     removed = f"{table.name} is no longer {table.mode}{restored}; its lake table and its files were removed"
     return removed + (f" (not those of {left} former registrations: --former removes them)" if left else "")
+
+
+def _before_registering_again(table: MirroredTable) -> str:
+    """What `register` will ask for, if the lake table that stays has old rows."""
+    if table.tier is None or not table.tier.moved:
+        return ""
+    return (
+        ". Before the table is registered again, rename that lake table, or have it removed:"
+        f" mirror-pump unregister --former {shlex.quote(str(table.name))}"
+    )
 
 
 def abort_restore(settings: Settings, name: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from mirror_pump.errors import TableError
+from mirror_pump.ops.register.unregistration import unregister_former
 from mirror_pump.testing.mirror import assert_same, normalised
 from tests.support.events_table import EventsTable, delete, upsert
 from tests.support.retention_table import run
-from tests.support.tiered import TieredTables
+from tests.support.tiered import TieredTables, tiered
 
 
 def _assert_whole(events: EventsTable, partitions: int) -> None:
@@ -61,3 +62,37 @@ def test_a_table_that_keeps_its_heap_is_unregistered_without_a_choice(tiered_tab
                 run(connection, f"DELETE FROM {table} WHERE at < 50")
         mirror.unregister("events", drop_lake=True)
     _assert_whole(events, 3)
+
+
+def test_a_table_that_keeps_its_heap_is_registered_again_once_its_former_lake_table_is_gone(
+    tiered_tables: TieredTables,
+) -> None:
+    """Also while corrections were not folded: the heap has them."""
+    events = tiered_tables.tiered(partitions=4, rows=20, keep_heap=True, fold_age=3600)
+    mirror = events.mirror
+    again = "mirror-pump unregister --former public.events"
+    with mirror.pumping():
+        events.await_state(p0="tiered", p1="tiered")
+        with events.database.session(autocommit=False) as connection:
+            for table in ("events", "model"):
+                run(connection, f"UPDATE {table} SET n = 5 WHERE at < 50")
+        assert again in mirror.unregister("events", keep_lake=True)
+        _assert_whole(events, 4)
+        with pytest.raises(TableError, match="holds old rows") as refused:
+            mirror.register("public.events", retention=tiered(keep_heap=True))
+        assert again in refused.value.remedy
+        unregister_former(mirror.settings, "public.events")
+        mirror.register("public.events", retention=tiered(keep_heap=True))
+        assert events.cut < 0
+        events.await_state(p0="tiered", p1="tiered")
+        with events.database.session(autocommit=False) as connection:
+            for table in ("events", "model"):
+                run(connection, f"DELETE FROM {table} WHERE at < 20")
+        events.assert_exact()
+    assert events.cut == 200
+    with events.database.session() as connection:
+        assert_same(
+            normalised(run(connection, "SELECT at, id, n, v FROM model").fetchall()),
+            normalised(run(connection, "SELECT at, id, n, v FROM events").fetchall()),
+            "the heap",
+        )
