@@ -61,7 +61,7 @@ def pinned_frame(session: SparkSession, database: Database, table: str) -> Itera
             return
         hot = jdbc(f"SELECT {COLUMNS} FROM {table} WHERE {tier_key} >= {cut}")
         delta = jdbc(f"SELECT pk, op, payload::text AS payload FROM modak.delta WHERE table_id = {table_id}")
-        cold = session.read.format("iceberg").option("snapshot-id", snapshot).table(f"lake.{reference}")
+        cold = session.read.format("iceberg").option("versionAsOf", str(snapshot)).table(f"lake.{reference}")
         key = f.concat_ws("\x1f", cold["at"].cast("string"), cold["id"].cast("string"))
         survivors = cold.join(delta, key == delta["pk"], "left_anti")
         parsed = f.from_json(delta["payload"], cold.schema).alias("row")

@@ -205,7 +205,8 @@ class LaidOutTable:
     def whole(self) -> list[Row]:
         """All rows by a read across the cut-line."""
         with open_query(self.mirror.settings, Query(f"FROM {self.name}"), print) as duckdb:
-            return normalised(duckdb.execute(f"FROM {self.name}").fetchall())
+            table = duckdb.execute(f"FROM {self.name}").to_arrow_table()
+        return normalised(list(zip(*(column.to_pylist() for column in table.columns), strict=True)))
 
     @property
     def published(self) -> str:
