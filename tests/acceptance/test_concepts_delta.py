@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import LiteralString
+from typing import Any, LiteralString
 
 from pyiceberg.table import StaticTable
 
@@ -85,10 +85,11 @@ def counts(location: str) -> dict[str, int]:
 
 def test_a_background_fold_turns_them_into_deletes_and_data_files_and_clears_them(modes: TableModes) -> None:
     """Equality deletes, if the pump has no key index of the table; otherwise positions, which cost readers less."""
-    for options, kind in (
+    choices: tuple[tuple[dict[str, Any], str], ...] = (
         ({"index_memory": 0, "convert_age": 3600.0}, "total-equality-deletes"),
         ({}, "total-position-deletes"),
-    ):
+    )
+    for options, kind in choices:
         with modes.folding():
             pass
         before = {table.name: (table.published, counts(table.published)) for table in shedding(modes)}
@@ -123,8 +124,9 @@ def test_a_row_corrected_again_in_the_middle_of_its_fold_survives(modes: TableMo
             for table in shedding(modes):
                 if f"public.{table.name}" in waiting and folded_versions(table) == []:
                     table.put(table.cut - 7, key, "second")
-        if step is Step.FOLDED and (table := waiting.pop(str(details["table"]), None)) is not None:
-            left[table.name] = [payload["v"] for _, payload in table.delta().values() if payload["id"] == key]
+        folded = waiting.pop(str(details["table"]), None) if step is Step.FOLDED else None
+        if folded is not None:
+            left[folded.name] = [payload["v"] for _, payload in folded.delta().values() if payload["id"] == key]
 
     def folded_versions(table: ModeTable) -> list[tuple[int]]:
         query: LiteralString = (
@@ -144,30 +146,32 @@ def test_a_row_corrected_again_in_the_middle_of_its_fold_survives(modes: TableMo
 
 
 def test_folds_are_a_cycle_of_the_pump_and_of_mirrored_tables_come_between_batches(modes: TableModes) -> None:
-    """The stream goes on before and after each fold, in the same session, and a fold moves no frontier."""
+    """Batches of the stream are committed before, between and after folds, in one session, and no fold is part of a
+    batch."""
     steps = Steps()
     tiered, retained = modes.tiered, modes.retained
     with modes.pumping(steps, fold_age=0.05):
-        modes.mirror.await_frontier()
-        for turn in range(3):
+        for turn in range(4):
+            retained.put(retained.cut + 9, next(modes.keys), f"turn {turn}")
+            modes.mirror.await_frontier()
             for table in (tiered, retained):
                 table.put(table.cut - 9, next(modes.keys), f"turn {turn}")
-                table.put(table.cut + 9, next(modes.keys), f"turn {turn}")
             modes.await_folded()
-            modes.mirror.await_frontier()
+        retained.put(retained.cut + 9, next(modes.keys), "after all folds")
+        modes.mirror.await_frontier()
         assert steps.count(Step.STREAMING) == 1
-    order = [
-        step if step is not Step.FOLDED else f"{step} {details['table']}"
-        for step, details in steps.seen
-        if step in (Step.FOLDED, Step.PUBLISHED)
-    ]
+    order = []
+    for step, details in steps.seen:
+        if step is Step.FOLDED:
+            order.append(str(details["table"]))
+        elif step is Step.STAGED and details["frontier"] is not None:
+            order.append("batch")
     for table in (tiered, retained):
-        folds = [place for place, step in enumerate(order) if step == f"{Step.FOLDED} public.{table.name}"]
-        assert len(folds) >= 3
-        assert Step.PUBLISHED in order[: folds[0]]
-        assert Step.PUBLISHED in order[folds[0] : folds[-1]]
-        assert Step.PUBLISHED in order[folds[-1] :]
-    for table in (tiered, retained):
+        folds = [place for place, name in enumerate(order) if name == f"public.{table.name}"]
+        assert len(folds) >= 4
+        assert "batch" in order[: folds[0]]
+        assert "batch" in order[folds[0] : folds[-1]]
+        assert "batch" in order[folds[-1] :]
         modes.assert_exact(table)
 
 
@@ -193,7 +197,8 @@ def test_bulk_historical_loads_go_through_ingestion_instead(modes: TableModes, t
         pass
     for table in shedding(modes):
         key = next(modes.keys)
-        rows = [(table.cut - 100 + number % 90, 100_000 + key * 1000 + number, 1, "bulk") for number in range(500)]
+        low = table.cut - 100
+        rows = [(low + number % 90, 100_000 + key * 1000 + number, 1, "bulk") for number in range(500)]
         source = tmp_path / f"{table.name}.csv"
         source.write_text(csv_text(rows, ("at", "id", "n", "v")))
         ((first,),) = modes.database.rows("SELECT max(seen) FROM audit.cutlines")

@@ -18,9 +18,10 @@ from tests.support.table_modes import LAKE_LAG, ModeTable, TableModes
 from tests.support.tiered import tiered
 
 TRIGGERS: LiteralString = (
-    "SELECT count(*) FROM pg_trigger WHERE tgrelid IN (SELECT %(table)s::regclass UNION ALL"
-    " SELECT inhrelid FROM pg_inherits WHERE inhparent = %(table)s::regclass) AND tgname LIKE 'zz_modak%%'"
+    "SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'zz_modak%%' AND tgrelid IN"
+    " (SELECT relid FROM pg_partition_tree(%s::regclass) UNION SELECT %s::regclass)"
 )
+"""How many triggers of the mirror a table and its partitions have. Takes its name twice."""
 
 
 def main(modes: TableModes, table: ModeTable) -> list[Row]:
@@ -79,7 +80,7 @@ def test_tables_of_all_modes_and_plain_ones_live_side_by_side_under_one_run(mode
         ("mirrored",),
         ("retained",),
     ]
-    assert modes.database.rows(TRIGGERS, {"table": "plain"}) == [(0,)]
+    assert modes.database.rows(TRIGGERS, ("plain", "plain")) == [(0,)]
     with pytest.raises(LookupError):
         modes.mirror.location("public.plain")
 
@@ -165,6 +166,8 @@ def test_lake_rows_expire_behind_the_cut_line_so_the_history_is_bounded(modes: T
     for _ in range(2):
         before = table.line
         assert before == table.cut - LAKE_LAG
+        for location in (table.published, modes.mirror.location("public.bounded")):
+            assert any(row[0] < before + WIDTH for row in lake_rows(location, modes.duckdb)), "rows that will expire"
         table.put(before + 5, next(modes.keys), "a correction that expires with its row")
         table.grow()
         with modes.pumping():
@@ -173,22 +176,19 @@ def test_lake_rows_expire_behind_the_cut_line_so_the_history_is_bounded(modes: T
         for location in (table.published, modes.mirror.location("public.bounded")):
             rows = lake_rows(location, modes.duckdb)
             assert_same(rows, by_pyiceberg(location) or rows, "by pyiceberg")
-            assert min(row[0] for row in rows) == table.line
+            assert min(row[0] for row in rows) >= table.line
         assert all(payload["at"] >= table.line for _, payload in table.delta().values())
         ats = [row[0] for row in modes.assert_exact(table).rows]
         assert max(ats) - min(ats) < LAKE_LAG + 2 * WIDTH
 
 
 def test_corrections_to_rows_that_moved_cold_land_in_the_delta_and_rewrite_nothing(modes: TableModes) -> None:
-    """Whether or not a pump runs."""
     for table in (modes.tiered, modes.bounded):
         known = table.delta().keys()
         places = (table.published, modes.mirror.location(f"public.{table.name}"))
         key = next(modes.keys)
         table.put(table.cut - 5, key, "corrected")
         table.remove(table.cut - 30, 7)
-        with modes.pumping():
-            modes.mirror.await_frontier()
         assert places == (table.published, modes.mirror.location(f"public.{table.name}"))
         delta = table.delta()
         assert {pk: delta[pk][0] for pk in delta.keys() - known} == {
@@ -336,7 +336,8 @@ def test_postgres_keeps_the_whole_copy_and_the_pump_trails_every_change_into_the
 
 def test_nothing_routes_and_nothing_needs_the_delta_of_a_fully_mirrored_table(modes: TableModes) -> None:
     table = modes.mirrored
-    assert modes.database.rows(TRIGGERS, {"table": "mirrored"}) == [(0,)]
+    assert modes.database.rows(TRIGGERS, ("mirrored", "mirrored")) == [(0,)]
+    assert modes.database.rows(TRIGGERS, ("retained", "retained")) != [(0,)]
     assert modes.database.rows("SELECT count(*) FROM modak.partitions WHERE table_id = %s", (table.table_id,)) == [(0,)]
     table.both("UPDATE {} SET n = n + 1 WHERE at < 100")
     assert table.delta() == {}
@@ -373,7 +374,10 @@ def test_reads_of_a_fully_mirrored_table_take_the_lake_or_the_heap_as_asked(mode
     assert answer(modes, query, ReadMode.HYBRID, notices, max_wait=0.01) == ["later"]
     assert any("heap" in notice for notice in notices), notices
     query = 'SELECT "at", id, n, v FROM mirrored'
-    with modes.pumping(), open_query(modes.mirror.settings, Query(query, ReadMode.HYBRID), print) as duckdb:
+    with (
+        modes.pumping(),
+        open_query(modes.mirror.settings, Query(query, ReadMode.HYBRID, max_wait=60), print) as duckdb,
+    ):
         views = duckdb.execute("SELECT sql FROM duckdb_views() WHERE NOT internal").fetchall()
         assert "iceberg_scan" in str(views), "old rows are read from the lake"
         found = duckdb.execute(query).fetchall()

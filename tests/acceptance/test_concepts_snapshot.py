@@ -13,7 +13,7 @@ from pyiceberg.table import StaticTable
 from mirror_pump.lake.metadata.snapshot_thinning import ARCHIVE_SNAPSHOTS_KEPT
 from mirror_pump.ops.retain.retention import resume
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.testing.mirror import Steps, assert_same, lake_rows
+from mirror_pump.testing.mirror import Row, Steps, assert_same, lake_rows
 from tests.support.maintenance import Maintained, age
 from tests.support.retention_table import WIDTH
 from tests.support.seam_scene import PIN, by_pyiceberg
@@ -37,13 +37,13 @@ def snapshots(location: str) -> list[int]:
 def test_every_commit_produces_a_new_snapshot(modes: TableModes) -> None:
     """And leaves the former ones as they were."""
     table = modes.mirrored
-    states: list[tuple[int, str, list[object]]] = []
+    states: list[tuple[int, str, list[Row]]] = []
     with modes.pumping():
         for turn in range(4):
             table.put(450, next(modes.keys), f"commit {turn}")
             modes.mirror.await_frontier()
             location = modes.mirror.location("public.mirrored")
-            states.append((snapshots(location)[-1], location, [*table.model()]))
+            states.append((snapshots(location)[-1], location, table.model()))
     assert len({snapshot for snapshot, _, _ in states}) == 4
     for snapshot, location, rows in states:
         metadata = StaticTable.from_metadata(location).metadata

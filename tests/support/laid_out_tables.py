@@ -236,8 +236,10 @@ class LakeFiles:
         """Values as Iceberg's transforms take them."""
         array = pa.array(keys)
         if pa.types.is_timestamp(array.type):
-            return array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64()).to_pylist()
-        return (array.cast(pa.int32()) if pa.types.is_date32(array.type) else array).to_pylist()
+            array = array.cast(pa.timestamp("us", array.type.tz)).cast(pa.int64())
+        elif pa.types.is_date32(array.type):
+            array = array.cast(pa.int32())
+        return list(array.to_pylist())
 
     def assert_divided(self) -> int:
         """Fails unless each data file has rows of its own lake partition alone, and each position-delete file that of

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, LiteralString
 
 import psycopg
@@ -128,7 +129,7 @@ class ModeTable:
         """Name of the partition with keys from `number` * WIDTH on."""
         return f"{self.name}_{number}"
 
-    @property
+    @cached_property
     def table_id(self) -> int:
         return int(self.database.rows("SELECT %s::regclass::oid::bigint", (self.name,))[0][0])
 
@@ -299,7 +300,16 @@ class TableModes:
             table.create(partitioned=wishes.get(name) is not None)
         for name, wish in wishes.items():
             mirror.register(name, retention=wish)
-        made = cls(mirror, duckdb, **tables)
+        made = cls(
+            mirror,
+            duckdb,
+            tables["plain"],
+            tables["mirrored"],
+            tables["retained"],
+            tables["tiered"],
+            tables["kept"],
+            tables["bounded"],
+        )
         with made.pumping():
             made.await_settled()
         return made
