@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import LiteralString
 
-import psycopg
 import pytest
 
 from mirror_pump.ops.reconcile.reconciliation import reconcile
@@ -15,6 +15,7 @@ from mirror_pump.testing.database import Database, keeping_connections
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.postgres import EmbeddedPostgres, free_port
 from tests.integration.without_stream.conftest import SETTINGS
+from tests.support.gate import Gate, gated
 from tests.support.pipeline import writing
 from tests.support.replicas import DATABASE, directories, following, servers_dsn
 from tests.support.tiered import TieredTables
@@ -30,6 +31,8 @@ class Promotable:
 
     primary: EmbeddedPostgres
     standby: EmbeddedPostgres
+    gate: Gate
+    """Shut, the standby receives no WAL."""
 
     @property
     def dsn(self) -> str:
@@ -47,13 +50,9 @@ class Promotable:
     def cut_off(self) -> None:
         """The standby has everything up to now, and receives nothing more."""
         ((end,),) = self.before.rows("SELECT pg_current_wal_flush_lsn()::text")
-        replayed = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
+        replayed: LiteralString = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
         await_true(lambda: self.after.rows(replayed, (end,)) == [(True,)], 30, "the standby has replayed everything")
-        with psycopg.connect(self.standby.dsn(), autocommit=True) as connection:
-            connection.execute("ALTER SYSTEM SET primary_conninfo = ''")
-            connection.execute("SELECT pg_reload_conf()")
-        receiving = "SELECT count(*) FROM pg_stat_wal_receiver"
-        await_true(lambda: self.after.rows(receiving) == [(0,)], 30, "the standby receives nothing")
+        self.gate.shut()
 
     def fail_over(self) -> None:
         """The primary crashes, and the standby is promoted with what it has."""
@@ -68,12 +67,16 @@ def servers() -> Iterator[Promotable]:
         directories() as root,
         keeping_connections(),
         EmbeddedPostgres(root / "primary", settings=SENDING) as primary,
+        gated(primary.dsn(), only_walreceivers=True) as gate,
     ):
         primary.create_database(DATABASE)
-        with following(primary, root / "standby", free_port(), FOLLOWING) as standby:
-            yield Promotable(primary, standby)
+        through = f"host=127.0.0.1 port={gate.port} user=postgres password={primary.password} dbname={DATABASE}"
+        settings = {**FOLLOWING, "primary_conninfo": through}
+        with following(primary, root / "standby", free_port(), settings) as standby:
+            yield Promotable(primary, standby, gate)
 
 
+@pytest.mark.soak
 def test_a_pump_follows_a_promotion_that_lost_an_advance_and_goes_on(servers: Promotable, warehouse: str) -> None:
     """The same pump, all the while. The cut-line is back, and so is the partition that had left: every read is exact,
     the partition leaves once more, and no file is deleted until somebody has reconciled. A chunk that was read on the
