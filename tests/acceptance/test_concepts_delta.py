@@ -13,8 +13,9 @@ from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.mirror import Steps, assert_same, normalised
 from tests.support.ingest_scene import csv_text
+from tests.support.mode_table import ModeTable
 from tests.support.seam_scene import canonical
-from tests.support.table_modes import ModeTable, TableModes
+from tests.support.table_modes import TableModes
 
 
 def files_of(modes: TableModes, table: ModeTable) -> set[Path]:

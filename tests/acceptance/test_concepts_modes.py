@@ -12,9 +12,10 @@ from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.ops.retain.retention import resume
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.mirror import Row, Steps, assert_same, lake_rows, normalised
+from tests.support.mode_table import ModeTable
 from tests.support.retention_table import WIDTH, run
 from tests.support.seam_scene import by_pyiceberg, canonical
-from tests.support.table_modes import LAKE_LAG, ModeTable, TableModes
+from tests.support.table_modes import LAKE_LAG, TableModes
 from tests.support.tiered import tiered
 
 TRIGGERS: LiteralString = (

@@ -15,9 +15,10 @@ from mirror_pump.ops.retain.retention import resume
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.mirror import Row, Steps, assert_same, lake_rows
 from tests.support.maintenance import Maintained, age
+from tests.support.mode_table import ModeTable
 from tests.support.retention_table import WIDTH
 from tests.support.seam_scene import PIN, by_pyiceberg
-from tests.support.table_modes import ModeTable, TableModes
+from tests.support.table_modes import TableModes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,8 +18,8 @@ from pyspark.sql import functions as f
 
 from mirror_pump.engine.spark_runtime.session import libpq_access
 from mirror_pump.testing.database import Database
+from tests.support.mode_table import COLUMNS
 from tests.support.seam_scene import PIN, RELEASE, repeatable
-from tests.support.table_modes import COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -168,17 +168,16 @@ class LaidOutTable:
         return self.partitions - 2
 
     def settled(self) -> bool:
+        """Whether all that is due has left, or with a heap that stays is proven to be in the lake, and has expired."""
         states: LiteralString = (
-            "SELECT count(*) FILTER (WHERE state = 'hot'), count(*) FILTER (WHERE state IN ('sealing', 'tiering')),"
-            " count(*) FILTER (WHERE state = 'tiered')"
+            "SELECT count(*), count(*) FILTER (WHERE state = 'hot'), count(*) FILTER (WHERE state = %s)"
             " FROM modak.partitions WHERE table_id = %s::regclass::oid::bigint"
         )
-        hot, moving, proven = self.database.rows(states, (self.name,))[0]
+        gone = "dropped" if self.sheds else "tiered"
         due: LiteralString = "SELECT modak.due_retention_line(%s::regclass::oid::bigint)"
-        return (
-            (hot, moving) == (2, 0)
-            and not (proven and self.sheds)
-            and self.database.rows(due, (self.name,)) == [(None,)]
+        wanted = (self.partitions, 2, self.partitions - 2)
+        return self.database.rows(states, (gone, self.name)) == [wanted] and (
+            self.database.rows(due, (self.name,)) == [(None,)]
         )
 
     def model(self, *, below_cut: bool = False) -> list[Row]:
@@ -217,7 +216,7 @@ class LaidOutTable:
 
 
 @dataclass
-class LakeFiles:
+class SnapshotFiles:
     """The files of a metadata file's current snapshot, as pyiceberg finds them."""
 
     location: str

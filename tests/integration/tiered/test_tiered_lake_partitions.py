@@ -14,7 +14,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.laid_out_tables import COLUMNS, LAYOUTS, LaidOutTable, LakeFiles
+from tests.support.laid_out_tables import COLUMNS, LAYOUTS, LaidOutTable, SnapshotFiles
 from tests.support.retention_table import run
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def test_every_file_keeps_its_lake_partition_and_every_engine_the_rows(
         assert_same(table.model(), table.whole(), f"{table.name} at its end")
         below = table.model(below_cut=True)
         for location in (table.published, mirror.location(f"public.{table.name}")):
-            files = LakeFiles(location)
+            files = SnapshotFiles(location)
             assert files.assert_divided() > 0, "nothing was deleted by position"
             assert_same(below, files.rows(), f"{table.name} by pyiceberg")
             assert_same(below, lake_rows(location), f"{table.name} by DuckDB")
@@ -91,7 +91,7 @@ def test_every_file_keeps_its_lake_partition_and_every_engine_the_rows(
     assert_same(normalised(heap), kept.model(), "the heap is whole")
 
 
-def _boundaries(table: LaidOutTable, files: LakeFiles) -> list[tuple[str, Any]]:
+def _boundaries(table: LaidOutTable, files: SnapshotFiles) -> list[tuple[str, Any]]:
     """Keys at which a lake partition begins, as PostgreSQL prints them, with that partition."""
     texts = table.texts(range(table.cut * table.layout.width))
     with table.database.session() as connection:
@@ -126,7 +126,7 @@ def _iceberg_literal(kind: str, text: str) -> str:
     return f"'{text.replace(' ', 'T')}:00'" if kind == "timestamptz" else f"'{text}'"
 
 
-def _assert_pruned(table: LaidOutTable, files: LakeFiles, below: list[Row]) -> None:
+def _assert_pruned(table: LaidOutTable, files: SnapshotFiles, below: list[Row]) -> None:
     """Exactly at each boundary of lake partitions, no file of the other side is opened."""
     present = {*files.planned("id >= 0 or id < 0")}
     boundaries = [(text, partition) for text, partition in _boundaries(table, files) if partition in present]
@@ -143,7 +143,7 @@ def _assert_pruned(table: LaidOutTable, files: LakeFiles, below: list[Row]) -> N
 
 
 def _assert_pruned_by_spark(table: LaidOutTable, session: SparkSession, below: list[Row]) -> None:
-    files = LakeFiles(table.mirror.location(f"public.{table.name}"))
+    files = SnapshotFiles(table.mirror.location(f"public.{table.name}"))
     rows, opened = spark_files(session, table.name, "true")
     assert_same(below, rows, f"{table.name} by Spark")
     by_partition = [task.file.partition[0] for task in files.table.scan().plan_files()]
