@@ -59,6 +59,8 @@ def test_every_file_keeps_its_lake_partition_and_every_engine_the_rows(
         for table in tables:
             await_true(table.settled, 60, f"{table.name} is settled")
         for turn in range(2):
+            for table in tables:
+                SnapshotFiles(table.published).assert_divided()
             cut = shed.cut * width
             for table in tables:
                 for back in (1, 2, width // 2, width - 1):
