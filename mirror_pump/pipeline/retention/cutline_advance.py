@@ -95,7 +95,7 @@ class CutlineAdvance:
         brings = self._copier.files(connection, table, partition)
         refused = self._publish(table, partition, brings)
         if refused is not None:
-            discard([file.path for file in brings.deletes], self._context.storage)
+            discard(brings.changed.locations if brings.changed is not None else (), self._context.storage)
         return refused
 
     def _reader_in_the_way(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:

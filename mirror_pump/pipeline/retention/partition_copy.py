@@ -15,20 +15,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-import pyarrow as pa
-
-from decoders.text import parse_rows
 from mirror_pump.engine.ingest.chunk_copy import ChunkResult, ChunkTask, copy_chunk
-from mirror_pump.lake.format.data_files import WrittenFile
+from mirror_pump.errors import TableError
 from mirror_pump.lake.format.file_json import file_from_json, file_to_json
-from mirror_pump.lake.format.partitioned_files import write_equality_delete_files
-from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.operations.advance_cutline import PartitionFiles
+from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
+from mirror_pump.pipeline.retention.fold import write_fold
 from mirror_pump.source.connect import PgConnection, portable_dsn
 from mirror_pump.source.heap.block_reader import Chunk, chunks_of, read_leaves
 from mirror_pump.source.retention.corrections import read_captured
@@ -102,8 +99,8 @@ class PartitionCopier:
         return CopyTurn(len(left) - remaining, remaining, sum(chunk.rows or 0 for chunk in chunks))
 
     def files(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> PartitionFiles:
-        """The files of a partition that is copied, with deletes of all keys that were changed since its seal. Raises
-        NotCopied. The caller owns the files of the deletes."""
+        """The files of a partition that is copied, with the changes since its seal. Raises NotCopied. The caller owns
+        the files of the changes."""
         capture = self._capture(connection, table, partition)
         chunks = read_chunks(connection, table.table_id, partition.partition_id)
         if not all(chunk.done and chunk.fits(capture) for chunk in chunks):
@@ -111,8 +108,11 @@ class PartitionCopier:
         stored = [file for chunk in chunks for file in chunk.files]
         raw_text_columns = frozenset(field_id for file in stored for field_id in file["raw_text_columns"])
         data = tuple(file_from_json(file) for file in stored)
-        deletes = self._deletes(connection, table, partition, capture) if data else ()
-        return PartitionFiles(data, deletes, raw_text_columns)
+        changes = self._changes(connection, table, partition, capture)
+        if changes is None:
+            return PartitionFiles(data, None, (), raw_text_columns)
+        versions = tuple(version for _, version in changes.versions)
+        return PartitionFiles(data, changes.segment, versions, raw_text_columns | changes.raw_text_columns)
 
     @staticmethod
     def _capture(connection: PgConnection, table: MirroredTable, partition: Partition) -> Capture:
@@ -218,22 +218,23 @@ class PartitionCopier:
         )
         return None
 
-    def _deletes(
+    def _changes(
         self, connection: PgConnection, table: MirroredTable, partition: Partition, capture: Capture
-    ) -> tuple[WrittenFile, ...]:
-        """Equality deletes of all keys that were changed until now."""
+    ) -> FoldCorrections | None:
+        """Files of all changes that were captured until now, as of a fold; None if there is none."""
         captured = read_captured(connection, table, partition.partition_id, capture.captured_after)
         if captured is None:
             raise NotCopied(_BEHIND)
         if not captured:
-            return ()
-        places = [place for place, column in enumerate(table.columns) if column.name in table.key]
-        keys = list({tuple(change.values[place] for place in places): None for change in captured})
-        values, _ = parse_rows(keys, {column.name: column.type for column in table.key_columns})
-        schema = LakeSchema.of_table(table)
-        return write_equality_delete_files(
-            pa.table(values), schema, table.location, self._context.storage, table.partitioning
-        )
+            return None
+        try:
+            # Without packed keys: the deletes have to reach rows that no key index knows.
+            return write_fold(table, partition.hi, captured, None, self._context.storage)
+        except ValueError as error:
+            raise TableError(
+                f"a captured change of {partition.partition_id} cannot be written to the lake: {error}",
+                "correct the row that the message is about",
+            ) from error
 
 
 def _remove(context: SessionContext, future: Future[ChunkResult]) -> None:
