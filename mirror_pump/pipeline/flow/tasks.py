@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
@@ -56,14 +56,14 @@ class Tasks:
         running: set[Future[Result]] = set()
         for function, task in calls:
             while len(running) >= in_flight:
-                running -= self._first_done(running)
+                running -= self.first_done(running)
             before_each()
             futures.append(self.runner.submit(function, task))
             running.add(futures[-1])
         return [self.result(future) for future in futures]
 
-    def _first_done(self, running: set[Future[Result]]) -> set[Future[Result]]:
-        """Those that are done, which include one at least. Raises as `results` does."""
+    def first_done(self, running: Collection[Future[Result]]) -> set[Future[Result]]:
+        """Returns those that are done, as soon as one is. Raises the error of one of them, and ThreadStopped."""
         while not self._stopping():
             done, _ = wait(running, _POLL, FIRST_COMPLETED)
             if done:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from mirror_pump.pipeline.operations.advance_cutline import PartitionFiles
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.retention.fold import write_fold
 from mirror_pump.source.connect import PgConnection, portable_dsn
-from mirror_pump.source.heap.block_reader import Chunk, chunks_of, read_leaves
+from mirror_pump.source.heap.block_reader import Chunk, HeapLeaf, chunks_of, read_leaves
 from mirror_pump.source.retention.corrections import read_captured
 from mirror_pump.source.retention.partition_chunks import (
     Capture,
@@ -50,8 +50,14 @@ _SWEPT = "a sweep may have removed a file of it before it was recorded: that chu
 _BEHIND = "the mirror has not followed a change of the table's columns yet"
 
 
-_TURN = 2.0
+_TURN = 5.0
 """Seconds after which no further chunk of a partition is begun before other tables have had their turn."""
+
+_CHUNKS = 4
+"""Chunks of a partition for each worker, before they become larger than the setting: a kill repeats a part only, and
+workers end at about the same time."""
+_LARGER = 4
+"""At most so many times as large as the setting."""
 
 
 @dataclass(frozen=True)
@@ -134,11 +140,16 @@ class PartitionCopier:
         leaves = read_leaves(connection, TableId(capture.relation_id))
         if [leaf.filenode for leaf in leaves] != [capture.filenode]:
             raise NotCopied(_ALTERED)
-        ranges = [
-            (chunk.lo_block, chunk.hi_block) for chunk in chunks_of(leaves, self._context.settings.copy_chunk_bytes)
-        ]
+        ranges = [(chunk.lo_block, chunk.hi_block) for chunk in chunks_of(leaves, self._chunk_bytes(leaves))]
         plan(connection, table_id, partition_id, capture, ranges or [(0, None)])
         return read_chunks(connection, table_id, partition_id)
+
+    def _chunk_bytes(self, leaves: Sequence[HeapLeaf]) -> int:
+        """A chunk's share of the heap: that of the setting, and up to _LARGER times as much of a large partition. Small
+        files would only be merged later, each row of them read and written once more."""
+        settings = self._context.settings
+        share = sum(leaf.blocks * leaf.block_bytes for leaf in leaves) // (_CHUNKS * settings.copy_workers)
+        return min(max(settings.copy_chunk_bytes, share), _LARGER * settings.copy_chunk_bytes)
 
     def _read(
         self, connection: PgConnection, table: MirroredTable, partition: Partition, chunks: Iterable[PartitionChunk]
@@ -146,22 +157,23 @@ class PartitionCopier:
         """Has tasks read some of these chunks. Returns why one was not read, or None."""
         dsn = portable_dsn(self._context.dsn, connection)
         waiting = deque(chunks)
-        running: deque[tuple[PartitionChunk, float, Future[ChunkResult]]] = deque()
+        running: dict[Future[ChunkResult], tuple[PartitionChunk, float]] = {}
         refused: str | None = None
         until = time.monotonic() + _TURN
         try:
             while (waiting and time.monotonic() < until) or running:
                 while waiting and len(running) < self._context.settings.copy_workers and time.monotonic() < until:
                     chunk = waiting.popleft()
-                    running.append((chunk, time.time(), self._submit(dsn, table, partition, chunk)))
-                chunk, began, future = running[0]
-                result = self._tasks.result(future)
-                running.popleft()
-                refused = self._finished(connection, table, partition, chunk, began, result) or refused
+                    began = time.time()
+                    running[self._submit(dsn, table, partition, chunk)] = chunk, began
+                for future in self._tasks.first_done(running):
+                    chunk, began = running.pop(future)
+                    result = future.result()
+                    refused = self._finished(connection, table, partition, chunk, began, result) or refused
                 if refused is not None:
                     waiting.clear()
         finally:
-            for _, _, future in running:
+            for future in running:
                 if not future.cancel():
                     future.add_done_callback(partial(_remove, self._context))
         return refused
