@@ -164,7 +164,8 @@ BEGIN
         PERFORM modak.retain_triggers(id::oid, partition.relation_id::oid, held_by, 'cold');
         PERFORM modak.captured_to_delta(partition, brought);
     END IF;
-    DELETE FROM modak.mirror_captured c WHERE c.table_id = id AND c.partition_id = held_by;
+    -- The many changes of a long copy are removed afterwards (forget_captured): now, writers of the partition wait.
+    DELETE FROM modak.mirror_captured c WHERE c.table_id = id AND c.partition_id = held_by AND brought = '{}';
     DELETE FROM modak.partition_chunks c WHERE c.table_id = id AND c.partition_id = held_by;
     UPDATE modak.partitions
        SET state = CASE WHEN name IS NULL THEN 'dropped' ELSE 'tiering' END, updated_at = now(), attempts = 0,

@@ -42,9 +42,10 @@ class CutlineAdvance:
         """The next step of a partition can be taken at once."""
 
     def tidy(self, connection: PgConnection, table: MirroredTable) -> None:
-        """Removes files of copies that are worthless."""
+        """Removes files of copies that are worthless, and captured changes that the lake has."""
         if table.mode is TableMode.TIERED:
             self._copier.tidy(connection, table)
+            source.run(connection, "forget_captured", {"table_id": table.table_id})
 
     def advance(
         self,

@@ -148,6 +148,7 @@ def test_only_changes_after_the_files_were_written_become_corrections(
     assert not late
     corrected = events.database.rows("SELECT (payload ->> 'id')::int, op FROM modak.delta ORDER BY 1")
     assert corrected == [(2, 0), (3, 1), (4, 0), (600, 0), (70000, 0)]
+    assert events.database.rows("SELECT count(*) FROM modak.mirror_captured") == [(0,)]
 
 
 def test_the_cutline_waits_for_readers_by_the_protocol(tiered_tables: TieredTables, runner: GatedCopies) -> None:
