@@ -7,6 +7,9 @@ find every row, with every acknowledged write.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from decimal import Decimal
@@ -40,6 +43,15 @@ SELECT (details ->> 'seconds')::float8, (details ->> 'rows')::bigint FROM modak.
  ORDER BY updated_at DESC LIMIT 1
 """
 
+_PARTITION = "public.aging_0"
+_HALF = f"SELECT pg_relation_size('{_PARTITION}') / current_setting('block_size')::bigint / 2"
+_READ = """
+import sys, pyarrow.parquet as pq
+for path in sys.argv[1:]:
+    for batch in pq.ParquetFile(path).iter_batches():
+        pass
+"""
+
 Figures = dict[str, float | int | str | bool]
 
 
@@ -56,6 +68,8 @@ class Leaving:
     """Rows a second, from due to dropped."""
     longest_wait: float | None = None
     """The goal for other sessions' waits for a lock, seconds."""
+    limited: bool = False
+    """Whether to measure what reading the heap and the lake alone takes."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,25 @@ class _Times:
     dropped: float
     refused: int
     """Steps that were refused and tried again."""
+
+
+@dataclass(frozen=True)
+class _ReadingTimes:
+    """Seconds of reading a partition with both cores, and nothing else at work: the least that a copy with its proof
+    could take, if decoding, writing and comparing took no time."""
+
+    heap: float
+    """By COPY in binary format to /dev/null, each half in a session of its own."""
+    lake: float
+    """By pyarrow, all columns of all files, each half in a process of its own."""
+
+    @property
+    def total(self) -> float:
+        """The copy reads the heap, the proof reads the heap again, and the lake."""
+        return 2 * self.heap + self.lake
+
+    def __str__(self) -> str:
+        return f"reading the heap twice, {self.heap:.1f} s each, and the lake, {self.lake:.1f} s, with nothing beside"
 
 
 _RETIRE = Leaving("retire", ROWS, tiered=False)
@@ -91,6 +124,7 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
 def measure(mirror: BenchmarkMirror, options: Options, leaving: Leaving) -> BenchmarkResult:
     """As `run`, for a partition of either kind."""
     name, rows = leaving.name, options.scaled(leaving.rows, 20_000)
+    reading = _heap_seconds(mirror) if leaving.limited else None
     aging.register(mirror, rows, tiered=leaving.tiered)
     with mirror.connect() as connection:
         before = connection.execute(_SUMS.encode()).fetchone()
@@ -112,6 +146,7 @@ def measure(mirror: BenchmarkMirror, options: Options, leaving: Leaving) -> Benc
         expected = (before[0] + late.inserts + 1, before[1] + late.updates, before[2] + late.inserted_ids + highest)
         found = _seam(mirror)
         process.stop()
+    limit = None if reading is None else _ReadingTimes(reading, _lake_seconds(mirror))
     with mirror.connect() as connection:
         proof = connection.execute(_PROOF).fetchone()
     assert proof is not None
@@ -148,12 +183,14 @@ def measure(mirror: BenchmarkMirror, options: Options, leaving: Leaving) -> Benc
         "verified": equal,
     }
     lines = [
-        Line(f"{name}: {rows:,} rows, due to dropped", f"{total:.1f} s, {rows / total:,.0f} rows/s", "", "",
+        Line(f"{name}: {rows:,} rows, due to dropped", f"{total:.1f} s, {rows / total:,.0f} rows/s",
+             "" if limit is None else f"{limit.total:.1f} s", "" if limit is None else f"{total / limit.total:.2f}",
              "" if leaving.goal is None else f"≥ {leaving.goal:,}",
              f"sealed after {times.sealed - due:.1f} s, passed by the cut-line"
              f" {times.passed - times.sealed:.1f} s later,"
              f" proven {times.proven - times.passed:.1f} s later (the proof {proof[0]:.1f} s), dropped"
-             f" {times.dropped - times.proven:.1f} s later; {times.refused} steps tried again; {cpu_text(cpu)}"),
+             f" {times.dropped - times.proven:.1f} s later; {times.refused} steps tried again; {cpu_text(cpu)}"
+             + ("" if limit is None else f"; limit: {limit}")),
         Line(f"{name}: longest wait of another session for a lock", f"{wait * 1000:,.0f} ms", "", "",
              "" if leaving.longest_wait is None else f"≤ {leaving.longest_wait * 1000:,.0f} ms",
              f"{', '.join(f'{phase} {seconds * 1000:,.0f}' for phase, seconds in waits.items())};"
@@ -161,6 +198,9 @@ def measure(mirror: BenchmarkMirror, options: Options, leaving: Leaving) -> Benc
              f" {figures['longest_statement_before_s']} s; "
              + ("seam read = what was written" if equal else f"WRONG: {found}, not {expected}")),
     ]  # fmt: skip
+    if limit is not None:
+        figures |= {"heap_read_s": round(limit.heap, 3), "lake_read_s": round(limit.lake, 3)}
+        figures["ratio"] = round(total / limit.total, 3)
     named = {f"{name}.{figure}": value for figure, value in figures.items()}
     return BenchmarkResult(named, tuple(lines))
 
@@ -202,3 +242,31 @@ def _seam(mirror: BenchmarkMirror) -> tuple[Any, ...]:
         row: tuple[Any, ...] | None = connection.execute(_SUMS).fetchone()
     assert row is not None
     return row
+
+
+def _heap_seconds(mirror: BenchmarkMirror) -> float:
+    """Seconds of two COPY TO STDOUT at once, psql's start included."""
+    psql = [str(mirror.server.binary("psql")), "-X", "-q", "-d", mirror.dsn, "-c"]
+    with mirror.connect() as connection:
+        row = connection.execute(_HALF).fetchone()
+    assert row is not None
+    halves = (f"ctid < '({row[0]},0)'", f"ctid >= '({row[0]},0)'")
+    copies = [f"COPY (SELECT * FROM {_PARTITION} WHERE {half}) TO STDOUT (FORMAT binary)" for half in halves]
+    return _both([[*psql, copy] for copy in copies])
+
+
+def _lake_seconds(mirror: BenchmarkMirror) -> float:
+    """Seconds of two processes that read the lake's files, their start included."""
+    paths = sorted(str(path) for path in (mirror.directory / "lake").rglob("data/*.parquet"))
+    return _both([[sys.executable, "-c", _READ, *paths[half::2]] for half in range(2)])
+
+
+def _both(commands: list[list[str]]) -> float:
+    """Seconds until both have ended."""
+    began = time.monotonic()
+    environment = {**os.environ, "PSQLRC": ""}
+    running = [subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) for command in commands]
+    codes = [process.wait(_LONGEST) for process in running]
+    if any(codes):
+        raise BenchmarkFailed(f"{commands[0][:5]} ended with {codes}")
+    return time.monotonic() - began

@@ -15,7 +15,7 @@ from benchmarks.outcome import BenchmarkResult, Options
 from benchmarks.scene import BenchmarkMirror
 
 ROWS = 10_000_000
-_TIER = bench_retire.Leaving("tier", ROWS, tiered=True, goal=800_000, longest_wait=0.05)
+_TIER = bench_retire.Leaving("tier", ROWS, tiered=True, goal=800_000, longest_wait=0.05, limited=True)
 
 
 def rows_at(options: Options) -> int:

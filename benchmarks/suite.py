@@ -21,6 +21,7 @@ from benchmarks import (
     bench_commits,
     bench_conversion,
     bench_copy,
+    bench_fold,
     bench_ingest,
     bench_lag,
     bench_memory,
@@ -37,7 +38,7 @@ from benchmarks.pumping import BenchmarkFailed, Profiling
 from benchmarks.scene import ROOT, BenchmarkMirror, BenchmarkScene
 from mirror_pump.testing.program import ProgramFailed
 
-USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "schema", "ingest")
+USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "fold", "schema", "ingest")
 BENCHMARKS = (*USUAL, "conversion", "cluster")
 """conversion and cluster only when they are named: the one's table takes minutes to make, the other is about machines
 that are not there."""
@@ -84,6 +85,7 @@ class Suite:
             ("seam", bench_seam),
             ("retire", bench_retire),
             ("tier", bench_tier),
+            ("fold", bench_fold),
             ("ingest", bench_ingest),
             ("conversion", bench_conversion),
         ):

@@ -114,14 +114,17 @@ EXCEPTION WHEN lock_not_available THEN
     RETURN format('%s is putting a pin in place', coalesce(modak.pinning(), 'a session'));
 END $$;
 
--- Turns a partition's captured changes into corrections, like put_delta(), but all at once, since writers wait meanwhile.
-CREATE OR REPLACE FUNCTION modak.captured_to_delta(partition modak.partitions) RETURNS void
+-- Turns a partition's captured changes into corrections, like put_delta(), but all at once, since writers wait meanwhile. Not
+-- those of the versions that the publish itself `brought`: their rows come with its snapshot. A change that came after these were
+-- read gave its key another version.
+CREATE OR REPLACE FUNCTION modak.captured_to_delta(partition modak.partitions, brought bigint[]) RETURNS void
 LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 INSERT INTO modak.delta AS d (table_id, pk, op, tier_key, version, payload)
 SELECT m.table_id, m.pk, m.op, m.tier_key, nextval('modak.delta_version'), m.payload
   FROM (SELECT * FROM modak.mirror_captured c
          WHERE c.table_id = partition.table_id AND c.partition_id = partition.partition_id
            AND c.version > coalesce(partition.captured_after, -1)
+           AND NOT EXISTS (SELECT FROM unnest(brought) AS b(version) WHERE b.version = c.version)
          ORDER BY c.version) m
 ON CONFLICT (table_id, pk) DO UPDATE
    SET op = excluded.op, tier_key = excluded.tier_key, old_tier_key = NULL, version = nextval('modak.delta_version'),
@@ -129,8 +132,10 @@ ON CONFLICT (table_id, pk) DO UPDATE
 $$;
 
 -- Moves the cut-line past a partition, to `cut`, within the publish that moves the frontier to `frontier`. Returns NULL, or
--- why that is not possible. Its locks last until the end of the transaction.
-CREATE OR REPLACE FUNCTION modak.advance(id bigint, held_by text, cut bigint, frontier bigint) RETURNS text
+-- why that is not possible. `brought`: versions of captured changes that the publish brings. Its locks last until the end of the
+-- transaction.
+CREATE OR REPLACE FUNCTION modak.advance(id bigint, held_by text, cut bigint, frontier bigint, brought bigint[] DEFAULT '{}')
+RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     partition modak.partitions;
@@ -157,9 +162,10 @@ BEGIN
     END IF;
     IF name IS NOT NULL THEN
         PERFORM modak.retain_triggers(id::oid, partition.relation_id::oid, held_by, 'cold');
-        PERFORM modak.captured_to_delta(partition);
+        PERFORM modak.captured_to_delta(partition, brought);
     END IF;
-    DELETE FROM modak.mirror_captured c WHERE c.table_id = id AND c.partition_id = held_by;
+    -- The many changes of a long copy are removed afterwards (forget_captured): now, writers of the partition wait.
+    DELETE FROM modak.mirror_captured c WHERE c.table_id = id AND c.partition_id = held_by AND brought = '{}';
     DELETE FROM modak.partition_chunks c WHERE c.table_id = id AND c.partition_id = held_by;
     UPDATE modak.partitions
        SET state = CASE WHEN name IS NULL THEN 'dropped' ELSE 'tiering' END, updated_at = now(), attempts = 0,
@@ -170,4 +176,4 @@ BEGIN
 END $$;
 
 REVOKE EXECUTE ON FUNCTION modak.lock_to_advance(modak.partitions), modak.lock_pins(bigint, bigint),
-    modak.captured_to_delta(modak.partitions), modak.advance(bigint, text, bigint, bigint) FROM PUBLIC;
+    modak.captured_to_delta(modak.partitions, bigint[]), modak.advance(bigint, text, bigint, bigint, bigint[]) FROM PUBLIC;

@@ -90,7 +90,7 @@ UPDATE modak.cutline
 
 -- name: advance_cutline
 -- Why the cut-line cannot pass the partition; NULL if it has. The published snapshot follows in publish_snapshot.
-SELECT modak.advance(%(table_id)s, %(partition_id)s, %(cut)s, %(frontier)s);
+SELECT modak.advance(%(table_id)s, %(partition_id)s, %(cut)s, %(frontier)s, %(brought)s::bigint[]);
 
 -- name: expire
 -- Why the retention line cannot move; NULL if it has. The published snapshot follows in publish_snapshot.

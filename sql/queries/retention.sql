@@ -265,6 +265,13 @@ DELETE FROM modak.partition_chunks c
                           AND p.captured_after = c.captured_after))
 RETURNING ARRAY(SELECT f ->> 'path' FROM jsonb_array_elements(c.files) f);
 
+-- name: forget_captured
+-- Removes captured changes of partitions that the cut-line has passed: they came with the files, or have become corrections.
+DELETE FROM modak.mirror_captured c
+ USING modak.partitions p
+ WHERE c.table_id = %(table_id)s AND p.table_id = c.table_id AND p.partition_id = c.partition_id
+   AND p.state NOT IN ('hot', 'sealing');
+
 -- name: choose
 UPDATE modak.mirror_tables SET retention = coalesce(retention, '{}') || %(retention)s::jsonb WHERE table_id = %(table_id)s;
 

@@ -134,6 +134,8 @@ class _Digester:
         self._key_ids = [by_name[name] for name in comparing.key]
         self._left_out = KeySet(comparing.left_out)
         self._among = None if comparing.among is None else KeySet(comparing.among)
+        self._deleted: tuple[PackedKeys, KeySet] | None = None
+        """The last deleted keys. Batches of a file have the same."""
 
     def add(self, columns: dict[int, pa.Array], rows: int, deleted: PackedKeys | None = None) -> None:
         """Adds rows without those whose keys are `deleted`. `columns` are by field ID."""
@@ -146,7 +148,9 @@ class _Digester:
         keys = self._comparing.packing.pack([columns[field_id] for field_id in self._key_ids])
         excluded = self._left_out.among(keys)
         if deleted is not None and len(deleted):
-            excluded |= KeySet(deleted).among(keys)
+            if self._deleted is None or self._deleted[0] is not deleted:
+                self._deleted = deleted, KeySet(deleted)
+            excluded |= self._deleted[1].among(keys)
         first, second = row_hashes(columns, rows, self._comparing.secret)
         places = np.flatnonzero(~excluded)
         buckets = buckets_of(keys.first)

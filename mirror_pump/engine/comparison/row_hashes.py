@@ -1,11 +1,13 @@
 """Hashes whole rows of Arrow columns to 128 bits without a Python loop, so that two sides can be compared by sums.
 
 A row's hash is a sum over its columns, each seeded by its field ID. NULL adds nothing, so a column that one side lacks
-equals a column of NULLs. A value of more than 64 bits is taken as a polynomial, with its length and its parts as
-coefficients, evaluated modulo the prime 2^61 - 1 at a secret point. Two lanes with separate secrets make 128 bits.
-Equal values have equal hashes. Unequal values, whoever chose them, collide only by chance, since secrets are drawn for
-each comparison: a polynomial of degree n has at most n roots, so for two texts of a gigabyte the probability is 2^-34
-in each lane. (Modulo 2^64 some texts collide under every secret: the Thue-Morse sequence and its complement.)
+equals a column of NULLs. Values of up to 64 bits are taken as they are. Longer ones become words first: short ones by
+inner products with secret weights (mirror_pump.engine.comparison.short_values), long ones as polynomials, with their
+length and their parts as coefficients, evaluated modulo the prime 2^61 - 1 at a secret point. Two lanes with separate
+secrets make 128 bits. Equal values have equal hashes. Unequal values, whoever chose them, collide only by chance, since
+secrets are drawn for each comparison: a polynomial of degree n has at most n roots, so for two texts of a gigabyte the
+probability is 2^-34 in each lane. (Modulo 2^64 some texts collide under every secret: the Thue-Morse sequence and its
+complement.)
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mirror_pump.engine.comparison.short_values import SHORT, lanes_of, lanes_of_rows
 from mirror_pump.lake.format.columns import plain
 from mirror_pump.lake.key_index.packed_keys import MULTIPLIER, as_numbers
 
@@ -31,6 +34,8 @@ BUCKETS = 4096
 """Rows are counted and summed by buckets of their keys, so that a difference is confined to few buckets."""
 
 _WORD = (1 << 64) - 1
+_WORD_DIGITS = 18
+"""Digits of a decimal that 64 bits can hold."""
 
 _PRIME = (1 << 61) - 1
 """A Mersenne prime: remainders of divisions by it can be computed by shifts."""
@@ -101,23 +106,57 @@ def _values(array: pa.Array, points: tuple[int, int]) -> tuple[Words, Words]:
         lengths = np.diff(offsets)
         return _folded(first, offsets, lengths, points[0]), _folded(second, offsets, lengths, points[1])
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        whole = pa.concat_arrays([array])
-        _, offsets, data = whole.buffers()
-        numbers = np.frombuffer(offsets, np.int32)[: len(whole) + 1].astype(np.int64)
-        bytes_ = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-        parts, places = _packed(bytes_, numbers)
-        lengths = np.diff(numbers)
-        return _folded(parts, places, lengths, points[0]), _folded(parts, places, lengths, points[1])
+        return _of_texts(array, points)
+    if pa.types.is_decimal128(kind) and kind.precision <= _WORD_DIGITS:
+        halves = np.frombuffer(array.buffers()[1], np.int64, 2 * len(array), kind.byte_width * array.offset)
+        low, high = halves[0::2], halves[1::2]
+        # The upper half only repeats the sign. Should it not, it counts.
+        words = low.view(np.uint64) ^ mixed((high ^ (low >> 63)).view(np.uint64))
+        return words, words
     if pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind):
         width = kind.byte_width
         raw = np.frombuffer(array.buffers()[1], np.uint8, width * len(array), width * array.offset)
-        wide = np.zeros((len(array), -(-width // 8)), np.uint64)
-        wide.view(np.uint8).reshape(len(array), -1)[:, :width] = raw.reshape(len(array), width)
-        halves, offsets = _halves(wide.reshape(-1)), np.arange(len(array) + 1) * 2 * wide.shape[1]
-        lengths = np.diff(offsets)
-        return _folded(halves, offsets, lengths, points[0]), _folded(halves, offsets, lengths, points[1])
+        return _two_words(lanes_of_rows(raw.reshape(len(array), width), _seed(points)))
     words = _exactly(array)
     return words, words
+
+
+def _of_texts(array: pa.Array, points: tuple[int, int]) -> tuple[Words, Words]:
+    """Short texts by inner products, the others as polynomials: which of both depends on nothing but the text."""
+    content, offsets = _content(array)
+    lengths = np.diff(offsets)
+    long = np.flatnonzero(lengths > SHORT)
+    if not len(long):
+        return _two_words(lanes_of(content, offsets[:-1], lengths, _seed(points)))
+    short = np.flatnonzero(lengths <= SHORT)
+    words = np.empty((2, len(array)), np.uint64)
+    words[:, short] = _two_words(lanes_of(content, offsets[:-1][short], lengths[short], _seed(points)))
+    content, offsets = _content(array.take(pa.array(long)))
+    parts, places = _packed(content, offsets)
+    for lane, point in zip(words, points, strict=True):
+        lane[long] = _folded(parts, places, np.diff(offsets), point)
+    return words[0], words[1]
+
+
+def _content(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """The bytes of texts, and where each begins, with the end of the last."""
+    if not len(array):
+        return np.zeros(0, np.uint8), np.zeros(1, np.int64)
+    _, offsets, data = array.buffers()
+    ends = np.frombuffer(offsets, np.int32, len(array) + 1, 4 * array.offset).astype(np.int64)
+    content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    return content[ends[0] : ends[-1]], ends - ends[0]
+
+
+def _two_words(lanes: Words) -> tuple[Words, Words]:
+    """A word for each two lanes."""
+    return lanes[:, 0] ^ mixed(lanes[:, 1]), lanes[:, 2] ^ mixed(lanes[:, 3])
+
+
+@functools.lru_cache(maxsize=4)
+def _seed(points: tuple[int, int]) -> bytes:
+    """The secret of the inner products, from that of the polynomials."""
+    return b"".join(point.to_bytes(8, "little") for point in points)
 
 
 def _exactly(array: pa.Array) -> Words:

@@ -92,7 +92,9 @@ def _copy(task: ChunkTask, raw_text: frozenset[str]) -> ChunkResult:
         for batch in read_chunk(task.dsn, task.chunk, table.columns, snapshot=task.snapshot, raw_text_columns=raw_text):
             if line is not None:
                 # Rows that the heap still holds below the cut-line are already in the lake or in the corrections.
-                batch = batch.filter(pc.invert(line.below(batch.column(place)).combine_chunks()))
+                below = line.below(batch.column(place)).combine_chunks()
+                if pc.any(below).as_py():
+                    batch = batch.filter(pc.invert(below))
             rows += batch.num_rows
             writer.write(batch.rename_columns(names).select(schema.arrow.names))
     return ChunkResult(rows, writer.written, raw_text_columns=fields if rows else frozenset())

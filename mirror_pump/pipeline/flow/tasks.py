@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -43,6 +43,34 @@ class Tasks:
     def result(self, future: Future[Result]) -> Result:
         """Returns the task's result. Raises the task's error, and ThreadStopped."""
         return outcome(future, self._stopping)
+
+    def results(
+        self,
+        calls: Iterable[tuple[Callable[[Any], Result], Any]],
+        in_flight: int,
+        before_each: Callable[[], None] = lambda: None,
+    ) -> list[Result]:
+        """Returns what these functions return for their tasks, in that order, with at most `in_flight` of them at work
+        at a time. `before_each` is called before each is submitted. Raises the error of a task, and ThreadStopped."""
+        futures: list[Future[Result]] = []
+        running: set[Future[Result]] = set()
+        for function, task in calls:
+            while len(running) >= in_flight:
+                running -= self.first_done(running)
+            before_each()
+            futures.append(self.runner.submit(function, task))
+            running.add(futures[-1])
+        return [self.result(future) for future in futures]
+
+    def first_done(self, running: Collection[Future[Result]]) -> set[Future[Result]]:
+        """Returns those that are done, as soon as one is. Raises the error of one of them, and ThreadStopped."""
+        while not self._stopping():
+            done, _ = wait(running, _POLL, FIRST_COMPLETED)
+            if done:
+                for future in done:
+                    future.result()
+                return done
+        raise ThreadStopped
 
 
 class RewrittenFiles(Protocol):

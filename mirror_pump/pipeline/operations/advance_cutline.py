@@ -6,9 +6,10 @@ corrections take the two in that order. If something is in the way, nothing is d
 requested again later. That is not an error of the publish.
 
 A tiered partition's files may hold a key twice, or an old row of it: it was changed while they were read. All keys that
-were changed until the last file was read are deleted from them by the same snapshot, in a segment of its own. Their
-rows are among the captured changes, which become corrections here. Keys that are changed later are in one row of one
-file, and the corrections win.
+were changed until the last file was read are deleted from them by the same snapshot, in a segment of its own, which
+brings what the captured changes say of them. What is captured later, of these keys or of others, becomes a correction
+here, and corrections win. Others are in one row of one file. Writers wait while corrections are written, so the changes
+of the whole copy must not be among them.
 """
 
 from __future__ import annotations
@@ -39,18 +40,19 @@ class PartitionFiles:
 
     data: tuple[WrittenFile, ...]
     """Those of its chunks. They are in the catalog until the publish, which does not remove them if it fails."""
-    deletes: tuple[WrittenFile, ...]
-    """Equality deletes of the keys that were changed while the chunks were read."""
+    changed: SegmentChange | None
+    """Equality deletes of the keys that were changed while the chunks were read, and their rows. The request owns its
+    files."""
+    versions: tuple[int, ...]
+    """mirror_captured.version of each change in `changed`. A key that was changed again has another one."""
     raw_text_columns: frozenset[int]
-    """Field IDs of the columns that have a raw text column in `data`."""
+    """Field IDs of the columns that have a raw text column in the files."""
 
     @property
     def segments(self) -> tuple[SegmentChange, ...]:
-        """The rows, then the deletes, which reach the rows of earlier segments only."""
-        if not self.data:
-            return ()
-        rows = SegmentChange(SegmentFiles(self.data, ()))
-        return (rows, SegmentChange(SegmentFiles((), self.deletes))) if self.deletes else (rows,)
+        """The rows of the chunks, then the changes, whose deletes reach rows of earlier segments only."""
+        rows = (SegmentChange(SegmentFiles(self.data, ())),) if self.data else ()
+        return rows if self.changed is None else (*rows, self.changed)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class AdvanceCutline(Operation):
 
     @property
     def files(self) -> tuple[str, ...]:
-        return () if self.brings is None else tuple(file.path for file in self.brings.deletes)
+        return () if self.brings is None or self.brings.changed is None else self.brings.changed.locations
 
     def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         """Raises AdvanceRefused unless readers see commits at once."""
@@ -88,6 +90,7 @@ class AdvanceCutline(Operation):
             "partition_id": self.partition_id,
             "cut": self.cut,
             "frontier": recording.frontier,
+            "brought": [] if self.brings is None else list(self.brings.versions),
         }
         try:
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))

@@ -42,9 +42,10 @@ class CutlineAdvance:
         """The next step of a partition can be taken at once."""
 
     def tidy(self, connection: PgConnection, table: MirroredTable) -> None:
-        """Removes files of copies that are worthless."""
+        """Removes files of copies that are worthless, and captured changes that the lake has."""
         if table.mode is TableMode.TIERED:
             self._copier.tidy(connection, table)
+            source.run(connection, "forget_captured", {"table_id": table.table_id})
 
     def advance(
         self,
@@ -95,7 +96,7 @@ class CutlineAdvance:
         brings = self._copier.files(connection, table, partition)
         refused = self._publish(table, partition, brings)
         if refused is not None:
-            discard([file.path for file in brings.deletes], self._context.storage)
+            discard(brings.changed.locations if brings.changed is not None else (), self._context.storage)
         return refused
 
     def _reader_in_the_way(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:

@@ -55,9 +55,12 @@ _LOOKED_AT = 8
 ROWS_AT_ONCE = 1 << 18
 """Rows of a truncated partition that are looked up in the lake at once. Each takes some hundred bytes of memory."""
 
-DigestSide: TypeAlias = Callable[[frozenset[int] | None, PackedKeys | None], Digest]
+DigestSide: TypeAlias = Callable[[frozenset[int], PackedKeys | None], Digest]
 """Digests the heap or the lake. Includes the rows of the given buckets; if keys are given, only the rows with these
 keys."""
+
+_Call: TypeAlias = tuple[Callable[[Any], Digest], HeapTask | FilesTask]
+"""A function of tasks, and its task."""
 
 
 @dataclass(frozen=True)
@@ -216,15 +219,23 @@ class Prover:
         )
         file_tasks = [FilesTask(found, comparing) for found in ranges]
 
-        def heap_side(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
-            chosen = replace(comparing, wanted=wanted, among=among)
-            return self._run(digest_heap, [replace(task, comparing=chosen) for task in heap_tasks], renew)
+        def digests(calls: Sequence[_Call]) -> list[Digest]:
+            return self._tasks.results(calls, _IN_FLIGHT, renew)
 
-        def lake_side(wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
+        def heap_side(wanted: frozenset[int], among: PackedKeys | None) -> Digest:
             chosen = replace(comparing, wanted=wanted, among=among)
-            return self._run(digest_files, [replace(task, comparing=chosen) for task in file_tasks], renew)
+            return Digest.total(digests([(digest_heap, replace(task, comparing=chosen)) for task in heap_tasks]))
 
-        rows, found = compare_sides(heap_side, lake_side, truncated=partition.truncated)
+        def lake_side(wanted: frozenset[int], among: PackedKeys | None) -> Digest:
+            chosen = replace(comparing, wanted=wanted, among=among)
+            return Digest.total(digests([(digest_files, replace(task, comparing=chosen)) for task in file_tasks]))
+
+        # Both sides in one queue, so that no core waits for the end of one of them.
+        calls: list[_Call] = [(digest_heap, task) for task in heap_tasks]
+        found_sums = digests([*calls, *((digest_files, task) for task in file_tasks)])
+        in_heap, in_lake = found_sums[: len(calls)], found_sums[len(calls) :]
+        sums = Digest.total(in_heap), Digest.total(in_lake)
+        rows, found = compare_sides(sums, heap_side, lake_side, truncated=partition.truncated)
         # Each correction counts as one row, even if one of the sides lacks it.
         return rows + len(left_out), differing + found
 
@@ -256,24 +267,19 @@ class Prover:
         keys, _ = parse_rows([tuple(correction.key) for correction in corrections], types)
         return differing, packing.pack(list(keys.values()))
 
-    def _run(self, function: Callable[[Any], Digest], tasks: Sequence[Any], renew: Callable[[], None]) -> Digest:
-        parts: list[Digest] = []
-        waiting: list[Any] = []
-        for task in tasks:
-            renew()
-            if len(waiting) == _IN_FLIGHT:
-                parts.append(self._tasks.result(waiting.pop(0)))
-            waiting.append(self._tasks.runner.submit(function, task))
-        return Digest.total(parts + [self._tasks.result(future) for future in waiting])
-
 
 def compare_sides(
-    heap: DigestSide, lake: DigestSide, *, truncated: bool, rows_at_once: int = ROWS_AT_ONCE
+    sums: tuple[Digest, Digest],
+    heap: DigestSide,
+    lake: DigestSide,
+    *,
+    truncated: bool,
+    rows_at_once: int = ROWS_AT_ONCE,
 ) -> tuple[int, list[str]]:
-    """Returns the number of rows in the heap, and some of the keys whose rows differ. The former rows of a truncated
-    partition are in the lake alone, and it has few rows in the heap, so only these few are looked up in the lake, about
-    `rows_at_once` at a time."""
-    in_heap, in_lake = heap(None, None), lake(None, None)
+    """Returns the number of rows in the heap, and some of the keys whose rows differ. `sums`: digests of all rows of
+    heap and lake. The former rows of a truncated partition are in the lake alone, and it has few rows in the heap, so
+    only these few are looked up in the lake, about `rows_at_once` at a time."""
+    in_heap, in_lake = sums
     unequal = np.flatnonzero((in_heap.sums != in_lake.sums).any(axis=1)).tolist()
     counts = in_heap.sums[:, 0].tolist()
     if truncated:

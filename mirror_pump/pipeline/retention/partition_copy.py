@@ -10,27 +10,24 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-import pyarrow as pa
-
-from decoders.text import parse_rows
 from mirror_pump.engine.ingest.chunk_copy import ChunkResult, ChunkTask, copy_chunk
-from mirror_pump.lake.format.data_files import WrittenFile
+from mirror_pump.errors import TableError
 from mirror_pump.lake.format.file_json import file_from_json, file_to_json
-from mirror_pump.lake.format.partitioned_files import write_equality_delete_files
-from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.operations.advance_cutline import PartitionFiles
+from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
+from mirror_pump.pipeline.retention.fold import write_fold
 from mirror_pump.source.connect import PgConnection, portable_dsn
-from mirror_pump.source.heap.block_reader import Chunk, chunks_of, read_leaves
+from mirror_pump.source.heap.block_reader import Chunk, HeapLeaf, chunks_of, read_leaves
 from mirror_pump.source.retention.corrections import read_captured
 from mirror_pump.source.retention.partition_chunks import (
     Capture,
@@ -53,8 +50,14 @@ _SWEPT = "a sweep may have removed a file of it before it was recorded: that chu
 _BEHIND = "the mirror has not followed a change of the table's columns yet"
 
 
-_TURN = 2.0
+_TURN = 5.0
 """Seconds after which no further chunk of a partition is begun before other tables have had their turn."""
+
+_CHUNKS = 4
+"""Chunks of a partition for each worker, before they become larger than the setting: a kill repeats a part only, and
+workers end at about the same time."""
+_LARGER = 4
+"""At most so many times as large as the setting."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,8 @@ class PartitionCopier:
         return CopyTurn(len(left) - remaining, remaining, sum(chunk.rows or 0 for chunk in chunks))
 
     def files(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> PartitionFiles:
-        """The files of a partition that is copied, with deletes of all keys that were changed since its seal. Raises
-        NotCopied. The caller owns the files of the deletes."""
+        """The files of a partition that is copied, with the changes since its seal. Raises NotCopied. The caller owns
+        the files of the changes."""
         capture = self._capture(connection, table, partition)
         chunks = read_chunks(connection, table.table_id, partition.partition_id)
         if not all(chunk.done and chunk.fits(capture) for chunk in chunks):
@@ -111,8 +114,11 @@ class PartitionCopier:
         stored = [file for chunk in chunks for file in chunk.files]
         raw_text_columns = frozenset(field_id for file in stored for field_id in file["raw_text_columns"])
         data = tuple(file_from_json(file) for file in stored)
-        deletes = self._deletes(connection, table, partition, capture) if data else ()
-        return PartitionFiles(data, deletes, raw_text_columns)
+        changes = self._changes(connection, table, partition, capture)
+        if changes is None:
+            return PartitionFiles(data, None, (), raw_text_columns)
+        versions = tuple(version for _, version in changes.versions)
+        return PartitionFiles(data, changes.segment, versions, raw_text_columns | changes.raw_text_columns)
 
     @staticmethod
     def _capture(connection: PgConnection, table: MirroredTable, partition: Partition) -> Capture:
@@ -134,11 +140,16 @@ class PartitionCopier:
         leaves = read_leaves(connection, TableId(capture.relation_id))
         if [leaf.filenode for leaf in leaves] != [capture.filenode]:
             raise NotCopied(_ALTERED)
-        ranges = [
-            (chunk.lo_block, chunk.hi_block) for chunk in chunks_of(leaves, self._context.settings.copy_chunk_bytes)
-        ]
+        ranges = [(chunk.lo_block, chunk.hi_block) for chunk in chunks_of(leaves, self._chunk_bytes(leaves))]
         plan(connection, table_id, partition_id, capture, ranges or [(0, None)])
         return read_chunks(connection, table_id, partition_id)
+
+    def _chunk_bytes(self, leaves: Sequence[HeapLeaf]) -> int:
+        """A chunk's share of the heap: that of the setting, and up to _LARGER times as much of a large partition. Small
+        files would only be merged later, each row of them read and written once more."""
+        settings = self._context.settings
+        share = sum(leaf.blocks * leaf.block_bytes for leaf in leaves) // (_CHUNKS * settings.copy_workers)
+        return min(max(settings.copy_chunk_bytes, share), _LARGER * settings.copy_chunk_bytes)
 
     def _read(
         self, connection: PgConnection, table: MirroredTable, partition: Partition, chunks: Iterable[PartitionChunk]
@@ -146,22 +157,23 @@ class PartitionCopier:
         """Has tasks read some of these chunks. Returns why one was not read, or None."""
         dsn = portable_dsn(self._context.dsn, connection)
         waiting = deque(chunks)
-        running: deque[tuple[PartitionChunk, float, Future[ChunkResult]]] = deque()
+        running: dict[Future[ChunkResult], tuple[PartitionChunk, float]] = {}
         refused: str | None = None
         until = time.monotonic() + _TURN
         try:
             while (waiting and time.monotonic() < until) or running:
                 while waiting and len(running) < self._context.settings.copy_workers and time.monotonic() < until:
                     chunk = waiting.popleft()
-                    running.append((chunk, time.time(), self._submit(dsn, table, partition, chunk)))
-                chunk, began, future = running[0]
-                result = self._tasks.result(future)
-                running.popleft()
-                refused = self._finished(connection, table, partition, chunk, began, result) or refused
+                    began = time.time()
+                    running[self._submit(dsn, table, partition, chunk)] = chunk, began
+                for future in self._tasks.first_done(running):
+                    chunk, began = running.pop(future)
+                    result = future.result()
+                    refused = self._finished(connection, table, partition, chunk, began, result) or refused
                 if refused is not None:
                     waiting.clear()
         finally:
-            for _, _, future in running:
+            for future in running:
                 if not future.cancel():
                     future.add_done_callback(partial(_remove, self._context))
         return refused
@@ -218,22 +230,23 @@ class PartitionCopier:
         )
         return None
 
-    def _deletes(
+    def _changes(
         self, connection: PgConnection, table: MirroredTable, partition: Partition, capture: Capture
-    ) -> tuple[WrittenFile, ...]:
-        """Equality deletes of all keys that were changed until now."""
+    ) -> FoldCorrections | None:
+        """Files of all changes that were captured until now, as of a fold; None if there is none."""
         captured = read_captured(connection, table, partition.partition_id, capture.captured_after)
         if captured is None:
             raise NotCopied(_BEHIND)
         if not captured:
-            return ()
-        places = [place for place, column in enumerate(table.columns) if column.name in table.key]
-        keys = list({tuple(change.values[place] for place in places): None for change in captured})
-        values, _ = parse_rows(keys, {column.name: column.type for column in table.key_columns})
-        schema = LakeSchema.of_table(table)
-        return write_equality_delete_files(
-            pa.table(values), schema, table.location, self._context.storage, table.partitioning
-        )
+            return None
+        try:
+            # Without packed keys: the deletes have to reach rows that no key index knows.
+            return write_fold(table, partition.hi, captured, None, self._context.storage)
+        except ValueError as error:
+            raise TableError(
+                f"a captured change of {partition.partition_id} cannot be written to the lake: {error}",
+                "correct the row that the message is about",
+            ) from error
 
 
 def _remove(context: SessionContext, future: Future[ChunkResult]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, LiteralString
 
 import numpy as np
 import pyarrow as pa
@@ -12,12 +12,20 @@ from hypothesis import strategies as st
 from pydantic import ByteSize
 
 from mirror_pump.engine.comparison.row_hashes import HashSecret, _values, mixed, row_hashes
+from mirror_pump.engine.comparison.short_values import SHORT
 from mirror_pump.lake.key_index.packed_keys import MULTIPLIER
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.limits import InternalLimits
+from mirror_pump.pipeline.flow.tasks import Tasks
+from mirror_pump.pipeline.retention.drop_proof import Prover
+from mirror_pump.source.catalog.tables import load_tables
+from mirror_pump.source.connect import connect
+from mirror_pump.source.retention.partitions import read_partitions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.retention_table import at_once
+from tests.support.tiered import tiered
 
 # Values that the lake holds as themselves, as text, as a list, and in a raw text column.
 COLUMNS = {
@@ -81,6 +89,94 @@ def test_every_type_is_proven(database: Database, warehouse: str) -> None:
             )
     proven = database.rows("SELECT details -> 'rows' FROM modak.op_log WHERE details ->> 'kind' = 'prove'")
     assert proven == [(9,)]
+
+
+# What no trigger has seen, and which keys then differ. Rows 1 and 2 are alike but for the named columns.
+UNSEEN: dict[str, tuple[LiteralString, set[str]]] = {
+    "nothing": ("SELECT", set()),
+    "one value": ("UPDATE k0 SET n = n + 1 WHERE at = 1", {"1: other values"}),
+    "values swapped between rows": (
+        "UPDATE k0 SET n = 3 - n WHERE at IN (1, 2)",
+        {"1: other values", "2: other values"},
+    ),
+    "values swapped between columns": ("UPDATE k0 SET t = u, u = t WHERE at = 1", {"1: other values"}),
+    "a byte moved to the next column": (
+        "UPDATE k0 SET t = 'text of on', u = 'eother' WHERE at = 1",
+        {"1: other values"},
+    ),
+    "NULL for an empty text": ("UPDATE k0 SET e = NULL WHERE at = 1", {"1: other values"}),
+    "an empty text for NULL": ("UPDATE k0 SET z = '' WHERE at = 1", {"1: other values"}),
+    "zero for NULL": ("UPDATE k0 SET i = 0 WHERE at = 1", {"1: other values"}),
+    "a trailing blank": ("UPDATE k0 SET t = t || ' ' WHERE at = 1", {"1: other values"}),
+    "a trailing zero byte": (r"UPDATE k0 SET b = b || '\x00' WHERE at = 1", {"1: other values"}),
+    "the end of a long text": ("UPDATE k0 SET l = left(l, -1) || '.' WHERE at = 1", {"1: other values"}),
+    "a long text in another order": ("UPDATE k0 SET l = right(l, 7) || left(l, -7) WHERE at = 1", {"1: other values"}),
+    "-0.0": ("UPDATE k0 SET f = '-0' WHERE at = 1", {"1: other values"}),
+    "NaN": ("UPDATE k0 SET f = 'NaN' WHERE at = 1", {"1: other values"}),
+    "numeric NaN": ("UPDATE k0 SET d = 'NaN' WHERE at = 1", {"1: other values"}),
+    "the sign of a numeric": ("UPDATE k0 SET d = -d, w = -w WHERE at = 1", {"1: other values"}),
+    "the scale of a numeric that the lake has as text": ("UPDATE k0 SET s = 1.10 WHERE at = 1", {"1: other values"}),
+    "the last digit of a wide numeric": ("UPDATE k0 SET w = w + 0.01 WHERE at = 1", {"1: other values"}),
+    "a microsecond": ("UPDATE k0 SET c = c + interval '1 us' WHERE at = 1", {"1: other values"}),
+    "infinity": ("UPDATE k0 SET c = 'infinity' WHERE at = 1", {"1: other values"}),
+    "a bit of a uuid": ("UPDATE k0 SET x = 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a10' WHERE at = 1", {"1: other values"}),
+    "NULL in a list": ("UPDATE k0 SET a = '{NULL,1}' WHERE at = 1", {"1: other values"}),
+    "a row too few": ("DELETE FROM k0 WHERE at = 1", {"1: not in the heap"}),
+    "a row too many": ("INSERT INTO k0 SELECT 90, n, t FROM k0 WHERE at = 1", {"90: not in the lake"}),
+    "a row under another key": ("UPDATE k0 SET at = 90 WHERE at = 1", {"1: not in the heap", "90: not in the lake"}),
+}
+
+
+_RESTORE: LiteralString = "DELETE FROM k0; INSERT INTO k0 SELECT * FROM present"
+
+
+def test_what_no_trigger_has_seen_is_found_by_the_proof(database: Database, warehouse: str) -> None:
+    runner = ThreadTaskRunner(2)
+    mirror = Mirror.create(database, warehouse, runner, retention_interval=0.1)
+    with database.connect() as connection:
+        connection.execute(
+            "CREATE TABLE kept (at int PRIMARY KEY, n int, t text, u text, e text, z text, i int, b bytea, l text,"
+            " f float8, d numeric(10,2), s numeric, w numeric(30,2), c timestamptz, x uuid, a int[])"
+            " PARTITION BY RANGE (at)"
+        )
+        for number in range(3):
+            connection.execute(
+                f"CREATE TABLE k{number} PARTITION OF kept FOR VALUES FROM ({number}00) TO ({number + 1}00)".encode()
+            )
+        connection.execute(
+            "INSERT INTO kept SELECT g, CASE WHEN g < 3 THEN g ELSE g * 7 END, 'text of one', 'other', '', NULL, NULL,"
+            " '\\xff', repeat('a long text ', 400), 0, 1.10, 1.1, 1234567890123456789012345.67, '2026-01-01',"
+            " 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11', '{1,NULL}' FROM generate_series(1, 250) g WHERE g < 9 OR g > 245"
+        )
+        mirror.register("kept", retention=tiered(lag="100", keep_heap=True))
+        with mirror.pumping():
+            await_true(
+                lambda: (
+                    connection.execute("SELECT state FROM modak.partitions WHERE partition_id = 'public.k0'").fetchone()
+                    == ("tiered",)
+                ),
+                40,
+                "k0 is in heap and lake",
+            )
+        connection.execute("CREATE TABLE present AS SELECT * FROM k0")
+        (table,) = load_tables(connection, mirror.settings.slot)
+        (partition,) = (p for p in read_partitions(connection, table.table_id) if p.partition_id == "public.k0")
+        limits = InternalLimits(proof_task_bytes=ByteSize(32768))
+        prover = Prover(
+            lambda: connect(database.dsn, autocommit=True),
+            Tasks(runner, lambda: False),
+            StorageOptions(),
+            database.dsn,
+            limits,
+        )
+        for name, (change, differing) in (*UNSEEN.items(), ("nothing any more", UNSEEN["nothing"])):
+            with connection.transaction():
+                connection.execute("ALTER TABLE k0 DISABLE TRIGGER ALL")
+                connection.execute(_RESTORE)
+                connection.execute(change)
+                connection.execute("ALTER TABLE k0 ENABLE ALWAYS TRIGGER zz_modak_row")
+            assert {*prover.prove(table, partition).differing} == differing, name
+    runner.close()
 
 
 def test_a_proof_keeps_the_published_snapshot_for_as_long_as_it_takes(database: Database, warehouse: str) -> None:
@@ -182,10 +278,10 @@ def test_values_that_were_chosen_to_meet_do_not(one: Any, other: Any, kind: pa.D
         assert all(lane[0] != lane[1] for lane in lanes)
 
 
-def test_a_text_is_the_polynomial_of_its_bytes() -> None:
+def test_a_long_text_is_the_polynomial_of_its_bytes() -> None:
     """Computed with Python's own integers, and independent of neighbouring values."""
     prime = (1 << 61) - 1
-    sizes = [0, 1, 6, 7, 8, 7 * 256, 7 * 256 + 1, 3, 500_000]
+    sizes = [SHORT + 1, 7 * 256, 7 * 256 + 1, 7 * 100, 500_000]
     texts = [np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes() for size in sizes]
     for point, words in zip(SECRET.points, _values(pa.array(texts, pa.binary()), SECRET.points), strict=True):
         expected = []

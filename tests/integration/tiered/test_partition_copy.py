@@ -114,6 +114,43 @@ def test_a_partition_that_is_no_longer_due_leaves_no_file(tiered_tables: TieredT
         events.assert_exact()
 
 
+def test_only_changes_after_the_files_were_written_become_corrections(
+    tiered_tables: TieredTables, runner: GatedCopies
+) -> None:
+    """Writers wait while corrections are written, so changes during the copy come with its files."""
+    events = tiered_tables.tiered(partitions=3, rows=ROWS, lag="150", runner=runner, copy_workers=1, fold_age=1000)
+    late = [
+        "UPDATE {} SET n = 8 WHERE at < 100 AND id = 2",  # again
+        "UPDATE {} SET n = 8 WHERE at < 100 AND id = 600",
+        "DELETE FROM {} WHERE at < 100 AND id = 3",  # again
+        "INSERT INTO {} VALUES (1, 4, 8, 'again')",
+        "INSERT INTO {} VALUES (7, 70000, 8, 'new')",
+    ]
+
+    def write(step: Step, details: dict[str, object]) -> None:
+        if step is Step.STAGED and details["frontier"] is None and steps.count(Step.CHUNK_COPIED) > 1 and late:
+            _in_both(events, *late)
+            late.clear()
+
+    steps = Steps(write)
+    with events.mirror.pumping(steps):
+        _one_chunk(events, runner, steps)
+        _in_both(
+            events,
+            "UPDATE {} SET n = 7 WHERE at < 100 AND id < 500",
+            "UPDATE {} SET at = at + 1 WHERE at < 50 AND id % 50 = 20",
+            "DELETE FROM {} WHERE at < 100 AND id BETWEEN 4 AND 9",
+            "INSERT INTO {} VALUES (0, 5, 7, NULL), (90, 60000, 7, 'new')",
+        )
+        runner.let_go()
+        events.await_state(p0="dropped")
+        events.assert_exact()
+    assert not late
+    corrected = events.database.rows("SELECT (payload ->> 'id')::int, op FROM modak.delta ORDER BY 1")
+    assert corrected == [(2, 0), (3, 1), (4, 0), (600, 0), (70000, 0)]
+    assert events.database.rows("SELECT count(*) FROM modak.mirror_captured") == [(0,)]
+
+
 def test_the_cutline_waits_for_readers_by_the_protocol(tiered_tables: TieredTables, runner: GatedCopies) -> None:
     """The partition is copied meanwhile, and changes until the cut-line passes it are not lost."""
     events = _events(tiered_tables, runner)

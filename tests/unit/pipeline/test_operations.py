@@ -34,6 +34,7 @@ from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import TableRequest
 from mirror_pump.pipeline.operations.restart_copy import RestartCopy
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
+from mirror_pump.pipeline.operations.segments import SegmentChange
 from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.pipeline.publish.staging import fitted, planned
 from tests.unit.pipeline.operations_support import (
@@ -332,13 +333,14 @@ def test_the_cut_line_moves_only_while_readers_see_commits() -> None:
 def test_a_tiered_partition_comes_in_two_segments_with_its_cut_line() -> None:
     """The files of its chunks stay when the publish fails: they are in the catalog."""
     rows, deletes = written_file("chunk"), written_file("deletes", FileContent.EQUALITY_DELETES)
-    operation = AdvanceCutline("p0", 200, PartitionFiles((rows,), (deletes,), frozenset({9})))
+    changed = SegmentFiles((written_file("changed"),), (deletes,))
+    operation = AdvanceCutline("p0", 200, PartitionFiles((rows,), SegmentChange(changed), (3, 5), frozenset({9})))
     staged = plan(WITH_RETENTION, operation)
-    assert [segment.files for segment in staged.segments] == [SegmentFiles((rows,), ()), SegmentFiles((), (deletes,))]
+    assert [segment.files for segment in staged.segments] == [SegmentFiles((rows,), ()), changed]
     assert (staged.archive_due, staged.cut, staged.forgets_index) == (True, 200, True)
     assert staged.raw_text_columns == {9}
-    assert operation.files == ("file:///lake/deletes",)
-    empty = AdvanceCutline("p0", 200, PartitionFiles((), (), frozenset()))
+    assert set(operation.files) == {"file:///lake/changed", "file:///lake/deletes"}
+    empty = AdvanceCutline("p0", 200, PartitionFiles((), None, (), frozenset()))
     assert not plan(WITH_RETENTION, empty).writes_snapshot
     assert empty.files == ()
 

@@ -13,6 +13,7 @@ from mirror_pump.model import Column
 
 LONG = ColumnType(Kind.LONG)
 PACKING = KeyPacking((LONG,), b"secret")
+SECRET = HashSecret.draw()
 EVERY = frozenset(range(BUCKETS))
 
 
@@ -21,6 +22,33 @@ def keys(*numbers: int) -> PackedKeys:
 
 
 BUCKET = int(buckets_of(keys(6).first)[0])
+
+
+def _sums(*rows: tuple[int, str]) -> list[list[int]]:
+    text = Column(2, "text", 25, -1, "text", ColumnType(Kind.STRING), 2, not_null=False)
+    id_ = Column(1, "id", 20, -1, "bigint", LONG, 1, not_null=True)
+    digester = _Digester(Comparing((id_, text), ("id",), PACKING, SECRET, keys()))
+    # In batches of two, as rows of one side come in others than those of the other.
+    for begin in range(0, len(rows), 2):
+        batch = rows[begin : begin + 2]
+        columns = {1: pa.array([key for key, _ in batch], pa.int64()), 2: pa.array([value for _, value in batch])}
+        digester.add(columns, len(batch))
+    found: list[list[int]] = digester.digest().sums.tolist()
+    return found
+
+
+def test_sums_depend_on_what_rows_there_are_and_not_on_their_order() -> None:
+    rows = ((1, "a"), (2, "b"), (3, "c"), (4, "a"))
+    assert _sums(*rows) == _sums(*reversed(rows))
+    for wrong in (
+        ((1, "b"), (2, "a"), *rows[2:]),  # values swapped between rows
+        ((1, "a"), (1, "a"), *rows[2:]),  # a row lost, another twice
+        ((1, "a"), (2, "b"), (3, "c"), (3, "c")),
+        (*rows[:3], (5, "a")),  # under another key
+        rows[:3],
+        (*rows, rows[0]),
+    ):
+        assert _sums(*wrong) != _sums(*rows), wrong
 
 
 @pytest.mark.parametrize(

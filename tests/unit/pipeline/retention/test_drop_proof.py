@@ -21,22 +21,29 @@ class RecordedRows:
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self._rows = [*rows]
-        self.asked: list[frozenset[int] | None] = []
+        self.asked: list[frozenset[int]] = []
         self.given: list[int] = []
 
-    def __call__(self, wanted: frozenset[int] | None, among: PackedKeys | None) -> Digest:
-        self.asked.append(wanted)
+    def sums(self) -> Digest:
         sums = np.zeros((BUCKETS, 3), np.uint64)
         for key, hashed in self._rows:
             sums[key % BUCKETS] += np.array([1, hashed, hashed], np.uint64)
-        if wanted is None:
-            return Digest(sums, None)
+        return Digest(sums, None)
+
+    def __call__(self, wanted: frozenset[int], among: PackedKeys | None) -> Digest:
+        self.asked.append(wanted)
         kept = None if among is None else set(among.first.tolist())
         given = [row for row in self._rows if row[0] % BUCKETS in wanted and (kept is None or row[0] in kept)]
         self.given.append(len(given))
         hashes = np.array([hashed for _, hashed in given], np.uint64)
         keys = PackedKeys(np.array([key for key, _ in given], np.int64), None)
-        return Digest(sums, DigestedRows(keys, (hashes, hashes), tuple(str(key) for key, _ in given)))
+        return Digest(self.sums().sums, DigestedRows(keys, (hashes, hashes), tuple(str(key) for key, _ in given)))
+
+
+def compare(
+    heap: RecordedRows, lake: RecordedRows, *, truncated: bool, rows_at_once: int = 100
+) -> tuple[int, list[str]]:
+    return compare_sides((heap.sums(), lake.sums()), heap, lake, truncated=truncated, rows_at_once=rows_at_once)
 
 
 LAKE = [(key, key + 7) for key in range(2 * BUCKETS)]
@@ -44,20 +51,20 @@ LAKE = [(key, key + 7) for key in range(2 * BUCKETS)]
 
 def test_of_an_empty_heap_no_row_is_looked_at() -> None:
     heap, cold = RecordedRows([]), RecordedRows(LAKE)
-    assert compare_sides(heap, cold, truncated=True) == (0, [])
-    assert heap.asked == cold.asked == [None]
+    assert compare(heap, cold, truncated=True) == (0, [])
+    assert heap.asked == cold.asked == []
 
 
 def test_of_a_truncated_partition_the_heaps_rows_are_found_in_the_lake() -> None:
     heap, cold = RecordedRows(LAKE[:20]), RecordedRows(LAKE)
-    assert compare_sides(heap, cold, truncated=True) == (20, [])
-    assert heap.asked == cold.asked == [None, frozenset(range(20))]
+    assert compare(heap, cold, truncated=True) == (20, [])
+    assert heap.asked == cold.asked == [frozenset(range(20))]
     assert cold.given == [20]
 
 
 def test_of_a_truncated_partition_few_rows_are_looked_at_at_once() -> None:
     heap, cold = RecordedRows(LAKE[:20]), RecordedRows(LAKE)
-    assert compare_sides(heap, cold, truncated=True, rows_at_once=9) == (20, [])
+    assert compare(heap, cold, truncated=True, rows_at_once=9) == (20, [])
     assert heap.given == cold.given == [9, 9, 2]
 
 
@@ -66,15 +73,15 @@ def test_of_a_truncated_partition_few_rows_are_looked_at_at_once() -> None:
     [([*LAKE[:20], (9 * BUCKETS, 1)], f"{9 * BUCKETS}: not in the lake"), ([(3, 11)], "3: other values")],
 )
 def test_of_a_truncated_partition_rows_that_the_lake_lacks_are_named(rows: list[Row], message: str) -> None:
-    assert compare_sides(RecordedRows(rows), RecordedRows(LAKE), truncated=True) == (len(rows), [message])
+    assert compare(RecordedRows(rows), RecordedRows(LAKE), truncated=True) == (len(rows), [message])
 
 
 def test_of_any_other_partition_some_differing_buckets_are_looked_at() -> None:
-    assert compare_sides(RecordedRows(LAKE), RecordedRows(LAKE), truncated=False) == (len(LAKE), [])
+    assert compare(RecordedRows(LAKE), RecordedRows(LAKE), truncated=False) == (len(LAKE), [])
     heap, cold = RecordedRows(LAKE[10:]), RecordedRows(LAKE)
-    rows, differing = compare_sides(heap, cold, truncated=False)
+    rows, differing = compare(heap, cold, truncated=False)
     assert rows == len(LAKE) - 10
     assert differing == [f"{key}: not in the heap" for key in range(8)]
-    assert heap.asked == cold.asked == [None, frozenset(range(8))]
-    _, differing = compare_sides(RecordedRows(LAKE[:1] * 2), RecordedRows(LAKE[:1]), truncated=False)
+    assert heap.asked == cold.asked == [frozenset(range(8))]
+    _, differing = compare(RecordedRows(LAKE[:1] * 2), RecordedRows(LAKE[:1]), truncated=False)
     assert len(differing) == 1
