@@ -21,8 +21,8 @@ import pyarrow.csv as pacsv
 from mirror_pump.errors import UsageError
 from mirror_pump.ops.ingest.ingest_request import CsvForm, RowPlace, RowRefused
 from mirror_pump.ops.ingest.input_batch import InputBatch
-from mirror_pump.ops.ingest.input_files import InputFile
 from mirror_pump.ops.ingest.text_blocks import TextBlock
+from mirror_pump.ops.row_files.input_files import InputFile
 
 _TRUE, _FALSE = ["t", "true", "TRUE", "True"], ["f", "false", "FALSE", "False"]
 _ODD_INTEGERS = ((b"x", b"0x"), (b"X", b"0X"))

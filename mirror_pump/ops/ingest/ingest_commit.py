@@ -55,7 +55,6 @@ from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.ops.ingest.corrected_keys import CorrectedRows, find_corrected, rows_at
 from mirror_pump.ops.ingest.existing_rows import ExistingRows, ReplacedRows
 from mirror_pump.ops.ingest.heap_insert import insert_rows
-from mirror_pump.ops.ingest.heap_rows import csv_bytes
 from mirror_pump.ops.ingest.ingest_request import IngestStep, OnConflict
 from mirror_pump.ops.ingest.staged_rows import CommittedRows, StagedRows
 from mirror_pump.ops.ingest.target_columns import insertable, read_columns
@@ -64,6 +63,7 @@ from mirror_pump.pipeline.operations.requests import PublishRequest, TableReques
 from mirror_pump.pipeline.publish.guest_publish import GuestPublisher
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.copy_csv import csv_bytes
 from sql import queries
 
 _SQL = queries("ingest")

@@ -1,8 +1,4 @@
-"""Cuts text files into blocks of whole lines, which threads then parse independently of each other.
-
-In CSV a line break within quotes does not end a row. Quotes come in pairs, so a line break is outside of them if an
-even number of quotes precedes it in the file.
-"""
+"""Cuts text files into blocks of whole lines, which threads then parse independently of each other."""
 
 from __future__ import annotations
 
@@ -15,7 +11,8 @@ import pyarrow as pa
 from mirror_pump.errors import TableError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.ingest.ingest_request import RowPlace, RowRefused
-from mirror_pump.ops.ingest.input_files import InputFile, open_text
+from mirror_pump.ops.row_files.csv_records import end_of_records
+from mirror_pump.ops.row_files.input_files import InputFile, open_text
 
 BLOCK_BYTES = 8 << 20
 """Bytes of decompressed text in a block. Parsed and converted it takes some five times as much, for each worker."""
@@ -91,19 +88,5 @@ def _whole_rows(rest: bytes, piece: bytes, *, quoted: bool) -> tuple[bytes, byte
         # A single copy.
         return (b"".join((rest, memoryview(piece)[:end])), piece[end:]) if end else (b"", rest + piece)
     data = rest + piece
-    end = _end_of_rows(data)
+    end = end_of_records(data)
     return data[:end], data[end:]
-
-
-def _end_of_rows(data: bytes) -> int:
-    """The index behind the last line break that is outside of quotes; 0 if there is none. The data begin outside of
-    quotes."""
-    end, quotes = len(data), data.count(b'"')
-    while (newline := data.rfind(b"\n", 0, end)) >= 0:
-        quotes -= data.count(b'"', newline, end)
-        if quotes % 2 == 0:
-            return newline + 1
-        # Within a quoted field, which begins at the last quote before it.
-        end = data.rfind(b'"', 0, newline)
-        quotes -= 1
-    return 0

@@ -20,12 +20,13 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column
 from mirror_pump.ops.ingest.conversions import LeftToPostgres, Unfit, converted
 from mirror_pump.ops.ingest.csv_input import CsvLayout, parse_csv, without_header
-from mirror_pump.ops.ingest.ingest_request import CsvForm, FileFormat
+from mirror_pump.ops.ingest.ingest_request import CsvForm
 from mirror_pump.ops.ingest.ingested_keys import IngestedKeys
-from mirror_pump.ops.ingest.input_files import InputFile
 from mirror_pump.ops.ingest.target_columns import TargetColumn
 from mirror_pump.ops.ingest.text_blocks import TextBlock, text_blocks
-from mirror_pump.ops.ingest.value_texts import texts_of
+from mirror_pump.ops.row_files.file_format import FileFormat
+from mirror_pump.ops.row_files.input_files import InputFile
+from mirror_pump.ops.row_files.value_texts import texts_of
 
 _FIELDS = ["", "a", '"', "\n", ",", 'x"y', "line\nbreak", '""', "\r\n", "ü"]
 
