@@ -30,8 +30,11 @@ def s3() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def mirror(database: Database, s3: S3Server, warehouse: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
-    """public.orders in a lake on this machine, and files of its rows in the bucket `input`."""
+def mirror(
+    database: Database, s3: S3Server, warehouse: str, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Mirror]:
+    """public.orders in a lake on this machine, and files of its rows in the bucket `input`. (`run` comes
+    first, since it clears the environment.)"""
     monkeypatch.setenv("MIRROR_PUMP_STORAGE_ENDPOINT", s3.endpoint)
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
