@@ -21,7 +21,7 @@ import pyarrow.csv as pacsv
 from mirror_pump.errors import UsageError
 from mirror_pump.ops.ingest.ingest_request import CsvForm, RowPlace, RowRefused
 from mirror_pump.ops.ingest.input_batch import InputBatch
-from mirror_pump.ops.ingest.text_blocks import TextBlock
+from mirror_pump.ops.ingest.text_blocks import TextBlock, newlines_in
 from mirror_pump.ops.row_files.input_files import InputFile
 
 _TRUE, _FALSE = ["t", "true", "TRUE", "True"], ["f", "false", "FALSE", "False"]
@@ -64,7 +64,7 @@ def without_header(blocks: Iterable[TextBlock], form: CsvForm) -> Iterator[TextB
         for _ in range(reader.line_num):
             position = block.data.find(b"\n", position) + 1 or len(block.data)
         rows = block.data[position:]
-        yield TextBlock(block.file, block.first_line + reader.line_num, rows, rows.count(b"\n"), block.stored_bytes)
+        yield TextBlock(block.file, block.first_line + reader.line_num, rows, newlines_in(rows), block.stored_bytes)
 
 
 def parse_csv(block: TextBlock, layout: CsvLayout) -> InputBatch:
