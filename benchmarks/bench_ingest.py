@@ -38,7 +38,7 @@ CREATE TABLE public.history_new PARTITION OF {TABLE}
 CREATE UNLOGGED TABLE public.bare ({_COLUMNS});
 """
 _INPUT = """
-COPY (SELECT g AS id, '2020-01-01 00:00:00+00'::timestamptz + g * interval '15 s' AS at,
+COPY (SELECT g AS id, '2025-01-01 00:00:00+00'::timestamptz - (%s - g) * interval '15 s' AS at,
              (ARRAY['click', 'view', 'buy'])[1 + g %% 3] AS kind, (g::bigint * 7919) %% 1000003 AS n,
              round(((g::bigint * 31) %% 1000000) / 100.0, 2) AS amount, md5(g::text) AS detail
         FROM generate_series(1, %s) g) TO STDOUT (FORMAT csv, HEADER)
@@ -116,7 +116,7 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
 
 
 def _write(mirror: BenchmarkMirror, path: Path, rows: int) -> None:
-    statement = (_INPUT % rows).encode()
+    statement = (_INPUT % (rows, rows)).encode()
     with mirror.connect() as connection, connection.cursor().copy(statement) as copy, path.open("wb") as file:
         for part in copy:
             file.write(part)
