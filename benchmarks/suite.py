@@ -24,6 +24,7 @@ from benchmarks import (
     bench_fold,
     bench_ingest,
     bench_lag,
+    bench_load,
     bench_memory,
     bench_read,
     bench_retire,
@@ -38,7 +39,7 @@ from benchmarks.pumping import BenchmarkFailed, Profiling
 from benchmarks.scene import ROOT, BenchmarkMirror, BenchmarkScene
 from mirror_pump.testing.program import ProgramFailed
 
-USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "fold", "schema", "ingest")
+USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "fold", "schema", "ingest", "load")
 BENCHMARKS = (*USUAL, "conversion", "cluster")
 """conversion and cluster only when they are named: the one's table takes minutes to make, the other is about machines
 that are not there."""
@@ -87,6 +88,7 @@ class Suite:
             ("tier", bench_tier),
             ("fold", bench_fold),
             ("ingest", bench_ingest),
+            ("load", bench_load),
             ("conversion", bench_conversion),
         ):
             if name in self._chosen:

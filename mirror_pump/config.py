@@ -192,6 +192,11 @@ class Settings(BaseSettings):
     loads: Annotated[bool, Unit("true|false", "true or false")] = Field(
         default=False, description="Take labelled loads by HTTP at that address: PUT /load/TABLE (docs/loads.md)"
     )
+    load_token: Annotated[SecretStr | None, Unit("TOKEN", "text")] = Field(
+        default=None,
+        description="Token for loads by HTTP, another than listen_token; needed where that is",
+        examples=["another-long-random-text"],
+    )
     load_bytes: Size = Field(default=ByteSize(4096 * _MIB), description="Largest body in bytes of a load by HTTP")
     ready_max_lag: Seconds = Field(default=300.0, description="Report not ready at /readyz beyond this lag in seconds")
 
@@ -231,7 +236,7 @@ class Settings(BaseSettings):
             host_and_port(value)
         return value
 
-    @field_validator("listen_token")
+    @field_validator("listen_token", "load_token")
     @classmethod
     def _token_text(cls, value: SecretStr | None) -> SecretStr | None:
         if value is not None and not re.fullmatch(r"[!-~]{16,}", value.get_secret_value()):

@@ -20,7 +20,7 @@ _GROUPS = {
     "Logging": ("log_format", "log_level"),
 }
 _TUNING = "Tuning"
-_WITHOUT_OPTION = ("storage_secret_key", "storage_session_token", "listen_token")
+_WITHOUT_OPTION = ("storage_secret_key", "storage_session_token", "listen_token", "load_token")
 """Secrets have no option: every user of a machine can read the command lines of its processes."""
 
 _EXAMPLE_HEAD = f"""\

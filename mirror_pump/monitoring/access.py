@@ -51,21 +51,31 @@ class Access:
     """Who may use the port."""
 
     token: str | None = field(default=None, repr=False)
-    """Needed for everything but the probes. None: nobody needs one, but only requests to a loopback name are
+    """Needed to read everything but the probes. None: nobody needs one, but only requests to a loopback name are
     answered, so that no web page can have its own name point at this port and read it (DNS rebinding)."""
     loads: bool = False
     """Whether the port takes loads."""
+    load_token: str | None = field(default=None, repr=False)
+    """Needed for loads, and good for nothing else. None: as for `token` None."""
 
     @classmethod
-    def at(cls, host: str, token: str | None, *, loads: bool = False) -> Access:
-        """Access to a port on `host`. Raises UsageError without a token if others can reach it."""
+    def at(cls, host: str, token: str | None, *, loads: bool = False, load_token: str | None = None) -> Access:
+        """Access to a port on `host`. Raises UsageError without a token if others can reach it, and without one for
+        loads of its own if reading needs one: who reads metrics need not be able to write."""
         if token is None and not is_loopback(host):
             raise UsageError(
                 f"--listen: anybody on the network could read the mirror's status at {host}",
                 "set a token in MIRROR_PUMP_LISTEN_TOKEN (or listen_token in the configuration file), or listen on"
                 " 127.0.0.1",
             )
-        return cls(token, loads)
+        if loads and token is not None and load_token is None:
+            raise UsageError(
+                "--loads: whoever knows the token for metrics could write to tables",
+                "set another token for loads in MIRROR_PUMP_LOAD_TOKEN (or load_token in the configuration file)",
+            )
+        if load_token is not None and load_token == token:
+            raise UsageError("listen_token and load_token are the same", "give loads a token of their own")
+        return cls(token, loads, load_token)
 
     def refusal(self, scope: Scope) -> PlainTextResponse | None:
         """The response to a request that is refused; None if it may go on."""
@@ -79,12 +89,13 @@ class Access:
             return PlainTextResponse("a request here has no body\n", 413, {"Connection": "close"})
         if writes and (refusal := _refused_page(headers)) is not None:
             return refusal
-        if self.token is None:
+        token = self.load_token if writes else self.token
+        if token is None:
             if not _names_loopback(headers.get("host", "")):
                 text = "without a token, only requests to a loopback name are answered (docs/monitoring.md)\n"
                 return PlainTextResponse(text, 421, {"Connection": "close"} if writes else None)
             return None
-        if scope["path"] in _OPEN_PATHS or self._knows(headers.get("authorization", "")):
+        if scope["path"] in _OPEN_PATHS or _knows(token, headers.get("authorization", "")):
             return None
         return PlainTextResponse(
             "a token is needed: as a bearer token, or as the password of any user\n",
@@ -93,19 +104,20 @@ class Access:
             | ({"Connection": "close"} if writes else {}),
         )
 
-    def _knows(self, authorization: str) -> bool:
-        assert self.token is not None
-        scheme, _, credentials = authorization.partition(" ")
-        if scheme.lower() == "basic":
-            try:
-                _, _, given = base64.b64decode(credentials, validate=True).partition(b":")
-            except binascii.Error:
-                return False
-        elif scheme.lower() == "bearer":
-            given = credentials.encode("latin-1", "replace")
-        else:
+
+def _knows(token: str, authorization: str) -> bool:
+    """Whether the value of an Authorization header has the token."""
+    scheme, _, credentials = authorization.partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            _, _, given = base64.b64decode(credentials, validate=True).partition(b":")
+        except binascii.Error:
             return False
-        return hmac.compare_digest(given, self.token.encode())
+    elif scheme.lower() == "bearer":
+        given = credentials.encode("latin-1", "replace")
+    else:
+        return False
+    return hmac.compare_digest(given, token.encode())
 
 
 def _refused_page(headers: Headers) -> PlainTextResponse | None:

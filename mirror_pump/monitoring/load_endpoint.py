@@ -25,8 +25,9 @@ from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError, UsageError
 from mirror_pump.monitoring.access import LOAD_PATH
 from mirror_pump.ops.load.content_stream import ContentTooLarge
-from mirror_pump.ops.load.load_input import InputError, InputFormat
+from mirror_pump.ops.load.load_input import InputError
 from mirror_pump.ops.load.load_job import LoadRequest, LoadResult, load
+from mirror_pump.ops.row_files.file_format import FileFormat
 from mirror_pump.source.loads.filtered_rows import TooManyFiltered
 from mirror_pump.source.loads.labels import LabelBusy, LabelTaken
 from mirror_pump.source.loads.load_writes import LoadMode
@@ -41,10 +42,10 @@ _RETRY_AFTER = "5"
 """Seconds."""
 
 _CONTENT_TYPES = {
-    "text/csv": InputFormat.CSV,
-    "application/jsonl": InputFormat.JSONL,
-    "application/x-ndjson": InputFormat.JSONL,
-    "application/vnd.apache.parquet": InputFormat.PARQUET,
+    "text/csv": FileFormat.CSV,
+    "application/jsonl": FileFormat.JSONL,
+    "application/x-ndjson": FileFormat.JSONL,
+    "application/vnd.apache.parquet": FileFormat.PARQUET,
 }
 
 _Result = TypeVar("_Result")
@@ -247,7 +248,7 @@ def load_request(request: Request) -> LoadRequest:
         return LoadRequest(
             table=request.path_params["table"],
             label=label,
-            form=InputFormat(form or ""),
+            form=FileFormat(form or ""),
             mode=LoadMode(_option(request, "mode") or "upsert"),
             columns=None if columns is None else tuple(columns.split(",")),
             max_filtered=int(_option(request, "max-filtered") or 0),

@@ -153,8 +153,11 @@ class _MonitoringServices:
         from mirror_pump.monitoring.http_server import HttpServer, application
 
         host, port = host_and_port(address)
-        token = settings.listen_token
-        access = Access.at(host, None if token is None else token.get_secret_value(), loads=settings.loads)
+        token, load_token = (
+            None if secret is None else secret.get_secret_value()
+            for secret in (settings.listen_token, settings.load_token)
+        )
+        access = Access.at(host, token, loads=settings.loads, load_token=load_token)
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         endpoints = Endpoints(self._state, self._source, registry, settings.ready_max_lag)

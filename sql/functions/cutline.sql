@@ -175,5 +175,43 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- Gives the cut-line of a tiered table its first value, `cut`, within the publish that brings the first rows below it. Returns NULL,
+-- or why that is not possible. Its locks last until the end of the transaction.
+--
+-- The heap has no row below `cut`, and gets none: no partition reaches below it, none can be attached before the commit, and the
+-- DEFAULT partition's trigger refuses such rows as long as it sees no cut-line, and makes corrections of them as soon as it sees this
+-- one. So everything below `cut` is what the publish brings.
+CREATE OR REPLACE FUNCTION modak.begin_cutline(id bigint, cut bigint) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    default_partition CONSTANT oid := (SELECT p.relation FROM modak.tier_partitions(id::oid) p WHERE p.is_default);
+    reason text;
+BEGIN
+    IF modak.streams(id) OR modak.keeps_heap(id) OR default_partition IS NULL THEN
+        RETURN 'the cut-line of this table moves with its partitions only';
+    END IF;
+    EXECUTE format('LOCK TABLE ONLY %s IN ACCESS SHARE MODE', default_partition::regclass);
+    IF NOT modak.retained_by(default_partition, 'default') THEN
+        RETURN format('%s does not route rows: the pump has to install its trigger', default_partition::regclass);
+    END IF;
+    SELECT format('partition %s reaches below the rows in the heap', string_agg(p.relation::regclass::text, ', ')) INTO reason
+      FROM modak.tier_partitions(id::oid) p WHERE NOT p.is_default AND p.lo < cut HAVING count(*) > 0;
+    reason := coalesce(reason, modak.lock_pins(id, cut));
+    IF reason IS NOT NULL THEN
+        RETURN reason;
+    END IF;
+    UPDATE modak.cutline SET tier_key_hi = cut, updated_at = now() WHERE table_id = id AND modak.moved_cut(id) IS NULL;
+    IF NOT FOUND THEN
+        RETURN 'the cut-line has moved meanwhile';
+    END IF;
+    -- Those that somebody detached: the cut-line does not have to pass them any more.
+    UPDATE modak.partitions p
+       SET state = 'dropped', updated_at = now(), attempts = 0, advanced_xid = pg_current_xact_id()::text::bigint,
+           reason = coalesce(p.reason, 'not dropped by the mirror')
+     WHERE p.table_id = id AND p.state IN ('hot', 'sealing') AND p.tier_key_hi <= cut;
+    RETURN NULL;
+END $$;
+
 REVOKE EXECUTE ON FUNCTION modak.lock_to_advance(modak.partitions), modak.lock_pins(bigint, bigint),
-    modak.captured_to_delta(modak.partitions, bigint[]), modak.advance(bigint, text, bigint, bigint, bigint[]) FROM PUBLIC;
+    modak.captured_to_delta(modak.partitions, bigint[]), modak.advance(bigint, text, bigint, bigint, bigint[]),
+    modak.begin_cutline(bigint, bigint) FROM PUBLIC;

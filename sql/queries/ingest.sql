@@ -65,6 +65,14 @@ SELECT format('%%I.%%I', n.nspname, c.relname)
 SELECT p.lo, p.hi FROM modak.tier_partitions(%(table_id)s::bigint::oid) p
  WHERE NOT p.is_default AND p.lo < %(cut)s ORDER BY p.lo;
 
+-- name: begin_cutline
+-- Why the cut-line cannot get its first value; NULL if it has. The published snapshot follows in publish_snapshot.
+SELECT modak.begin_cutline(%(table_id)s, %(cut)s);
+
+-- name: lowest
+-- The lower end of the lowest partition, as a tier value; NULL if there is none but a DEFAULT partition.
+SELECT min(p.lo) FROM modak.tier_partitions(%(table_id)s::bigint::oid) p WHERE NOT p.is_default;
+
 -- name: limits
 -- Below which tier value rows have expired, and whether the heap has every row of the table.
 SELECT c.retention_line, t.keep_heap

@@ -11,8 +11,8 @@ from typing import Any
 
 from psycopg.conninfo import make_conninfo
 
-from mirror_pump.ops.load.load_input import InputFormat
 from mirror_pump.ops.load.load_job import LoadRequest, LoadResult, load
+from mirror_pump.ops.row_files.file_format import FileFormat
 from mirror_pump.source.loads.load_writes import LoadMode
 from mirror_pump.testing.database import Database
 from tests.support.retention_sql import SqlTable
@@ -36,7 +36,7 @@ class LoadedTable(SqlTable):
         *,
         columns: tuple[str, ...] | None = None,
         max_filtered: int = 0,
-        form: InputFormat = InputFormat.CSV,
+        form: FileFormat = FileFormat.CSV,
         dsn: str | None = None,
         name: str = "ev",
         **options: Any,

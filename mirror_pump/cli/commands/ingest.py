@@ -11,7 +11,7 @@ import typer
 from mirror_pump.cli.arguments.completion import mirrored_tables
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
 from mirror_pump.cli.terminal.output import count_text, remark, say, seconds_text, write_json
-from mirror_pump.cli.terminal.progress import ingest_progress
+from mirror_pump.cli.terminal.progress import file_progress
 from mirror_pump.config import Settings
 from mirror_pump.cores import available_cores
 from mirror_pump.errors import UsageError
@@ -70,8 +70,9 @@ def add(app: typer.Typer) -> None:
         to the heap by COPY. All of them become visible at one moment. docs/ingest.md says how values are read, and
         what happens to rows whose key exists.
         """
-        from mirror_pump.ops.ingest.ingest_request import CsvForm, FileFormat, IngestRequest, OnConflict, OnError
+        from mirror_pump.ops.ingest.ingest_request import CsvForm, IngestRequest, OnConflict, OnError
         from mirror_pump.ops.ingest.ingestion import ingest as bring_in
+        from mirror_pump.ops.row_files.file_format import FileFormat
         from mirror_pump.ops.setup.stored_settings import complete
 
         if len(delimiter.encode()) != 1:
@@ -89,7 +90,7 @@ def add(app: typer.Typer) -> None:
             workers=available_cores(),
         )
         settings = complete(settings)
-        with ingest_progress() as show:
+        with file_progress("ingest") as show:
             outcome = bring_in(settings, request, show)
         if as_json:
             write_json({**outcome.to_json(), "dry_run": dry_run})

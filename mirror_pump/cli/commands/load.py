@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, BinaryIO, TypeVar
+from functools import partial
+from typing import Annotated, TypeVar
 
 import typer
 
 from mirror_pump.cli.arguments.completion import mirrored_tables
-from mirror_pump.cli.arguments.options import command
+from mirror_pump.cli.arguments.options import STORAGE, command
 from mirror_pump.cli.terminal.output import count_text, say, write_json
+from mirror_pump.cli.terminal.progress import file_progress
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
 
 _Member = TypeVar("_Member", bound=StrEnum)
+_LOGGED_BYTES = 64 << 20
+"""Loads of larger files are logged while they run, where there is no terminal."""
 
 
 def add(app: typer.Typer) -> None:
-    @command(app, "load")
+    @command(app, "load", STORAGE)
     def load(
         settings: Settings,
         table: Annotated[
@@ -32,7 +33,12 @@ def add(app: typer.Typer) -> None:
                 autocompletion=mirrored_tables,
             ),
         ],
-        file: Annotated[str, typer.Argument(metavar="FILE", help="The file with the rows, or - for stdin")],
+        files: Annotated[
+            list[str],
+            typer.Argument(
+                metavar="FILE...", help="Files with the rows, patterns such as 'new/*.csv', s3:// URIs; - is stdin"
+            ),
+        ],
         label: Annotated[
             str,
             typer.Option("--label", metavar="LABEL", help="Names this load of this table, such as etl-2026-11-21"),
@@ -58,7 +64,7 @@ def add(app: typer.Typer) -> None:
         ] = 0,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
     ) -> None:
-        """Load a file into a registered table: all of it, once for each label.
+        """Load files into a registered table: all of them, once for each label.
 
         The rows and the label are committed in one transaction. The same load again, after whatever error or kill,
         changes nothing and prints the recorded result. Another load with the label is refused.
@@ -66,18 +72,26 @@ def add(app: typer.Typer) -> None:
         Rows below the cut-line become corrections of the lake, and others rows of the heap. docs/loads.md describes
         modes, formats, and rows that are left out.
         """
-        from mirror_pump.ops.load.load_input import InputFormat, format_of
         from mirror_pump.ops.load.load_job import LoadRequest
         from mirror_pump.ops.load.load_job import load as load_rows
+        from mirror_pump.ops.row_files.file_format import FileFormat
+        from mirror_pump.ops.row_files.input_files import find_files, open_stored
+        from mirror_pump.pipeline.lake_storage import lake_storage
         from mirror_pump.source.loads.load_writes import LoadMode
 
-        known = format_of(Path(file).name) if form is None else _member(InputFormat, form, "--format")
-        if known is None:
-            raise UsageError(f"the name of {file} does not tell its format", "give --format csv, jsonl or parquet")
+        wanted = None if form is None else _member(FileFormat, form, "--format")
+        chosen = _member(LoadMode, mode, "--mode")
+        # The catalog is asked for storage profiles only if a file is remote: whoever loads local ones need not read it.
+        storage = lake_storage(settings)
+        found = find_files(files, wanted, storage)
+        if len({file.format for file in found}) > 1:
+            raise UsageError("the files are of several formats", "load those of each format under a label of its own")
         names = None if columns is None else tuple(name.strip() for name in columns.split(","))
-        request = LoadRequest(table, label, known, _member(LoadMode, mode, "--mode"), names, max_filtered)
-        with _opened(file) as stream:
-            result = load_rows(settings.require_dsn(), request, stream)
+        request = LoadRequest(table, label, found[0].format, chosen, names, max_filtered)
+        total = sum(file.size for file in found) if all(file.size for file in found) else 0
+        openers = [partial(open_stored, file, storage) for file in found]
+        with file_progress("load", logs=total > _LOGGED_BYTES) as show:
+            result = load_rows(settings.require_dsn(), request, openers, total_bytes=total, observe=show)
         if as_json:
             write_json(result.to_json())
             return
@@ -100,15 +114,6 @@ def _summary(outcome: Mapping[str, int], *, deleted: bool) -> str:
         if outcome[key]:
             parts.append(text.format(count_text(outcome[key])))
     return ", ".join(parts)
-
-
-def _opened(file: str) -> AbstractContextManager[BinaryIO]:
-    if file == "-":
-        return nullcontext(sys.stdin.buffer)
-    try:
-        return Path(file).open("rb")
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror or error}", "give the file with the rows, or - for stdin") from None
 
 
 def _member(kind: type[_Member], text: str, option: str) -> _Member:

@@ -133,7 +133,7 @@ def verify_progress() -> Iterator[Callable[[ComparisonProgress], None]]:
 
 
 class FileProgress(Protocol):
-    """What is shown of an ingest (mirror_pump.ops.ingest.ingest_request.IngestProgress)."""
+    """What is shown of an ingest or a load (IngestProgress, and LoadProgress)."""
 
     @property
     def step(self) -> str: ...
@@ -150,10 +150,11 @@ class FileProgress(Protocol):
 
 
 @contextmanager
-def ingest_progress() -> Iterator[Callable[[FileProgress], None]]:
-    """Yields a function that shows the progress of an ingest: a bar on a terminal, else occasional log lines."""
+def file_progress(event: str, *, logs: bool = True) -> Iterator[Callable[[FileProgress], None]]:
+    """Yields a function that shows the progress of an ingest or a load: a bar on a terminal, else occasional log lines
+    of this event, if `logs`."""
     if not sys.stderr.isatty():
-        yield _IngestLines().show
+        yield _FileLines(event).show if logs else lambda _: None
         return
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -180,11 +181,12 @@ def ingest_progress() -> Iterator[Callable[[FileProgress], None]]:
         yield show
 
 
-class _IngestLines:
-    """Logs an ingest when its step changes, and every LOG_INTERVAL while rows are read."""
+class _FileLines:
+    """Logs an ingest or a load when its step changes, and every LOG_INTERVAL while rows are read."""
 
-    def __init__(self) -> None:
-        self._log = get_logger("ingest")
+    def __init__(self, event: str) -> None:
+        self._event = event
+        self._log = get_logger(event)
         self._step = ""
         self._at = 0.0
 
@@ -194,7 +196,7 @@ class _IngestLines:
             return
         self._step, self._at = str(known.step), now
         waits = {"waits_for": known.waits_for} if known.waits_for else {}
-        self._log.info("ingest", table=known.table, step=str(known.step), rows=known.rows, **waits)
+        self._log.info(self._event, table=known.table, step=str(known.step), rows=known.rows, **waits)
 
 
 class _Lines:

@@ -1,14 +1,13 @@
 """Keys packed into one or two 64-bit words, as the key index holds them, so that numpy can compare millions of them.
 
 Keys of fixed width of at most 16 bytes in total (integers, dates, timestamps, uuid, decimals) are packed unchanged, so
-equal words mean equal keys. Other keys are hashed to 128 bits by BLAKE2b under a secret of the process, so that nobody
-can construct two keys that collide. Among 10^9 keys, the probability of a collision is about 10^-21.
+equal words mean equal keys. Other keys are hashed to 128 bits under a secret of the process
+(mirror_pump.lake.key_index.hashed_keys). Among 10^9 keys, the probability of a collision is about 10^-21.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
@@ -19,6 +18,7 @@ import pyarrow as pa
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.format.columns import plain
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.key_index.hashed_keys import ColumnBytes, hashed_words
 
 Words: TypeAlias = npt.NDArray[np.int64]
 
@@ -115,22 +115,7 @@ class KeyPacking:
                 digits[:, begin : begin + raw.shape[1]] = raw
                 begin += raw.shape[1]
             return _words(digits.reshape(-1).view(np.int64), self.words)
-        return _words(np.frombuffer(b"".join(self._digests(arrays)), np.int64), 2)
-
-    def _digests(self, arrays: Sequence[pa.Array]) -> Iterator[bytes]:
-        blake, secret = hashlib.blake2b, self.secret
-        rows = zip(*map(_bytes_of, arrays), strict=True)
-        if len(arrays) == 1:
-            return (blake(value, digest_size=_MOST, key=secret).digest() for (value,) in rows)
-        # Lengths precede values, so that ('a', 'bc') and ('ab', 'c') are different keys.
-        return (
-            blake(
-                b"".join(part for value in row for part in (len(value).to_bytes(4, "little"), value)),
-                digest_size=_MOST,
-                key=secret,
-            ).digest()
-            for row in rows
-        )
+        return PackedKeys(*hashed_words([_bytes_of(array) for array in arrays], self.secret))
 
 
 def unique_last(keys: PackedKeys) -> npt.NDArray[np.int64]:
@@ -202,8 +187,14 @@ def _raw(array: pa.Array) -> npt.NDArray[np.uint8]:
     return data.reshape(len(array), width)
 
 
-def _bytes_of(array: pa.Array) -> Iterator[bytes]:
-    if pa.types.is_string(array.type) or pa.types.is_binary(array.type):
-        return iter(array.cast(pa.binary()).to_pylist())
-    rows = _raw(array)
-    return (row.tobytes() for row in rows)
+def _bytes_of(array: pa.Array) -> ColumnBytes:
+    """The values' bytes."""
+    if not (pa.types.is_string(array.type) or pa.types.is_binary(array.type)):
+        raw = _raw(array)
+        return ColumnBytes.of_width(np.ascontiguousarray(raw).reshape(-1), raw.shape[1])
+    if not len(array):
+        return ColumnBytes.of_width(np.zeros(0, np.uint8), 1)
+    offsets = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, 4 * array.offset).astype(np.int64)
+    data = array.buffers()[2]
+    text = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    return ColumnBytes(text, offsets - offsets[0])

@@ -17,7 +17,7 @@ from decoders.pgtypes import NUMERIC
 from decoders.text import parse_text
 from mirror_pump.model import Column
 from mirror_pump.ops.ingest.target_columns import INT2, VARCHAR, TargetColumn
-from mirror_pump.ops.ingest.value_texts import texts_of
+from mirror_pump.ops.row_files.value_texts import texts_of
 
 _INTEGER = r"^-?[0-9]{1,19}$"
 _FLOAT = r"^-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?$"

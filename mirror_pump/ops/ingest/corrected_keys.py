@@ -23,7 +23,7 @@ from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable
 from mirror_pump.ops.ingest.ingested_keys import IngestedKeys
-from mirror_pump.ops.ingest.value_texts import texts_of
+from mirror_pump.ops.row_files.value_texts import texts_of
 from mirror_pump.quoting import identifier, in_query
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.retention.corrections import TOMBSTONE

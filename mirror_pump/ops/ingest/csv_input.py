@@ -10,6 +10,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +21,13 @@ import pyarrow.csv as pacsv
 from mirror_pump.errors import UsageError
 from mirror_pump.ops.ingest.ingest_request import CsvForm, RowPlace, RowRefused
 from mirror_pump.ops.ingest.input_batch import InputBatch
-from mirror_pump.ops.ingest.input_files import InputFile
-from mirror_pump.ops.ingest.text_blocks import TextBlock
+from mirror_pump.ops.ingest.text_blocks import TextBlock, newlines_in
+from mirror_pump.ops.row_files.input_files import InputFile
 
 _TRUE, _FALSE = ["t", "true", "TRUE", "True"], ["f", "false", "FALSE", "False"]
-_ODD_INTEGERS = (b"0x", b"0X")
-"""Arrow reads hexadecimal integers, as two's complement. PostgreSQL does since version 16, as numbers."""
+_ODD_INTEGERS = ((b"x", b"0x"), (b"X", b"0X"))
+"""Arrow reads hexadecimal integers, as two's complement. PostgreSQL does since version 16, as numbers. The search for a
+single byte is the faster one, and mostly finds none."""
 
 _FIRST_DAY, _DAY = -719_162, 86_400_000_000
 """0001-01-01 in days since 1970, and a day in microseconds."""
@@ -61,22 +63,23 @@ def without_header(blocks: Iterable[TextBlock], form: CsvForm) -> Iterator[TextB
         position = 0
         for _ in range(reader.line_num):
             position = block.data.find(b"\n", position) + 1 or len(block.data)
-        yield TextBlock(block.file, block.first_line + reader.line_num, block.data[position:], block.stored_bytes)
+        rows = block.data[position:]
+        yield TextBlock(block.file, block.first_line + reader.line_num, rows, newlines_in(rows), block.stored_bytes)
 
 
 def parse_csv(block: TextBlock, layout: CsvLayout) -> InputBatch:
     """The rows of a block. Rows with a wrong number of fields are among `refused`. Raises RowRefused for what is no
     CSV."""
-    if not block.data.strip():
+    if not block.data or block.data.isspace():
         return InputBatch(block.file, _empty(layout), np.zeros(0, np.int64), stored_bytes=block.stored_bytes)
-    typed = not any(odd in block.data for odd in _ODD_INTEGERS)
+    typed = not any(mark in block.data and odd in block.data for mark, odd in _ODD_INTEGERS)
     if typed:
         try:
             table, refused = _parsed(block, layout, layout.typed)
         except pa.ArrowInvalid:
             typed = False
         else:
-            typed = _in_calendar(table, layout.typed)
+            typed = _in_range(table, layout.typed)
     if not typed:
         try:
             table, refused = _parsed(block, layout, {})
@@ -102,11 +105,15 @@ def _parsed(
         refused.append((row.number if row.number is not None else -1, row.actual_columns))
         return "skip"
 
+    quoted = b'"' in block.data
     table = pacsv.read_csv(
         pa.BufferReader(block.data),
         pacsv.ReadOptions(column_names=list(layout.names), use_threads=False, block_size=len(block.data) + 1),
         pacsv.ParseOptions(
-            delimiter=layout.form.delimiter, newlines_in_values=b'"' in block.data, invalid_row_handler=skip
+            delimiter=layout.form.delimiter,
+            quote_char='"' if quoted else False,
+            newlines_in_values=quoted,
+            invalid_row_handler=skip,
         ),
         pacsv.ConvertOptions(
             column_types={name: typed.get(name, pa.string()) for name in layout.names},
@@ -120,14 +127,22 @@ def _parsed(
     return table, refused
 
 
-def _in_calendar(table: pa.Table, typed: Mapping[str, pa.DataType]) -> bool:
-    """Whether no date is of the year 0, which Arrow reads and PostgreSQL does not."""
+def _in_range(table: pa.Table, typed: Mapping[str, pa.DataType]) -> bool:
+    """Whether no date is of the year 0, and no decimal has too many digits before the point: Arrow reads these, and
+    PostgreSQL refuses them."""
     for name, kind in typed.items():
-        lowest = None
+        column = table.column(name)
         if pa.types.is_date32(kind):
-            lowest, first = pc.min(table.column(name).cast(pa.int32())).as_py(), _FIRST_DAY
+            lowest, first = pc.min(column.cast(pa.int32())).as_py(), _FIRST_DAY
         elif pa.types.is_timestamp(kind):
-            lowest, first = pc.min(table.column(name).cast(pa.int64())).as_py(), _FIRST_DAY * _DAY
+            lowest, first = pc.min(column.cast(pa.int64())).as_py(), _FIRST_DAY * _DAY
+        elif pa.types.is_decimal(kind):
+            largest = pc.max(pc.abs(column)).as_py()
+            if largest is not None and largest >= Decimal(10) ** (kind.precision - kind.scale):
+                return False
+            continue
+        else:
+            continue
         if lowest is not None and lowest < first:
             return False
     return True
@@ -137,7 +152,7 @@ def _places(
     block: TextBlock, layout: CsvLayout, rows: int, refused: Sequence[tuple[int, int]]
 ) -> tuple[npt.NDArray[np.int64], tuple[tuple[RowPlace, str, str], ...]]:
     """The line of each row, and the rows with a wrong number of fields."""
-    newlines = block.data.count(b"\n") + (not block.data.endswith(b"\n"))
+    newlines = block.newlines + (not block.data.endswith(b"\n"))
     if not refused and newlines == rows:
         return np.arange(block.first_line, block.first_line + rows, dtype=np.int64), ()
     # Empty lines, line breaks within quotes, or refused rows: each row is looked at.

@@ -79,6 +79,6 @@ def _remedy(error: psycopg.Error) -> str:
     if "no partition of relation" in str(error):
         return (
             "nothing was ingested. Rows at or above the cut-line need a partition: create one for them. Rows of before"
-            " the first partition need one as long as the cut-line has not moved"
+            " the first partition go to the lake if the table is tiered, and otherwise once the cut-line has moved"
         )
     return "nothing was ingested"

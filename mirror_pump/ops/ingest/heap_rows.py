@@ -7,16 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 import pyarrow as pa
-import pyarrow.csv as pacsv
+
+from mirror_pump.source.copy_csv import csv_bytes
 
 _PART = 1 << 20
-
-
-def csv_bytes(table: pa.Table) -> bytes:
-    """Rows of strings as COPY ... (FORMAT csv) reads them: values in quotes, NULL as an empty field without."""
-    sink = pa.BufferOutputStream()
-    pacsv.write_csv(table, sink, pacsv.WriteOptions(include_header=False, quoting_style="all_valid"))
-    return bytes(sink.getvalue())
 
 
 class HeapRows:

@@ -28,6 +28,9 @@ the cut-line from passing the partitions that it has written to.
 heap's rows without the lake's. If there are any of the heap's, the transaction waits for these pins, under a lock that
 keeps new ones out, as an advance of the cut-line does.
 
+*A tiered table whose cut-line has not moved* gets its first one in the same publish, at the lower end of the lowest
+partition. modak.begin_cutline says why no row of the heap is below it then.
+
 *The table's description* is compared under a lock of the table, so no ALTER TABLE comes in between; one that the mirror
 has not followed yet refuses the ingest. A copy, a fill, a failure or another registration is seen under the slot's
 lock.
@@ -52,7 +55,6 @@ from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.ops.ingest.corrected_keys import CorrectedRows, find_corrected, rows_at
 from mirror_pump.ops.ingest.existing_rows import ExistingRows, ReplacedRows
 from mirror_pump.ops.ingest.heap_insert import insert_rows
-from mirror_pump.ops.ingest.heap_rows import csv_bytes
 from mirror_pump.ops.ingest.ingest_request import IngestStep, OnConflict
 from mirror_pump.ops.ingest.staged_rows import CommittedRows, StagedRows
 from mirror_pump.ops.ingest.target_columns import insertable, read_columns
@@ -61,6 +63,7 @@ from mirror_pump.pipeline.operations.requests import PublishRequest, TableReques
 from mirror_pump.pipeline.publish.guest_publish import GuestPublisher
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.copy_csv import csv_bytes
 from sql import queries
 
 _SQL = queries("ingest")
@@ -241,7 +244,13 @@ class IngestCommit:
             self._positions = [file.path for file in positions]
         assert rows.division.cut is not None
         operation = IngestFiles(
-            rows.op_id, rows.files, positions, rows.division.cut, self._details(count), rows.raw_text_columns
+            rows.op_id,
+            rows.files,
+            positions,
+            rows.division.cut,
+            self._details(count),
+            rows.raw_text_columns,
+            rows.division.begins,
         )
         return PublishRequest(tables=(TableRequest(self._table, (operation,)),), written_since=rows.written_since)
 
@@ -328,7 +337,10 @@ class IngestCommit:
 
     @property
     def _touches_heap(self) -> bool:
-        return self._rows.keys is not None and bool(self._rows.heap_rows or self._written)
+        """Whether a reader that has pinned may find a part of the ingest: its rows in the heap, or corrections, which
+        there were none of before the cut-line began."""
+        rows = self._rows
+        return rows.keys is not None and bool(rows.heap_rows or self._written or rows.division.begins)
 
     def _await_pins(self) -> None:
         """Waits, before the transaction, for readers that would see a part of the ingest."""

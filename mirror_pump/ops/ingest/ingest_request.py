@@ -9,16 +9,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from mirror_pump.errors import TableError
+from mirror_pump.ops.row_files.file_format import FileFormat
 
 Observe: TypeAlias = Callable[["IngestProgress"], None]
-
-
-class FileFormat(StrEnum):
-    """The formats of input files."""
-
-    PARQUET = "parquet"
-    CSV = "csv"
-    JSONL = "jsonl"
 
 
 class OnError(StrEnum):

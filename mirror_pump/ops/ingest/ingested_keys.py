@@ -1,4 +1,4 @@
-"""The keys of all ingested rows below the cut-line, and where each of these rows is: sorted on disk, in parts.
+"""The keys of all ingested rows below the cut-line, and where each of these rows is: on disk, in parts by hash.
 
 Memory: one part at a time, some 24 bytes a row divided by the number of parts.
 """
@@ -6,6 +6,7 @@ Memory: one part at a time, some 24 bytes a row divided by the number of parts.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +32,8 @@ class IngestedKeys:
         self._width = words + 1
         self._locks = [threading.Lock() for _ in range(_PARTS)]
         self._files = [path.open("ab") for path in self._paths]
+        self._in_order: set[int] = set()
+        """The parts that are sorted."""
         self.rows = 0
 
     def add(self, keys: PackedKeys, places: Places) -> None:
@@ -50,18 +53,25 @@ class IngestedKeys:
                 with self._locks[part]:
                     self._files[part].write(content)
 
-    def finish(self, most: int = 3) -> list[tuple[int, int]]:
-        """Sorts the keys. Returns the places of rows whose key another row has: some pairs, at most `most`."""
-        twins: list[tuple[int, int]] = []
-        for part, file in enumerate(self._files):
-            file.close()
-            rows = self._load(part)
-            self.rows += len(rows)
-            rows = rows[np.lexsort(tuple(rows[:, column] for column in reversed(range(self._width - 1))))]
-            same = np.flatnonzero((rows[1:, :-1] == rows[:-1, :-1]).all(axis=1))
-            twins += [(int(rows[row, -1]), int(rows[row + 1, -1])) for row in same[: most - len(twins)]]
-            self._paths[part].write_bytes(rows.tobytes())
-        return twins
+    def finish(self, workers: int = 1, most: int = 3) -> list[tuple[int, int]]:
+        """Ends the files. Returns the places of rows whose key another row has: some pairs, at most `most`. `workers`:
+        number of threads."""
+        with ThreadPoolExecutor(workers, thread_name_prefix="keys") as pool:
+            parts = list(pool.map(lambda part: self._twins(part, most), range(_PARTS)))
+        self.rows += sum(rows for rows, _ in parts)
+        return [twins for _, found in parts for twins in found][:most]
+
+    def _twins(self, part: int, most: int) -> tuple[int, list[tuple[int, int]]]:
+        """The number of rows of one part, and pairs as `finish` returns them."""
+        self._files[part].close()
+        rows = self._load(part)
+        first = np.sort(rows[:, 0])
+        if not (first[1:] == first[:-1]).any():
+            return len(rows), []
+        # Different keys of two words may share the first one.
+        rows = rows[np.lexsort(tuple(rows[:, column] for column in reversed(range(self._width - 1))))]
+        same = np.flatnonzero((rows[1:, :-1] == rows[:-1, :-1]).all(axis=1))
+        return len(rows), [(int(rows[row, -1]), int(rows[row + 1, -1])) for row in same[:most]]
 
     def find(self, keys: PackedKeys) -> Places:
         """The place of the ingested row of each key; NOWHERE for keys that have none."""
@@ -69,7 +79,7 @@ class IngestedKeys:
         parts = _parts_of(keys)
         for part in np.unique(parts):
             wanted = np.flatnonzero(parts == part)
-            rows = self._load(int(part))
+            rows = self._sorted(int(part))
             if len(rows):
                 found[wanted] = self._find_in(rows, keys.take(wanted))
         return found
@@ -96,6 +106,17 @@ class IngestedKeys:
             at[open_] += 1
             open_ = open_[at[open_] < len(first)]
         return found
+
+    def _sorted(self, part: int) -> npt.NDArray[np.int64]:
+        """One part's rows, by their first words. Sorted when they are first asked for: history that overlaps nothing in
+        the lake is never looked up."""
+        with self._locks[part]:
+            rows = self._load(part)
+            if part not in self._in_order:
+                rows = rows[np.argsort(rows[:, 0])]
+                rows.tofile(self._paths[part])
+                self._in_order.add(part)
+        return rows
 
     def _load(self, part: int) -> npt.NDArray[np.int64]:
         return np.fromfile(self._paths[part], np.int64).reshape(-1, self._width)

@@ -171,12 +171,11 @@ class _Ingestion:
                         self._note(*running.popleft().result())
                 while running:
                     self._note(*running.popleft().result())
+                for _ in pool.map(RowLane.finish, self._lanes):
+                    pass
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
-        for lane in self._lanes:
-            lane.finish()
-            lane.end_session()
 
     def _note(self, rows: int, stored: int) -> None:
         known = self._progress
@@ -192,7 +191,7 @@ class _Ingestion:
             self._connection, self._settings.slot, self._storage, rows, self._request.on_conflict, self._report
         )
         if rows.keys is not None:
-            twins = rows.keys.finish()
+            twins = rows.keys.finish(max(self._request.workers, 1))
             if twins:
                 shown = "; ".join(commit.key_text(first) for first, _ in twins)
                 raise TableError(

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mirror_pump.ops.ingest.ingest_request import RowPlace
-from mirror_pump.ops.ingest.input_files import InputFile
+from mirror_pump.ops.row_files.input_files import InputFile
 
 
 @dataclass(frozen=True)

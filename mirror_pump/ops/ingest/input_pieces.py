@@ -11,13 +11,14 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable
 from mirror_pump.ops.ingest.conversions import is_unfit
 from mirror_pump.ops.ingest.csv_input import CsvLayout, csv_names, parse_csv, without_header
-from mirror_pump.ops.ingest.ingest_request import FileFormat, IngestRequest
+from mirror_pump.ops.ingest.ingest_request import IngestRequest
 from mirror_pump.ops.ingest.input_batch import InputBatch
-from mirror_pump.ops.ingest.input_files import STDIN, InputFile, find_files
 from mirror_pump.ops.ingest.jsonl_input import jsonl_names, parse_jsonl
 from mirror_pump.ops.ingest.parquet_input import read_row_group, read_schema
 from mirror_pump.ops.ingest.target_columns import IngestTarget, choose_target, is_plain, read_at_once, read_columns
 from mirror_pump.ops.ingest.text_blocks import TextBlock, text_blocks
+from mirror_pump.ops.row_files.file_format import FileFormat
+from mirror_pump.ops.row_files.input_files import STDIN, InputFile, find_files
 from mirror_pump.source.connect import PgConnection
 
 Batches = Callable[[], Iterator[InputBatch]]

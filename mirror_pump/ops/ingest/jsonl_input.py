@@ -6,7 +6,6 @@ read as the text that the column's type prints, also of a json column.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,15 +15,7 @@ import pyarrow as pa
 from mirror_pump.ops.ingest.ingest_request import RowPlace, RowRefused
 from mirror_pump.ops.ingest.input_batch import InputBatch
 from mirror_pump.ops.ingest.text_blocks import TextBlock
-
-
-class _Number(str):
-    """A JSON number, as it is written."""
-
-    __slots__ = ()
-
-
-_DECODER = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_Number)
+from mirror_pump.ops.row_files.json_texts import parse_json, text_of
 
 
 def jsonl_names(block: TextBlock | None) -> tuple[str, ...]:
@@ -54,7 +45,7 @@ def parse_jsonl(block: TextBlock, names: Sequence[str], arrays: frozenset[str], 
         except RowRefused as error:
             refused.append((place, error.reason, line.decode(errors="replace")))
             continue
-        rows.append([_text(found[name], in_array=name in arrays) for name in names])
+        rows.append([text_of(found[name], in_array=name in arrays) for name in names])
         lines.append(place.line)
     columns = {name: pa.array([row[index] for row in rows], pa.string()) for index, name in enumerate(names)}
     return InputBatch(
@@ -64,8 +55,8 @@ def parse_jsonl(block: TextBlock, names: Sequence[str], arrays: frozenset[str], 
 
 def _object(line: bytes, place: RowPlace) -> dict[str, Any]:
     try:
-        found = _DECODER.decode(line.decode())
-    except (ValueError, RecursionError) as error:
+        found = parse_json(line)
+    except ValueError as error:
         raise RowRefused(place, f"this is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise RowRefused(place, "this is not a JSON object")
@@ -80,53 +71,3 @@ def _require(found: dict[str, Any], wanted: frozenset[str], place: RowPlace, *, 
         raise RowRefused(place, f"the object lacks {', '.join(missing)}, which the first object has")
     if not subset:
         raise RowRefused(place, f"the object has {', '.join(sorted(found.keys() - wanted))}, and the first one has not")
-
-
-def _text(value: Any, *, in_array: bool) -> str | None:
-    """The text from which PostgreSQL reads the value."""
-    match value:
-        case None:
-            return None
-        case bool():
-            return "true" if value else "false"
-        case str():
-            return str(value)
-        case list() if in_array:
-            return array_text(value)
-        case _:
-            return document(value)
-
-
-def array_text(values: Sequence[Any]) -> str:
-    """A list as PostgreSQL's array literal."""
-    parts = []
-    for value in values:
-        if value is None:
-            parts.append("NULL")
-        elif isinstance(value, list):
-            parts.append(array_text(value))
-        else:
-            text = str(value) if isinstance(value, str) and not isinstance(value, _Number) else document(value)
-            parts.append('"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"')
-    return "{" + ",".join(parts) + "}"
-
-
-def document(value: Any) -> str:
-    """A value as JSON, with its numbers as they were written."""
-    match value:
-        case _Number():
-            return str(value)
-        case dict():
-            return (
-                "{"
-                + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {document(v)}" for key, v in value.items())
-                + "}"
-            )
-        case list():
-            return "[" + ", ".join(map(document, value)) + "]"
-        case _:
-            return _quoted(value)
-
-
-def _quoted(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

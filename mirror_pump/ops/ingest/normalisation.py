@@ -19,7 +19,7 @@ from mirror_pump.ops.ingest.ingest_request import RowPlace, RowRefused
 from mirror_pump.ops.ingest.input_batch import InputBatch
 from mirror_pump.ops.ingest.postgres_values import PostgresValues
 from mirror_pump.ops.ingest.target_columns import IngestTarget, is_plain
-from mirror_pump.ops.ingest.value_texts import texts_of
+from mirror_pump.ops.row_files.value_texts import texts_of
 from mirror_pump.source.connect import is_connection_loss
 
 _Places = npt.NDArray[np.int64]

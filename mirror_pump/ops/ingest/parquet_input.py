@@ -13,7 +13,7 @@ from mirror_pump.errors import TableError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.ingest.ingest_request import RowPlace, RowRefused
 from mirror_pump.ops.ingest.input_batch import InputBatch
-from mirror_pump.ops.ingest.input_files import InputFile, open_parquet_input
+from mirror_pump.ops.row_files.input_files import InputFile, open_parquet_input
 
 _BATCH_ROWS = 128 * 1024
 

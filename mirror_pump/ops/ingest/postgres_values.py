@@ -14,10 +14,10 @@ import psycopg
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from mirror_pump.ops.ingest.heap_rows import csv_bytes
 from mirror_pump.ops.ingest.target_columns import IngestTarget
 from mirror_pump.quoting import identifier, literal
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.copy_csv import csv_bytes
 
 _NUMBER = "mirror_pump_row"
 

@@ -4,18 +4,21 @@ A row goes to the lake if it is below the cut-line and no partition of the table
 cut-line has passed and that are not dropped yet stay equal to the lake: PostgreSQL writes their rows, and their
 triggers the corrections. All rows of a table whose heap is kept go to the heap. The cut-line only advances, so a row
 that is below it stays below it.
+
+As long as the cut-line of a tiered table has not moved, the lower end of the lowest partition stands for it, which
+becomes its first value with the ingest: what is older than all partitions is history.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from mirror_pump.lake.key_index.packed_keys import as_numbers
-from mirror_pump.model import MirroredTable
+from mirror_pump.model import MirroredTable, TableMode
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.tier_keys import shown
 from sql import queries
@@ -34,12 +37,16 @@ class RowDivision:
     """Lower and upper bounds, as tier values, of partitions below the cut-line."""
     retention_line: int | None = None
     """Rows below it have expired, and are refused."""
+    begins: bool = False
+    """The cut-line has not moved yet: it becomes `cut` together with the rows below."""
 
     @classmethod
     def read(cls, connection: PgConnection, table: MirroredTable) -> RowDivision:
         """As the table is now."""
-        if table.tier is None or not table.tier.moved:
+        if table.tier is None:
             return cls(table, None)
+        if not table.tier.moved:
+            return cls._beginning(connection, table)
         parameters = {"table_id": table.table_id, "cut": table.tier.cut}
         row = connection.execute(_SQL["limits"], parameters).fetchone()
         retention_line, keep_heap = row if row is not None else (None, False)
@@ -47,6 +54,20 @@ class RowDivision:
             return cls(table, None)
         partitions = tuple((lo, hi) for lo, hi in connection.execute(_SQL["partitions"], parameters).fetchall())
         return cls(table, table.tier.cut, partitions, retention_line)
+
+    @classmethod
+    def _beginning(cls, connection: PgConnection, table: MirroredTable) -> RowDivision:
+        """As long as the cut-line has not moved."""
+        assert table.tier is not None
+        parameters = {"table_id": table.table_id}
+        limits = connection.execute(_SQL["limits"], parameters).fetchone()
+        keep_heap = limits is not None and limits[1]
+        row = connection.execute(_SQL["lowest"], parameters).fetchone()
+        lowest = None if row is None else row[0]
+        if table.mode is not TableMode.TIERED or keep_heap or lowest is None:
+            return cls(table, None)
+        # Of partitions without a lower bound no row is older.
+        return cls(table, lowest, begins=True) if replace(table.tier, cut=lowest).moved else cls(table, None)
 
     def tier_values(self, rows: pa.Table) -> npt.NDArray[np.int64]:
         """The rows' tier values."""

@@ -116,9 +116,10 @@ class RowLane:
             self.heap.add(row_texts(rows, self._names))
 
     def finish(self) -> None:
-        """Ends the lane's files."""
+        """Ends the lane's files, and its session."""
         if self._writer is not None:
             self._writer.finish()
+        self._postgres.close()
 
     def abandon(self, error: BaseException) -> None:
         """Leaves no part of the lane's files behind."""
@@ -129,10 +130,6 @@ class RowLane:
     def close(self) -> None:
         self._postgres.close()
         self.heap.close()
-
-    def end_session(self) -> None:
-        """Ends the lane's session, when it reads no more rows."""
-        self._postgres.close()
 
 
 def _taken(rows: LakeRows, places: npt.NDArray[np.int64]) -> LakeRows:

@@ -186,7 +186,7 @@ def is_plain(column: TargetColumn, mirrored: Column) -> bool:
 
 def read_at_once(target: IngestTarget) -> dict[str, pa.DataType]:
     """Types of the columns whose texts Arrow reads as PostgreSQL does, while it parses them."""
-    sure = (Kind.INT, Kind.LONG, Kind.BOOLEAN, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ)
+    sure = (Kind.INT, Kind.LONG, Kind.BOOLEAN, Kind.DECIMAL, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ)
     return {
         column.name: column.type.arrow
         for column in target.lake_columns

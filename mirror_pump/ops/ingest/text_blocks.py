@@ -1,8 +1,4 @@
-"""Cuts text files into blocks of whole lines, which threads then parse independently of each other.
-
-In CSV a line break within quotes does not end a row. Quotes come in pairs, so a line break is outside of them if an
-even number of quotes precedes it in the file.
-"""
+"""Cuts text files into blocks of whole lines, which threads then parse independently of each other."""
 
 from __future__ import annotations
 
@@ -16,14 +12,15 @@ import pyarrow as pa
 from mirror_pump.errors import TableError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.ingest.ingest_request import RowPlace, RowRefused
-from mirror_pump.ops.ingest.input_files import InputFile, open_text
+from mirror_pump.ops.row_files.csv_records import end_of_records
+from mirror_pump.ops.row_files.input_files import InputFile, open_text
 
 BLOCK_BYTES = 8 << 20
 """Bytes of decompressed text in a block. Parsed and converted it takes some five times as much, for each worker."""
 MOST_ROW_BYTES = 1 << 30
 """The largest row. PostgreSQL's own limit is 1 GB."""
 
-_QUOTE, _NEWLINE = ord('"'), ord("\n")
+_NEWLINE = ord("\n")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -35,6 +32,8 @@ class TextBlock:
     first_line: int
     """Number of its first line in the file, from 1."""
     data: bytes
+    newlines: int
+    """Number of line breaks in `data`."""
     stored_bytes: int
     """Bytes of the file, as stored, that were read for this block."""
 
@@ -55,22 +54,26 @@ def text_blocks(
             piece = _read(stream, block_bytes, file)
             if line == 1 and not rest:
                 piece = piece.removeprefix(_BOM)
-            data = rest + piece
-            end = len(data) if not piece else _end_of_rows(data, quoted=quoted)
-            if not piece and quoted and data.count(b'"') % 2:
+            if not piece and quoted and rest.count(b'"') % 2:
                 raise RowRefused(
                     RowPlace(file.number, line, file.name), "a quote that is opened in or after this line is not closed"
                 )
-            if end:
+            data, rest = _whole_rows(rest, piece, quoted=quoted)
+            if data:
                 now = stored.tell()
-                yield TextBlock(file, line, data[:end], now - began)
+                block = TextBlock(file, line, data, newlines_in(data), now - began)
+                yield block
                 began = now
-                line += data.count(b"\n", 0, end)
-            rest = data[end:]
+                line += block.newlines
             if not piece:
                 return
             if len(rest) > MOST_ROW_BYTES:
                 raise RowRefused(RowPlace(file.number, line, file.name), "the row has more than 1 GiB")
+
+
+def newlines_in(data: bytes) -> int:
+    """The number of line breaks: as bytes.count() in a third of the time."""
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == _NEWLINE))
 
 
 def _read(stream: Any, size: int, file: InputFile) -> bytes:
@@ -82,12 +85,15 @@ def _read(stream: Any, size: int, file: InputFile) -> bytes:
         ) from error
 
 
-def _end_of_rows(data: bytes, *, quoted: bool) -> int:
-    """The index behind the last line break that ends a row; 0 if there is none. The data begin outside of quotes."""
-    if not quoted or b'"' not in data:
-        return data.rfind(b"\n") + 1
-    characters = np.frombuffer(data, np.uint8)
-    quotes = np.flatnonzero(characters == _QUOTE)
-    newlines = np.flatnonzero(characters == _NEWLINE)
-    outside = newlines[np.searchsorted(quotes, newlines) % 2 == 0]
-    return int(outside[-1]) + 1 if len(outside) else 0
+def _whole_rows(rest: bytes, piece: bytes, *, quoted: bool) -> tuple[bytes, bytes]:
+    """Whole rows of `rest`, which begins with a row, and of what follows it, and what is left of both. The end of the
+    file, an empty piece, ends a row."""
+    if not piece:
+        return rest, b""
+    if not quoted or (b'"' not in piece and b'"' not in rest):
+        end = piece.rfind(b"\n") + 1
+        # A single copy.
+        return (b"".join((rest, memoryview(piece)[:end])), piece[end:]) if end else (b"", rest + piece)
+    data = rest + piece
+    end = end_of_records(data)
+    return data[:end], data[end:]

@@ -19,15 +19,19 @@ class ContentTooLarge(MirrorPumpError):
 
 
 class ContentStream(io.RawIOBase):
-    """Passes the bytes of another stream on."""
+    """Passes the bytes of other streams on, one after the other."""
 
-    def __init__(self, stream: BinaryIO, most: int | None = None) -> None:
+    def __init__(self, most: int | None = None) -> None:
         """`most`: bytes that the input may have; beyond them reading raises ContentTooLarge."""
-        self._stream = stream
+        self._stream: BinaryIO = io.BytesIO()
         self._most = most
         self._hash = hashlib.sha256()
         self.count = 0
         """Bytes that were read."""
+
+    def begin(self, stream: BinaryIO) -> None:
+        """Goes on with another stream."""
+        self._stream = stream
 
     def readable(self) -> bool:
         return True
@@ -43,10 +47,13 @@ class ContentStream(io.RawIOBase):
                 )
         return part
 
-    def digest(self) -> str:
-        """Read up to the end, and return the hash of all bytes."""
+    def drain(self) -> None:
+        """Reads the present stream up to its end."""
         while self.read(_PART):
             pass
+
+    def digest(self) -> str:
+        """The hash of all bytes that were read."""
         return "sha256:" + self._hash.hexdigest()
 
 

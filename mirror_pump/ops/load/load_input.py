@@ -7,11 +7,8 @@ types. Memory holds one batch, whatever the input's size; the largest row that f
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from enum import StrEnum
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
@@ -19,6 +16,9 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from mirror_pump.errors import MirrorPumpError, UsageError, one_line_of
+from mirror_pump.ops.row_files.csv_records import end_of_records
+from mirror_pump.ops.row_files.file_format import MAGIC_BYTES, FileFormat, compression_of
+from mirror_pump.ops.row_files.json_texts import parse_json, text_of
 
 BATCH_BYTES = 8 * 1024 * 1024
 """Bytes of text that one batch is made of; no row may be larger."""
@@ -26,17 +26,6 @@ _BATCH_ROWS = 8192
 _CSV_BLOCK_BYTES = 4 * 1024 * 1024
 _LINE_BATCH_BYTES = 1024 * 1024
 """JSON lines take many times their size in memory while they are parsed."""
-
-_MAGIC = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bz2"), (b"\x04\x22\x4d\x18", "lz4"))
-"""The first bytes of compressed files. No CSV, JSON or Parquet file begins with these."""
-
-
-class InputFormat(StrEnum):
-    """How rows are written."""
-
-    CSV = "csv"
-    JSONL = "jsonl"
-    PARQUET = "parquet"
 
 
 @dataclass(frozen=True)
@@ -62,17 +51,8 @@ class InputError(MirrorPumpError):
     """The input cannot be read any further."""
 
 
-def format_of(name: str) -> InputFormat | None:
-    """The format that a file's name tells, with or without the ending of a compression; None if it tells none."""
-    parts = name.lower().split(".")[1:]
-    if parts and parts[-1] in ("gz", "gzip", "zst", "bz2", "lz4"):
-        parts.pop()
-    endings = {"csv": InputFormat.CSV, "jsonl": InputFormat.JSONL, "ndjson": InputFormat.JSONL}
-    return (endings | {"parquet": InputFormat.PARQUET}).get(parts[-1] if parts else "")
-
-
 def read_batches(
-    stream: BinaryIO, form: InputFormat, columns: Sequence[str] | None = None
+    stream: BinaryIO, form: FileFormat, columns: Sequence[str] | None = None
 ) -> Iterator[LoadBatch | UnreadableRow]:
     """The rows of `stream`, in order, up to its end.
 
@@ -80,11 +60,11 @@ def read_batches(
     without it have the columns of the first line. A Parquet `stream` is seekable. Raises InputError, UsageError.
     """
     try:
-        if form is InputFormat.PARQUET:
+        if form is FileFormat.PARQUET:
             yield from _parquet(stream, columns)
             return
         text = _Lookahead(_decompressed(stream))
-        yield from _csv(text, columns) if form is InputFormat.CSV else _json_lines(text, columns)
+        yield from _csv(text, columns) if form is FileFormat.CSV else _json_lines(text, columns)
     except (pa.ArrowException, OSError) as error:
         raise InputError(
             f"the input is not {form.value}, or is damaged: {one_line_of(error)}",
@@ -139,11 +119,8 @@ class _Lookahead:
 
 def _decompressed(stream: BinaryIO) -> Any:
     ahead = _Lookahead(stream)
-    beginning = ahead.peek(4)
-    for magic, codec in _MAGIC:
-        if beginning.startswith(magic):
-            return pa.CompressedInputStream(pa.PythonFile(cast("Any", ahead), mode="r"), codec)
-    return ahead
+    codec = compression_of(ahead.peek(MAGIC_BYTES))
+    return ahead if codec is None else pa.CompressedInputStream(pa.PythonFile(cast("Any", ahead), mode="r"), codec)
 
 
 def _csv(text: _Lookahead, columns: Sequence[str] | None) -> Iterator[LoadBatch | UnreadableRow]:
@@ -170,7 +147,7 @@ def _records(text: _Lookahead) -> Iterator[bytes]:
     rest = b""
     while part := text.read(_CSV_BLOCK_BYTES):
         block = rest + part
-        end = _end_of_records(block)
+        end = end_of_records(block)
         rest = block[end:]
         if len(rest) > BATCH_BYTES:
             raise InputError(
@@ -180,20 +157,6 @@ def _records(text: _Lookahead) -> Iterator[bytes]:
             yield block[:end]
     if rest.strip():
         yield rest
-
-
-def _end_of_records(block: bytes) -> int:
-    """Where the last record ends that is whole: behind a line's end outside of quotes. The block begins with a
-    record."""
-    end, quotes = len(block), block.count(b'"')
-    while (newline := block.rfind(b"\n", 0, end)) >= 0:
-        quotes -= block.count(b'"', newline, end)
-        if quotes % 2 == 0:
-            return newline + 1
-        # Within a quoted field, which begins at the last quote before it.
-        end = block.rfind(b'"', 0, newline)
-        quotes -= 1
-    return 0
 
 
 def _parsed_csv(block: bytes, columns: Sequence[str]) -> tuple[pa.Table, list[UnreadableRow]]:
@@ -230,7 +193,7 @@ def _json_lines(text: _Lookahead, columns: Sequence[str] | None) -> Iterator[Loa
     size = 0
     for number, line in _lines(text):
         try:
-            row = _parsed(line)
+            row = parse_json(line)
         except ValueError as error:
             yield UnreadableRow(number, f"it is not JSON: {one_line_of(error)}")
             continue
@@ -242,7 +205,7 @@ def _json_lines(text: _Lookahead, columns: Sequence[str] | None) -> Iterator[Loa
         if columns is None and (unknown := [name for name in row if name not in names]):
             yield UnreadableRow(number, f"the first row has no column {unknown[0]}; name all with --columns")
             continue
-        values.append(tuple(_json_value(row.get(name)) for name in names))
+        values.append(tuple(text_of(row.get(name), in_array=False) for name in names))
         numbers.append(number)
         size += len(line)
         if size >= _LINE_BATCH_BYTES or len(numbers) >= _BATCH_ROWS:
@@ -267,29 +230,6 @@ def _lines(text: _Lookahead) -> Iterator[tuple[int, bytes]]:
             )
     if rest.strip():
         yield number + 1, rest
-
-
-def _parsed(line: bytes) -> object:
-    # Numbers keep their digits.
-    return json.loads(line, parse_float=Decimal, parse_int=Decimal, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is no JSON number; write it as a string")
-
-
-def _json_value(value: Any) -> str | None:
-    """A string is the text that PostgreSQL reads; arrays and objects stay JSON."""
-    return value if value is None or isinstance(value, str) else json_text(value)
-
-
-def json_text(value: Any) -> str:
-    """The JSON text of a value, whose numbers are Decimals."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(name)}: {json_text(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(json_text, value)) + "]"
-    return str(value) if isinstance(value, Decimal) else json.dumps(value)
 
 
 def _text_batch(names: Sequence[str], values: list[tuple[str | None, ...]], numbers: list[int]) -> LoadBatch:

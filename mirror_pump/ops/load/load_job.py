@@ -9,18 +9,20 @@ the bytes, the mode, the format and the columns of its load.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, BinaryIO, TypeAlias
 
 import psycopg
 
 from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.errors import MirrorPumpError, UsageError
 from mirror_pump.ops.load.content_stream import ContentStream, as_it_is, seekable
-from mirror_pump.ops.load.load_input import InputFormat, UnreadableRow, read_batches
+from mirror_pump.ops.load.load_input import InputError, LoadBatch, UnreadableRow, read_batches
 from mirror_pump.ops.load.postgres_texts import staged_rows
+from mirror_pump.ops.row_files.file_format import FileFormat
 from mirror_pump.source.connect import PgConnection, as_source_error, connect, is_connection_loss, source_errors
 from mirror_pump.source.loads import labels
 from mirror_pump.source.loads.filtered_rows import RowFilter, TooManyFiltered
@@ -41,7 +43,7 @@ class LoadRequest:
     table: str
     """As PostgreSQL reads the name."""
     label: str
-    form: InputFormat
+    form: FileFormat
     mode: LoadMode = LoadMode.UPSERT
     columns: tuple[str, ...] | None = None
     """Names of the columns of a CSV file without a header; of other files those that are loaded. None: all."""
@@ -75,19 +77,50 @@ class LoadResult:
         }
 
 
+Opener: TypeAlias = Callable[[], AbstractContextManager[BinaryIO]]
+"""Opens a file of a load."""
+
+
+class LoadStep(StrEnum):
+    """Where a load is."""
+
+    READING = "reading"
+    """The input is read into the session's temporary table."""
+    WRITING = "writing"
+    """The rows are written to the table."""
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True)
+class LoadProgress:
+    """How far a load is."""
+
+    step: LoadStep
+    table: str
+    rows: int
+    """Rows read so far."""
+    bytes_done: int
+    bytes_total: int
+    """0 if unknown."""
+    waits_for: str = ""
+
+
 def load(
     dsn: str,
     request: LoadRequest,
-    stream: BinaryIO,
+    stream: BinaryIO | Sequence[Opener],
     *,
     most_bytes: int | None = None,
     lock_timeout: float | None = None,
+    total_bytes: int = 0,
+    observe: Callable[[LoadProgress], None] = lambda _: None,
 ) -> LoadResult:
-    """Load the rows of `stream`, unless a load with the label is committed.
+    """Load the rows of `stream`, or of several files one after the other, unless a load with the label is committed.
 
-    `most_bytes`: bytes that `stream` may have. `lock_timeout`: seconds to wait for each lock; without it as long as it
-    takes. Raises TooManyFiltered, LabelTaken, LabelBusy, ContentTooLarge, TableError, InputError, UsageError,
-    SourceError. After ConnectionLost nobody knows whether the load is committed: the same load again tells.
+    `most_bytes`: bytes that the input may have. `lock_timeout`: seconds to wait for each lock; without it as long as it
+    takes. `total_bytes`: what there is to read, for `observe`. Raises TooManyFiltered, LabelTaken, LabelBusy,
+    ContentTooLarge, TableError, InputError, UsageError, SourceError. After ConnectionLost nobody knows whether the load
+    is committed: the same load again tells.
     """
     if not _LABEL.fullmatch(request.label):
         raise UsageError("a label has 1 to 200 characters, none of them a control character", "such as etl-2026-11-21")
@@ -99,7 +132,9 @@ def load(
             connection.execute("SET row_security = on")
             if lock_timeout is not None:
                 connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{lock_timeout * 1000:.0f}ms",))
-        return _LoadJob(connection, read_target(connection, request.table), request, stream, most_bytes).run()
+        inputs = stream if isinstance(stream, Sequence) else [lambda: nullcontext(stream)]
+        target, content = read_target(connection, request.table), ContentStream(most_bytes)
+        return _LoadJob(connection, target, request, inputs, content, total_bytes, observe).run()
 
 
 class _LoadJob:
@@ -108,13 +143,18 @@ class _LoadJob:
         connection: PgConnection,
         target: LoadTarget,
         request: LoadRequest,
-        stream: BinaryIO,
-        most_bytes: int | None,
+        inputs: Sequence[Opener],
+        content: ContentStream,
+        total_bytes: int,
+        observe: Callable[[LoadProgress], None],
     ) -> None:
         self._connection = connection
         self._target = target
         self._request = request
-        self._input = ContentStream(stream, most_bytes)
+        self._inputs = inputs
+        self._input = content
+        self._total_bytes = total_bytes
+        self._observe = observe
         self._filter = RowFilter(str(target.name), request.max_filtered)
         self._rows = 0
 
@@ -136,6 +176,8 @@ class _LoadJob:
     def _run(self) -> LoadResult:
         if labels.recorded(self._connection, self._target, self._request.label) is not None:
             # Only a load of the same content gets the result.
+            for _ in self._contents():
+                pass
             content = self._request.content(self._input.digest())
             found = labels.recorded(self._connection, self._target, self._request.label, content)
             if found is not None:
@@ -147,8 +189,11 @@ class _LoadJob:
         content = self._request.content(self._input.digest())
         retries = Retries(_PAUSE)
         while True:
+            self._report(LoadStep.WRITING)
             try:
-                return self._commit(staging, content)
+                result = self._commit(staging, content)
+                self._report(LoadStep.COMMITTED)
+                return result
             except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
                 if retries.failures + 1 == _ATTEMPTS:
                     raise
@@ -158,20 +203,46 @@ class _LoadJob:
     def _stage(self) -> StagingTable | None:
         """Copies the input into the staging table, and reads it to its end. None for an input without rows or names."""
         request, staging = self._request, None
-        whole = seekable if request.form is InputFormat.PARQUET else as_it_is
-        with whole(self._input) as stream:
-            for part in read_batches(stream, request.form, request.columns):
-                if isinstance(part, UnreadableRow):
-                    self._rows += 1
-                    self._filter.reject(part.number, part.reason)
-                    continue
-                if staging is None:
-                    staging = StagingTable(self._connection, self._columns(part.rows.schema.names))
-                self._rows += part.rows.num_rows
-                staging.add(staged_rows(part, staging.columns), self._filter)
+        whole = seekable if request.form is FileFormat.PARQUET else as_it_is
+        for content in self._contents():
+            before = self._rows
+            with whole(content) as stream:
+                for part in read_batches(stream, request.form, request.columns):
+                    if isinstance(part, UnreadableRow):
+                        self._rows += 1
+                        self._filter.reject(before + part.number, part.reason)
+                        continue
+                    if staging is None:
+                        staging = StagingTable(self._connection, self._columns(part.rows.schema.names))
+                    self._add(part, before, staging)
         if staging is not None:
             staging.complete()
         return staging
+
+    def _add(self, batch: LoadBatch, before: int, staging: StagingTable) -> None:
+        """Stages rows of a file that comes after `before` rows."""
+        missing = [column.name for column in staging.columns if column.name not in batch.rows.schema.names]
+        if missing:
+            raise InputError(
+                f"row {before + batch.numbers[0]}: its file has no column {', '.join(missing)}, as the first one has",
+                "load files of different columns by loads of their own",
+            )
+        self._rows += batch.rows.num_rows
+        numbers = [before + number for number in batch.numbers] if before else batch.numbers
+        staging.add(staged_rows(replace(batch, numbers=numbers), staging.columns), self._filter)
+        self._report(LoadStep.READING)
+
+    def _contents(self) -> Iterator[ContentStream]:
+        """The input, for each of its files once; what the caller does not read is read, too."""
+        for opened in self._inputs:
+            with opened() as stream:
+                self._input.begin(stream)
+                yield self._input
+                self._input.drain()
+
+    def _report(self, step: LoadStep) -> None:
+        table = str(self._target.name)
+        self._observe(LoadProgress(step, table, self._rows, self._input.count, self._total_bytes))
 
     def _columns(self, names: Sequence[str]) -> Any:
         return self._target.chosen(names, key_only=self._request.mode is LoadMode.DELETE)

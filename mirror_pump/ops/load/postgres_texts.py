@@ -8,29 +8,32 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from mirror_pump.ops.load.load_input import InputError, LoadBatch, json_text
+from mirror_pump.ops.load.load_input import InputError, LoadBatch
+from mirror_pump.ops.row_files.json_texts import array_text, parse_json
+from mirror_pump.ops.row_files.value_texts import texts_of
 from mirror_pump.source.loads.load_target import LoadColumn
-from mirror_pump.source.loads.staging import StagedRow
 
 
-def staged_rows(batch: LoadBatch, columns: Sequence[LoadColumn]) -> list[StagedRow]:
-    """The rows of a batch with these columns of it. Raises InputError for a type that has no text in PostgreSQL."""
-    values = [texts_of(batch.rows.column(batch.rows.schema.get_field_index(column.name)), column) for column in columns]
-    return list(zip(batch.numbers, *values, strict=True))
+def staged_rows(batch: LoadBatch, columns: Sequence[LoadColumn]) -> pa.Table:
+    """The rows of a batch with their numbers and these columns of it, all texts. Raises InputError for a type that has
+    no text in PostgreSQL."""
+    values = [
+        column_texts(batch.rows.column(batch.rows.schema.get_field_index(column.name)), column) for column in columns
+    ]
+    return pa.table([pa.array(batch.numbers, pa.int64()), *values], [str(place) for place in range(len(values) + 1)])
 
 
-def texts_of(values: pa.Array, column: LoadColumn) -> list[str | None]:
-    """The texts of a column's values; None for null."""
+def column_texts(values: pa.Array, column: LoadColumn) -> pa.Array:
+    """The texts of a column's values; null for null."""
     kind = values.type
     if pa.types.is_dictionary(kind):
-        return texts_of(values.dictionary_decode(), column)
+        return column_texts(values.dictionary_decode(), column)
     if pa.types.is_null(kind):
-        return [None] * len(values)
+        return pa.nulls(len(values), pa.string())
     if _is_text(kind):
-        found: list[str | None] = values.to_pylist()
-        return [_array_of_json(text) for text in found] if column.kind == "array" else found
+        texts = values.cast(pa.string())
+        return _each(texts, _array_of_json) if column.kind == "array" else texts
     if pa.types.is_nested(kind):
         return _each(values, _nested(column, kind))
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
@@ -42,20 +45,19 @@ def texts_of(values: pa.Array, column: LoadColumn) -> list[str | None]:
     elif pa.types.is_float16(kind):
         values = values.cast(pa.float32())
     try:
-        found = pc.cast(values, pa.string()).to_pylist()
+        return texts_of(values)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
         raise InputError(
             f"column {column.name}: values of type {kind} cannot be loaded: {error}", "convert it"
         ) from error
-    return found
 
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def _each(values: pa.Array, text: Callable[[Any], str]) -> list[str | None]:
-    return [None if value is None else text(value) for value in values.to_pylist()]
+def _each(values: pa.Array, text: Callable[[Any], str]) -> pa.Array:
+    return pa.array([None if value is None else text(value) for value in values.to_pylist()], pa.string())
 
 
 def _in_microseconds(values: pa.Array, column: LoadColumn) -> pa.Array:
@@ -87,7 +89,7 @@ def _nested(column: LoadColumn, kind: pa.DataType) -> Callable[[Any], str]:
     if column.kind == "json":
         return lambda value: json.dumps(value, default=_json_default)
     if column.kind == "array" and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        return lambda value: _array_text([None if item is None else _item_text(item) for item in value])
+        return lambda value: array_text([None if item is None else _item_text(item) for item in value])
     raise InputError(
         f"column {column.name} has values of type {kind} in the input, and the type {column.type_sql} in the table",
         "convert it, or leave it out with --columns",
@@ -108,27 +110,13 @@ def _item_text(item: object) -> str | list[Any]:
     return "\\x" + item.hex() if isinstance(item, bytes) else str(item)
 
 
-def _array_of_json(text: str | None) -> str | None:
+def _array_of_json(text: str) -> str:
     """A JSON array as an array of PostgreSQL; other texts are PostgreSQL's own."""
-    if text is None or not text.startswith("["):
+    if not text.startswith("["):
         return text
     try:
-        values = json.loads(text, parse_float=str, parse_int=str)
+        values = parse_json(text.encode())
     except ValueError:
         # `[0:1]={1,2}`: an array with bounds.
         return text
-    return _array_text(values)
-
-
-def _array_text(values: list[Any]) -> str:
-    """The text of an array: NULL or a quoted text for each item, arrays within arrays."""
-    return "{" + ",".join(map(_array_item, values)) + "}"
-
-
-def _array_item(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, list):
-        return _array_text(value)
-    text = value if isinstance(value, str) else json_text(value)
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return array_text(values)

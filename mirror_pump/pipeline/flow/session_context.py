@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from mirror_pump.config import Settings
-from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.events import Event
 from mirror_pump.pipeline.flow.steps import Observer
 from mirror_pump.source.connect import PgConnection, connect
+
+if TYPE_CHECKING:
+    # Importing it would load pyspark.
+    from mirror_pump.engine.spark_runtime.runner import TaskRunner
 
 
 @dataclass(frozen=True)

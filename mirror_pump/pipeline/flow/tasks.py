@@ -6,12 +6,15 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.pipeline.flow.session_threads import ThreadStopped
+
+if TYPE_CHECKING:
+    # Importing it would load pyspark.
+    from mirror_pump.engine.spark_runtime.runner import TaskRunner
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mirror_pump.engine.lake_reads.index_keys import FileKeys, KeysTask, read_keys
-from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import FileMissing, LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming
@@ -25,6 +25,10 @@ from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.events import Event, IndexRead, LakeFileMissing
 from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.flow.tasks import Tasks
+
+if TYPE_CHECKING:
+    # Importing it would load pyspark.
+    from mirror_pump.engine.spark_runtime.runner import TaskRunner
 
 _TASK_ROWS = 2_000_000
 """Number of rows whose keys one task reads. The keys take 16 to 32 MB."""

@@ -8,21 +8,27 @@ Nothing but folds and ingests changes the lake below the cut-line. An ingest con
 it has looked, under the slot's lock, at every file that may hold one of its keys, and has written a correction of its
 own for each key that has one (mirror_pump.ops.ingest.ingest_commit). So a fold that lands later with an older value is
 overruled by that correction, as if the row had been written by an INSERT.
+
+The first rows below the cut-line of a tiered table may come before any partition has left. Then the cut-line gets its
+first value in this publish (`begins`, modak.begin_cutline). It is below everything that the heap holds, so no row
+changes sides: there is nothing to copy, and nothing to prove.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import psycopg
 from psycopg.types.json import Jsonb
 
-from mirror_pump.errors import TableError
+from mirror_pump.errors import CommitConflict, TableError
 from mirror_pump.lake.commit.row_delta import SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.segments import SegmentChange
+from mirror_pump.source.connect import LOCK_TIMEOUT
 from sql import queries
 
 _SQL = queries("ingest")
@@ -44,16 +50,20 @@ class IngestFiles(Operation):
     """Counts for the journal."""
     raw_text_columns: frozenset[int] = frozenset()
     """Field IDs of the columns that have a raw text column in the files."""
+    begins: bool = False
+    """The cut-line has not moved, and becomes `cut`."""
 
     @property
     def files(self) -> tuple[str, ...]:
         return tuple(file.path for file in (*self.data, *self.positions))
 
     def fitting(self, table: MirroredTable, registration: Registration) -> IngestFiles | None:
-        # The cut-line only advances, so the rows are still below it.
         tier, written = registration.tier, {column.field_id for column in table.columns}
-        fits = registration.readers_see_commits and tier is not None and self.cut <= tier.cut
-        return self if fits and registration.initial_fields <= written else None
+        if not registration.readers_see_commits or tier is None or not registration.initial_fields <= written:
+            return None
+        # The cut-line only advances, so the rows are still below it.
+        begins = self.begins and not tier.moved
+        return replace(self, begins=begins) if begins or self.cut <= tier.cut else None
 
     def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         return replace(
@@ -62,7 +72,24 @@ class IngestFiles(Operation):
             positions=(*plan.positions, *self.positions),
             raw_text_columns=plan.raw_text_columns | self.raw_text_columns,
             archive_due=True,
+            cut=self.cut if self.begins else plan.cut,
         )
+
+    def lock(self, cursor: Cursor, recording: Recording) -> None:
+        """Gives the cut-line its first value, if it begins here. Raises CommitConflict if that may work in a moment."""
+        if not self.begins:
+            return
+        parameters = {"table_id": recording.table.table_id, "cut": self.cut}
+        try:
+            cursor.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
+            cursor.execute(_SQL["begin_cutline"], parameters)
+            row = cursor.fetchone()
+            cursor.execute("SET LOCAL lock_timeout = DEFAULT")
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+            raise CommitConflict(f"{recording.table.name}: its partitions are locked by others") from error
+        if row is None or row[0] is not None:
+            reason = row[0] if row is not None else "it is not registered any more"
+            raise TableError(f"{recording.table.name}: older rows cannot go to the lake: {reason}", "ingest again")
 
     def complete(self, cursor: Cursor, recording: Recording) -> None:
         archive = recording.archive

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.copy_csv import csv_bytes
 from mirror_pump.source.loads.filtered_rows import RowFilter, by_halves
 from mirror_pump.source.loads.load_target import LoadColumn
 
 NAME = "pg_temp.modak_load"
-
-StagedRow = tuple[str | int | None, ...]
-"""The row's number, then its values as PostgreSQL reads them."""
 
 
 class StagingTable:
@@ -38,28 +38,26 @@ class StagingTable:
             f"CREATE TEMPORARY TABLE modak_load ({identifier(self.number)} bigint PRIMARY KEY, {defined})".encode()
         )
 
-    def add(self, rows: Sequence[StagedRow], row_filter: RowFilter) -> None:
-        """Copy rows into the table. A row with a value that its type does not take is rejected."""
+    def add(self, rows: pa.Table, row_filter: RowFilter) -> None:
+        """Copy rows into the table: their numbers, ascending, then the values of `columns` as texts that PostgreSQL
+        reads. A row with a value that its type does not take is rejected."""
 
         def write(first: int, end: int) -> int:
             names = ", ".join(map(identifier, (self.number, *(column.name for column in self.columns))))
             with (
                 self._connection.transaction(),
                 self._connection.cursor() as cursor,
-                cursor.copy(f"COPY {NAME} ({names}) FROM STDIN".encode()) as copy,
+                cursor.copy(f"COPY {NAME} ({names}) FROM STDIN (FORMAT csv)".encode()) as copy,
             ):
-                for row in rows[first:end]:
-                    copy.write_row(row)
+                copy.write(csv_bytes(rows.slice(first, end - first)))
             return end - first
 
         def number(place: int) -> int:
-            found = rows[place][0]
-            assert isinstance(found, int)
-            return found
+            return int(rows.column(0)[place].as_py())
 
-        if rows:
-            by_halves(0, len(rows), write, lambda place, reason: row_filter.reject(number(place), reason))
-            self.last = number(-1)
+        if rows.num_rows:
+            by_halves(0, rows.num_rows, write, lambda place, reason: row_filter.reject(number(place), reason))
+            self.last = number(rows.num_rows - 1)
 
     def complete(self) -> None:
         """All rows are there: let the planner know how many."""

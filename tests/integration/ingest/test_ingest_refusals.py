@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mirror_pump.errors import MirrorPumpError
-from mirror_pump.ops.ingest.ingest_request import FileFormat, OnConflict, OnError
+from mirror_pump.ops.ingest.ingest_request import OnConflict, OnError
+from mirror_pump.ops.row_files.file_format import FileFormat
 from mirror_pump.testing.database import Database
 from tests.support.ingest_scene import IngestScene
 

@@ -29,11 +29,13 @@ _CSV = {"label": "a", "format": "csv"}
 
 
 @contextmanager
-def port_of(dsn: str, *, token: str | None = None, loads: bool = True, **options: Any) -> Iterator[int]:
+def port_of(
+    dsn: str, *, token: str | None = None, load_token: str | None = None, loads: bool = True, **options: Any
+) -> Iterator[int]:
     """A port that takes loads. `options` are limits, and load_bytes."""
     sizes = {"load_bytes": options.pop("load_bytes")} if "load_bytes" in options else {}
     settings = Settings(dsn=dsn, loads=True, limits=InternalLimits(**options), **sizes)
-    app = application(LoadEndpoint(settings).routes(), Access(token, loads))
+    app = application(LoadEndpoint(settings).routes(), Access(token, loads, load_token))
     with HttpServer("127.0.0.1", 0, app) as server:
         yield int(server.url.rpartition(":")[2])
 
@@ -109,9 +111,14 @@ def test_a_port_that_takes_no_loads_refuses_the_body(table: LoadedTable) -> None
 
 
 def test_a_token_is_needed_where_there_is_one(table: LoadedTable) -> None:
-    with port_of(table.database.dsn, token=_TOKEN) as port:
+    reading = "the token for metrics"
+    with port_of(table.database.dsn, token=reading, load_token=_TOKEN) as port:
         assert put(port, TEXT, _CSV)[0] == 401
         assert put(port, TEXT, _CSV | {"Authorization": "Bearer wrong"})[0] == 401
+        # Each of the two is good for its own purpose only.
+        assert put(port, TEXT, _CSV | {"Authorization": f"Bearer {reading}"})[0] == 401
+        assert put(port, None, _BEARER, "/metrics", "GET")[0] == 401
+        assert put(port, None, {"Authorization": f"Bearer {reading}"}, "/metrics", "GET")[0] == 404
         assert put(port, TEXT, _CSV | _BEARER | {"Origin": "http://127.0.0.1"})[0] == 403
         assert table.labels() == {}
         assert put(port, TEXT, _CSV | _BEARER)[0] == 200

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from mirror_pump.errors import MirrorPumpError, SourceError, TableError
-from mirror_pump.ops.load.load_input import InputFormat
+from mirror_pump.ops.row_files.file_format import FileFormat
 from mirror_pump.source.loads.filtered_rows import TooManyFiltered
 from mirror_pump.source.loads.labels import sweep_labels
 from mirror_pump.testing.database import Database
@@ -169,7 +169,7 @@ def test_a_partial_file_and_unknown_columns_are_errors(table: LoadedTable) -> No
 
 def test_json_lines_are_read_as_modak_upsert_reads_them(table: LoadedTable) -> None:
     table.database.execute("ALTER TABLE ev ADD doc jsonb, ADD tags text[]")
-    table.load("a", '{"id": 1, "at": 50, "doc": {"a": [1.50]}, "tags": ["x, y", null]}', form=InputFormat.JSONL)
+    table.load("a", '{"id": 1, "at": 50, "doc": {"a": [1.50]}, "tags": ["x, y", null]}', form=FileFormat.JSONL)
     image = table.delta()["1 50"][2]
     assert image == {"id": 1, "at": 50, "v": "none", "n": 7, "doc": '{"a": [1.50]}', "tags": ["x, y", None]}
 

@@ -55,6 +55,19 @@ def test_other_addresses_need_a_token(host: str) -> None:
     assert Access.at(host, "a token of some length").token is not None
 
 
+def test_loads_need_a_token_of_their_own_where_reading_needs_one() -> None:
+    for host in ("127.0.0.1", "192.0.2.7"):
+        with pytest.raises(UsageError) as caught:
+            Access.at(host, "a token of some length", loads=True)
+        assert "MIRROR_PUMP_LOAD_TOKEN" in caught.value.remedy
+        with pytest.raises(UsageError, match="the same"):
+            Access.at(host, "a token of some length", loads=True, load_token="a token of some length")
+        assert Access.at(host, "a token of some length", loads=True, load_token="another token").loads
+    assert Access.at("127.0.0.1", None, loads=True).load_token is None
+    with pytest.raises(UsageError):
+        Access.at("192.0.2.7", None, loads=True, load_token="a token of some length")
+
+
 def test_run_refuses_an_open_port_before_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in Settings.model_fields:
         monkeypatch.delenv(f"MIRROR_PUMP_{name.upper()}", raising=False)

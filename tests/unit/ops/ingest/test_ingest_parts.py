@@ -20,12 +20,13 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column
 from mirror_pump.ops.ingest.conversions import LeftToPostgres, Unfit, converted
 from mirror_pump.ops.ingest.csv_input import CsvLayout, parse_csv, without_header
-from mirror_pump.ops.ingest.ingest_request import CsvForm, FileFormat
+from mirror_pump.ops.ingest.ingest_request import CsvForm
 from mirror_pump.ops.ingest.ingested_keys import IngestedKeys
-from mirror_pump.ops.ingest.input_files import InputFile
 from mirror_pump.ops.ingest.target_columns import TargetColumn
-from mirror_pump.ops.ingest.text_blocks import text_blocks
-from mirror_pump.ops.ingest.value_texts import texts_of
+from mirror_pump.ops.ingest.text_blocks import TextBlock, text_blocks
+from mirror_pump.ops.row_files.file_format import FileFormat
+from mirror_pump.ops.row_files.input_files import InputFile
+from mirror_pump.ops.row_files.value_texts import texts_of
 
 _FIELDS = ["", "a", '"', "\n", ",", 'x"y', "line\nbreak", '""', "\r\n", "ü"]
 
@@ -33,9 +34,10 @@ _FIELDS = ["", "a", '"', "\n", ",", 'x"y', "line\nbreak", '""', "\r\n", "ü"]
 @pytest.mark.parametrize("seed", range(20))
 def test_blocks_of_any_size_have_the_rows_and_lines_of_the_file(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    rows = [[chance.choice(_FIELDS) for _ in range(3)] for _ in range(40)]
+    # Long stretches without quotes, too.
+    rows = [[chance.choice(_FIELDS[:2] if row % 20 < 12 else _FIELDS) for _ in range(3)] for row in range(40)]
     stream = io.StringIO(newline="")
-    writer = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    writer = csv.writer(stream, lineterminator="\n", quoting=chance.choice([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]))
     writer.writerow("abc")
     writer.writerows(rows)
     path = tmp_path / "a.csv"
@@ -47,7 +49,9 @@ def test_blocks_of_any_size_have_the_rows_and_lines_of_the_file(tmp_path: Path, 
     size = chance.choice([1, 7, 64, 10_000])
     for block in without_header(text_blocks(file, StorageOptions(), quoted=True, block_bytes=size), form):
         batch = parse_csv(block, CsvLayout(("a", "b", "c"), form, {}))
-        found += [list(row) for row in zip(*(batch.columns[name].to_pylist() for name in "abc"), strict=True)]
+        # An empty field without quotes is NULL.
+        columns = (batch.columns[name].fill_null("").to_pylist() for name in "abc")
+        found += [list(row) for row in zip(*columns, strict=True)]
         lines += batch.lines.tolist()
     # The line breaks of values are kept as they are.
     assert found == rows
@@ -163,3 +167,32 @@ def test_keys_that_occur_twice(tmp_path: Path) -> None:
     ingested.add(PackedKeys(np.array([8, 6]), None), np.array([3, 4]))
     assert [set(pair) for pair in ingested.finish()] == [{1, 4}]
     ingested.close()
+
+
+@pytest.mark.parametrize(
+    ("texts", "typed"),
+    [
+        (["1.5", "-0.01", "", "9999999999.99", "-9999999999.99", "007", ".5", "5.", "+1", "1e3"], True),
+        (["10000000000"], False),
+        (["-10000000000.0"], False),
+        (["1e10"], False),
+        (["1.005"], False),
+        (["NaN"], False),
+        (["1_000"], False),
+        (["."], False),
+        (["-"], False),
+        (['""'], False),
+        (["99999999999999999999999999999999999999"], False),
+        (["1e30"], False),
+    ],
+)
+def test_decimals_are_parsed_at_once_if_postgres_reads_them_so(texts: list[str], *, typed: bool) -> None:
+    kind = pa.decimal128(12, 2)
+    data = "".join(f"{text},x\n" for text in texts).encode()
+    block = TextBlock(InputFile(0, "a.csv", FileFormat.CSV, 1), 1, data, len(texts), len(data))
+    batch = parse_csv(block, CsvLayout(("a", "b"), CsvForm(), {"a": kind}))
+    assert batch.columns["a"].type == (kind if typed else pa.string())
+    if typed:
+        # As numeric(12,2) reads them.
+        found = ["1.50", "-0.01", None, "9999999999.99", "-9999999999.99", "7.00", "0.50", "5.00", "1.00", "1000.00"]
+        assert [None if value is None else str(value) for value in batch.columns["a"].to_pylist()] == found

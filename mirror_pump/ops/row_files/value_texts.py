@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mirror_pump.ops.ingest.jsonl_input import array_text, document
+from mirror_pump.ops.row_files.json_texts import array_text, document
 
 _FIRST, _END = -62_135_596_800_000_000, 253_402_300_800_000_000
 """The years 1 to 9999, in microseconds since 1970: what Arrow prints as PostgreSQL reads it."""

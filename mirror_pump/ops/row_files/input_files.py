@@ -1,4 +1,4 @@
-"""Finds and opens the files of an ingest: paths, glob patterns, URIs of any store, stdin; compressed or not."""
+"""Finds and opens files of rows: paths, glob patterns, URIs of any store, stdin; compressed or not."""
 
 from __future__ import annotations
 
@@ -9,35 +9,23 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
 
 import pyarrow as pa
 
 from mirror_pump.errors import FileMissing, LakeError, TableError, UsageError
 from mirror_pump.lake.storage import StorageOptions, list_files, local_path, open_input
-from mirror_pump.ops.ingest.ingest_request import FileFormat
+from mirror_pump.ops.row_files.file_format import MAGIC_BYTES, PARQUET_MAGIC, FileFormat, compression_of, format_of
 
 STDIN = "-"
 
-_SUFFIXES = {
-    ".parquet": FileFormat.PARQUET,
-    ".csv": FileFormat.CSV,
-    ".jsonl": FileFormat.JSONL,
-    ".ndjson": FileFormat.JSONL,
-    ".json": FileFormat.JSONL,
-}
-_COMPRESSED = (".gz", ".gzip", ".zst", ".zstd", ".bz2")
-_MAGIC = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bz2"))
-"""How compressed files begin. Names are not trusted: a download may have been decompressed on its way."""
-_PARQUET_MAGIC = b"PAR1"
-_PEEK = 4
 _PATTERN = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file of an ingest."""
+    """One file of an ingest or a load."""
 
     number: int
     """From 0, in the order in which the files are read."""
@@ -86,29 +74,30 @@ def _matching(pattern: str, storage: StorageOptions) -> list[tuple[str, int]]:
 
 def _matching_remote(pattern: str, storage: StorageOptions) -> list[tuple[str, int]]:
     first = _PATTERN.search(pattern)
-    literal = first is None
-    directory = (pattern if first is None else pattern[: first.start()]).rpartition("/")[0]
-    listed = sorted((file.location, file.size_bytes) for file in list_files(directory, storage))
+    if first is None:
+        try:
+            with open_input(pattern, storage) as source:
+                return [(pattern, source.size())]
+        except FileMissing as error:
+            raise _no_object(pattern) from error
+    directory = pattern[: first.start()].rpartition("/")[0]
     found = [
-        (location, size)
-        for location, size in listed
+        (file.location, file.size_bytes)
+        for file in list_files(directory, storage)
         # As of a shell: a star does not match a slash.
-        if (
-            location == pattern
-            if literal
-            else fnmatch.fnmatchcase(location, pattern) and location.count("/") == pattern.count("/")
-        )
+        if fnmatch.fnmatchcase(file.location, pattern) and file.location.count("/") == pattern.count("/")
     ]
     if not found:
-        raise UsageError(f"there is no object {pattern}", "check the bucket, the key, and the storage options")
-    return found
+        raise _no_object(pattern)
+    return sorted(found)
+
+
+def _no_object(pattern: str) -> UsageError:
+    return UsageError(f"there is no object {pattern}", "check the bucket, the key, and the storage options")
 
 
 def _format_of(location: str) -> FileFormat:
-    name = location.lower()
-    for suffix in _COMPRESSED:
-        name = name.removesuffix(suffix)
-    known = _SUFFIXES.get(PurePosixPath(name).suffix)
+    known = format_of(location)
     if known is None:
         what = "stdin" if location == STDIN else location
         raise UsageError(f"nothing tells the format of {what}", "give --format csv, jsonl or parquet")
@@ -122,15 +111,23 @@ def open_text(file: InputFile, storage: StorageOptions) -> Iterator[tuple[Any, A
     Raises TableError for a file that cannot be read or is not what its format says.
     """
     with _opened(file, storage) as stored:
-        peeked = stored.peek(_PEEK)[:_PEEK]
-        if peeked == _PARQUET_MAGIC:
+        peeked = stored.peek(MAGIC_BYTES)[:MAGIC_BYTES]
+        if peeked == PARQUET_MAGIC:
             raise TableError(f"{file.name} is a Parquet file", "give --format parquet")
-        compression = next((kind for magic, kind in _MAGIC if peeked.startswith(magic)), None)
+        compression = compression_of(peeked)
         if compression is None:
             yield stored, stored
             return
         with pa.CompressedInputStream(pa.PythonFile(stored, "r"), compression) as stream:
             yield stream, stored
+
+
+@contextmanager
+def open_stored(file: InputFile, storage: StorageOptions) -> Iterator[BinaryIO]:
+    """The bytes of a file as they are stored, from the first one on. Raises TableError for a file that cannot be
+    read."""
+    with _opened(file, storage) as stored:
+        yield cast("BinaryIO", stored)
 
 
 @contextmanager
@@ -198,7 +195,7 @@ def _opened(file: InputFile, storage: StorageOptions) -> Iterator[_Peeked]:
 def _unreadable(file: InputFile, error: Exception) -> TableError:
     missing = isinstance(error, FileNotFoundError | FileMissing)
     text = "is not there any more" if missing else f"cannot be read: {error}"
-    return TableError(f"{file.name} {text}", "nothing was ingested; mend the file and ingest again")
+    return TableError(f"{file.name} {text}", "nothing was changed; mend the file, and run the command again")
 
 
 def _path(file: InputFile) -> str:
