@@ -39,7 +39,7 @@ class ModePumps:
         self._pump: RunningPump | DoomedPump | None = None
 
     @property
-    def streams(self) -> bool:
+    def leads(self) -> bool:
         """Whether a pump runs that nobody is going to kill."""
         return isinstance(self._pump, RunningPump)
 

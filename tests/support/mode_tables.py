@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
@@ -160,7 +161,8 @@ class ModeTable(EventsTable):
     def lines_since(self, line: int) -> set[int]:
         """The retention lines that the table had since this one."""
         moved = self.database.rows(
-            "SELECT (details ->> 'line')::bigint FROM modak.op_log WHERE table_id = %s AND details ->> 'kind' = 'expire'",
+            "SELECT (details ->> 'line')::bigint FROM modak.op_log"
+            " WHERE table_id = %s AND details ->> 'kind' = 'expire'",
             (self.table_id,),
         )
         return {line, self.line, *(later for (later,) in moved if later >= line)}
@@ -235,7 +237,7 @@ class ModeTable(EventsTable):
             return normalised(run(connection, f"SELECT {columns} FROM {self.model}").fetchall())
 
 
-def assert_products_read(tables: list[ModeTable], mode: ReadMode) -> None:
+def assert_products_read(tables: Sequence[ModeTable], mode: ReadMode) -> None:
     """Fails unless one statement of `mirror-pump sql` finds all of these tables as they are. Nobody writes meanwhile;
     pumps may do what they do. Mode `lake` is not for this: it lags."""
     before = {table.name: table.line for table in tables}

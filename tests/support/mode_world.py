@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Self
 import psycopg
 
 from mirror_pump.errors import MirrorPumpError
-from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.ops.register.unregistration import abort_restore
 from mirror_pump.ops.restore.restoration import RestoreStep
 from mirror_pump.ops.retain.retention import change_retention, resume
@@ -35,7 +33,8 @@ from mirror_pump.testing.verification import assert_verified
 from tests.support.maintenance import Maintained
 from tests.support.mode_inputs import ModeInputs
 from tests.support.mode_pumps import ModePumps
-from tests.support.mode_tables import Kind, ModeTable, assert_products_read
+from tests.support.mode_reads import ModeReads
+from tests.support.mode_tables import Kind, ModeTable
 from tests.support.mode_writer import REFUSED, ModeWriter
 from tests.support.model_history import ModelHistory
 from tests.support.pipeline import in_thread
@@ -45,16 +44,6 @@ if TYPE_CHECKING:
 
 _SETTLE = 120.0
 """Seconds in which everything that is due has to be done when nobody disturbs."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Pin:
-    """A reader's pin."""
-
-    table: ModeTable
-    pin_id: Any
-    read: tuple[int, str]
-    """The cut-line and the metadata file that it reads."""
 
 
 class ModeWorld:
@@ -81,17 +70,16 @@ class ModeWorld:
             database, lake.as_uri(), gate, retention_interval=0.1, reconnect_backoff_max=0.3, copy_chunk_bytes=8192
         )
         self._maintained = None if spark is None else Maintained(self.mirror, spark)
-        self._history = ModelHistory(database, f"oracle_{os.urandom(4).hex()}")
+        history = ModelHistory(database, f"oracle_{os.urandom(4).hex()}")
         self._pumps = ModePumps(self.mirror, gate, chance, found)
-        self._inputs = ModeInputs(self.mirror, directory, chance, found, self._disturb, self._unpin)
-        self._tables = [ModeTable.of(self.mirror, kind, 90, self._history) for kind in Kind]
+        self._tables = [ModeTable.of(self.mirror, kind, 90, history) for kind in Kind]
         self._writer = ModeWriter(database, self._tables, random.Random(chance.getrandbits(32)), found)
-        self._duckdb = self._closing.enter_context(duckdb_connection())
+        duckdb = self._closing.enter_context(duckdb_connection())
+        self._reads = ModeReads(self._tables, history, duckdb, self._writer.turn, chance, found)
+        self._inputs = ModeInputs(self.mirror, directory, chance, found, self._disturb, self._reads.release_all)
         self._old = self._closing.enter_context(database.connect(autocommit=False))
         self._old_open = False
-        self._pins: list[_Pin] = []
         self._line = self._bounded.line
-        self._looks = (self._look, self._look, self._look, self._look_at_main, self._look_by_pin, self._look_quietly)
 
     def __enter__(self) -> Self:
         for table in self._tables:
@@ -113,8 +101,8 @@ class ModeWorld:
                 action()
                 self._found[action.__name__.strip("_")] += 1
                 self._require_sound()
-                for look in self._chance.sample(self._looks, 2):
-                    look()
+                for _ in range(2):
+                    self._reads.some(led=self._pumps.leads)
         self.settle()
 
     def _actions(self) -> dict[Callable[[], None], int]:
@@ -123,9 +111,9 @@ class ModeWorld:
         actions: dict[Callable[[], None], int] = {
             self._grow: 5, self._ingest: 4, self._killed_ingest: 1, self._load: 4, self._load_again: 1,
             self._add_column: 1, self._truncate: 1, self._rewrite: 1, self._change_policy: 2, self._restore: 1,
-            self._pin: 2, self._release: 3, self._begin_old: 1, self._end_old: 2, self._kill: 1, self._terminate: 1,
-            pumps.restart: 1, pumps.plant: 2, pumps.fail_tasks: 1, pumps.hold_copies: 1, pumps.copy_on: 3,
-            pumps.wait: 3,
+            self._reads.pin: 2, self._reads.release: 3, self._begin_old: 1, self._end_old: 2, self._kill: 1,
+            self._terminate: 1, pumps.restart: 1, pumps.plant: 2, pumps.fail_tasks: 1, pumps.hold_copies: 1,
+            pumps.copy_on: 3, pumps.wait: 3,
         }  # fmt: skip
         if self._maintained is not None:
             actions[self._maintain] = 1
@@ -206,7 +194,7 @@ class ModeWorld:
     def _restore(self) -> None:
         """All rows come back into the heap, and the table is registered again."""
         table = self._any(Kind.SHED, Kind.AGED, Kind.BOUNDED)
-        self._unpin(table)
+        self._reads.release_all(table)
         lines: list[int] = []
 
         def report(step: RestoreStep, _: str) -> None:
@@ -241,34 +229,12 @@ class ModeWorld:
         for error in result.errors:
             self._found[f"maintenance: {error}"[:140]] += 1
 
-    def _pin(self) -> None:
-        table = self._any(Kind.SHED, Kind.AGED, Kind.KEPT, Kind.BOUNDED)
-        in_one_snapshot = self._chance.random() < 0.7
-        ((pin, cut, location),) = self._database.rows(
-            "SELECT pin_id, t, metadata_location FROM modak.pin(%s, '10 minutes', %s)", (table.name, in_one_snapshot)
-        )
-        self._pins.append(_Pin(table, pin, (cut, location)))
-
-    def _release(self) -> None:
-        if self._pins:
-            self._release_one(self._chance.choice(self._pins))
-
-    def _release_one(self, pin: _Pin) -> None:
-        pin.table.assert_pinned(self._duckdb, pin.read)
-        assert self._database.rows("SELECT modak.release(%s)", (pin.pin_id,)) == [(True,)], "the pin was gone"
-        self._pins.remove(pin)
-
-    def _unpin(self, table: ModeTable) -> None:
-        """Somebody waits for the readers of this table."""
-        for pin in [pin for pin in self._pins if pin.table is table]:
-            self._release_one(pin)
-
     def _disturb(self) -> None:
         """An ingest has begun to look for keys."""
         if self._chance.random() < 0.3:
             self._grow()
         if self._chance.random() < 0.5:
-            self._look()
+            self._reads.by_protocol()
 
     def _begin_old(self) -> None:
         """A transaction whose snapshot gets old."""
@@ -292,39 +258,10 @@ class ModeWorld:
             self._found[f"old transaction: {type(error).__name__}"] += 1
 
     def _kill(self) -> None:
-        self._pumps.kill((self._grow, self._load, self._look, self._look_at_main))
+        self._pumps.kill((self._grow, self._load, self._reads.by_protocol, self._reads.main))
 
     def _terminate(self) -> None:
         self._pumps.terminate((self._old.info.backend_pid, self._writer.pid))
-
-    # What is read.
-
-    def _look(self) -> None:
-        """One read by the protocol, beside the writer."""
-        self._any(Kind.SHED, Kind.AGED, Kind.KEPT, Kind.BOUNDED).assert_exact(self._duckdb)
-        self._found["reads by the protocol"] += 1
-
-    def _look_at_main(self) -> None:
-        self._found["reads of main"] += self._any().assert_main(self._history, self._duckdb)
-
-    def _look_by_pin(self) -> None:
-        if self._pins:
-            pin = self._chance.choice(self._pins)
-            pin.table.assert_pinned(self._duckdb, pin.read)
-            self._found["reads by pins"] += 1
-
-    def _look_quietly(self) -> None:
-        """By the product, and in the heap, while the writer waits."""
-        with self._writer.turn:
-            mode = self._chance.choice((ReadMode.SEAM, ReadMode.SEAM, ReadMode.HEAP, ReadMode.HYBRID))
-            chosen = [table for table in self._tables if mode is not ReadMode.HEAP or table.kind.whole]
-            if mode is ReadMode.SEAM or not self._pumps.streams:
-                # It would be read at a frontier before the present.
-                chosen = [table for table in chosen if table.kind is not Kind.PLAIN]
-            if chosen:
-                assert_products_read(chosen, mode)
-        self._any().assert_heap()
-        self._found[f"reads by the product, {mode}"] += 1
 
     def _require_sound(self) -> None:
         """Fails if a pump has ended by an error, a table has failed, a proof found a difference, or the retention line
@@ -347,8 +284,8 @@ class ModeWorld:
         """Nothing disturbs any more: all that is due is done, and everything is exact."""
         if self._old_open:
             self._end_old()
-        for pin in list(self._pins):
-            self._release_one(pin)
+        for table in self._tables:
+            self._reads.release_all(table)
         self._pumps.calm()
         self._pumps.stop()
         for table in self._tables:
@@ -366,7 +303,8 @@ class ModeWorld:
                 self._pumps.require_alive()
                 raise AssertionError(f"{error}; {self._explained()}") from error
         self.mirror.await_frontier(seconds=_SETTLE)
-        self._compare()
+        self._reads.everything()
+        self.mirror.assert_sound()
         self._found["partitions that left"] += sum(
             len(table.leaving().get(state, ())) for table in self._tables for state in ("tiered", "dropped")
         )
@@ -391,18 +329,6 @@ class ModeWorld:
             "corrections are folded, or expire",
             lambda: self._database.rows("SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL") == [(0,)],
         )
-
-    def _compare(self) -> None:
-        for table in self._tables:
-            if table.kind is not Kind.PLAIN:
-                table.assert_exact(self._duckdb)
-            assert table.assert_main(self._history, self._duckdb), f"{table.name} is not live"
-            table.assert_heap()
-        for mode in (ReadMode.SEAM, ReadMode.HYBRID):
-            assert_products_read(self._tables, mode)
-        assert_products_read([table for table in self._tables if table.kind is Kind.SHED], ReadMode.LAKE)
-        assert self._database.rows("SELECT table_id FROM modak.read_pins") == []
-        self.mirror.assert_sound()
 
     def _explained(self) -> list[Any]:
         return self._database.rows(
