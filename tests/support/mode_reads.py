@@ -25,6 +25,8 @@ class _Pin:
     pin_id: Any
     read: tuple[int, str]
     """The cut-line and the metadata file that it reads."""
+    ingests: int
+    """Ingests that had come by then."""
 
 
 class ModeReads:
@@ -73,11 +75,12 @@ class ModeReads:
     def pin(self) -> None:
         """A reader begins."""
         table = self._chance.choice(self._cut)
+        ingests = self._ingests(table)
         ((pin, cut, location),) = self._database.rows(
             "SELECT pin_id, t, metadata_location FROM modak.pin(%s, '10 minutes', %s)",
             (table.name, self._chance.random() < 0.7),
         )
-        self._pins.append(_Pin(table, pin, (cut, location)))
+        self._pins.append(_Pin(table, pin, (cut, location), ingests))
 
     def release(self) -> None:
         """A reader looks once more, and ends."""
@@ -102,15 +105,30 @@ class ModeReads:
         assert self._database.rows("SELECT table_id FROM modak.read_pins") == []
 
     def _release(self, pin: _Pin) -> None:
-        pin.table.assert_pinned(self._duckdb, pin.read)
+        self._read_by(pin)
         assert self._database.rows("SELECT modak.release(%s)", (pin.pin_id,)) == [(True,)], "the pin was gone"
         self._pins.remove(pin)
 
     def _by_pin(self) -> None:
         if self._pins:
-            pin = self._chance.choice(self._pins)
+            self._read_by(self._chance.choice(self._pins))
+
+    def _read_by(self, pin: _Pin) -> None:
+        """Through a pin, unless an ingest has landed since: then a reader begins again."""
+        if self._ingests(pin.table) == pin.ingests:
             pin.table.assert_pinned(self._duckdb, pin.read)
             self._found["reads by pins"] += 1
+        else:
+            self._found["pins from before an ingest"] += 1
+
+    def _ingests(self, table: ModeTable) -> int:
+        """How many ingests have landed in the table. None lands during a read by a pin."""
+        return int(
+            self._database.rows(
+                "SELECT count(*) FROM modak.op_log WHERE table_id = %s AND op_kind = 'ingest' AND phase = 'done'",
+                (table.table_id,),
+            )[0][0]
+        )
 
     def _by_product(self, led: bool) -> None:
         """By the product, and in the heap, while the writer waits."""
