@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mirror_pump.ops.reads.table_reads import ReadMode
-from tests.support.mode_tables import Kind, ModeTable, assert_products_read
+from tests.support.mode_tables import ModeKind, ModeTable, assert_products_read
 from tests.support.model_history import ModelHistory
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class _Pin:
+class _HeldPin:
     """A reader's pin."""
 
     table: ModeTable
@@ -42,14 +42,14 @@ class ModeReads:
         found: Counter[str],
     ) -> None:
         self._tables = tables
-        self._cut = [table for table in tables if table.kind is not Kind.PLAIN]
+        self._cut = [table for table in tables if table.kind is not ModeKind.PLAIN]
         self._database = tables[0].database
         self._history = history
         self._duckdb = duckdb
         self._turn = turn
         self._chance = chance
         self._found = found
-        self._pins: list[_Pin] = []
+        self._pins: list[_HeldPin] = []
 
     def some(self, *, led: bool) -> None:
         """A read of a random kind. `led`: a pump runs, so the frontier moves."""
@@ -80,7 +80,7 @@ class ModeReads:
             "SELECT pin_id, t, metadata_location FROM modak.pin(%s, '10 minutes', %s)",
             (table.name, self._chance.random() < 0.7),
         )
-        self._pins.append(_Pin(table, pin, (cut, location), ingests))
+        self._pins.append(_HeldPin(table, pin, (cut, location), ingests))
 
     def release(self) -> None:
         """A reader looks once more, and ends."""
@@ -104,7 +104,7 @@ class ModeReads:
         assert_products_read([table for table in self._tables if table.kind.streams], ReadMode.LAKE)
         assert self._database.rows("SELECT table_id FROM modak.read_pins") == []
 
-    def _release(self, pin: _Pin) -> None:
+    def _release(self, pin: _HeldPin) -> None:
         self._read_by(pin)
         assert self._database.rows("SELECT modak.release(%s)", (pin.pin_id,)) == [(True,)], "the pin was gone"
         self._pins.remove(pin)
@@ -113,7 +113,7 @@ class ModeReads:
         if self._pins:
             self._read_by(self._chance.choice(self._pins))
 
-    def _read_by(self, pin: _Pin) -> None:
+    def _read_by(self, pin: _HeldPin) -> None:
         """Through a pin, unless an ingest has landed since: then a reader begins again."""
         if self._ingests(pin.table) == pin.ingests:
             pin.table.assert_pinned(self._duckdb, pin.read)

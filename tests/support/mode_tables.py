@@ -30,7 +30,7 @@ _LOWEST = -(2**63)
 _SNAPSHOT = b"SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 
 
-class Kind(StrEnum):
+class ModeKind(StrEnum):
     """The mode of a table, which is its name, too."""
 
     PLAIN = "plain"
@@ -42,29 +42,29 @@ class Kind(StrEnum):
     @property
     def streams(self) -> bool:
         """Whether its changes come by the replication slot, so that its lake has a frontier."""
-        return self in (Kind.PLAIN, Kind.SHED)
+        return self in (ModeKind.PLAIN, ModeKind.SHED)
 
     @property
     def whole(self) -> bool:
         """Whether the heap has all rows."""
-        return self in (Kind.PLAIN, Kind.KEPT)
+        return self in (ModeKind.PLAIN, ModeKind.KEPT)
 
     @property
     def lag_key(self) -> str | None:
         """The option that says when partitions are due."""
-        return {Kind.PLAIN: None, Kind.SHED: "heap_retention"}.get(self, "lag")
+        return {ModeKind.PLAIN: None, ModeKind.SHED: "heap_retention"}.get(self, "lag")
 
 
 @dataclass
 class ModeTable(EventsTable):
     """One of them. Its partitions are called `<kind>_0`, `<kind>_1`, and so on."""
 
-    kind: Kind = Kind.AGED
+    kind: ModeKind = ModeKind.AGED
     further: int = 0
     """Columns that were added."""
 
     @classmethod
-    def of(cls, mirror: Mirror, kind: Kind, rows: int, history: ModelHistory) -> Self:
+    def of(cls, mirror: Mirror, kind: ModeKind, rows: int, history: ModelHistory) -> Self:
         """Creates it with four partitions of `rows` rows. It is not registered."""
         self = cls.automatic(mirror, 0, 0, lag=None, name=kind, model=f"{kind}_model", prefix=f"{kind}_")
         self.kind = kind
@@ -76,11 +76,11 @@ class ModeTable(EventsTable):
     def register(self) -> None:
         """Registers it; partitions are due when they lie 100 behind the newest key."""
         wish = {
-            Kind.PLAIN: None,
-            Kind.SHED: at_once("100"),
-            Kind.AGED: tiered(),
-            Kind.KEPT: tiered(keep_heap=True),
-            Kind.BOUNDED: tiered(lake_retention="150"),
+            ModeKind.PLAIN: None,
+            ModeKind.SHED: at_once("100"),
+            ModeKind.AGED: tiered(),
+            ModeKind.KEPT: tiered(keep_heap=True),
+            ModeKind.BOUNDED: tiered(lake_retention="150"),
         }[self.kind]
         self.mirror.register(f"public.{self.name}", retention=wish)
 
@@ -218,13 +218,13 @@ class ModeTable(EventsTable):
             main = metadata_location_on(connection, f"public.{self.name}")
         cut, frontier, published = row
         found = _base_rows(main, duckdb)
-        if self.kind is Kind.PLAIN:
+        if self.kind is ModeKind.PLAIN:
             assert_same(history.at(frontier, self.model), found, f"main of {self.name} at frontier {frontier}")
             return True
         below = [each for each in found if each[0] < cut]
         assert_same(_base_rows(published, duckdb), below, f"main of {self.name} below the cut-line {cut}")
         above = [each for each in found if each[0] >= cut]
-        if self.kind is Kind.SHED:
+        if self.kind is ModeKind.SHED:
             wanted = [each for each in history.at(frontier, self.model) if each[0] >= cut]
             assert_same(wanted, above, f"main of {self.name} from the cut-line {cut} on at frontier {frontier}")
         else:

@@ -34,7 +34,7 @@ from tests.support.maintenance import Maintained
 from tests.support.mode_inputs import ModeInputs
 from tests.support.mode_pumps import ModePumps
 from tests.support.mode_reads import ModeReads
-from tests.support.mode_tables import Kind, ModeTable
+from tests.support.mode_tables import ModeKind, ModeTable
 from tests.support.mode_writer import REFUSED, ModeWriter
 from tests.support.model_history import ModelHistory
 from tests.support.pipeline import in_thread
@@ -72,7 +72,7 @@ class ModeWorld:
         self._maintained = None if spark is None else Maintained(self.mirror, spark)
         history = ModelHistory(database, f"oracle_{os.urandom(4).hex()}")
         self._pumps = ModePumps(self.mirror, gate, chance, found)
-        self._tables = [ModeTable.of(self.mirror, kind, 90, history) for kind in Kind]
+        self._tables = [ModeTable.of(self.mirror, kind, 90, history) for kind in ModeKind]
         self._writer = ModeWriter(database, self._tables, random.Random(chance.getrandbits(32)), found)
         duckdb = self._closing.enter_context(duckdb_connection())
         self._reads = ModeReads(self._tables, history, duckdb, self._writer.turn, chance, found)
@@ -85,7 +85,7 @@ class ModeWorld:
         for table in self._tables:
             table.register()
         self._pumps.start()
-        self.mirror.await_live(*(f"public.{kind}" for kind in Kind if kind.streams))
+        self.mirror.await_live(*(f"public.{kind}" for kind in ModeKind if kind.streams))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -123,10 +123,10 @@ class ModeWorld:
 
     @property
     def _bounded(self) -> ModeTable:
-        (found,) = (table for table in self._tables if table.kind is Kind.BOUNDED)
+        (found,) = (table for table in self._tables if table.kind is ModeKind.BOUNDED)
         return found
 
-    def _any(self, *kinds: Kind) -> ModeTable:
+    def _any(self, *kinds: ModeKind) -> ModeTable:
         return self._chance.choice([table for table in self._tables if not kinds or table.kind in kinds])
 
     def _grow(self) -> None:
@@ -183,8 +183,8 @@ class ModeWorld:
             self._found["rewritten"] += 1
 
     def _change_policy(self) -> None:
-        table = self._any(Kind.SHED, Kind.AGED, Kind.KEPT, Kind.BOUNDED, Kind.BOUNDED)
-        if table.kind is Kind.BOUNDED and self._chance.random() < 0.6:
+        table = self._any(ModeKind.SHED, ModeKind.AGED, ModeKind.KEPT, ModeKind.BOUNDED, ModeKind.BOUNDED)
+        if table.kind is ModeKind.BOUNDED and self._chance.random() < 0.6:
             chosen = self._chance.choice((None, "60", "150", "150", "400"))
             change_retention(self.mirror.settings, table.name, "lake_retention", chosen)
         else:
@@ -193,7 +193,7 @@ class ModeWorld:
 
     def _restore(self) -> None:
         """All rows come back into the heap, and the table is registered again."""
-        table = self._any(Kind.SHED, Kind.AGED, Kind.BOUNDED)
+        table = self._any(ModeKind.SHED, ModeKind.AGED, ModeKind.BOUNDED)
         self._reads.release_all(table)
         lines: list[int] = []
 
@@ -292,7 +292,7 @@ class ModeWorld:
             table.grow()
             if table.kind.lag_key is not None:
                 change_retention(self.mirror.settings, table.name, table.kind.lag_key, "100")
-        change_retention(self.mirror.settings, Kind.BOUNDED, "lake_retention", "150")
+        change_retention(self.mirror.settings, ModeKind.BOUNDED, "lake_retention", "150")
         self._pumps.start(fold_age=0.05)
         resume(self.mirror.settings, ())
         for what, condition in self._settled():
@@ -319,7 +319,7 @@ class ModeWorld:
             lambda: all(self.mirror.state(f"public.{table.name}") == "live" for table in streams),
         )
         for table in self._tables:
-            if table.kind is not Kind.PLAIN:
+            if table.kind is not ModeKind.PLAIN:
                 yield f"what is due of {table.name} leaves", partial(_is_quiet, table)
         yield (
             "the last line",
@@ -342,5 +342,6 @@ def _is_quiet(table: ModeTable) -> bool:
     """All partitions but the newest two have left."""
     states = table.leaving()
     return (
-        set(states) <= {"hot", "tiered" if table.kind is Kind.KEPT else "dropped"} and len(states.get("hot", ())) == 2
+        set(states) <= {"hot", "tiered" if table.kind is ModeKind.KEPT else "dropped"}
+        and len(states.get("hot", ())) == 2
     )
