@@ -97,6 +97,7 @@ class ModeReads:
         for table in self._tables:
             if table in self._cut:
                 table.assert_exact(self._duckdb)
+                self._found["reads by the protocol"] += 1
             assert table.assert_main(self._history, self._duckdb), f"{table.name} is not live"
             table.assert_heap()
         for mode in (ReadMode.SEAM, ReadMode.HYBRID):
