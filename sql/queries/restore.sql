@@ -17,6 +17,11 @@ VALUES (%(op_id)s::uuid, %(table_id)s, 'retention', 'restoring', %(snapshot_id)s
 -- name: note
 UPDATE modak.op_log SET details = details || %(details)s::jsonb, updated_at = now() WHERE op_id = %(op_id)s::uuid;
 
+-- name: ingests
+-- Ingests that have brought files into the table's lake.
+SELECT op_id::text FROM modak.op_log
+ WHERE table_id = %(table_id)s AND op_kind = 'ingest' AND phase = 'done' AND lake_snapshot_id IS NOT NULL ORDER BY 1;
+
 -- name: copied
 INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, details)
 VALUES (%(op_id)s::uuid, %(table_id)s, 'retention', 'restored', %(details)s::jsonb) ON CONFLICT (op_id) DO NOTHING;

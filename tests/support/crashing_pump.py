@@ -31,7 +31,7 @@ _OPTIONS = {
     "reconnect_backoff_max": 0.5,
 }  # fmt: skip
 
-_PROVERS = "DELETE FROM modak.read_pins WHERE expires_at <= now() + interval '2 minutes'"
+PROVERS = "DELETE FROM modak.read_pins WHERE expires_at <= now() + interval '2 minutes'"
 """Pins of a proof expire within two minutes; those of readers are renewed long before. A killed proof leaves its pin,
 which would delay later drops, and tests need to see what follows the next kill."""
 
@@ -63,7 +63,7 @@ def dying_pump(mirror: Mirror, seed: int, shortest: float, longest: float) -> It
             if not stop.is_set():
                 killed["at random" if at_random else str(step)] += 1
             with mirror.database.session() as connection:
-                connection.execute(_PROVERS)
+                connection.execute(PROVERS)
 
     with in_thread(live, "reaper"):
         yield killed

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 
@@ -30,9 +30,10 @@ COLUMNS = "at, id, n, v"
 @dataclass
 class EventsTable(RetentionTable):
     """public.events (at bigint, id bigint, n int, v text) in a mirror, and public.model, a plain table that gets every
-    change in the same transaction."""
+    change in the same transaction. Both may have other names."""
 
     mirror: Mirror = field(kw_only=True)
+    model: str = "model"
     columns: str = COLUMNS
     passed: int = 0
     """Partitions that the cut-line has passed by `advance`."""
@@ -48,19 +49,22 @@ class EventsTable(RetentionTable):
         premake: int = 0,
         computed: str | None = None,
         lake_partition: str | None = None,
-    ) -> EventsTable:
+        name: str = "events",
+        model: str = "model",
+        prefix: str = "p",
+    ) -> Self:
         """Creates a table whose partitions the pump seals and drops, and whose cut-line it moves. A pump has to copy
         it. It is not registered if `lag` is None. `computed` is the expression of an additional stored column `g
         bigint`."""
-        self = cls(mirror.database, partitions, mirror=mirror)
+        self = cls(mirror.database, partitions, name, prefix, mirror=mirror, model=model)
         definitions = "at bigint, id bigint, n int, v text"
         if computed is not None:
             self.columns += ", g"
             definitions += f", g bigint GENERATED ALWAYS AS ({computed}) STORED"
-        self.create_tables(f"{definitions}, PRIMARY KEY (at, id)", model="model")
+        self.create_tables(f"{definitions}, PRIMARY KEY (at, id)", model=model)
         self._fill(rows, "g, 0, 'first'")
         if lag is not None:
-            mirror.register("public.events", retention=at_once(lag, premake, lake_partition=lake_partition))
+            mirror.register(f"public.{name}", retention=at_once(lag, premake, lake_partition=lake_partition))
         return self
 
     @classmethod
@@ -80,7 +84,7 @@ class EventsTable(RetentionTable):
     def _fill(self, rows: int, values: str) -> None:
         """Inserts `rows` rows per partition, evenly spread."""
         with self.database.session(autocommit=False) as connection:
-            for table in ("events", "model"):
+            for table in (self.name, self.model):
                 run(
                     connection,
                     f"INSERT INTO {table} SELECT p * {WIDTH} + g * {WIDTH} / {rows}, {values}"
@@ -92,7 +96,7 @@ class EventsTable(RetentionTable):
         number = self.partitions
         with self.database.session(autocommit=False) as connection:
             self.make_partition(connection, number)
-            for table in ("events", "model"):
+            for table in (self.name, self.model):
                 run(
                     connection,
                     f"INSERT INTO {table} SELECT {number * WIDTH} + g * 5, g, 0, 'grown' FROM generate_series(0, 19) g",
@@ -125,9 +129,12 @@ class EventsTable(RetentionTable):
         await_true(lambda: self.try_advance(running) is None, 30, "the cut-line moved")
         self.passed += 1
 
-    def seam(self, duckdb: DuckDBPyConnection | None = None) -> tuple[list[Row], list[Row]]:
+    def seam(
+        self, duckdb: DuckDBPyConnection | None = None, pin: tuple[int, str] | None = None
+    ) -> tuple[list[Row], list[Row]]:
         """The table as a seam read finds it, and the model from the retention line on, both as of one Postgres
-        snapshot. The published snapshot is scanned without a filter."""
+        snapshot. The published snapshot is scanned without a filter. `pin`: the cut-line and the metadata file of a pin
+        that is held, to be read instead of the present ones."""
         with self.database.session(autocommit=False) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             row = connection.execute(
@@ -136,15 +143,22 @@ class EventsTable(RetentionTable):
                 (self.table_id,),
             ).fetchone()
             assert row is not None
-            cut, location, line = row
+            present, location, line = row
+            cut = present
+            if pin is not None:
+                cut, location = pin
             delta = connection.execute(
-                "SELECT op, tier_key, payload FROM modak.delta WHERE table_id = %s AND tier_key >= %s ORDER BY version",
-                (self.table_id, line),
+                "SELECT op, tier_key, payload FROM modak.delta"
+                " WHERE table_id = %s AND tier_key >= %s AND (tier_key < %s OR tier_key >= %s) ORDER BY version",
+                (self.table_id, line, cut, present),
             ).fetchall()
-            initial = connection.execute("SELECT * FROM modak.initial_values('events')").fetchall()
-            hot = run(connection, f"SELECT {self.columns} FROM events WHERE at >= {cut}").fetchall()
-            model = run(connection, f"SELECT {self.columns} FROM model WHERE at >= {line}").fetchall()
+            initial = connection.execute("SELECT * FROM modak.initial_values(%s)", (self.name,)).fetchall()
+            hot = run(connection, f"SELECT {self.columns} FROM {self.name} WHERE at >= {cut}").fetchall()
+            model = run(connection, f"SELECT {self.columns} FROM {self.model} WHERE at >= {line}").fetchall()
         cold = cold_rows(location, self.columns, initial, duckdb)
+        if pin is not None:
+            # The line may have moved since.
+            cold = {key: row for key, row in cold.items() if key[0] >= line}
         for op, tier_key, payload in delta:
             assert tier_key < cut, "every delta row targets a cold row"
             key = (payload["at"], payload["id"])
@@ -158,7 +172,7 @@ class EventsTable(RetentionTable):
     def assert_exact(self, duckdb: DuckDBPyConnection | None = None) -> None:
         """Fails unless a seam read finds exactly the rows of the table."""
         found, wanted = self.seam(duckdb)
-        assert_same(wanted, found, f"the read across the cut-line {self.cut}")
+        assert_same(wanted, found, f"the read of {self.name} across the cut-line {self.cut}")
 
     def write(self, connection: psycopg.Connection[Any], chance: random.Random) -> None:
         """The changes of one transaction, anywhere in the table, also applied to the model."""
@@ -166,37 +180,31 @@ class EventsTable(RetentionTable):
         at, key, value = chance.randrange(top), chance.randrange(60), f"{chance.random()}"
         match chance.randrange(6):
             case 0 | 1:
-                upsert(connection, at, key, value)
+                upsert(connection, at, key, value, self.name, self.model)
             case 2:
-                delete(connection, at, key)
+                delete(connection, at, key, self.name, self.model)
             case 3:
-                rows = run(
-                    connection, f"DELETE FROM events WHERE at BETWEEN {at} AND {at + 3} RETURNING at, id"
-                ).fetchall()
-                for key_values in rows:
-                    connection.execute("DELETE FROM model WHERE (at, id) = (%s, %s)", key_values)
+                for where in run(
+                    connection, f"DELETE FROM {self.name} WHERE at BETWEEN {at} AND {at + 3} RETURNING at, id"
+                ).fetchall():
+                    run(connection, f"DELETE FROM {self.model} WHERE (at, id) = {where}")
             case 4:
-                rows = run(
-                    connection, f"UPDATE events SET n = n + 1 WHERE at BETWEEN {at} AND {at + 9} RETURNING at, id"
-                ).fetchall()
-                for key_values in rows:
-                    connection.execute("UPDATE model SET n = n + 1 WHERE (at, id) = (%s, %s)", key_values)
+                for where in run(
+                    connection, f"UPDATE {self.name} SET n = n + 1 WHERE at BETWEEN {at} AND {at + 9} RETURNING at, id"
+                ).fetchall():
+                    run(connection, f"UPDATE {self.model} SET n = n + 1 WHERE (at, id) = {where}")
             case 5:
                 # Moves a row, also across the cut-line in either direction.
                 to = chance.randrange(top)
-                row = connection.execute(
-                    "SELECT at, id FROM events WHERE at BETWEEN %s AND %s AND NOT EXISTS"
-                    " (SELECT FROM model WHERE model.at = %s AND model.id = events.id) LIMIT 1",
-                    (at, at + 9, to),
+                row = run(
+                    connection,
+                    f"SELECT at, id FROM {self.name} WHERE at BETWEEN {at} AND {at + 9} AND NOT EXISTS"
+                    f" (SELECT FROM {self.model} m WHERE m.at = {to} AND m.id = {self.name}.id) LIMIT 1",
                 ).fetchone()
                 if row is not None:
-                    moved = connection.execute(
-                        "UPDATE events SET at = %s, v = %s WHERE (at, id) = (%s, %s)", (to, value, *row)
-                    )
-                    if moved.rowcount:
-                        connection.execute(
-                            "UPDATE model SET at = %s, v = %s WHERE (at, id) = (%s, %s)", (to, value, *row)
-                        )
+                    moving = f"SET at = {to}, v = '{value}' WHERE (at, id) = {row}"
+                    if run(connection, f"UPDATE {self.name} {moving}").rowcount:
+                        run(connection, f"UPDATE {self.model} {moving}")
 
 
 class RetentionTables:
@@ -274,19 +282,23 @@ def cold_rows(location: str, columns: str, initial: Sequence[Row], duckdb: DuckD
     return by_key
 
 
-def upsert(connection: psycopg.Connection[Any], at: int, key: int, value: str) -> None:
+def upsert(
+    connection: psycopg.Connection[Any], at: int, key: int, value: str, table: str = "events", model: str = "model"
+) -> None:
     """Upserts a whole row, wherever its key is."""
     connection.execute(
-        "SELECT modak.upsert('events', jsonb_build_object('at', %s::bigint, 'id', %s::bigint, 'n', 7, 'v', %s::text))",
-        (at, key, value),
+        "SELECT modak.upsert(%s::text::regclass,"
+        " jsonb_build_object('at', %s::bigint, 'id', %s::bigint, 'n', 7, 'v', %s::text))",
+        (table, at, key, value),
     )
-    connection.execute("DELETE FROM model WHERE (at, id) = (%s, %s)", (at, key))
-    connection.execute("INSERT INTO model VALUES (%s, %s, 7, %s)", (at, key, value))
+    run(connection, f"DELETE FROM {model} WHERE (at, id) = ({at}, {key})")
+    run(connection, f"INSERT INTO {model} (at, id, n, v) VALUES ({at}, {key}, 7, '{value}')")
 
 
-def delete(connection: psycopg.Connection[Any], at: int, key: int) -> None:
+def delete(connection: psycopg.Connection[Any], at: int, key: int, table: str = "events", model: str = "model") -> None:
     """Deletes the row of a key, wherever it is."""
     connection.execute(
-        "SELECT modak.delete('events', jsonb_build_object('at', %s::bigint, 'id', %s::bigint))", (at, key)
+        "SELECT modak.delete(%s::text::regclass, jsonb_build_object('at', %s::bigint, 'id', %s::bigint))",
+        (table, at, key),
     )
-    connection.execute("DELETE FROM model WHERE (at, id) = (%s, %s)", (at, key))
+    run(connection, f"DELETE FROM {model} WHERE (at, id) = ({at}, {key})")

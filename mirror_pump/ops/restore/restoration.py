@@ -135,21 +135,36 @@ class HeapRestoration:
         Raises TableError if the table cannot be restored, LakeError, SourceError, ConnectionLost.
         """
         with source_errors(f"restoring {self._table.name}"):
-            # It may have been altered since an earlier attempt.
-            self._table = load_table(self._connection, self._table.table_id) or self._table
-            self._check()
-            self._prove_attached()
-            self._journal = self._resumed() or self._begun()
-            self._make_tables()
-            self._rows = RestoredRows(
-                self._settings, self._connection, self._table, self._journal, self._storage, self._role
-            )
-            if self._journal.tables:
-                self._copy()
-            self._catch_up()
-            if self._journal.tables:
+            while not self._prepared():
+                pass
+
+    def _prepared(self) -> bool:
+        """Does it. False if rows were ingested into the lake meanwhile: what was copied lacks them."""
+        # It may have been altered since an earlier attempt.
+        self._table = load_table(self._connection, self._table.table_id) or self._table
+        self._check()
+        self._prove_attached()
+        self._journal = self._resumed() or self._begun()
+        self._make_tables()
+        self._rows = RestoredRows(
+            self._settings, self._connection, self._table, self._journal, self._storage, self._role
+        )
+        if self._journal.tables:
+            self._copy()
+        self._catch_up()
+        if self._journal.tables:
+            try:
                 self.rows = self._rows.prove(self._runner)
-                self._report(RestoreStep.PROVEN, f"{self.rows} rows compared with the lake")
+            except TableError:
+                if self._has_ingested(self._connection, self._journal):
+                    return False
+                raise
+            self._report(RestoreStep.PROVEN, f"{self.rows} rows compared with the lake")
+        return True
+
+    def _has_ingested(self, connection: PgConnection, journal: RestoreJournal) -> bool:
+        """Whether an ingest has landed that the pinned snapshot may lack."""
+        return not set(journals.landed_ingests(connection, self._table.table_id)) <= set(journal.ingests)
 
     def _check(self) -> None:
         name = self._table.name
@@ -185,10 +200,12 @@ class HeapRestoration:
 
     def _outdated(self, connection: PgConnection, journal: RestoreJournal) -> str | None:
         """Why what was made is of no use any more: the cut-line has moved, partitions were attached or detached below
-        it, or somebody has changed one of the tables."""
+        it, rows were ingested there, or somebody has changed one of the tables."""
         cut, floor = journals.retention_line(connection, self._table.table_id)
         if (cut, floor) != (journal.pin.cut, journal.floor):
             return "the cut-line has moved"
+        if self._has_ingested(connection, journal):
+            return "rows were ingested below the cut-line"
         if [(each.lo, each.hi) for each in self._plan(connection, cut, floor)] != [
             (each.lo, each.hi) for each in journal.planned
         ]:
@@ -206,12 +223,14 @@ class HeapRestoration:
         table = self._table
         # Nothing leaves the heap from here on, but for a step that the pump is just taking.
         journals.stop_retention(self._connection, table.table_id)
+        # Before the pin: one that lands in between counts as one that the pinned snapshot lacks.
+        ingests = journals.landed_ingests(self._connection, table.table_id)
         pin = journals.pin_published(self._connection, table.table_id)
         cut, floor = journals.retention_line(self._connection, table.table_id)
         planned = self._plan(self._connection, cut, floor)
         with self._connection.transaction():
             definition = tables.definition_of(self._connection, table)
-            journal = RestoreJournal(str(uuid.uuid4()), pin, floor, definition, tuple(planned), ())
+            journal = RestoreJournal(str(uuid.uuid4()), pin, floor, definition, tuple(planned), (), ingests)
             journals.begin(self._connection, table.table_id, journal)
         count = sum(not wanted.if_filled for wanted in planned)
         self._report(RestoreStep.PLANNED, f"{count} partitions come back, with the rows below the cut-line")

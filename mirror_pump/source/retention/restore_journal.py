@@ -55,6 +55,8 @@ class RestoreJournal:
     planned: tuple[RestoredRange, ...]
     tables: tuple[RestoredTable, ...]
     """Those that are made: the first ones of `planned`."""
+    ingests: tuple[str, ...]
+    """Ingests whose files the pinned snapshot has. Those of others are no corrections, so nothing would bring them."""
 
     def with_table(self, made: RestoredTable) -> RestoreJournal:
         """The journal with one more table."""
@@ -72,6 +74,7 @@ class RestoreJournal:
             "definition": self.definition,
             "planned": [asdict(wanted) for wanted in self.planned],
             "tables": [made.to_json() for made in self.tables],
+            "ingests": list(self.ingests),
         }
 
     @classmethod
@@ -83,6 +86,7 @@ class RestoreJournal:
             stored["definition"],
             tuple(RestoredRange(**wanted) for wanted in stored["planned"]),
             tuple(RestoredTable(**made) for made in stored["tables"]),
+            tuple(stored.get("ingests", ())),
         )
 
 
@@ -118,6 +122,11 @@ def pin_published(connection: PgConnection, table_id: TableId) -> RestorePin:
     pin = fetch_row(connection, RestorePin, _SQL["pin"], {"table_id": table_id, "seconds": PIN_SECONDS})
     assert pin is not None
     return pin
+
+
+def landed_ingests(connection: PgConnection, table_id: TableId) -> tuple[str, ...]:
+    """The ingests that have brought files into the table's lake, by their IDs in the journal."""
+    return tuple(op_id for (op_id,) in connection.execute(_SQL["ingests"], {"table_id": table_id}).fetchall())
 
 
 def keep_pin(connection: PgConnection, table_id: TableId, pin: RestorePin) -> bool:

@@ -7,11 +7,14 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import LiteralString
 
 import pytest
 
-from mirror_pump.errors import MirrorPumpError, OutcomeUnknown
+from mirror_pump.errors import MirrorPumpError, OutcomeUnknown, TableError
 from mirror_pump.ops.ingest.ingest_request import IngestStep, OnConflict
+from mirror_pump.pipeline.operations.operation import Cursor
+from mirror_pump.pipeline.publish.guest_publish import GuestPublisher
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
@@ -163,6 +166,62 @@ def test_a_reader_that_pinned_before_is_waited_for(scene: IngestScene) -> None:
     assert any("pin" in progress.waits_for for progress in scene.steps)
     scene.into_model(SECOND)
     scene.assert_exact()
+
+
+def test_a_reader_that_pins_at_the_last_moment_is_waited_for(scene: IngestScene) -> None:
+    path = _prepared(scene)
+    waited: list[IngestStep] = []
+
+    def pin(step: IngestStep) -> None:
+        if step is IngestStep.HEAP:
+            scene.database.execute("SELECT modak.pin('events', '5 minutes')")
+        elif step is IngestStep.WAITING:
+            waited.append(step)
+            scene.assert_exact()
+            scene.database.execute("DELETE FROM modak.read_pins")
+
+    scene.ingest(path, on_step=pin)
+    assert waited
+    scene.into_model(SECOND)
+    scene.assert_exact()
+
+
+@pytest.mark.parametrize("folded", [True, False])
+def test_a_correction_just_before_the_commit(scene: IngestScene, monkeypatch: pytest.MonkeyPatch, folded: bool) -> None:
+    """The ingest's commit is staged, and a key of it is corrected: in modak.delta, or in a file that came since."""
+    path = _prepared(scene)
+    lock = GuestPublisher.lock
+    corrected: list[int] = []
+    left: LiteralString = "SELECT FROM modak.delta WHERE tier_key = 48"
+
+    def correct(publisher: GuestPublisher, cursor: Cursor) -> None:
+        if not corrected:
+            corrected.append(48)
+            with scene.database.connect(autocommit=False) as connection:
+                upsert(connection, 48, 1, "older than the commit")
+            if folded:
+                with scene.mirror.with_options(fold_age=0.02).pumping():
+                    await_true(lambda: scene.database.rows(left) == [], 60, "the correction is folded, and cleared")
+        lock(publisher, cursor)
+
+    monkeypatch.setattr(GuestPublisher, "lock", correct)
+    scene.ingest(path)
+    assert corrected
+    scene.into_model(SECOND)
+    scene.assert_exact()
+
+
+def test_rows_that_expire_while_an_ingest_looks(scene: IngestScene) -> None:
+    rows = [(20, 1, 1, "expired"), (100, 1, 1, "expired"), (210, 500, 1, "expired")]
+
+    def expire(step: IngestStep) -> None:
+        if step is IngestStep.LOOKING:
+            scene.database.execute("UPDATE modak.cutline SET retention_line = 30")
+
+    with pytest.raises(TableError, match=r"retention line of public\.events has passed rows"):
+        scene.ingest(scene.csv("rows.csv", rows), on_step=expire)
+    assert scene.lake("SELECT count(*) FROM lake WHERE v = 'expired'") == [(0,)]
+    assert scene.database.rows("SELECT count(*) FROM events WHERE v = 'expired'") == [(0,)]
 
 
 def test_two_ingests_at_once(scene: IngestScene) -> None:

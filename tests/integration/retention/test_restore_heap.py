@@ -19,6 +19,7 @@ from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import assert_same, await_true, normalised
 from mirror_pump.testing.program import Program
 from tests.support.events_table import COLUMNS, EventsTable, RetentionTables, cold_rows, delete, upsert
+from tests.support.ingest_scene import IngestScene
 from tests.support.pipeline import in_thread, writing
 from tests.support.retention_table import WIDTH, run
 
@@ -188,6 +189,27 @@ def test_a_restore_that_is_killed_at_any_step_goes_on(retention_tables: Retentio
             upsert(connection, 20 + last, last, "between attempts")
     assert copied == files
     mirror.unregister("events", restore_heap=True)
+    _assert_ordinary(events, "p0", "p1", "p2", "p3")
+
+
+def test_rows_that_are_ingested_meanwhile_come_too(retention_tables: RetentionTables, tmp_path: Path) -> None:
+    """They are in the lake, and no correction: once before the comparison with the lake, and once after it."""
+    events = retention_tables.automatic(partitions=4, rows=60)
+    scene = IngestScene(events.database, tmp_path / "input", events.mirror, COLUMNS.split(", "))
+    ingested: list[RestoreStep] = []
+
+    def report(step: RestoreStep, _: str) -> None:
+        if step in (RestoreStep.COPIED, RestoreStep.PROVEN) and step not in ingested:
+            ingested.append(step)
+            # One is new, and one replaces a row.
+            rows = [(7, 5000 + len(ingested), 1, "ingested"), (5, 3, len(ingested), "ingested")]
+            scene.ingest(scene.csv(f"{step}.csv", rows))
+            scene.into_model(rows)
+
+    with events.mirror.pumping():
+        _shed(events, 2)
+        events.mirror.unregister("events", drop_lake=True, restore_heap=True, report=report)
+    assert ingested == [RestoreStep.COPIED, RestoreStep.PROVEN]
     _assert_ordinary(events, "p0", "p1", "p2", "p3")
 
 

@@ -15,6 +15,8 @@ from mirror_pump.model import TableName
 from mirror_pump.ops.maintenance.sweep import sweep
 from mirror_pump.ops.retain.retention import change_retention, look
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
+from mirror_pump.pipeline.operations.operation import Cursor, Recording
 from mirror_pump.policy import Policy
 from mirror_pump.source.catalog.maintenance import read_tables
 from mirror_pump.source.connect import connect
@@ -161,10 +163,35 @@ def test_the_cutline_waits_for_readers_by_the_protocol(tiered_tables: TieredTabl
         assert events.states()["p0"] == "sealing"
         assert events.cut < 0
         _in_both(events, "UPDATE {} SET n = n + 1 WHERE at < 100 AND id % 3 = 0", "DELETE FROM {} WHERE at = 50")
+        # All of it is copied. In the rewritten heap rows are in other blocks.
+        events.database.execute("VACUUM FULL p0")
         events.assert_exact()
         events.database.rows("SELECT modak.release(%s)", (pin,))
         events.await_state(p0="dropped")
         events.assert_exact()
+
+
+def test_rows_that_are_rewritten_just_before_the_cutline_moves(
+    tiered_tables: TieredTables, runner: GatedCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pump has found all chunks as they should be; the catalog looks again, under the partition's lock."""
+    events = _events(tiered_tables, runner)
+    lock = AdvanceCutline.lock
+    rewritten: list[str] = []
+
+    def rewrite(operation: AdvanceCutline, cursor: Cursor, recording: Recording) -> None:
+        if not rewritten:
+            rewritten.append(operation.partition_id)
+            # No trigger sees it, and no column looks different.
+            _in_both(events, "SET LOCAL lock_timeout = '10s'", "ALTER TABLE {} ALTER n TYPE int USING n + 1")
+        lock(operation, cursor, recording)
+
+    monkeypatch.setattr(AdvanceCutline, "lock", rewrite)
+    runner.let_go()
+    with events.mirror.pumping():
+        events.await_state(p0="dropped")
+    assert rewritten == ["public.p0"]
+    events.assert_exact()
 
 
 class _NothingIsReferredTo:

@@ -367,6 +367,17 @@ def test_a_fold_from_before_the_line_moved_is_left_out() -> None:
     assert replace(FOLD, line=50).fitting(TABLE, after) == replace(FOLD, line=50)
 
 
+def test_ingested_files_are_for_readers_who_see_commits_and_for_the_cut_line_that_divided_the_rows() -> None:
+    assert INGEST.fitting(TABLE, WITH_RETENTION) == INGEST
+    assert INGEST.fitting(TABLE, replace(WITH_RETENTION, tier=replace(TIER, cut=150))) == INGEST, "it only grows"
+    assert INGEST.fitting(TABLE, replace(WITH_RETENTION, tier=replace(TIER, cut=99))) is None
+    assert INGEST.fitting(TABLE, LIVE) is None
+    for registration in (COPYING, FILLING):
+        assert INGEST.fitting(TABLE, replace(registration, tier=TIER)) is None
+    # A column that the files lack, and that old rows have a value for.
+    assert INGEST.fitting(TABLE, replace(WITH_RETENTION, initial_fields=frozenset({77}))) is None
+
+
 def test_the_cut_line_is_moved_before_the_registration_is_locked() -> None:
     cursor = RecordingCursor(answer=(None,))
     recording = Recording(TABLE, WITH_RETENTION, TableState.LIVE, "mirror", Lsn(1000), 30, None)
