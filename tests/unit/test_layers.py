@@ -33,8 +33,8 @@ _BELOW = {
 }
 
 # Rooms inside a layer -> the rooms of the same layer that they may import. A module directly in the layer's package is
-# below all rooms, except in `cli`, where main.py is the top, and for `lake` itself, which passes on what is public. Layers
-# without rooms are not listed.
+# below all rooms, except in `cli`, where main.py is the top, and in `lake`, whose __init__.py passes on what is public.
+# Layers without rooms are not listed.
 _ROOMS = {
     "source": {
         "stream": set[str](),
