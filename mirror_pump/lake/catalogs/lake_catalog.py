@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from mirror_pump.errors import CommitConflict, UsageError
+from mirror_pump.errors import CommitConflict, MirrorPumpError, OutcomeUnknown, UsageError
 from mirror_pump.lake.metadata.metadata_files import next_location
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.storage import StorageOptions, discard, write_all
 
 
 @dataclass(frozen=True, order=True)
@@ -108,7 +109,31 @@ class LakeCatalog(Protocol):
         ...
 
 
-def new_location(change: PointerChange) -> str:
-    """The location of a change's metadata file, in a catalog that may give it any name."""
+@contextmanager
+def staged_metadata(
+    changes: Sequence[PointerChange], storage: StorageOptions
+) -> Iterator[Sequence[MetadataPointer | None]]:
+    """Writes the changes' metadata files, under names of their own, for a block that moves the pointers to them.
+
+    Yields the new pointers, in the order of the changes. If the block ends with one of our errors, nothing refers to
+    the files and they are removed; after any other error, as after OutcomeUnknown, they stay.
+    """
+    pointers = [None if change.metadata is None else MetadataPointer(_new_location(change)) for change in changes]
+    files = [
+        (pointer.metadata_location, change.metadata.to_json())
+        for pointer, change in zip(pointers, changes, strict=True)
+        if pointer is not None and change.metadata is not None
+    ]
+    write_all(files, storage)
+    try:
+        yield pointers
+    except OutcomeUnknown:
+        raise
+    except MirrorPumpError:
+        discard((location for location, _ in files), storage)
+        raise
+
+
+def _new_location(change: PointerChange) -> str:
     assert change.metadata is not None
     return next_location(change.metadata, None if change.base is None else change.base.metadata_location)

@@ -10,9 +10,9 @@ from mirror_pump.lake.catalogs.lake_catalog import (
     PointerChange,
     TableIdentifier,
     TableMoved,
-    new_location,
+    staged_metadata,
 )
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, write_all
+from mirror_pump.lake.storage import StorageOptions, join
 
 
 class MemoryCatalog:
@@ -42,16 +42,7 @@ class MemoryCatalog:
             return dict(self._pointers)
 
     def commit(self, changes: Sequence[PointerChange]) -> Sequence[MetadataPointer | None]:
-        locations = [None if change.metadata is None else new_location(change) for change in changes]
-        with StagedFiles(self.storage) as written:
-            files = [
-                (location, change.metadata.to_json())
-                for location, change in zip(locations, changes, strict=True)
-                if location is not None and change.metadata is not None
-            ]
-            written.own(*(location for location, _ in files))
-            write_all(files, self.storage)
-            pointers = [None if location is None else MetadataPointer(location) for location in locations]
+        with staged_metadata(changes, self.storage) as pointers:
             self._swap(changes, pointers)
         return pointers
 
