@@ -31,7 +31,7 @@ from mirror_pump.lake.storage import (
 _TRIES = Backoff(first=0.1, longest=2.0, jitter=0.5)
 _MOST = 4
 """Attempts to find out about a request without an answer; obstore makes several within each."""
-_CLIENT: dict[str, Any] = {"timeout": "30s", "connect_timeout": "5s", "allow_http": True}
+_CLIENT: Any = {"timeout": "30s", "connect_timeout": "5s", "allow_http": True}
 _OPTIONS = {
     "s3.endpoint": "endpoint",
     "s3.access-key-id": "access_key_id",

@@ -236,11 +236,13 @@ def test_what_is_imported_is_declared() -> None:
     sql = {"mirror_pump.ops.duckdb.duckdb_connection", "mirror_pump.ops.duckdb.query_interrupt", *reads, *verify}
     sql.add("mirror_pump.cli.terminal.shell")
     telemetry = {_distribution(text) for text in extras["telemetry"]}
+    lake = {_distribution(text) for text in extras["lake"]}
     providers = importlib.metadata.packages_distributions()
     undeclared = set()
     for module, imported in _graph(_ROOT).items():
         declared = needed | demo if _layer(module) == "testing" or module in sql else needed
         declared = declared | telemetry if _layer(module) == "monitoring" else declared
+        declared = declared | lake if module == "mirror_pump.lake.put_if_absent" else declared
         for package in {name.partition(".")[0] for name in imported} - {"decoders", "mirror_pump", "sql", ""}:
             if package not in sys.stdlib_module_names:
                 names = {_distribution(name) for name in providers.get(package, [package])}

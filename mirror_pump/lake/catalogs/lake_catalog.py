@@ -53,6 +53,8 @@ class PointerChange:
     """What the change builds on. None: the table must not exist."""
     metadata: TableMetadata | None
     """The table's next state. None: drop the table, whose files stay."""
+    files: tuple[str, ...] = ()
+    """URIs of what was written for this change: unless it succeeds, nothing refers to them."""
 
 
 class TableMoved(CommitConflict):

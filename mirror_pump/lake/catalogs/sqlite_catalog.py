@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import resources
 from pathlib import Path
 
 from mirror_pump.errors import LakeError, OutcomeUnknown
@@ -26,24 +27,8 @@ from mirror_pump.lake.storage import StorageOptions, join
 _WAIT = 30.0
 """Seconds to wait for other writers. Each holds the lock for one small transaction."""
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS iceberg_tables (
-    catalog_name VARCHAR(255) NOT NULL,
-    table_namespace VARCHAR(255) NOT NULL,
-    table_name VARCHAR(255) NOT NULL,
-    metadata_location VARCHAR(1000),
-    previous_metadata_location VARCHAR(1000),
-    iceberg_type VARCHAR(5),
-    PRIMARY KEY (catalog_name, table_namespace, table_name)
-);
-CREATE TABLE IF NOT EXISTS iceberg_namespace_properties (
-    catalog_name VARCHAR(255) NOT NULL,
-    namespace VARCHAR(255) NOT NULL,
-    property_key VARCHAR(255) NOT NULL,
-    property_value VARCHAR(1000) NOT NULL,
-    PRIMARY KEY (catalog_name, namespace, property_key)
-);
-"""
+_SCHEMA = resources.files("sql").joinpath("sqlite_catalog.sql")
+_KEYS = "catalog_name, table_namespace, table_name"
 _KEY = "catalog_name = ? AND table_namespace = ? AND table_name = ?"
 
 
@@ -66,7 +51,7 @@ class SqliteCatalog:
         with self._connection() as connection:
             # A reader never waits for a writer. Cannot be changed while others use the file, and stays once it is set.
             connection.execute("PRAGMA journal_mode = WAL")
-            connection.executescript(_SCHEMA)
+            connection.executescript(_SCHEMA.read_text(encoding="utf-8"))
 
     def close(self) -> None:
         """Close the connection. Another call opens it again."""
@@ -83,23 +68,23 @@ class SqliteCatalog:
     def namespaces(self) -> Sequence[str]:
         with self._connection() as connection:
             rows = connection.execute(
-                "SELECT namespace FROM iceberg_namespace_properties WHERE catalog_name = ?"
-                " UNION SELECT table_namespace FROM iceberg_tables WHERE catalog_name = ? ORDER BY 1",
-                (self._name, self._name),
+                "SELECT DISTINCT namespace FROM iceberg_namespace_properties WHERE catalog_name = ?", (self._name,)
             ).fetchall()
-        return [namespace for (namespace,) in rows]
+        return sorted({namespace for (namespace,) in rows} | {table.namespace for table in self.pointers()})
 
     def tables(self, namespace: str) -> Sequence[TableIdentifier]:
         return sorted(table for table in self.pointers() if table.namespace == namespace)
 
     def pointers(self) -> Mapping[TableIdentifier, MetadataPointer]:
         with self._connection() as connection:
-            rows = connection.execute(
-                "SELECT table_namespace, table_name, metadata_location FROM iceberg_tables"
-                " WHERE catalog_name = ? AND metadata_location IS NOT NULL",
-                (self._name,),
-            ).fetchall()
-        return {TableIdentifier(namespace, name): MetadataPointer(location) for namespace, name, location in rows}
+            cursor = connection.cursor()
+            cursor.row_factory = sqlite3.Row
+            found = cursor.execute("SELECT * FROM iceberg_tables WHERE catalog_name = ?", (self._name,)).fetchall()
+        return {
+            TableIdentifier(row["table_namespace"], row["table_name"]): MetadataPointer(row["metadata_location"])
+            for row in found
+            if row["metadata_location"] is not None
+        }
 
     def commit(self, changes: Sequence[PointerChange]) -> Sequence[MetadataPointer | None]:
         with staged_metadata(changes, self.storage) as pointers, self._connection() as connection:
@@ -158,8 +143,7 @@ class SqliteCatalog:
                 "INSERT OR IGNORE INTO iceberg_namespace_properties VALUES (?, ?, 'exists', 'true')", key[:2]
             )
             connection.execute(
-                "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location)"
-                " VALUES (?, ?, ?, ?)",
+                f"INSERT INTO iceberg_tables ({_KEYS}, metadata_location) VALUES (?, ?, ?, ?)",
                 (*key, pointer.metadata_location),
             )
             return True

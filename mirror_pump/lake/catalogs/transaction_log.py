@@ -61,7 +61,7 @@ class LoggedTable:
     def pointer(self) -> MetadataPointer | None:
         return None if self.location is None else MetadataPointer(self.location, self.version)
 
-    def document(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """In the form of the log."""
         return {"version": self.version, "metadata-location": self.location}
 
@@ -134,7 +134,7 @@ class LoggedPathCatalog:
                     "format": _FORMAT,
                     # So that a writer knows its own entry, even one that drops a table and so names no file.
                     "commit": uuid.uuid4().hex,
-                    "tables": {str(table): logged.document() for table, logged in entry.items()},
+                    "tables": {str(table): logged.to_json() for table, logged in entry.items()},
                 }
             )
             if put_if_absent(self._location(self._entry + 1), content, self.storage):
@@ -209,7 +209,7 @@ class LoggedPathCatalog:
 
     def _checkpoint(self) -> None:
         """Leaves the state as of this entry. What it names is under the tables' numbers by now."""
-        tables = {str(table): logged.document() for table, logged in self._tables.items()}
+        tables = {str(table): logged.to_json() for table, logged in self._tables.items()}
         content = orjson.dumps({"format": _FORMAT, "tables": tables}, option=orjson.OPT_SORT_KEYS)
         put_if_absent(self._checkpoint_location(self._entry), content, self.storage)
         write_bytes(join(self._log, _HINT), b"%d" % self._entry, replace(self.storage, fsync=False))
