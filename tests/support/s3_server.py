@@ -32,6 +32,8 @@ class S3Server(ThreadingHTTPServer):
         """Whether it honours If-None-Match; older stores ignore it."""
         self.lost_answers = ""
         """The next conditional PUT of a key that this regular expression matches is done, and its answer lost."""
+        self.unlisted = ""
+        """Keys that this regular expression matches are missing in listings, as right after a PUT to older stores."""
 
     @property
     def endpoint(self) -> str:
@@ -145,6 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
         found, common = [], set()
         for name in sorted(self.server.objects):
             key = name.removeprefix(f"{bucket}/")
+            if self.server.unlisted and re.search(self.server.unlisted, key):
+                continue
             if name.startswith(f"{bucket}/") and key.startswith(prefix):
                 delimiter = query.get("delimiter")
                 below, cut, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")

@@ -22,7 +22,7 @@ from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
 from mirror_pump.lake.metadata.metadata_files import read_any_version
 from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
-from mirror_pump.lake.storage import delete, discard, list_files
+from mirror_pump.lake.storage import StorageOptions, delete, discard, list_files
 from mirror_pump.lake.table.described_files import DescribedFiles, FileDescriber, current_schema, file_location
 from mirror_pump.lake.table.file_footers import FooterReader
 from mirror_pump.lake.table.new_table import new_metadata
@@ -128,6 +128,11 @@ class Table:
     def schema(self) -> Schema:
         """The current columns."""
         return current_schema(self.metadata)
+
+    @property
+    def storage(self) -> StorageOptions:
+        """How the table's files are reached."""
+        return self._catalog.storage
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
