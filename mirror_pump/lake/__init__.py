@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mirror_pump.backoff import RetryPolicy
     from mirror_pump.lake.catalogs.lake_catalog import LakeCatalog, TableIdentifier, TableMoved
     from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
     from mirror_pump.lake.catalogs.postgres_catalog import PostgresCatalog
@@ -31,6 +32,7 @@ __all__ = [
     "LakeCatalog",
     "MemoryCatalog",
     "PostgresCatalog",
+    "RetryPolicy",
     "SchemaMismatch",
     "SqliteCatalog",
     "StorageOptions",
@@ -44,25 +46,26 @@ __all__ = [
 ]
 
 _MODULES = {
-    "ConflictingCommit": "table.table_errors",
-    "FileRefused": "table.table_errors",
-    "LakeCatalog": "catalogs.lake_catalog",
-    "MemoryCatalog": "catalogs.memory_catalog",
-    "PostgresCatalog": "catalogs.postgres_catalog",
-    "SchemaMismatch": "table.table_errors",
-    "SqliteCatalog": "catalogs.sqlite_catalog",
-    "StorageOptions": "storage",
-    "Table": "table.table",
-    "TableExists": "table.table_errors",
-    "TableIdentifier": "catalogs.lake_catalog",
-    "TableMissing": "table.table_errors",
-    "TableMoved": "catalogs.lake_catalog",
-    "path_catalog": "catalogs.transaction_log",
-    "transaction": "table.transaction",
+    "ConflictingCommit": "mirror_pump.lake.table.table_errors",
+    "FileRefused": "mirror_pump.lake.table.table_errors",
+    "LakeCatalog": "mirror_pump.lake.catalogs.lake_catalog",
+    "MemoryCatalog": "mirror_pump.lake.catalogs.memory_catalog",
+    "PostgresCatalog": "mirror_pump.lake.catalogs.postgres_catalog",
+    "RetryPolicy": "mirror_pump.backoff",
+    "SchemaMismatch": "mirror_pump.lake.table.table_errors",
+    "SqliteCatalog": "mirror_pump.lake.catalogs.sqlite_catalog",
+    "StorageOptions": "mirror_pump.lake.storage",
+    "Table": "mirror_pump.lake.table.table",
+    "TableExists": "mirror_pump.lake.table.table_errors",
+    "TableIdentifier": "mirror_pump.lake.catalogs.lake_catalog",
+    "TableMissing": "mirror_pump.lake.table.table_errors",
+    "TableMoved": "mirror_pump.lake.catalogs.lake_catalog",
+    "path_catalog": "mirror_pump.lake.catalogs.transaction_log",
+    "transaction": "mirror_pump.lake.table.transaction",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
