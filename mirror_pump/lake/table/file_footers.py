@@ -8,8 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import (
+    UnsupportedPyArrowTypeException,
+    _pyarrow_to_schema_without_ids,
+    pyarrow_to_schema,
+    visit_pyarrow,
+)
 from pyiceberg.io.pyarrow import _HasIds as HasFieldIds
-from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, pyarrow_to_schema, visit_pyarrow
 from pyiceberg.types import NestedField
 
 from mirror_pump.errors import FileDamaged, FileMissing
@@ -111,7 +116,7 @@ class FooterReader:
             try:
                 has_ids = bool(visit_pyarrow(arrow, HasFieldIds()))
                 schema = pyarrow_to_schema(arrow) if has_ids else _pyarrow_to_schema_without_ids(arrow)
-            except (TypeError, ValueError, NotImplementedError) as error:
+            except (TypeError, ValueError, UnsupportedPyArrowTypeException) as error:
                 raise SchemaMismatch(
                     f"{location} has a column of a type that Iceberg does not have: {error}",
                     "write it with a type of the table, such as timestamps of microseconds",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 from pyiceberg.exceptions import ValidationError
-from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, _pyarrow_to_schema_without_ids
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table.metadata import new_table_metadata
@@ -30,7 +30,7 @@ def new_metadata(
             location=location,
             properties={**_protected(columns), **properties},
         )
-    except (TypeError, ValueError, ValidationError, NotImplementedError) as error:
+    except (TypeError, ValueError, ValidationError, UnsupportedPyArrowTypeException) as error:
         raise LakeError(f"no Iceberg table can have these columns: {error}", "choose other types") from error
     return TableMetadata.from_json(metadata.model_dump_json().encode())
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, schema_to_pyarrow
+from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, _pyarrow_to_schema_without_ids, schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
@@ -49,7 +49,7 @@ def _extended(schema: Schema, rows: pa.Table, last_id: int) -> Schema:
     if new:
         try:
             found = _pyarrow_to_schema_without_ids(pa.schema(new)).fields
-        except (TypeError, ValueError, NotImplementedError) as error:
+        except (TypeError, ValueError, UnsupportedPyArrowTypeException) as error:
             raise SchemaMismatch(f"no Iceberg table can have these columns: {error}", "choose other types") from error
         for number, column in enumerate(found, last_id + 1):
             if not column.field_type.is_primitive:

@@ -30,7 +30,9 @@ from mirror_pump.lake.catalogs.lake_catalog import MetadataPointer, PointerChang
 from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
 from mirror_pump.lake.catalogs.path_catalog import PathCatalog
 from mirror_pump.lake.catalogs.sqlite_catalog import SqliteCatalog
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.table.partition_values import plain_values
 from mirror_pump.lake.table.table import Table
 from mirror_pump.lake.table.table_errors import FileRefused, SchemaMismatch, TableExists, TableMissing
 from mirror_pump.testing.lake import duckdb_connection
@@ -65,7 +67,8 @@ def by_duckdb(table: Table, query: str = "SELECT * FROM t") -> list[tuple[Any, .
 
 
 def by_pyiceberg(table: Table) -> list[tuple[Any, ...]]:
-    return sorted(tuple(row.values()) for row in StaticTable.from_metadata(table.metadata_location).scan().to_arrow().to_pylist())
+    found = StaticTable.from_metadata(table.metadata_location).scan().to_arrow()
+    return sorted(tuple(row.values()) for row in found.to_pylist())
 
 
 BAD_FILES = {
@@ -123,7 +126,7 @@ def test_what_is_no_file_of_the_table_is_refused(table: Table, tmp_path: Path) -
         ([str(directory / "text.parquet")], "is not a Parquet file"),
         ([str(cut)], "is not a Parquet file"),
         ([str(outside)], "outside the table"),
-        ([f"{directory}/../../../../../outside.parquet"], "outside the table"),
+        ([f"{directory}/../../../../outside.parquet"], "outside the table"),
     ):
         with pytest.raises(FileRefused, match=reason):
             table.commit_append([*files])
@@ -139,7 +142,12 @@ def test_new_nullable_columns_come_with_the_files_that_have_them(table: Table) -
     assert table.schema.column_names == ["id", "name", "paid", "note"]
     # A writer that does not know of the columns yet.
     stale.append(rows(4))
-    expected = [(1, "n1", None, None), (2, "n2", Decimal("1.50"), None), (3, None, None, "a note"), (4, "n4", None, None)]
+    expected = [
+        (1, "n1", None, None),
+        (2, "n2", Decimal("1.50"), None),
+        (3, None, None, "a note"),
+        (4, "n4", None, None),
+    ]
     assert by_pyiceberg(stale) == expected
     assert by_duckdb(stale, "SELECT id, name, paid, note FROM t") == expected
     first = stale.history()[-2]
@@ -153,21 +161,30 @@ def wider() -> pa.Schema:
 
 def test_two_writers_that_add_columns_of_one_id_do_not_mix_them(table: Table) -> None:
     """Files written for the same new field ID, with other columns: the second is refused, whatever the order."""
-    first, second = Table.open(table._catalog, NAME), Table.open(table._catalog, NAME)
-    first.append(pa.table({"id": [1], "colour": ["red"]}, schema=pa.schema([ROWS.field(0), pa.field("colour", pa.string())])))
+    first, second = (Table.open(table._catalog, NAME) for _ in range(2))
+    sized = with_text(2, "size", "XL")
+    first.append(with_text(1, "colour", "red"))
     with pytest.raises(SchemaMismatch, match="field ID 3, which is that of colour"):
-        second.append(pa.table({"id": [2], "size": ["XL"]}, schema=pa.schema([ROWS.field(0), pa.field("size", pa.string())])))
+        second.append(sized)
     # It knows the table as it is now.
-    second.append(pa.table({"id": [2], "size": ["XL"]}, schema=pa.schema([ROWS.field(0), pa.field("size", pa.string())])))
+    second.append(sized)
     assert by_pyiceberg(second) == [(1, None, "red", None), (2, None, None, "XL")]
 
 
-MOMENTS = [dt.datetime(1969, 12, 31, 23, 59, 59, 5), dt.datetime(2024, 2, 29, 12), None]
+def with_text(number: int, column: str, text: str) -> pa.Table:
+    return pa.table({"id": [number], column: [text]}, schema=pa.schema([ROWS.field(0), pa.field(column, pa.string())]))
+
+
+def moment(text: str) -> dt.datetime:
+    return dt.datetime.fromisoformat(text)
+
+
+MOMENTS = [moment("1969-12-31T23:59:59.000005"), moment("2024-02-29T12:00:00"), None]
 TYPES = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False),
         pa.field("text", pa.string()),
-        pa.field("at", pa.timestamp("us")),
+        pa.field("seen", pa.timestamp("us")),
         pa.field("day", pa.date32()),
         pa.field("price", pa.decimal128(9, 2)),
         pa.field("flag", pa.bool_()),
@@ -177,8 +194,8 @@ CONTENT = pa.table(
     {
         "id": list(range(12)),
         "text": ["Ähre", "x" * 40, None] * 4,
-        "at": MOMENTS * 4,
-        "day": [None if moment is None else moment.date() for moment in MOMENTS] * 4,
+        "seen": MOMENTS * 4,
+        "day": [None if found is None else found.date() for found in MOMENTS] * 4,
         "price": [Decimal("-1.50"), Decimal("10.00"), None] * 4,
         "flag": [True, False, None] * 4,
     },
@@ -203,6 +220,15 @@ SPECS = {
 }
 
 
+_BEYOND_DUCKDB: dict[str, list[object]] = {
+    # DuckDB 1.5 rounds a moment before 1970 towards zero, to the day and month after it.
+    "day": MOMENTS[:1],
+    "month": MOMENTS[:1],
+    # It fails with an internal error.
+    "truncate decimal": [Decimal("-1.50"), Decimal("10.00")],
+}
+
+
 @pytest.mark.parametrize("kind", SPECS)
 def test_partitions_are_those_of_pyiceberg(warehouse: str, kind: str) -> None:
     """Of rows divided here, and of files that somebody else wrote, described by their footers."""
@@ -216,8 +242,6 @@ def test_partitions_are_those_of_pyiceberg(warehouse: str, kind: str) -> None:
     files = [task.file for task in scan.scan().plan_files()]
     field = scan.schema().find_field(source)
     apply = transform.transform(field.field_type)
-    from mirror_pump.lake.table.partition_values import plain_values
-
     for file in files:
         values = plain_values(pq.read_table(file.file_path.removeprefix("file://"))[field.name], field.field_type)
         assert {None if value is None else apply(value) for value in values} == {file.partition[0]}
@@ -226,11 +250,14 @@ def test_partitions_are_those_of_pyiceberg(warehouse: str, kind: str) -> None:
         condition = f"{field.name} IS NULL" if value is None else f"{field.name} = {literal(value)}"
         found = scan.scan(row_filter=condition).to_arrow()
         assert found.num_rows == 11 * sum(other[field.name] == value for other in CONTENT.to_pylist()), condition
-        assert by_duckdb(table, f"SELECT count(*) FROM t WHERE {condition}") == [(found.num_rows,)]
+        if value not in _BEYOND_DUCKDB.get(kind, ()):
+            assert by_duckdb(table, f"SELECT count(*) FROM t WHERE {condition}") == [(found.num_rows,)]
 
 
 def literal(value: object) -> str:
-    return str(value) if isinstance(value, int | Decimal | bool) else f"'{value.isoformat() if isinstance(value, dt.date) else value}'"
+    if isinstance(value, int | Decimal):
+        return str(value)
+    return f"'{value.isoformat() if isinstance(value, dt.date) else value}'"
 
 
 def test_a_file_of_several_partitions_is_refused(warehouse: str) -> None:
@@ -240,9 +267,9 @@ def test_a_file_of_several_partitions_is_refused(warehouse: str) -> None:
         table.commit_append([written(table, rows(1, 2))])
     with pytest.raises(FileRefused, match="has no rows"):
         table.commit_append([written(table, rows())])
-    # The bounds of its text are those of a whole file, but only the rows tell.
     table.commit_append([written(table, rows(1, 1))])
-    assert [file.partition for file in StaticTable.from_metadata(table.metadata_location).inspect.files().to_pylist()] if False else True
+    (task,) = StaticTable.from_metadata(table.metadata_location).scan().plan_files()
+    assert task.file.partition[0] == "n1"
 
 
 def test_tables_of_pyiceberg_are_continued_and_it_continues_ours(tmp_path: Path) -> None:
@@ -274,8 +301,6 @@ def test_tables_of_pyiceberg_are_continued_and_it_continues_ours(tmp_path: Path)
 def test_other_format_versions_are_refused_clearly(table: Table) -> None:
     catalog = MemoryCatalog(table.location, _STORAGE)
     document = {**table.metadata.document, "format-version": 3}
-    from mirror_pump.lake.metadata.table_metadata import TableMetadata
-
     name = TableIdentifier("sales", "third")
     catalog.commit([PointerChange(name, None, TableMetadata(document))])
     with pytest.raises(ForeignTable, match="format version 3"):
@@ -294,7 +319,7 @@ def test_spark_and_tables_of_a_path(spark: SparkSession, warehouse: str) -> None
     catalog = PathCatalog(warehouse, _STORAGE)
     assert [str(name) for name in catalog.tables("sales")] == ["sales.made"]
     table = Table.open(catalog, "sales.made")
-    more = pa.table({"id": [2, 3], "name": ["two", None], "at": [dt.datetime(2024, 3, 1), None]})
+    more = pa.table({"id": [2, 3], "name": ["two", None], "at": [moment("2024-03-01"), None]})
     table.append(more)
     spark.sql("REFRESH TABLE pathlake.sales.made")
     spark.sql("DELETE FROM pathlake.sales.made WHERE id = 1")
