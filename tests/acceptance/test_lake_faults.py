@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from mirror_pump.errors import ConnectionLost, LakeError
 from mirror_pump.lake.catalogs.lake_catalog import MetadataPointer, PointerChange, TableMoved
@@ -17,12 +20,14 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.lake.table.table import Table
 from mirror_pump.lake.table.transaction import transaction
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import await_true
 from tests.support.catalog_kinds import PROCESSES, ROWS, CatalogPlace, file_of, files_at, rows
 from tests.support.proxy import Loss, Proxy
 from tests.support.s3_server import S3Server, s3_server
 from tests.support.shared_commits import append_and_die
 
 NAME = "sales.orders"
+_DYING = "dying writer"
 _EVERY_FEW = 5
 """Of the steps of a commit, `make test` dies at one in five, and `make soak` at each."""
 
@@ -71,14 +76,17 @@ def dies_at(place: CatalogPlace, number: Callable[[int], int]) -> tuple[int, int
     """Kills writers at their steps with these numbers until one is done. The number of commits without effect, and of
     those that were done when their writer died."""
     table = Table.create(place.open(), NAME, ROWS)
+    dying = place if place.kind != "postgres" else replace(place, dsn=make_conninfo(place.dsn, application_name=_DYING))
     expected: frozenset[str] = frozenset()
     effects = {False: 0, True: 0}
     died = True
     step = 0
     while died:
         file = file_of(table, step)
-        died = append_and_die(place, NAME, file, number(step))
-        # Another process, which knows nothing of the one that died.
+        died = append_and_die(dying, NAME, file, number(step))
+        if place.kind == "postgres":
+            await_true(lambda: not sessions_of_the_dead(place.dsn), 60, "the dead writer's session ends")
+        # As another process, which knows nothing of the one that died.
         table = Table.open(place.open(), NAME)
         found = files_at(table)
         assert found in (expected, expected | {file})
@@ -95,6 +103,14 @@ def dies_at(place: CatalogPlace, number: Callable[[int], int]) -> tuple[int, int
     for snapshot in table.history():
         files_at(table, snapshot)
     return effects[False], effects[True]
+
+
+def sessions_of_the_dead(dsn: str) -> bool:
+    """Whether the server has not noticed yet that a writer is gone: until then its COMMIT may still be done."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+        row = connection.execute(query, (_DYING,)).fetchone()
+        return row is None or row[0] > 0
 
 
 @pytest.mark.parametrize("kind", ["path", "log"])
