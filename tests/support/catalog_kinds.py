@@ -70,9 +70,8 @@ def files_at(table: Table, snapshot: Snapshot | None = None) -> frozenset[str]:
     """URIs of the data files of a snapshot, by default of the current one. Fails if one is named twice."""
     snapshot = snapshot or table.current_snapshot()
     assert snapshot is not None
-    found = [
-        file.path for file in live_data_files(read_list(snapshot.manifest_list, StorageOptions()), StorageOptions())
-    ]
+    storage = table.storage
+    found = [file.path for file in live_data_files(read_list(snapshot.manifest_list, storage), storage)]
     assert len(found) == len(set(found)), "a file is in the table twice"
     return frozenset(found)
 

@@ -91,33 +91,39 @@ def replayed(table: Table, done: Sequence[TriedCommit]) -> frozenset[str]:
     return files
 
 
-def append_and_die(place: CatalogPlace, table: str, file: str, step: int) -> bool:
-    """Appends the file in another process that is killed at its step with this number, counted from 0. False if the
-    commit had fewer steps, and so was done."""
-    process = _FORKS.Process(target=_append, args=(place, table, file, step), daemon=True)
+def append_and_die(place: CatalogPlace, table: str, file: str, step: int | None) -> int | None:
+    """Appends the file in another process that is killed at its step with this number, counted from 0. None if it was
+    killed; else the number of steps that the commit had. `step` None: kills nobody."""
+    ours, theirs = _FORKS.Pipe(duplex=False)
+    process = _FORKS.Process(target=_append, args=(place, table, file, step, theirs), daemon=True)
     process.start()
+    theirs.close()
+    assert ours.poll(_SECONDS), "the writer hangs"
+    try:
+        steps: int | None = ours.recv()
+    except EOFError:
+        steps = None
     process.join(_SECONDS)
-    assert process.exitcode in (0, -signal.SIGKILL), f"the writer ended with {process.exitcode}"
-    return process.exitcode != 0
+    assert process.exitcode == (-signal.SIGKILL if steps is None else 0), f"the writer ended with {process.exitcode}"
+    return steps
 
 
-def _append(place: CatalogPlace, table: str, file: str, step: int) -> None:
+def _append(place: CatalogPlace, table: str, file: str, step: int | None, answer: Connection[Any, Any]) -> None:
     opened = Table.open(place.open(), table)
-    left = step
+    steps = 0
 
     def count(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal left
+        nonlocal steps
         name = frame.f_code.co_name if event in ("call", "return") else getattr(argument, "__name__", "")
         if name in STEPS:
-            if left == 0:
+            if steps == step:
                 os.kill(os.getpid(), signal.SIGKILL)
-            left -= 1
+            steps += 1
 
     sys.setprofile(count)
     opened.commit_append([file])
     sys.setprofile(None)
-    # Not by way of what else the process would do at its end.
-    os._exit(0)
+    answer.send(steps)
 
 
 def _in_process(work: Round) -> list[TriedCommit]:
