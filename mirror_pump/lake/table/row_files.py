@@ -31,7 +31,13 @@ def write_rows(rows: pa.Table, metadata: TableMetadata, storage: StorageOptions)
     """
     schema = _extended(current_schema(metadata), rows, metadata.last_column_id)
     table = _cast(rows, schema, metadata.location)
-    columns = partition_columns(metadata.default_spec, schema)
+    present = {field.field_id for field in schema.fields}
+    # A column that the rows lack is NULL in all of them.
+    columns = [
+        column
+        for column in partition_columns(metadata.default_spec, current_schema(metadata))
+        if column.source_id in present
+    ]
     root = metadata.properties.get("write.data.path") or join(metadata.location, "data")
     with StagedFiles(storage) as written:
         for part in _divided(table, schema, columns):
