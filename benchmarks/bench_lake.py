@@ -6,6 +6,7 @@ commit that has used up its attempts is counted, and begun anew: these are what 
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import shutil
 import time
@@ -172,6 +173,8 @@ def _pyiceberg(directory: Path, file: str, seconds: float, barrier: Barrier, ans
     from pyiceberg.exceptions import CommitFailedException
     from sqlalchemy.exc import OperationalError
 
+    # It says so at each conflict.
+    logging.disable(logging.WARNING)
     table = _sql_catalog(directory).load_table(_TABLE)
     commits = conflicts = 0
     barrier.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from pyiceberg.transforms import (
     HourTransform,
     IdentityTransform,
     MonthTransform,
+    Transform,
     TruncateTransform,
     YearTransform,
 )
@@ -201,7 +203,7 @@ CONTENT = pa.table(
     },
     schema=TYPES,
 )
-SPECS = {
+SPECS: dict[str, tuple[int, Transform[Any, Any]]] = {
     "identity text": (2, IdentityTransform()),
     "identity decimal": (5, IdentityTransform()),
     "identity bool": (6, IdentityTransform()),
@@ -220,7 +222,7 @@ SPECS = {
 }
 
 
-_BEYOND_DUCKDB: dict[str, list[object]] = {
+_BEYOND_DUCKDB: dict[str, Sequence[object]] = {
     # DuckDB 1.5 rounds a moment before 1970 towards zero, to the day and month after it.
     "day": MOMENTS[:1],
     "month": MOMENTS[:1],
