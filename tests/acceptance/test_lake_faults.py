@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -266,3 +267,34 @@ def test_another_program_that_bypasses_the_log_is_noticed(warehouse: str) -> Non
     with pytest.raises(LakeError, match="does not know it"):
         table.append(rows(1))
     assert files_at(Table.open(path_catalog(warehouse), NAME)) == frozenset()
+
+
+class InterruptedLog(LoggedPathCatalog):
+    """Another writer commits between this one's look at the log and its own entry."""
+
+    other: Callable[[], object] | None = None
+
+    def _checked(self, *arguments: Any) -> Any:
+        found = super()._checked(*arguments)
+        other, self.other = self.other, None
+        if other is not None:
+            other()
+        return found
+
+
+@pytest.mark.parametrize("name", ["db.x", "db.y"])
+def test_an_entry_that_is_taken_is_not_overwritten(warehouse: str, name: str) -> None:
+    """By a commit to the same table, or to another one, which is in nobody's way."""
+    other = path_catalog(warehouse, transactions=True)
+    for each in ("db.x", "db.y"):
+        Table.create(other, each, ROWS)
+    catalog = InterruptedLog(warehouse)
+    table, second = Table.open(catalog, "db.x"), Table.open(other, name)
+    catalog.other = lambda: second.append(rows(2))
+    with transaction(catalog) as begun:
+        Table.open(begun, "db.x" if name == "db.y" else "db.y").append(rows(1))
+    catalog.other = lambda: second.append(rows(3))
+    table.append(rows(4))
+    reopened = path_catalog(warehouse)
+    found = {each: len(files_at(Table.open(reopened, each))) for each in ("db.x", "db.y")}
+    assert found == ({"db.x": 3, "db.y": 1} if name == "db.x" else {"db.x": 2, "db.y": 2})
