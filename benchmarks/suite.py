@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psycopg
@@ -24,6 +25,7 @@ from benchmarks import (
     bench_fold,
     bench_ingest,
     bench_lag,
+    bench_lake,
     bench_load,
     bench_memory,
     bench_read,
@@ -39,7 +41,10 @@ from benchmarks.pumping import BenchmarkFailed, Profiling
 from benchmarks.scene import ROOT, BenchmarkMirror, BenchmarkScene
 from mirror_pump.testing.program import ProgramFailed
 
-USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "fold", "schema", "ingest", "load")
+USUAL = (
+    *("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "fold", "schema", "ingest", "load"),
+    "lake",
+)
 BENCHMARKS = (*USUAL, "conversion", "cluster")
 """conversion and cluster only when they are named: the one's table takes minutes to make, the other is about machines
 that are not there."""
@@ -96,6 +101,10 @@ class Suite:
                 with self._guarded(name), self._mirror(f"bench_{name}", 0, fill) as mirror:
                     self._measure(name, bench.run, mirror)
 
+        if "lake" in self._chosen:
+            RESULTS.mkdir(parents=True, exist_ok=True)
+            with self._guarded("lake"), self._shown("lake"), TemporaryDirectory(dir=RESULTS) as directory:
+                self._add("lake", bench_lake.run(Path(directory), self._options))
         if "cluster" in self._chosen:
             with (
                 self._guarded("cluster"),
@@ -134,6 +143,9 @@ class Suite:
     ) -> None:
         with self._shown(name):
             outcome = benchmark(mirror, self._options)
+        self._add(name, outcome)
+
+    def _add(self, name: str, outcome: BenchmarkResult) -> None:
         self.figures |= outcome.figures
         self.lines += outcome.lines
         if outcome.figures.get(f"{name}.verified") is False:

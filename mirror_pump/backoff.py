@@ -65,6 +65,24 @@ class _Jittered(wait_base):
         return self._backoff.shortened(self._backoff.pause(retry_state.attempt_number))
 
 
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How often a commit that met a conflict is tried, and how long the pauses between attempts get."""
+
+    attempts: int = 16
+    longest_pause: float = 10.0
+    """Longest pause in seconds. Pauses double from `first_pause`."""
+    first_pause: float = 0.05
+    """Seconds."""
+    jitter: float = 1.0
+    """Share of each pause that chance may take away."""
+
+    def retrying(self, curable: Callable[[BaseException], bool]) -> Retrying:
+        """The attempts, as those of a Backoff."""
+        backoff = Backoff(self.first_pause, self.longest_pause, self.jitter)
+        return backoff.attempts(curable, most=self.attempts)
+
+
 @dataclass
 class Retries:
     """The failures in a row of one thing that is tried again and again, and when it is due."""

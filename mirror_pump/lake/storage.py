@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -102,7 +101,7 @@ def make_directory(location: str, storage: StorageOptions) -> None:
     Raises LakeError."""
     path = local_path(location)
     if path is not None:
-        with _lake_errors("make", location, storage):
+        with lake_errors("make", location, storage):
             _make_directory(path, storage)
 
 
@@ -110,7 +109,7 @@ def read_bytes(location: str, storage: StorageOptions) -> bytes:
     """The content of a file. Raises FileMissing, and LakeError if it cannot be read."""
     path = local_path(location)
     if path is not None:
-        with _lake_errors("read", location, storage):
+        with lake_errors("read", location, storage):
             return path.read_bytes()
     return _repeated("read", location, storage, _read_whole)
 
@@ -131,7 +130,7 @@ def _read_whole(filesystem: Any, key: str) -> bytes:
 @contextmanager
 def open_input(location: str, storage: StorageOptions) -> Iterator[pa.NativeFile]:
     """Opens a file for reading at any position. Raises FileMissing, and LakeError if it cannot be read."""
-    with _lake_errors("read", location, storage):
+    with lake_errors("read", location, storage):
         path = local_path(location)
         if path is not None:
             with pa.OSFile(str(path), "rb") as source:
@@ -164,14 +163,11 @@ def _write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions, writ
         if path is None:
             remote.append((location, content))
             continue
-        with _lake_errors("write", location, storage):
+        with lake_errors("write", location, storage):
             temporary = _temporary(path)
-            descriptor = _open_new(temporary, storage)
+            descriptor = open_new(temporary, storage)
             try:
-                with os.fdopen(descriptor, "wb", buffering=0) as stream:
-                    _write_whole(stream, content)
-                    if storage.fsync:
-                        os.fsync(descriptor)
+                fill(descriptor, content, storage)
                 temporary.replace(path)
             except BaseException:
                 temporary.unlink(missing_ok=True)
@@ -179,7 +175,7 @@ def _write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions, writ
             directories.add(path.parent)
     if storage.fsync:
         for directory in directories:
-            _sync_directory(directory)
+            sync_directory(directory)
     if len(remote) == 1:
         _write_remote(remote[0], storage)
     elif remote:
@@ -188,11 +184,15 @@ def _write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions, writ
                 pass
 
 
-def _write_whole(stream: FileIO, content: bytes) -> None:
-    """Writes the whole content. A single write may be partial if storage becomes full; the next one then fails."""
-    remaining = memoryview(content)
-    while remaining:
-        remaining = remaining[stream.write(remaining) :]
+def fill(descriptor: int, content: bytes, storage: StorageOptions) -> None:
+    """Writes the whole content to an open local file, durably, and closes it. A single write may be partial if storage
+    becomes full; the next one then fails. Raises OSError."""
+    with os.fdopen(descriptor, "wb", buffering=0) as stream:
+        remaining = memoryview(content)
+        while remaining:
+            remaining = remaining[stream.write(remaining) :]
+        if storage.fsync:
+            os.fsync(descriptor)
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def list_files(location: str, storage: StorageOptions) -> Iterator[StoredFile]:
     if path is None:
         root, listed = _repeated("list", location, storage, listing)
     else:
-        with _lake_errors("list", location, storage):
+        with lake_errors("list", location, storage):
             root, listed = listing(LocalFileSystem(), str(path))
     for found in listed:
         if found.type == FileType.File:
@@ -230,14 +230,42 @@ def exists(location: str, storage: StorageOptions) -> bool:
     """Whether a file exists. Raises LakeError if the storage does not answer."""
     path = local_path(location)
     if path is not None:
-        with _lake_errors("look for", location, storage):
+        with lake_errors("look for", location, storage):
             return _is_there(path)
+    return size_of(location, storage) is not None
+
+
+def size_of(location: str, storage: StorageOptions) -> int | None:
+    """Length of a file in bytes; None if it does not exist. Raises LakeError if the storage does not answer."""
+    path = local_path(location)
+    if path is not None:
+        with lake_errors("look for", location, storage):
+            try:
+                return os.stat(path).st_size  # noqa: PTH116 - see missing_files
+            except FileNotFoundError:
+                return None
     from pyarrow.fs import FileType
 
-    def look(filesystem: Any, key: str) -> bool:
-        return bool(filesystem.get_file_info(key).type == FileType.File)
+    def look(filesystem: Any, key: str) -> int | None:
+        found = filesystem.get_file_info(key)
+        return int(found.size or 0) if found.type == FileType.File else None
 
     return _repeated("look for", location, storage, look)
+
+
+def list_directories(location: str, storage: StorageOptions) -> list[str]:
+    """Names of the directories directly in a location, in order; none in a missing one. Raises LakeError."""
+    from pyarrow.fs import FileSelector, FileType, LocalFileSystem
+
+    def listing(filesystem: Any, key: str) -> list[str]:
+        found = filesystem.get_file_info(FileSelector(key.rstrip("/"), recursive=False, allow_not_found=True))
+        return sorted(entry.base_name for entry in found if entry.type == FileType.Directory)
+
+    path = local_path(location)
+    if path is None:
+        return _repeated("list", location, storage, listing)
+    with lake_errors("list", location, storage):
+        return listing(LocalFileSystem(), str(path))
 
 
 def missing_files(locations: Iterable[str], storage: StorageOptions) -> frozenset[str]:
@@ -264,7 +292,7 @@ def directory_answers(location: str, storage: StorageOptions) -> bool:
     system is to be mounted has not; or a bucket. Raises LakeError if the storage does not answer."""
     path = local_path(location)
     if path is not None:
-        with _lake_errors("look for", location, storage):
+        with lake_errors("look for", location, storage):
             return _is_there(path) and any(entry.name != "lost+found" for entry in os.scandir(path))
     from pyarrow.fs import FileType
 
@@ -290,7 +318,7 @@ def delete(location: str, storage: StorageOptions, *, once: bool = False) -> Non
     LakeError."""
     path = local_path(location)
     if path is not None:
-        with _lake_errors("delete", location, storage):
+        with lake_errors("delete", location, storage):
             path.unlink(missing_ok=True)
         return
 
@@ -342,7 +370,7 @@ def delete_tree(location: str, storage: StorageOptions) -> None:
     """Removes everything below a location; a missing location is not an error. Raises LakeError."""
     path = local_path(location)
     if path is not None:
-        with _lake_errors("delete", location, storage):
+        with lake_errors("delete", location, storage):
             _remove_tree(path)
         return
 
@@ -375,14 +403,14 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
     """
     path = local_path(location)
     if path is None:
-        with _lake_errors("write", location, storage):
+        with lake_errors("write", location, storage):
             filesystem, key = _remote(location, storage)
             with filesystem.open_output_stream(key) as stream:
                 yield stream
         return
     temporary = _temporary(path)
-    with _lake_errors("write", location, storage):
-        os.close(_open_new(temporary, storage))
+    with lake_errors("write", location, storage):
+        os.close(open_new(temporary, storage))
         try:
             with pa.OSFile(str(temporary), "wb") as stream:
                 yield stream
@@ -397,7 +425,7 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
             temporary.unlink(missing_ok=True)
             raise
         if storage.fsync:
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
 
 
 def _repeated(
@@ -410,7 +438,7 @@ def _repeated(
 ) -> _Result:
     """The result of a request to a remote store, which is repeated if it fails for a moment: it has the same effect
     however often it is made. Raises FileMissing and LakeError."""
-    with _lake_errors(verb, location, storage):
+    with lake_errors(verb, location, storage):
         for attempt in attempts(once=once):
             with attempt:
                 # With credentials as they are now.
@@ -419,7 +447,7 @@ def _repeated(
 
 
 @contextmanager
-def _lake_errors(verb: str, location: str, storage: StorageOptions | None) -> Iterator[None]:
+def lake_errors(verb: str, location: str, storage: StorageOptions | None) -> Iterator[None]:
     """Turns errors in the block into LakeError. `storage`: None for what is local."""
     try:
         yield
@@ -447,7 +475,8 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
-def _open_new(path: Path, storage: StorageOptions) -> int:
+def open_new(path: Path, storage: StorageOptions) -> int:
+    """Opens a local file for writing; one that exists is emptied. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
         return os.open(path, flags, 0o644)
@@ -462,11 +491,12 @@ def _make_directory(path: Path, storage: StorageOptions) -> None:
     path.mkdir(parents=True, exist_ok=True)
     if storage.fsync:
         for made in (path.parent, path.parent.parent):
-            _sync_directory(made)
+            sync_directory(made)
 
 
-def _sync_directory(path: Path) -> None:
-    with _lake_errors("flush", str(path), None):
+def sync_directory(path: Path) -> None:
+    """Makes the directory's entries durable. Raises LakeError."""
+    with lake_errors("flush", str(path), None):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

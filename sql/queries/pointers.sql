@@ -22,3 +22,21 @@ DELETE FROM modak.iceberg_tables
 -- name: ensure_namespace
 INSERT INTO modak.iceberg_namespace_properties (catalog_name, namespace, property_key, property_value)
 VALUES (%s, %s, 'exists', 'true') ON CONFLICT DO NOTHING;
+
+-- name: list
+SELECT table_namespace AS namespace, table_name AS name, metadata_location FROM modak.iceberg_tables
+ WHERE catalog_name = %s AND metadata_location IS NOT NULL AND (iceberg_type = 'TABLE' OR iceberg_type IS NULL);
+
+-- name: namespaces
+SELECT DISTINCT namespace FROM modak.iceberg_namespace_properties WHERE catalog_name = %s;
+
+-- The ID of the transaction that runs, by which another session asks for its outcome.
+-- name: transaction_id
+SELECT pg_current_xact_id()::text;
+
+-- name: transaction_status
+SELECT pg_xact_status(%s::xid8);
+
+-- Which of these tables only the pump may change.
+-- name: mirrored
+SELECT lake_table_ref FROM modak.tables WHERE lake_table_ref = ANY (%s);

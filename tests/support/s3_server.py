@@ -28,6 +28,12 @@ class S3Server(ThreadingHTTPServer):
         """Access keys of the requests."""
         self.forbidden = False
         """Answers every request with 403."""
+        self.conditions = True
+        """Whether it honours If-None-Match; older stores ignore it."""
+        self.lost_answers = ""
+        """The next conditional PUT of a key that this regular expression matches is done, and its answer lost."""
+        self.unlisted = ""
+        """Keys that this regular expression matches are missing in listings, as right after a PUT to older stores."""
 
     @property
     def endpoint(self) -> str:
@@ -80,9 +86,17 @@ class _Handler(BaseHTTPRequestHandler):
         content = self._body()
         if "uploadId" in query:
             self.server.parts[query["uploadId"]][int(query["partNumber"])] = content
+        elif "/" in path and self.headers.get("If-None-Match") == "*" and self.server.conditions:
+            # setdefault is atomic: one of several requests creates the object.
+            if self.server.objects.setdefault(path, content) is not content:
+                return self._answer(412, _error("PreconditionFailed"))
+            if self.server.lost_answers and re.search(self.server.lost_answers, path):
+                self.server.lost_answers = ""
+                self.close_connection = True
+                return None
         elif "/" in path:
             self.server.objects[path] = content
-        self._answer(200, b"", {"ETag": _etag(content)})
+        return self._answer(200, b"", {"ETag": _etag(content)})
 
     def do_POST(self) -> None:
         path, query = self._target()
@@ -133,6 +147,8 @@ class _Handler(BaseHTTPRequestHandler):
         found, common = [], set()
         for name in sorted(self.server.objects):
             key = name.removeprefix(f"{bucket}/")
+            if self.server.unlisted and re.search(self.server.unlisted, key):
+                continue
             if name.startswith(f"{bucket}/") and key.startswith(prefix):
                 delimiter = query.get("delimiter")
                 below, cut, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")

@@ -33,44 +33,44 @@ Executor = psycopg.Connection[Any] | psycopg.Cursor[Any]
 """What runs the statements. The caller owns the transaction."""
 
 
-def load_pointer(executor: Executor, namespace: str, table: str) -> str | None:
+def load_pointer(executor: Executor, namespace: str, table: str, catalog: str = CATALOG) -> str | None:
     """The table's current metadata location. None if the catalog does not have the table."""
     row = executor.execute(
         _SQL["load"],
-        (CATALOG, namespace, table),
+        (catalog, namespace, table),
     ).fetchone()
     return None if row is None else str(row[0])
 
 
-def insert_pointer(executor: Executor, namespace: str, table: str, location: str) -> None:
+def insert_pointer(executor: Executor, namespace: str, table: str, location: str, catalog: str = CATALOG) -> None:
     """Inserts a new table. Raises psycopg's UniqueViolation if it already exists."""
     executor.execute(
         _SQL["insert"],
-        (CATALOG, namespace, table, location),
+        (catalog, namespace, table, location),
     )
 
 
-def swap_pointer(executor: Executor, namespace: str, table: str, old: str, new: str) -> bool:
+def swap_pointer(executor: Executor, namespace: str, table: str, old: str, new: str, catalog: str = CATALOG) -> bool:
     """Moves the table's pointer from `old` to `new`. Returns False if it is not at `old`. Then rebase and try again."""
     cursor = executor.execute(
         _SQL["swap"],
-        (new, CATALOG, namespace, table, old),
+        (new, catalog, namespace, table, old),
     )
     return cursor.rowcount == 1
 
 
-def delete_pointer(executor: Executor, namespace: str, table: str) -> bool:
+def delete_pointer(executor: Executor, namespace: str, table: str, catalog: str = CATALOG) -> bool:
     """Removes the table from the catalog. Its files stay. Returns False if the catalog did not have it."""
     cursor = executor.execute(
         _SQL["delete"],
-        (CATALOG, namespace, table),
+        (catalog, namespace, table),
     )
     return cursor.rowcount == 1
 
 
-def ensure_namespace(executor: Executor, namespace: str) -> None:
+def ensure_namespace(executor: Executor, namespace: str, catalog: str = CATALOG) -> None:
     """Creates the namespace, so that engines see it even without tables. JdbcCatalog writes the same property."""
     executor.execute(
         _SQL["ensure_namespace"],
-        (CATALOG, namespace),
+        (catalog, namespace),
     )

@@ -30,7 +30,7 @@ from mirror_pump.lake.metadata.manifest_entries import (
     stored_entries,
 )
 from mirror_pump.lake.metadata.manifest_list import Manifest, encoded_list, with_line
-from mirror_pump.lake.metadata.partition_summaries import Summaries, summaries_of, united
+from mirror_pump.lake.metadata.partition_summaries import Summaries, can_unite, summaries_of, united
 from mirror_pump.lake.metadata.snapshot_summary import FileTally
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
@@ -75,9 +75,12 @@ class ManifestWriter:
         sequence_number: int,
         *,
         full: int = FULL,
+        partition_types: Callable[[int], StructType | None] | None = None,
     ) -> None:
-        """`full`: manifests with this many entries are no longer merged."""
+        """`full`: manifests with this many entries are no longer merged. `partition_types`: the type of partitions
+        under a spec of the table, None for one that cannot be written; by default only the mirror's own can."""
         self._metadata = metadata
+        self._partition_types = partition_types or metadata.partition_type
         self._directory = directory
         self._full = full
         self.snapshot_id = snapshot_id
@@ -91,7 +94,7 @@ class ManifestWriter:
         Raises ValueError for a file whose partition does not fit the table's partition spec.
         """
         spec_id = self._metadata.default_spec_id
-        partition = _partition_type(self._metadata, spec_id)
+        partition = self._partition_type(spec_id)
         for file, _ in files:
             if len(file.partition) != len(partition.fields):
                 raise ValueError(f"{file.path} of partition {file.partition} does not fit partition spec {spec_id}")
@@ -124,9 +127,7 @@ class ManifestWriter:
         ten entries, and so on.
         """
         own_specs = {
-            spec.spec_id
-            for spec in self._metadata.partition_specs
-            if self._metadata.partition_type(spec.spec_id) is not None
+            spec.spec_id for spec in self._metadata.partition_specs if self._partition_types(spec.spec_id) is not None
         }
         carried: list[Manifest] = []
         groups: dict[_Group, dict[int, list[Manifest]]] = defaultdict(lambda: defaultdict(list))
@@ -175,7 +176,7 @@ class ManifestWriter:
             if not may_hold(manifest):
                 result.untouched.append(manifest)
                 continue
-            partition, present = _existing(manifest, self._metadata, storage)
+            partition, present = self._existing(manifest, storage)
             entries = []
             remaining: set[int] = set()
             for entry in present:
@@ -208,7 +209,7 @@ class ManifestWriter:
             if not excluded:
                 kept.append(manifest)
                 continue
-            partition, present = _existing(manifest, self._metadata, storage)
+            partition, present = self._existing(manifest, storage)
             entries = [entry for entry in present if entry.path not in excluded]
             if entries:
                 content = ManifestContent(manifest.content)
@@ -227,10 +228,29 @@ class ManifestWriter:
         self.files.append((location, encoded_list(metadata, manifests)))
         return location
 
+    def _existing(self, manifest: Manifest, storage: StorageOptions) -> tuple[StructType, Sequence[ManifestEntry]]:
+        """Partition type and live entries, in the form that later manifests hold."""
+        if manifest.entries is not None:
+            # Only manifests written here keep their entries.
+            entries = [existing(entry, manifest.sequence_number) for entry in manifest.entries]
+            return self._partition_type(manifest.spec_id), entries
+        partition, stored = _stored(manifest, storage)
+        return partition, [entry.encoded(partition) for entry in stored]
+
+    def _partition_type(self, spec_id: int) -> StructType:
+        """The partition type of a spec. Raises ForeignTable for one that cannot be written."""
+        partition = self._partition_types(spec_id)
+        if partition is None:
+            raise ForeignTable(
+                f"partition spec {spec_id} of {self._metadata.location} is not the mirror's",
+                "unregister and register the table; no other engine may partition its lake table",
+            )
+        return partition
+
     def _merged(self, group: _Group, manifests: Sequence[Manifest], storage: StorageOptions) -> Manifest:
         """One manifest of all live entries of several, which keep their sequence numbers, with status existing."""
         content, spec_id, deletes = group
-        partition = _partition_type(self._metadata, spec_id)
+        partition = self._partition_type(spec_id)
         formats = formats_of(partition)
         cached: list[ManifestEntry] | None = []
         payloads: list[bytes] = []
@@ -240,7 +260,7 @@ class ManifestWriter:
             summary = manifest.partitions
             if manifest.entries is None:
                 cached = None
-                unchanged = manifest.files[0] == manifest.files[2] == 0
+                unchanged = manifest.files[0] == manifest.files[2] == 0 and can_unite(partition, summary)
                 raw = _raw(manifest, storage, formats.schema) if unchanged else None
                 if raw is None:
                     stored = _stored(manifest, storage)[1]
@@ -347,29 +367,6 @@ def entries_of(manifest: Manifest, storage: StorageOptions) -> Sequence[Manifest
 def _kind(content: int, kinds: Collection[int]) -> FileContent | None:
     """The kind of deletes of a manifest if all its live entries are of one kind, else None."""
     return FileContent(next(iter(kinds))) if content == ManifestContent.DELETES and len(kinds) == 1 else None
-
-
-def _existing(
-    manifest: Manifest, metadata: TableMetadata, storage: StorageOptions
-) -> tuple[StructType, list[ManifestEntry]]:
-    """Partition type and live entries, in the form that later manifests hold."""
-    if manifest.entries is not None:
-        # Only manifests written here keep their entries.
-        entries = [existing(entry, manifest.sequence_number) for entry in manifest.entries]
-        return _partition_type(metadata, manifest.spec_id), entries
-    partition, stored = _stored(manifest, storage)
-    return partition, [entry.encoded(partition) for entry in stored]
-
-
-def _partition_type(metadata: TableMetadata, spec_id: int) -> StructType:
-    """The partition type of a spec that the mirror writes. Raises ForeignTable for another one."""
-    partition = metadata.partition_type(spec_id)
-    if partition is None:
-        raise ForeignTable(
-            f"partition spec {spec_id} of {metadata.location} is not the mirror's",
-            "unregister and register the table; no other engine may partition its lake table",
-        )
-    return partition
 
 
 def _stored(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[StoredEntry]]:

@@ -14,7 +14,7 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.metadata.partition_specs import named_apart
 from mirror_pump.lake.metadata.snapshot import Snapshot, sequence_number_of
 from mirror_pump.lake.metadata.snapshot_thinning import HistoryRetention, thin_history
-from mirror_pump.lake.metadata.table_metadata import ARCHIVE_BRANCH, MAIN, TableMetadata
+from mirror_pump.lake.metadata.table_metadata import ARCHIVE_BRANCH, MAIN, NAME_MAPPING, TableMetadata
 
 _PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"
 _PREVIOUS_VERSIONS_DEFAULT = 100
@@ -98,6 +98,29 @@ def with_schema(
         result["schemas"] = [*document["schemas"], replace(schema, schema_id=known_id).to_iceberg_json()]
     result["current-schema-id"] = known_id
     return TableMetadata(result)
+
+
+def with_columns(
+    metadata: TableMetadata, schema: Mapping[str, Any], last_column_id: int, name_mapping: str | None
+) -> TableMetadata:
+    """The document with a schema of any types, in the form of table metadata, as the current one, under a new ID.
+    `name_mapping`: the columns of files without field IDs, if there are any."""
+    document = metadata.document
+    schema_id = metadata.current_schema_id
+    result = {**document, "last-column-id": max(int(document["last-column-id"]), last_column_id)}
+    if schema["fields"] != metadata.schema_document(schema_id)["fields"]:
+        schema_id = max(int(former["schema-id"]) for former in document["schemas"]) + 1
+        result["schemas"] = [*document["schemas"], {**schema, "schema-id": schema_id}]
+        result["current-schema-id"] = schema_id
+    if name_mapping is not None:
+        result["properties"] = {**metadata.properties, NAME_MAPPING: name_mapping}
+    return TableMetadata(result)
+
+
+def without_log_entries(metadata: TableMetadata, locations: Collection[str]) -> TableMetadata:
+    """The document without these former metadata files in its log."""
+    log = [entry for entry in metadata.document.get("metadata-log", ()) if entry["metadata-file"] not in locations]
+    return TableMetadata({**metadata.document, "metadata-log": log})
 
 
 def with_content_of(present: TableMetadata, staged: TableMetadata, kept: Iterable[Snapshot]) -> TableMetadata:

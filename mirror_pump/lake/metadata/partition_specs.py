@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import parse_transform
 from pyiceberg.types import DateType, IcebergType, IntegerType, LongType, NestedField, StructType
 
 from decoders.columns import Kind
-from mirror_pump.errors import LakeError
+from mirror_pump.errors import ForeignTable, LakeError
 from mirror_pump.lake.format.partitioning import applies, width_of
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.model import LakePartitioning
@@ -66,6 +68,21 @@ class PartitionSpec:
         (field,) = self.fields
         result = _result_type(source, partitioning.transform)
         return StructType(NestedField(int(field["field-id"]), str(field["name"]), result, required=False))
+
+    def any_partition_type(self, schema: Schema) -> StructType:
+        """As `partition_type`, for a spec of any engine. `schema`: the table's, with a column for each field. Raises
+        ForeignTable for a field whose column is gone."""
+        fields = []
+        for field in self.fields:
+            source = schema._lazy_id_to_field.get(int(field["source-id"]))
+            if source is None:
+                raise ForeignTable(
+                    f"the column of partition field {field['name']} was dropped",
+                    "drop the partition field, too, with the engine that dropped the column",
+                )
+            result = parse_transform(field["transform"]).result_type(source.field_type)
+            fields.append(NestedField(int(field["field-id"]), str(field["name"]), result, required=False))
+        return StructType(*fields)
 
 
 def spec_of(schema: LakeSchema, partitioning: LakePartitioning | None) -> PartitionSpec:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,9 @@ MAIN = "main"
 ARCHIVE_BRANCH = "cold"
 """The archive branch of a table with heap retention: only the rows below the cut-line
 (mirror_pump.lake.commit.archive_branch)."""
+
+NAME_MAPPING = "schema.name-mapping.default"
+"""The table property that gives columns of files without field IDs their IDs (Iceberg spec, column projection)."""
 
 _UNSORTED = {"order-id": 0, "fields": []}
 
@@ -149,6 +152,17 @@ class TableMetadata:
     def current_schema(self) -> LakeSchema:
         """The current schema. ForeignTable if another engine gave the table a type that the mirror does not write."""
         return self.schema(self.current_schema_id)
+
+    @property
+    def last_column_id(self) -> int:
+        """The highest field ID that the table has ever used."""
+        return int(self.document["last-column-id"])
+
+    @property
+    def schema_documents(self) -> Sequence[Mapping[str, Any]]:
+        """All schemas, in the form of table metadata."""
+        found: Sequence[Mapping[str, Any]] = self.document["schemas"]
+        return found
 
     @property
     def readable_schemas(self) -> list[LakeSchema]:

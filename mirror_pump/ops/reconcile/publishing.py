@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mirror_pump.backoff import RetryPolicy
 from mirror_pump.config import Settings
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.lake_storage import lake_storage
-from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
+from mirror_pump.pipeline.publish.publisher import Publisher
 from mirror_pump.source.connect import connect
 
 APPLICATION_NAME = "mirror-pump-reconcile"

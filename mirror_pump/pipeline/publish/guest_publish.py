@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mirror_pump.backoff import RetryPolicy
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
@@ -23,7 +24,7 @@ from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import PublishRequest
-from mirror_pump.pipeline.publish.publisher import LockedSlotRow, Publisher, RetryPolicy
+from mirror_pump.pipeline.publish.publisher import LockedSlotRow, Publisher
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_row

@@ -19,7 +19,7 @@ import psycopg
 import pyiceberg.table  # noqa: F401 - else its first use, in the middle of the first batch, takes the half second it needs
 from psycopg.types.json import Jsonb
 
-from mirror_pump.backoff import Backoff
+from mirror_pump.backoff import RetryPolicy
 from mirror_pump.errors import (
     CommitConflict,
     ConnectionLost,
@@ -60,9 +60,6 @@ from sql import queries
 
 _SQL = queries("publish")
 
-_FIRST_PAUSE = 0.05
-"""Seconds before a publish that met a conflict is tried again, at most."""
-
 _MADE_HERE = object()
 
 _Row = TypeVar("_Row")
@@ -98,15 +95,6 @@ class LandedPublish:
     def __post_init__(self) -> None:
         if self.token is not _MADE_HERE:
             raise TypeError("a LandedPublish comes from Publisher.publish() and from nowhere else")
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """How often a publish that met a conflict is tried, and how long the pauses between attempts get."""
-
-    attempts: int = 16
-    longest_pause: float = 10.0
-    """Longest pause in seconds. Pauses double from `_FIRST_PAUSE`, with jitter."""
 
 
 @dataclass(frozen=True)
@@ -202,10 +190,9 @@ class Publisher:
         used up), and ConnectionLost (PublicationChanged if the batch may lack changes). In all these cases the publish
         certainly did not happen. Raises OutcomeUnknown if the outcome cannot be determined yet.
         """
-        for attempt in Backoff(_FIRST_PAUSE, self._retry.longest_pause, jitter=1.0).attempts(
+        for attempt in self._retry.retrying(
             # A publish that landed must not be repeated, whatever error follows it.
-            lambda error: isinstance(error, CommitConflict) and not self.may_have_landed,
-            most=self._retry.attempts,
+            lambda error: isinstance(error, CommitConflict) and not self.may_have_landed
         ):
             with attempt:
                 return self._publish_once(request)

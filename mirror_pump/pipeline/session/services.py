@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from mirror_pump.backoff import RetryPolicy
 from mirror_pump.cores import available_cores
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode
 from mirror_pump.pipeline.copy.copier import Copier
@@ -16,7 +17,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.index_builder import IndexBuilder
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.missing_files.lake_watch import LakeWatch
-from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
+from mirror_pump.pipeline.publish.publisher import Publisher
 from mirror_pump.pipeline.retention.fold import Folder
 from mirror_pump.pipeline.retention.partition_shedding import PartitionShedding
 from mirror_pump.pipeline.schema.column_fill import FillJob

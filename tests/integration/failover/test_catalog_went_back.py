@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from mirror_pump.backoff import RetryPolicy
 from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
 from mirror_pump.lake.storage import StorageOptions
@@ -20,7 +21,7 @@ from mirror_pump.ops.status.status_report import Alert, Severity
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.requests import PublishRequest
-from mirror_pump.pipeline.publish.publisher import Publisher, RetryPolicy
+from mirror_pump.pipeline.publish.publisher import Publisher
 from mirror_pump.pipeline.session.lost_publishes import refuse_restored_copy
 from mirror_pump.source.catalog.maintenance import begin_sweep, read_tables
 from mirror_pump.source.catalog.resync import begin_stream, mark_tables, resync_candidates

@@ -56,7 +56,7 @@ class Change:
 
 
 @dataclass
-class Table:
+class ShapedTable:
     """A relation with its rows as Postgres holds them, and the messages for its changes."""
 
     shape: RelationShape
@@ -118,7 +118,7 @@ def a_value(random: Random, *, is_text: bool) -> str | None:
 class Stream:
     """Messages, and a copy of every table's rows before each of them and after the last."""
 
-    tables: list[Table]
+    tables: list[ShapedTable]
     messages: list[bytes] = field(default_factory=list)
     changes: list[Change | None] = field(default_factory=list)
     known: list[dict[int, dict[Key, Row]]] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Stream:
         self.known.append({table.shape.relation_id: dict(table.rows) for table in self.tables})
 
 
-def a_table(random: Random, relation: int) -> Table:
+def a_table(random: Random, relation: int) -> ShapedTable:
     types, key = random.choice(LAYOUTS)
     shape = RelationShape(
         relation_id=relation,
@@ -142,10 +142,10 @@ def a_table(random: Random, relation: int) -> Table:
         not_null=tuple(place in key for place in range(len(types))),
         every_key_deletes=random.random() < 0.3,
     )
-    return Table(shape, full=random.random() < 0.3)
+    return ShapedTable(shape, full=random.random() < 0.3)
 
 
-def a_change(random: Random, table: Table) -> Change | bytes:
+def a_change(random: Random, table: ShapedTable) -> Change | bytes:
     """Executes a random operation; does nothing if the table's rows do not allow it."""
     row, columns = a_row(random, table.shape), range(len(table.shape.names))
     action = random.choices(["insert", "update", "move", "delete", "noise"], weights=[2, 5, 4, 2, 1])[0]
@@ -205,7 +205,7 @@ def touched_keys(states: list[dict[Key, Row]]) -> set[Key]:
     return touched
 
 
-def what_a_slice_says(table: Table, changes: list[Change]) -> dict[Key, tuple[Key, tuple[Cell, ...]]]:
+def what_a_slice_says(table: ShapedTable, changes: list[Change]) -> dict[Key, tuple[Key, tuple[Cell, ...]]]:
     """By key at the end of the slice: the row's key at its start, and its cells as far as the slice contains them."""
     image: dict[Key, tuple[Key, tuple[Cell, ...]]] = {}
     for change in changes:
@@ -223,7 +223,7 @@ def what_a_slice_says(table: Table, changes: list[Change]) -> dict[Key, tuple[Ke
     return image
 
 
-def check(table: Table, result: TableChanges | None, stream: Stream, low: int, high: int) -> None:
+def check(table: ShapedTable, result: TableChanges | None, stream: Stream, low: int, high: int) -> None:
     relation = table.shape.relation_id
     changes = [change for change in stream.changes[low:high] if change is not None and change.relation == relation]
     if result is None:

@@ -1,0 +1,251 @@
+"""A path catalog with transactions over several tables: a log of commits in the warehouse decides.
+
+Commit N is `<root>/_transactions/<N, 20 digits>.json`, created if absent. It names for each of its tables the new
+metadata file. A commit that finds its number taken reads the entry that took it. If that concerns none of its tables it
+takes the next number, else it conflicts. So every reader of the log up to N sees all tables at one moment.
+
+The tables' own `v<N>.metadata.json` are put after the entry, for readers that know Iceberg's HadoopCatalog only. If a
+writer dies in between, the next one puts them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from mirror_pump.errors import FileMissing, LakeError, UsageError
+from mirror_pump.lake.catalogs.lake_catalog import (
+    MetadataPointer,
+    PointerChange,
+    TableIdentifier,
+    TableMoved,
+    staged_metadata,
+)
+from mirror_pump.lake.catalogs.path_catalog import (
+    FIRST_ENTRY,
+    LOG,
+    PathCatalog,
+    dropped_content,
+    plain_content,
+    table_directory,
+    version_location,
+    write_hint,
+)
+from mirror_pump.lake.format.damaged_files import decoding
+from mirror_pump.lake.put_if_absent import put_if_absent, require_put_if_absent
+from mirror_pump.lake.storage import StorageOptions, exists, join, local_path, read_bytes, write_bytes
+
+_FORMAT = 1
+CHECKPOINT_EVERY = 100
+"""Entries from one checkpoint to the next: a process that opens the warehouse reads at most this many."""
+_HINT = "last-checkpoint.text"
+
+
+@dataclass(frozen=True)
+class LoggedTable:
+    """A table as of an entry of the log."""
+
+    version: int
+    """Number of its commits, those of dropped tables of the same name included."""
+    location: str | None
+    """Its metadata file; None if it was dropped."""
+
+    @property
+    def pointer(self) -> MetadataPointer | None:
+        return None if self.location is None else MetadataPointer(self.location, self.version)
+
+    def to_json(self) -> dict[str, Any]:
+        """In the form of the log."""
+        return {"version": self.version, "metadata-location": self.location}
+
+
+class LoggedPathCatalog:
+    """A catalog in a directory or a bucket, with transactions, for any number of processes. Threads may share it."""
+
+    has_transactions = True
+
+    def __init__(
+        self, root: str, storage: StorageOptions | None = None, *, checkpoint_every: int = CHECKPOINT_EVERY
+    ) -> None:
+        """`root`: URI of a warehouse that `path_catalog` made. Raises LakeError for one without a log."""
+        self.storage = storage or StorageOptions()
+        self._root = root.rstrip("/")
+        self._log = join(self._root, LOG)
+        self._checkpoint_every = checkpoint_every
+        self._lock = threading.RLock()
+        self._entry = 0
+        """Number of the newest entry that was read."""
+        self._tables: dict[TableIdentifier, LoggedTable] = {}
+        self._to_put: list[tuple[TableIdentifier, LoggedTable]] = []
+        """What the entries since the last checkpoint name, and may not be under the tables' numbers yet."""
+        if not exists(self._location(0), self.storage):
+            raise LakeError(f"{self._root} has no transaction log", "make one by path_catalog(root, transactions=True)")
+        self._begin()
+
+    def load(self, table: TableIdentifier) -> MetadataPointer | None:
+        return self.pointers().get(table)
+
+    def namespaces(self) -> Sequence[str]:
+        return sorted({table.namespace for table in self.pointers()})
+
+    def tables(self, namespace: str) -> Sequence[TableIdentifier]:
+        return sorted(table for table in self.pointers() if table.namespace == namespace)
+
+    def pointers(self) -> Mapping[TableIdentifier, MetadataPointer]:
+        with self._lock:
+            self._catch_up()
+            return {table: pointer for table, logged in self._tables.items() if (pointer := logged.pointer) is not None}
+
+    def commit(self, changes: Sequence[PointerChange]) -> Sequence[MetadataPointer | None]:
+        for change in changes:
+            if change.metadata is not None:
+                plain_content(change.metadata)
+        with staged_metadata(changes, self.storage) as staged, self._lock:
+            self._catch_up()
+            self._put_versions()
+            entry = self._append(changes, staged)
+            pointers = [entry[change.table].pointer for change in changes]
+            # The commit is done. What follows is for readers of other kinds, and the next writer does it otherwise.
+            with suppress(LakeError):
+                self._put_versions()
+                if self._entry % self._checkpoint_every == 0:
+                    self._checkpoint()
+        return pointers
+
+    def table_location(self, table: TableIdentifier) -> str:
+        return table_directory(self._root, table)
+
+    def _append(
+        self, changes: Sequence[PointerChange], staged: Sequence[MetadataPointer | None]
+    ) -> Mapping[TableIdentifier, LoggedTable]:
+        """Creates the next entry. Raises TableMoved if a table is not at its base. Each number that is taken was taken
+        by somebody's commit, so all writers together get on."""
+        while True:
+            entry = self._checked(changes, staged)
+            content = orjson.dumps(
+                {
+                    "format": _FORMAT,
+                    # So that a writer knows its own entry, even one that drops a table and so names no file.
+                    "commit": uuid.uuid4().hex,
+                    "tables": {str(table): logged.to_json() for table, logged in entry.items()},
+                }
+            )
+            if put_if_absent(self._location(self._entry + 1), content, self.storage):
+                self._apply(self._entry + 1, entry)
+                return entry
+            self._catch_up()
+
+    def _checked(
+        self, changes: Sequence[PointerChange], staged: Sequence[MetadataPointer | None]
+    ) -> dict[TableIdentifier, LoggedTable]:
+        """The next entry. Raises TableMoved, and LakeError if another program bypassed the log."""
+        moved = []
+        entry = {}
+        for change, pointer in zip(changes, staged, strict=True):
+            known = self._tables.get(change.table, LoggedTable(0, None))
+            base = None if change.base is None else change.base.metadata_location
+            if known.location != base:
+                moved.append(change.table)
+            entry[change.table] = LoggedTable(known.version + 1, None if pointer is None else pointer.metadata_location)
+        if moved:
+            raise TableMoved(moved)
+        for table, logged in entry.items():
+            bypassed = version_location(self._root, table, logged.version)
+            # Between this look and the entry another writer of the log may put it: then the entry's number is taken.
+            if exists(bypassed, self.storage) and not exists(self._location(self._entry + 1), self.storage):
+                raise LakeError(
+                    f"{bypassed} is there, but the transaction log does not know it: another program wrote it",
+                    "other engines may only read this warehouse; move the file away and repeat its commit here",
+                )
+        return entry
+
+    def _begin(self) -> None:
+        """Starts from the newest checkpoint, if its hint tells the truth, else from the log's first entry."""
+        with suppress(FileMissing, ValueError):
+            number = int(read_bytes(join(self._log, _HINT), self.storage))
+            state = self._read(self._checkpoint_location(number))
+            self._entry, self._tables = number, state
+
+    def _catch_up(self) -> None:
+        """Reads the entries that others have added."""
+        with suppress(FileMissing):
+            while True:
+                self._apply(self._entry + 1, self._read(self._location(self._entry + 1)))
+
+    def _apply(self, number: int, entry: Mapping[TableIdentifier, LoggedTable]) -> None:
+        self._entry = number
+        self._tables |= entry
+        self._to_put += entry.items()
+
+    def _put_versions(self) -> None:
+        """Puts metadata files under the tables' numbers, as far as nobody has."""
+        while self._to_put:
+            table, logged = self._to_put[0]
+            location = version_location(self._root, table, logged.version)
+            if not exists(location, self.storage):
+                self._put_version(location, logged)
+            if self._tables[table] == logged:
+                write_hint(self._root, table, logged.version, self.storage)
+            del self._to_put[0]
+
+    def _put_version(self, location: str, logged: LoggedTable) -> None:
+        old, new = local_path(logged.location or ""), local_path(location)
+        if logged.location is None:
+            put_if_absent(location, dropped_content(), self.storage)
+        elif old is not None and new is not None:
+            # The same file under a second name. It is not what decides, so it need not be durable.
+            with suppress(FileExistsError, FileNotFoundError):
+                os.link(old, new)
+        else:
+            with suppress(FileMissing):
+                put_if_absent(location, read_bytes(logged.location, self.storage), self.storage)
+
+    def _checkpoint(self) -> None:
+        """Leaves the state as of this entry. What it names is under the tables' numbers by now."""
+        tables = {str(table): logged.to_json() for table, logged in self._tables.items()}
+        content = orjson.dumps({"format": _FORMAT, "tables": tables}, option=orjson.OPT_SORT_KEYS)
+        put_if_absent(self._checkpoint_location(self._entry), content, self.storage)
+        write_bytes(join(self._log, _HINT), b"%d" % self._entry, replace(self.storage, fsync=False))
+
+    def _read(self, location: str) -> dict[TableIdentifier, LoggedTable]:
+        content = read_bytes(location, self.storage)
+        with decoding(location, "an entry of a transaction log"):
+            document = orjson.loads(content)
+            if document["format"] != _FORMAT:
+                raise LakeError(f"{location} has format {document['format']}", "use a newer version of mirror-pump")
+            return {
+                TableIdentifier.parse(name): LoggedTable(int(logged["version"]), logged["metadata-location"])
+                for name, logged in document["tables"].items()
+            }
+
+    def _location(self, number: int) -> str:
+        return join(self._log, f"{number:020d}.json")
+
+    def _checkpoint_location(self, number: int) -> str:
+        return join(self._log, f"{number:020d}.checkpoint.json")
+
+
+def path_catalog(
+    root: str, storage: StorageOptions | None = None, *, transactions: bool = False
+) -> PathCatalog | LoggedPathCatalog:
+    """The catalog in a directory or a bucket, of the kind that it was made as.
+
+    `transactions`: make one with a transaction log, if there is none. Raises UsageError if it has tables already.
+    """
+    storage = storage or StorageOptions()
+    first = join(root.rstrip("/"), LOG, FIRST_ENTRY)
+    if not exists(first, storage):
+        if not transactions:
+            return PathCatalog(root, storage)
+        if PathCatalog(root, storage).pointers():
+            raise UsageError(f"{root} has tables that no transaction log knows", "choose an empty directory")
+        require_put_if_absent(root, storage)
+        put_if_absent(first, orjson.dumps({"format": _FORMAT, "tables": {}}), storage)
+    return LoggedPathCatalog(root, storage)

@@ -1,0 +1,1 @@
+"""The public tables: commits with retries, history, transactions."""

@@ -1,0 +1,269 @@
+"""A table of a catalog: its snapshots, and commits that any number of processes make without knowing of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import pyarrow as pa
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.schema import Schema
+
+from mirror_pump.backoff import RetryPolicy
+from mirror_pump.errors import ForeignTable, MirrorPumpError, OutcomeUnknown
+from mirror_pump.lake.catalogs.lake_catalog import (
+    LakeCatalog,
+    MetadataPointer,
+    PointerChange,
+    TableIdentifier,
+    TableMoved,
+)
+from mirror_pump.lake.format.data_files import FORMAT_VERSION
+from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
+from mirror_pump.lake.metadata.metadata_files import read_any_version
+from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.storage import StorageOptions, delete, discard, list_files
+from mirror_pump.lake.table.described_files import DescribedFiles, FileDescriber, current_schema, file_location
+from mirror_pump.lake.table.file_footers import FooterReader
+from mirror_pump.lake.table.new_table import new_metadata
+from mirror_pump.lake.table.row_files import write_rows
+from mirror_pump.lake.table.staged_snapshot import StagedSnapshot, TableVersion, stage_snapshot
+from mirror_pump.lake.table.table_errors import ConflictingCommit, TableExists, TableMissing
+
+LAKE_RETRIES = RetryPolicy(attempts=16, longest_pause=2.0, first_pause=0.01)
+"""Of commits to tables of a catalog: an attempt takes milliseconds, unlike a publish of the pump's."""
+_NEWEST_FORMAT = 2
+
+
+class Table:
+    """An Iceberg table. Commits see what others have committed; everything else sees the table as of the last call of
+    `refresh` or of a commit. Not for several threads at a time: open one for each."""
+
+    def __init__(
+        self, catalog: LakeCatalog, identifier: TableIdentifier, state: TableVersion, retry: RetryPolicy
+    ) -> None:
+        """Use `open` or `create`."""
+        self._catalog = catalog
+        self._identifier = identifier
+        self._state = state
+        self._retry = retry
+        self._footers = FooterReader(catalog.storage)
+
+    @classmethod
+    def create(
+        cls,
+        catalog: LakeCatalog,
+        identifier: TableIdentifier | str,
+        schema: Schema | pa.Schema,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        properties: Mapping[str, str] | None = None,
+        *,
+        retry: RetryPolicy = LAKE_RETRIES,
+    ) -> Table:
+        """Creates a table of format version 2 with one empty snapshot. Field IDs are assigned anew, from 1.
+
+        Raises TableExists, LakeError for columns or a partition spec that Iceberg does not have, and the errors of
+        `commit_append`.
+        """
+        name = _parsed(identifier)
+        if catalog.load(name) is not None:
+            raise _exists(name)
+        metadata = new_metadata(catalog.table_location(name), schema, partition_spec, properties or {})
+        table = cls(catalog, name, TableVersion(None, metadata, ()), retry)
+        staged = stage_snapshot(table._state, DescribedFiles((), metadata), (), catalog.storage, {})
+        try:
+            table._swap(staged)
+        except TableMoved:
+            raise _exists(name) from None
+        return table
+
+    @classmethod
+    def open(
+        cls, catalog: LakeCatalog, identifier: TableIdentifier | str, *, retry: RetryPolicy = LAKE_RETRIES
+    ) -> Table:
+        """Opens a table of any engine's. Raises TableMissing, ForeignTable for one of format version 3, and
+        LakeError."""
+        name = _parsed(identifier)
+        return cls(catalog, name, _read_state(catalog, name, _required(catalog, name)), retry)
+
+    @classmethod
+    def drop(cls, catalog: LakeCatalog, identifier: TableIdentifier | str, *, purge: bool = False) -> None:
+        """Removes a table from the catalog. `purge`: also all files in its directory. Raises TableMissing, and
+        LakeError."""
+        name = _parsed(identifier)
+        files: list[str] = []
+        for attempt in LAKE_RETRIES.retrying(_moved):
+            with attempt:
+                pointer = _required(catalog, name)
+                if purge:
+                    location = read_any_version(pointer.metadata_location, catalog.storage).location
+                    # Those of before the drop: somebody may make another table of this name right after it.
+                    files = [file.location for file in list_files(location, catalog.storage)]
+                catalog.commit([PointerChange(name, pointer, None)])
+        for file in files:
+            delete(file, catalog.storage)
+
+    @property
+    def identifier(self) -> TableIdentifier:
+        """The table's name."""
+        return self._identifier
+
+    @property
+    def metadata(self) -> TableMetadata:
+        """The whole table metadata."""
+        return self._state.metadata
+
+    @property
+    def metadata_location(self) -> str:
+        """URI of the metadata file, for engines that open a table by it."""
+        assert self._state.pointer is not None
+        return self._state.pointer.metadata_location
+
+    @property
+    def location(self) -> str:
+        """Root URI of the table's files."""
+        return self.metadata.location
+
+    @property
+    def schema(self) -> Schema:
+        """The current columns."""
+        return current_schema(self.metadata)
+
+    @property
+    def storage(self) -> StorageOptions:
+        """How the table's files are reached."""
+        return self._catalog.storage
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """The manifests of the current snapshot."""
+        return self._state.manifests
+
+    def refresh(self) -> Table:
+        """Sees what others have committed. Returns this table. Raises TableMissing, and LakeError."""
+        pointer = _required(self._catalog, self._identifier)
+        if pointer != self._state.pointer:
+            self._state = _read_state(self._catalog, self._identifier, pointer)
+        return self
+
+    def current_snapshot(self) -> Snapshot | None:
+        """The newest snapshot; None in another engine's table that has none."""
+        return self.metadata.current_snapshot
+
+    def history(self) -> tuple[Snapshot, ...]:
+        """The current snapshot, its parent, and so on back to the table's creation, or to the oldest one that has not
+        expired. Reads nothing: one metadata file has all of them."""
+        by_id = {snapshot.snapshot_id: snapshot for snapshot in self.metadata.snapshots}
+        found: list[Snapshot] = []
+        snapshot_id = self.metadata.current_snapshot_id
+        while snapshot_id is not None and snapshot_id in by_id:
+            found.append(by_id.pop(snapshot_id))
+            snapshot_id = found[-1].parent_id
+        return tuple(found)
+
+    def commit_append(self, files: Iterable[str], summary: Mapping[str, str] | None = None) -> Snapshot:
+        """Adds data files, in one new snapshot, whatever others commit meanwhile. `files`: paths or URIs of Parquet
+        files in the table's directory. `summary`: entries to add to the snapshot's summary.
+
+        Raises FileRefused (SchemaMismatch for columns that do not fit), TableMoved if all attempts met a conflict, and
+        LakeError: then nothing has changed. Raises OutcomeUnknown if that cannot be found out. Does not look whether
+        the table has one of the files already.
+        """
+        return self._commit((), files, summary or {})
+
+    def commit_overwrite(
+        self, removed: Iterable[str], added: Iterable[str], summary: Mapping[str, str] | None = None
+    ) -> Snapshot:
+        """Removes data files and adds others, in one new snapshot. The removed ones stay in the storage.
+
+        Raises ConflictingCommit if a file to remove is not in the table any more, or if somebody added deletes of rows
+        since this table was refreshed, and the errors of `commit_append`.
+        """
+        gone = frozenset(file_location(path, self.metadata) for path in removed)
+        return self._commit(gone, added, summary or {})
+
+    def append(self, rows: pa.Table, summary: Mapping[str, str] | None = None) -> Snapshot:
+        """Writes rows to data files, one for each partition, and adds these. Columns that the table does not have are
+        added to it. Raises SchemaMismatch, and the errors of `commit_append`; then the files are removed."""
+        paths = write_rows(rows, self.metadata, self._catalog.storage)
+        try:
+            return self.commit_append(paths, summary)
+        except OutcomeUnknown:
+            raise
+        except MirrorPumpError:
+            discard(paths, self._catalog.storage)
+            raise
+
+    def _commit(self, removed: Collection[str], added: Iterable[str], summary: Mapping[str, str]) -> Snapshot:
+        describer = FileDescriber(self._catalog.storage)
+        describer.read((file_location(path, self.metadata) for path in added), self._footers)
+        planned = self._state
+        described: dict[int, DescribedFiles] = {}
+        for attempt in self._retry.retrying(_moved):
+            with attempt:
+                self.refresh()
+                if removed:
+                    _require_no_deletes_since(planned, self._state)
+                key = id(self._state)
+                if key not in described:
+                    described = {key: describer.describe(self.metadata)}
+                staged = stage_snapshot(self._state, described[key], removed, self._catalog.storage, summary)
+                return self._swap(staged)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _swap(self, staged: StagedSnapshot) -> Snapshot:
+        """Makes a staged snapshot the newest. Removes its files if it certainly is not."""
+        change = PointerChange(self._identifier, self._state.pointer, staged.metadata, staged.files)
+        try:
+            (pointer,) = self._catalog.commit([change])
+        except OutcomeUnknown:
+            raise
+        except MirrorPumpError:
+            discard(staged.files, self._catalog.storage)
+            raise
+        self._state = TableVersion(pointer, staged.metadata, staged.manifests)
+        snapshot = staged.metadata.current_snapshot
+        assert snapshot is not None
+        return snapshot
+
+
+def _moved(error: BaseException) -> bool:
+    return isinstance(error, TableMoved)
+
+
+def _parsed(identifier: TableIdentifier | str) -> TableIdentifier:
+    return TableIdentifier.parse(identifier) if isinstance(identifier, str) else identifier
+
+
+def _required(catalog: LakeCatalog, name: TableIdentifier) -> MetadataPointer:
+    pointer = catalog.load(name)
+    if pointer is None:
+        raise TableMissing(f"the catalog has no table {name}", "create it, or check its name")
+    return pointer
+
+
+def _exists(name: TableIdentifier) -> TableExists:
+    return TableExists(f"the catalog has a table {name} already", "open it, or choose another name")
+
+
+def _read_state(catalog: LakeCatalog, name: TableIdentifier, pointer: MetadataPointer) -> TableVersion:
+    metadata = read_any_version(pointer.metadata_location, catalog.storage)
+    if metadata.format_version > FORMAT_VERSION:
+        raise ForeignTable(
+            f"{name} has Iceberg format version {metadata.format_version}",
+            f"only versions up to {FORMAT_VERSION} can be read here",
+        )
+    snapshot = metadata.current_snapshot
+    manifests = () if snapshot is None else read_list(snapshot.manifest_list, catalog.storage)
+    return TableVersion(pointer, metadata, manifests)
+
+
+def _require_no_deletes_since(planned: TableVersion, present: TableVersion) -> None:
+    """Raises ConflictingCommit if somebody deleted rows of files since: an overwrite would bring the rows back."""
+    since = planned.metadata.last_sequence_number
+    for manifest in present.manifests:
+        if manifest.content and manifest.sequence_number > since and manifest.files[0]:
+            raise ConflictingCommit(
+                f"rows of the table in {present.metadata.location} were deleted since the overwrite was planned",
+                "refresh the table, and write the new files again from its rows as they are now",
+            )
