@@ -41,7 +41,7 @@ def _column_test(predicate: BoundPredicate) -> Callable[[ColumnMetrics], bool]:
             high_bytes = upper.get(field_id) if upper else None
             low = None if low_bytes is None else read(low_bytes)
             high = None if high_bytes is None else read(high_bytes)
-            if floats and (low != low or high != high):  # noqa: PLR0124 - NaN
+            if floats and (low != low or high != high):  # NaN differs from itself.
                 # Of a writer that took NaN for a value: its bounds say nothing.
                 low = high = None
         return test(

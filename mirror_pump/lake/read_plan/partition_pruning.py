@@ -122,7 +122,7 @@ class PartitionFilter:
         read = bound_reader(kind)
         low = None if read is None or summary.lower_bound is None else read(summary.lower_bound)
         high = None if read is None or summary.upper_bound is None else read(summary.upper_bound)
-        if low != low or high != high:  # noqa: PLR0124 - NaN
+        if low != low or high != high:  # NaN differs from itself.
             low = high = None
         low, high = _stood_for(self._fields[place], kind, low, high)
         # Only if all values are NULL or NaN there is no bound. A writer that claims neither did not write bounds.

@@ -15,6 +15,7 @@ from pyiceberg.expressions import (
     BoundNotNull,
     BoundPredicate,
     BoundReference,
+    In,
     IsNull,
     LiteralPredicate,
     NotNaN,
@@ -24,6 +25,7 @@ from pyiceberg.expressions import (
     UnboundPredicate,
     parser,
 )
+from pyiceberg.expressions.literals import AboveMax, BelowMin
 from pyiceberg.expressions.visitors import BooleanExpressionVisitor, rewrite_not, visit
 from pyiceberg.schema import Schema
 
@@ -89,13 +91,24 @@ class _Binder(BooleanExpressionVisitor[BooleanExpression]):
                 raise UsageError(f"{predicate} compares with NaN", "use IsNaN or NotNaN")
             if isinstance(literal, str) and not _is_text(literal):
                 raise UsageError(f"{literal!r} is not text", "leave out lone surrogates, which no column can hold")
-        bound = predicate.bind(self._schema, case_sensitive=True)
         if isinstance(predicate, IsNull | NotNull):
             return self._null_test(predicate)
+        if isinstance(predicate, SetPredicate):
+            found = self._in_range(predicate)
+            if not isinstance(found, SetPredicate | LiteralPredicate):
+                return AlwaysFalse() if isinstance(predicate, In) else self._null_test(NotNull(predicate.term))
+            predicate = found
+        bound = predicate.bind(self._schema, case_sensitive=True)
         if bound is AlwaysTrue() and isinstance(predicate, LiteralPredicate | SetPredicate | NotNaN):
             return self._null_test(NotNull(predicate.term))
         assert isinstance(bound, BooleanExpression)
         return bound
+
+    def _in_range(self, predicate: SetPredicate) -> BooleanExpression:
+        """Without literals beyond the range of the column's type, each of which pyiceberg takes for the type's end."""
+        kind = predicate.term.bind(self._schema, case_sensitive=True).ref().field.field_type
+        literals = {literal for literal in predicate.literals if not isinstance(literal.to(kind), AboveMax | BelowMin)}
+        return predicate if len(literals) == len(predicate.literals) else type(predicate)(predicate.term, literals)
 
     def _null_test(self, predicate: IsNull | NotNull) -> BooleanExpression:
         reference = predicate.term.bind(self._schema, case_sensitive=True)
