@@ -29,6 +29,7 @@ from benchmarks import (
     bench_schema,
     bench_seam,
     bench_tier,
+    lake_plan,
     report,
 )
 from benchmarks.outcome import BenchmarkResult, Line, Options
@@ -37,7 +38,7 @@ from benchmarks.pumping import BenchmarkFailed, Profiling
 from benchmarks.scene import ROOT, BenchmarkMirror, BenchmarkScene
 from mirror_pump.testing.program import ProgramFailed
 
-USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "schema", "ingest")
+USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "schema", "ingest", "lake-plan")
 BENCHMARKS = (*USUAL, "conversion", "cluster")
 """conversion and cluster only when they are named: the one's table takes minutes to make, the other is about machines
 that are not there."""
@@ -92,6 +93,9 @@ class Suite:
                 with self._guarded(name), self._mirror(f"bench_{name}", 0, fill) as mirror:
                     self._measure(name, bench.run, mirror)
 
+        if "lake-plan" in self._chosen:
+            with self._guarded("lake-plan"):
+                self._measured("lake-plan", lambda: lake_plan.run(self._options))
         if "cluster" in self._chosen:
             with (
                 self._guarded("cluster"),
@@ -128,8 +132,11 @@ class Suite:
     def _measure(
         self, name: str, benchmark: Callable[[BenchmarkMirror, Options], BenchmarkResult], mirror: BenchmarkMirror
     ) -> None:
+        self._measured(name, lambda: benchmark(mirror, self._options))
+
+    def _measured(self, name: str, benchmark: Callable[[], BenchmarkResult]) -> None:
         with self._shown(name):
-            outcome = benchmark(mirror, self._options)
+            outcome = benchmark()
         self.figures |= outcome.figures
         self.lines += outcome.lines
         if outcome.figures.get(f"{name}.verified") is False:

@@ -25,12 +25,14 @@ from pyiceberg.expressions import (
     Or,
     StartsWith,
 )
-from pyiceberg.manifest import PartitionFieldSummary
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import ManifestContent, ManifestFile, PartitionFieldSummary, write_manifest_list
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 from pyiceberg.types import DoubleType, IntegerType, NestedField, StringType, StructType, TimestampType
 
 from mirror_pump.errors import ForeignTable, UsageError
+from mirror_pump.lake.metadata.manifest_list import read_list
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.read_plan.partition_pruning import PartitionFilter
 from mirror_pump.lake.read_plan.plan import read_plan
@@ -177,3 +179,22 @@ def test_a_snapshot_that_is_gone(tmp_path: Path) -> None:
         read_plan(TableMetadata(document), StorageOptions(), snapshot_id=7)
 
 
+
+
+def test_manifests_without_counts_are_not_passed_over(tmp_path: Path) -> None:
+    """Format version 1 does not require them in a list."""
+    io = PyArrowFileIO()
+    line = ManifestFile.from_args(
+        manifest_path="file:///m.avro",
+        manifest_length=1,
+        partition_spec_id=0,
+        content=ManifestContent.DATA,
+        sequence_number=0,
+        min_sequence_number=0,
+        added_snapshot_id=1,
+    )
+    location = f"file://{tmp_path}/list.avro"
+    with write_manifest_list(1, io.new_output(location), 1, None, None, "null") as written:
+        written.add_manifests([line])
+    (manifest,) = read_list(location, StorageOptions())
+    assert manifest.live_files

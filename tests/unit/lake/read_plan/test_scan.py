@@ -11,68 +11,19 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyiceberg.expressions import parser
 from pyiceberg.expressions.visitors import rewrite_not
-from pyiceberg.manifest import ManifestContent
 
-from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import FileMissing, LakeError
-from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file, write_equality_deletes
+from mirror_pump.lake.format.data_files import write_data_file, write_equality_deletes
 from mirror_pump.lake.format.position_deletes import write_position_deletes
-from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.metadata.manifest_list import Manifest
-from mirror_pump.lake.metadata.manifests import ManifestWriter
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.read_plan.plan import read_plan
 from mirror_pump.lake.read_plan.scan import Scan
-from mirror_pump.lake.storage import StorageOptions, local_path, write_all
+from mirror_pump.lake.storage import local_path
 from mirror_pump.model import LakePartitioning
+from tests.support.growing_table import SCHEMA, STORAGE, GrowingTable, rows_of
 from tests.support.random_lake import matches
-
-STORAGE = StorageOptions(fsync=False)
-SCHEMA = LakeSchema(
-    0,
-    (
-        LakeField(1, "id", ColumnType(Kind.LONG), required=True),
-        LakeField(2, "part", ColumnType(Kind.STRING), required=True),
-        LakeField(3, "v", ColumnType(Kind.DOUBLE), required=False),
-    ),
-    (1, 2),
-)
-
-
-class GrowingTable:
-    """A table to which commits are added, one data or delete file each."""
-
-    def __init__(self, directory: Path, partitioning: LakePartitioning | None = None) -> None:
-        self.metadata = TableMetadata.new(SCHEMA, f"file://{directory}", {}, 0, partitioning)
-        self.manifests: list[Manifest] = []
-        self.number = 0
-
-    def add(self, file: WrittenFile) -> None:
-        self.number += 1
-        content = ManifestContent.DATA if file.content is FileContent.DATA else ManifestContent.DELETES
-        writer = ManifestWriter(self.metadata, f"{self.metadata.location}/metadata", self.number, self.number)
-        manifest = writer.add(content, [(file, self.number)])
-        assert manifest is not None
-        self.manifests.append(manifest)
-        location = writer.list(self.manifests, None)
-        write_all(writer.files, STORAGE)
-        snapshot = {"snapshot-id": self.number, "timestamp-ms": 0, "manifest-list": location}
-        document = dict(self.metadata.document)
-        document["snapshots"] = [*document["snapshots"], snapshot]
-        document["current-snapshot-id"] = self.number
-        self.metadata = TableMetadata(document)
-
-    def scan(self, predicate: str | None = None, columns: list[str] | None = None) -> Scan:
-        if predicate is None:
-            return Scan(read_plan(self.metadata, STORAGE, columns=columns))
-        return Scan(read_plan(self.metadata, STORAGE, predicate, columns=columns))
-
-
-def _rows(rows: list[tuple[int, str, float | None]]) -> pa.Table:
-    columns = zip(*rows, strict=True)
-    return pa.table([pa.array(list(column), kind) for column, kind in zip(columns, SCHEMA.arrow.types, strict=True)], schema=SCHEMA.arrow)
-
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**64))
@@ -86,7 +37,7 @@ def test_deletes_hide_what_they_say(tmp_path: Path, seed: int) -> None:
         location = table.metadata.location
         if step == "rows":
             rows = [(number, part, random.choice((None, 1.5, float("nan")))) for number, part in keys]
-            file = write_data_file(_rows(rows), SCHEMA, location, STORAGE)
+            file = write_data_file(rows_of(rows), SCHEMA, location, STORAGE)
             live[file.path] = list(rows)
         elif step == "keys":
             named = pa.table([[k[0] for k in keys], [k[1] for k in keys]], schema=SCHEMA.key.arrow)
@@ -108,8 +59,6 @@ def test_deletes_hide_what_they_say(tmp_path: Path, seed: int) -> None:
         assert sorted(repr(tuple(row.values())) for row in found.to_pylist()) == sorted(expected)
     text = random.choice(("id > 2", "v is null", "part = 'a' and v != 1.5", "not (id in (1, 2, 3))"))
     scan = table.scan(text)
-    from pyiceberg.expressions import parser
-
     plain = rewrite_not(parser.parse(text))
     rows = [row for path in live for row in live[path] if row is not None]
     wanted = [row for row in rows if matches(plain, dict(zip(("id", "part", "v"), row, strict=True)))]
@@ -118,7 +67,7 @@ def test_deletes_hide_what_they_say(tmp_path: Path, seed: int) -> None:
 
 def test_columns_are_found_by_id_and_those_added_later_are_null(tmp_path: Path) -> None:
     table = GrowingTable(tmp_path)
-    table.add(write_data_file(_rows([(1, "a", 1.5)]), SCHEMA, table.metadata.location, STORAGE))
+    table.add(write_data_file(rows_of([(1, "a", 1.5)]), SCHEMA, table.metadata.location, STORAGE))
     document = dict(table.metadata.document)
     fields = [dict(field) for field in document["schemas"][0]["fields"]]
     fields[2]["name"] = "renamed"
@@ -131,7 +80,7 @@ def test_columns_are_found_by_id_and_those_added_later_are_null(tmp_path: Path) 
 
 def test_files_without_field_ids_are_read_by_the_name_mapping(tmp_path: Path) -> None:
     table = GrowingTable(tmp_path)
-    file = write_data_file(_rows([(1, "a", 1.5)]), SCHEMA, table.metadata.location, STORAGE)
+    file = write_data_file(rows_of([(1, "a", 1.5)]), SCHEMA, table.metadata.location, STORAGE)
     table.add(file)
     plain = pa.table({"id": [1], "part": ["a"], "old_v": [1.5]})
     pq.write_table(plain, str(local_path(file.path)))
@@ -146,7 +95,7 @@ def test_files_without_field_ids_are_read_by_the_name_mapping(tmp_path: Path) ->
 def test_an_abandoned_scan_leaves_no_thread(tmp_path: Path) -> None:
     table = GrowingTable(tmp_path)
     for number in range(6):
-        table.add(write_data_file(_rows([(number, "a", None)]), SCHEMA, table.metadata.location, STORAGE))
+        table.add(write_data_file(rows_of([(number, "a", None)]), SCHEMA, table.metadata.location, STORAGE))
     batches = table.scan().to_batches(3)
     assert next(batches).num_rows == 1
     batches.close()  # type: ignore[attr-defined]
@@ -157,7 +106,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     table = GrowingTable(tmp_path)
     paths = []
     for number in range(3):
-        file = write_data_file(_rows([(number, "a", None)]), SCHEMA, table.metadata.location, STORAGE)
+        file = write_data_file(rows_of([(number, "a", None)]), SCHEMA, table.metadata.location, STORAGE)
         paths.append(file.path)
         table.add(file)
     path = local_path(paths[1])
@@ -174,7 +123,7 @@ def test_pruned_manifests_are_not_opened(tmp_path: Path) -> None:
     location = table.metadata.location
     for number in (5, 15, 25):
         partition = (number // 10 * 10,)
-        table.add(write_data_file(_rows([(number, "a", None)]), SCHEMA, location, STORAGE, partition))
+        table.add(write_data_file(rows_of([(number, "a", None)]), SCHEMA, location, STORAGE, partition))
         keys = pa.table([[number], ["b"]], schema=SCHEMA.key.arrow)
         table.add(write_equality_deletes(keys, SCHEMA, location, STORAGE, partition))
     assert read_plan(table.metadata, STORAGE).counts.manifests_opened == 6
@@ -197,7 +146,7 @@ def test_deletes_older_than_what_is_planned_are_not_opened(tmp_path: Path) -> No
     table = GrowingTable(tmp_path)
     location = table.metadata.location
     table.add(write_equality_deletes(pa.table([[1], ["a"]], schema=SCHEMA.key.arrow), SCHEMA, location, STORAGE))
-    table.add(write_data_file(_rows([(1, "a", None)]), SCHEMA, location, STORAGE))
+    table.add(write_data_file(rows_of([(1, "a", None)]), SCHEMA, location, STORAGE))
     path = local_path(table.manifests[0].path)
     assert path is not None
     path.unlink()
@@ -208,7 +157,7 @@ def test_an_old_snapshot_has_its_own_files(tmp_path: Path) -> None:
     table = GrowingTable(tmp_path)
     paths = []
     for number in range(3):
-        file = write_data_file(_rows([(number, "a", None)]), SCHEMA, table.metadata.location, STORAGE)
+        file = write_data_file(rows_of([(number, "a", None)]), SCHEMA, table.metadata.location, STORAGE)
         table.add(file)
         paths.append(file.path)
     assert read_plan(table.metadata, STORAGE, snapshot_id=2).paths == paths[:2]
