@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from pyiceberg.expressions import AlwaysTrue, BooleanExpression, EqualTo, GreaterThan
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import StaticTable
 
@@ -56,10 +56,10 @@ def run(options: Options) -> BenchmarkResult:
     """Raises BenchmarkFailed if the two do not find the same files."""
     count = files_at(options)
     middle = count // 2 * _ROWS
-    cases: tuple[tuple[str, BooleanExpression], ...] = (
+    cases: tuple[tuple[str, str | BooleanExpression], ...] = (
         ("all", AlwaysTrue()),
-        ("bounds", GreaterThan("c2", middle)),
-        ("partition", EqualTo("c1", middle)),
+        ("bounds", f"c2 > {middle}"),
+        ("partition", f"c1 = {middle}"),
     )
     figures: dict[str, float | int | str | bool] = {"lake_plan.files": count}
     lines = []

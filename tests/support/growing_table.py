@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.manifest import ManifestContent
@@ -48,7 +49,9 @@ class GrowingTable:
         self.manifests.append(manifest)
         location = writer.list(self.manifests, None)
         write_all(writer.files, STORAGE)
-        snapshot = {"snapshot-id": self.number, "timestamp-ms": 0, "manifest-list": location}
+        snapshot: dict[str, Any] = {"snapshot-id": self.number, "timestamp-ms": 0, "manifest-list": location}
+        if self.number > 1:
+            snapshot["parent-snapshot-id"] = self.number - 1
         document = dict(self.metadata.document)
         document["snapshots"] = [*document["snapshots"], snapshot]
         document["current-snapshot-id"] = self.number
@@ -70,4 +73,7 @@ class GrowingTable:
 def rows_of(rows: list[tuple[int, str, float | None]]) -> pa.Table:
     """Rows of SCHEMA."""
     columns = zip(*rows, strict=True)
-    return pa.table([pa.array(list(column), kind) for column, kind in zip(columns, SCHEMA.arrow.types, strict=True)], schema=SCHEMA.arrow)
+    return pa.table(
+        [pa.array(list(column), kind) for column, kind in zip(columns, SCHEMA.arrow.types, strict=True)],
+        schema=SCHEMA.arrow,
+    )

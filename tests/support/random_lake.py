@@ -1,7 +1,7 @@
 """Random lake tables whose manifests are real and whose rows are known: what plans of them are compared with.
 
-Rows are in the form of Iceberg's single values: dates and times are integers. Metrics are those of real Parquet footers,
-taken by pyiceberg; manifests and their lists are written by pyiceberg too, in format version 1 or 2.
+Rows are in the form of Iceberg's single values: dates and times are integers. Metrics are those of real footers, taken
+by pyiceberg; manifests and their lists are written by pyiceberg too, in format version 1 or 2.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg import expressions
+from pyiceberg import expressions as pyiceberg_expressions
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.io.pyarrow import (
     PyArrowFileIO,
@@ -26,8 +26,15 @@ from pyiceberg.io.pyarrow import (
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
 )
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestEntry, ManifestEntryStatus
-from pyiceberg.manifest import write_manifest, write_manifest_list
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestEntry,
+    ManifestEntryStatus,
+    write_manifest,
+    write_manifest_list,
+)
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
@@ -52,6 +59,7 @@ from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.format.bounds import lower_bound, upper_bound
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 
+expressions: Any = pyiceberg_expressions
 Row = dict[str, Any]
 
 SCHEMA = Schema(
@@ -130,7 +138,7 @@ _WRITTEN = {"u": pa.binary(16), "l": pa.int32(), "d": pa.float32()}
 
 
 @dataclass(frozen=True)
-class RandomTable:
+class RandomLakeTable:
     """A table and the rows of each of its files, by URI."""
 
     metadata: TableMetadata
@@ -138,9 +146,9 @@ class RandomTable:
     manifests: Sequence[str]
 
 
-def random_table(random: Random, directory: Path) -> RandomTable:
+def random_table(random: Random, directory: Path) -> RandomLakeTable:
     """Writes one below the directory: several manifests of one or two specs and of two schemas."""
-    version = random.choice((1, 2))
+    version: Any = random.choice((1, 2))
     specs = [_spec(random, number) for number in range(random.choice((1, 2)))]
     files: dict[str, Sequence[Row]] = {}
     io = PyArrowFileIO()
@@ -150,7 +158,7 @@ def random_table(random: Random, directory: Path) -> RandomTable:
         spec = random.choice(specs)
         rounded_up = random.random() < 0.2
         location = f"file://{directory}/m{number}.avro"
-        codec = random.choice(("null", "deflate"))
+        codec: Any = random.choice(("null", "deflate"))
         with write_manifest(version, spec, schema, io.new_output(location), 1, codec) as writer:
             for rows, partition in _files(random, spec, rounded_up=rounded_up):
                 path = f"file://{directory}/f{len(files)}.parquet"
@@ -170,7 +178,7 @@ def random_table(random: Random, directory: Path) -> RandomTable:
         "current-snapshot-id": 1,
         "snapshots": [{"snapshot-id": 1, "timestamp-ms": 0, "manifest-list": listed}],
     }
-    return RandomTable(TableMetadata(document), files, [manifest.manifest_path for manifest in written])
+    return RandomLakeTable(TableMetadata(document), files, [manifest.manifest_path for manifest in written])
 
 
 def random_predicate(random: Random, depth: int = 2) -> BooleanExpression:
@@ -178,8 +186,9 @@ def random_predicate(random: Random, depth: int = 2) -> BooleanExpression:
     if depth and random.random() < 0.6:
         kind = random.choice((expressions.And, expressions.Or, expressions.Not))
         if kind is expressions.Not:
-            return expressions.Not(random_predicate(random, depth - 1))
-        return kind(random_predicate(random, depth - 1), random_predicate(random, depth - 1))
+            return _negated(random_predicate(random, depth - 1))
+        joined: BooleanExpression = kind(random_predicate(random, depth - 1), random_predicate(random, depth - 1))
+        return joined
     name = random.choice(list(POOLS))
     values = [value for value in POOLS[name] if value == value]
     if name == "u":
@@ -199,11 +208,26 @@ def random_predicate(random: Random, depth: int = 2) -> BooleanExpression:
     choice = random.random()
     if choice < 0.15:
         nan = [expressions.IsNaN, expressions.NotNaN] if name == "d" else []
-        return random.choice([expressions.IsNull, expressions.NotNull, *nan])(name)
+        unary: BooleanExpression = random.choice([expressions.IsNull, expressions.NotNull, *nan])(name)
+        return unary
     if choice < 0.35:
         some = random.sample(values, random.randint(1, min(3, len(values))))
-        return random.choice((expressions.In, expressions.NotIn))(name, some)
-    return random.choice(comparisons)(name, value)
+        among: BooleanExpression = random.choice((expressions.In, expressions.NotIn))(name, some)
+        return among
+    comparison: BooleanExpression = random.choice(comparisons)(name, value)
+    return comparison
+
+
+def _beyond(expression: BooleanExpression) -> bool:
+    """Whether it compares with literals beyond the range of `i` alone: that says no more than that `i` is not NULL."""
+    found: Any = getattr(expression, "literals", None) or [getattr(expression, "literal", None)]
+    values = [getattr(literal, "value", None) for literal in found]
+    return all(isinstance(value, int) and abs(value) == 2**40 for value in values)
+
+
+def _negated(predicate: BooleanExpression) -> BooleanExpression:
+    found: BooleanExpression = expressions.Not(predicate)
+    return found
 
 
 def matches(expression: BooleanExpression, row: Row, *, null_differs: bool = False) -> bool:
@@ -220,13 +244,13 @@ def matches(expression: BooleanExpression, row: Row, *, null_differs: bool = Fal
     if kind in ("IsNull", "NotNull"):
         return (value is None) == (kind == "IsNull")
     if value is None:
-        return null_differs and kind.startswith("Not")
+        return null_differs and kind.startswith("Not") and not _beyond(expression)
     if kind in ("IsNaN", "NotNaN"):
         return (isinstance(value, float) and math.isnan(value)) == (kind == "IsNaN")
     if kind in ("In", "NotIn"):
         return (value in {literal.value for literal in expression.literals}) == (kind == "In")  # type: ignore[attr-defined]
     literal: Any = expression.literal.value  # type: ignore[attr-defined]
-    return {
+    tests: dict[str, Callable[[], bool]] = {
         "EqualTo": lambda: value == literal,
         "NotEqualTo": lambda: value != literal,
         "LessThan": lambda: value < literal,
@@ -235,7 +259,8 @@ def matches(expression: BooleanExpression, row: Row, *, null_differs: bool = Fal
         "GreaterThanOrEqual": lambda: value >= literal,
         "StartsWith": lambda: value.startswith(literal),
         "NotStartsWith": lambda: not value.startswith(literal),
-    }[kind]()
+    }
+    return bool(tests[kind]())
 
 
 def _spec(random: Random, number: int) -> PartitionSpec:

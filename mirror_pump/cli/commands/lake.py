@@ -53,7 +53,9 @@ def _add_info(group: typer.Typer) -> None:
         say(f"metadata: {document['metadata_location']}")
         for field in document["schema"]["fields"]:
             say(f"  {field['name']} {field['type']}{' not null' if field['required'] else ''}")
-        parts = [f"{field['transform']} of field {field['source-id']}" for field in document["partition_spec"]["fields"]]
+        parts = [
+            f"{field['transform']} of field {field['source-id']}" for field in document["partition_spec"]["fields"]
+        ]
         say(f"partitioned by {', '.join(parts) or 'nothing'}; {count_text(document['snapshots'])} snapshots")
         if document["current_snapshot"] is not None:
             say(_line(document["current_snapshot"]))
@@ -117,7 +119,10 @@ def _add_files(group: typer.Typer) -> None:
             return
         for file in planned.files:
             deletes = len(file.position_deletes) + len(file.equality_deletes)
-            say(f"{file.path} {file.records} rows {bytes_text(file.size_bytes)}" + (f" {deletes} deletes" if deletes else ""))
+            say(
+                f"{file.path} {file.records} rows {bytes_text(file.size_bytes)}"
+                + (f" {deletes} deletes" if deletes else "")
+            )
 
 
 def _add_inspect_manifest(group: typer.Typer) -> None:

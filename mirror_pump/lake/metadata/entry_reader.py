@@ -142,7 +142,7 @@ def _parsed(schema: str) -> Mapping[str, Any]:
 def _decompressed(block: bytes, codec: str) -> bytes:
     if codec == "deflate":
         return zlib.decompress(block, -15)
-    decompressor = KNOWN_CODECS[codec]
+    decompressor = KNOWN_CODECS[codec]  # type: ignore[index]
     return block if decompressor is None else bytes(decompressor.decompress(block))
 
 
@@ -172,7 +172,8 @@ def _reader(kind: Any, decoder: BinaryDecoder, names: dict[str, Any], *, skip: b
             reads = [_reader(field["type"], decoder, names, skip=skip) for field in kind["fields"]]
             return lambda: tuple([read() for read in reads])
         case "fixed":
-            return _logical(kind, lambda size=int(kind["size"]): decoder.read(size))  # type: ignore[misc]
+            size = int(kind["size"])
+            return _logical(kind, lambda: decoder.read(size))
         case "map":
             return _map(_reader(kind["values"], decoder, names, skip=skip), decoder)
         case inner:
@@ -180,7 +181,7 @@ def _reader(kind: Any, decoder: BinaryDecoder, names: dict[str, Any], *, skip: b
             return read if skip else _logical(kind, read)
 
 
-def _primitive(kind: str, decoder: BinaryDecoder, skip: bool) -> _ReadValue:  # noqa: FBT001 - a value, not a choice
+def _primitive(kind: str, decoder: BinaryDecoder, skip: bool) -> _ReadValue:
     reads: dict[str, tuple[_ReadValue, _ReadValue]] = {
         "null": (lambda: None, lambda: None),
         "boolean": (decoder.read_boolean, decoder.skip_boolean),
@@ -200,7 +201,11 @@ def _union(kinds: Sequence[Any], decoder: BinaryDecoder, names: dict[str, Any], 
         read = _reader(kinds[1], decoder, names, skip=skip)
         return lambda: read() if read_int() else None
     branches = [_reader(kind, decoder, names, skip=skip) for kind in kinds]
-    return lambda: branches[read_int()]()
+
+    def read_branch() -> Any:
+        return branches[read_int()]()
+
+    return read_branch
 
 
 def _array(items: Any, decoder: BinaryDecoder, names: dict[str, Any], *, skip: bool) -> _ReadValue:
@@ -257,10 +262,16 @@ def _int_map(
 
 def _ints_into(decoder: BinaryDecoder) -> Callable[[int, dict[int, int]], None]:
     read_ints = decoder.read_ints
+    known: tuple[int, ...] = ()
+    known_map: dict[int, int] = {}
 
     def read(count: int, found: dict[int, int]) -> None:
+        nonlocal known, known_map
         numbers = read_ints(2 * count)
-        found.update(zip(numbers[::2], numbers[1::2], strict=True))
+        # Most files have the counts of the file before.
+        if numbers != known:
+            known, known_map = numbers, dict(zip(numbers[::2], numbers[1::2], strict=True))
+        found.update(known_map)
 
     return read
 

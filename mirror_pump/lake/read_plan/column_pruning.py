@@ -11,9 +11,11 @@ from mirror_pump.lake.read_plan.ordered_values import bound_reader, is_float
 from mirror_pump.lake.read_plan.predicates import folded
 from mirror_pump.lake.read_plan.value_tests import ValueRange, may_match
 
-Counts: TypeAlias = Mapping[int, int] | None
-Bounds: TypeAlias = Mapping[int, bytes] | None
-ColumnMetrics: TypeAlias = tuple[Counts, Counts, Counts, Bounds, Bounds]
+NumbersByColumn: TypeAlias = Mapping[int, int] | None
+BytesByColumn: TypeAlias = Mapping[int, bytes] | None
+ColumnMetrics: TypeAlias = tuple[
+    NumbersByColumn, NumbersByColumn, NumbersByColumn, BytesByColumn, BytesByColumn
+]
 """Numbers of values, NULLs and NaNs, lower and upper bounds, each by field ID. Any may be missing, as a whole or for a
 column: one that was added later, one whose metrics are switched off."""
 

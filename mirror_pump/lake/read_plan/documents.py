@@ -88,7 +88,9 @@ def table_document(location: str, storage: StorageOptions) -> Json:
     document = metadata.document
     snapshot = metadata.current_snapshot
     schemas = document.get("schemas") or [document["schema"]]
-    current = next((schema for schema in schemas if schema.get("schema-id") == document.get("current-schema-id")), schemas[0])
+    current = next(
+        (schema for schema in schemas if schema.get("schema-id") == document.get("current-schema-id")), schemas[0]
+    )
     specs = document.get("partition-specs") or [{"spec-id": 0, "fields": document.get("partition-spec", [])}]
     return {
         "metadata_location": location,

@@ -91,7 +91,7 @@ class FileRows:
         own = {field.field_id for field in self._plan.schema.fields}
         if unknown := ids - own - set(self._plan.projection.field_ids):
             raise ForeignTable(
-                f"an equality delete of {file.path} compares fields {sorted(unknown)}, which are no columns of the table",
+                f"a delete of {file.path} compares fields {sorted(unknown)}, which are no columns of the table",
                 "rewrite the table's files with the engine that wrote them",
             )
         return Schema(*(field for field in self._plan.schema.fields if field.field_id in ids))
@@ -210,9 +210,7 @@ class _OpenedRows:
             projected_missing_fields=dict(missing),
             allow_timestamp_tz_mismatch=True,
         )
-        fields = [
-            field.with_metadata(metadata) for field, metadata in zip(found.schema, self._metadata, strict=True)
-        ]
+        fields = [field.with_metadata(metadata) for field, metadata in zip(found.schema, self._metadata, strict=True)]
         return pa.RecordBatch.from_arrays(found.columns, schema=pa.schema(fields))
 
 

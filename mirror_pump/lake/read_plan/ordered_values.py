@@ -99,5 +99,5 @@ def _unscaled(value: Decimal, scale: int) -> int:
     """The value times 10 to the power of `scale`. A partition's value may have been written with fewer places."""
     sign, digits, exponent = value.as_tuple()
     assert isinstance(exponent, int)
-    number = int("".join(map(str, digits))) * 10 ** max(exponent + scale, 0) // 10 ** max(-exponent - scale, 0)
+    number: int = int("".join(map(str, digits))) * 10 ** max(exponent + scale, 0) // 10 ** max(-exponent - scale, 0)
     return -number if sign else number

@@ -67,7 +67,7 @@ class PartitionFilter:
         if field.source_id not in columns:
             return None
         try:
-            return field.transform.result_type(schema.find_type(field.source_id))  # type: ignore[no-any-return]
+            return field.transform.result_type(schema.find_type(field.source_id))
         except (AttributeError, TypeError, ValueError):
             return None
 

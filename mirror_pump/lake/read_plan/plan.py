@@ -153,8 +153,7 @@ class _Planner:
         found = self.filters.get(manifest.spec_id)
         if found is None:
             raise ForeignTable(
-                f"{manifest.path} has partition spec {manifest.spec_id}, which the metadata of {self._location} does not"
-                " have",
+                f"{manifest.path} has partition spec {manifest.spec_id}, which {self._location} does not have",
                 "repair the table's metadata with the engine that wrote it",
             )
         return found
@@ -168,23 +167,25 @@ class _Planner:
             entries = EntryReader(content, frozenset() if test is always else METRICS)
             partition_of = _arranged(entries, self._specs[manifest.spec_id])
             by_partition = not partitions.rules_out_nothing and partition_of is not _unknown_partition
-            at = _Places(entries)
-            for row in entries.live_rows():
-                self.counts.entries_seen += 1
-                partition = partition_of(row[at.partition])
+            at = _EntryPlaces(entries)
+            place, records = at.partition, at.records
+            seen = 0
+            for seen, row in enumerate(entries.live_rows(), 1):  # noqa: B007 - counts the entries
+                partition = partition_of(row[place])
                 if by_partition and not partitions.may_match(partition):
                     continue
-                if test is not always and not (row[at.records] and test(at.metrics(row))):
+                if test is not always and not (row[records] and test(at.metrics(row))):
                     continue
                 sequence_number = at.sequence_number(row)
                 found.append(
                     row[at.path],
                     row[at.format],
                     partition,
-                    row[at.records],
+                    row[records],
                     row[at.size_bytes],
                     manifest.sequence_number if sequence_number is None else sequence_number,
                 )
+            self.counts.entries_seen += seen
         found.known_partitions = partition_of is not _unknown_partition
         self.counts.entries_kept += len(found)
         return found.sealed() if len(found) else None
@@ -195,7 +196,7 @@ class _Planner:
         with decoding(manifest.path, "a readable manifest"):
             entries = EntryReader(content, frozenset({LOWER_BOUNDS, UPPER_BOUNDS}))
             partition_of = _arranged(entries, self._specs[manifest.spec_id])
-            at = _Places(entries)
+            at = _EntryPlaces(entries)
             for row in entries.live_rows():
                 self.counts.deletes_seen += 1
                 partition = partition_of(row[at.partition])
@@ -206,7 +207,7 @@ class _Planner:
         return found
 
 
-class _Places:
+class _EntryPlaces:
     """Where the values of an entry are in a manifest's rows."""
 
     def __init__(self, entries: EntryReader) -> None:
@@ -234,7 +235,7 @@ class _Places:
         return None if place is None else row[place]
 
 
-def _delete_file(manifest: Manifest, at: _Places, row: list[Any], partition: tuple[Any, ...]) -> DeleteFile:
+def _delete_file(manifest: Manifest, at: _EntryPlaces, row: list[Any], partition: tuple[Any, ...]) -> DeleteFile:
     content = FileContent(at.optional(row, CONTENT))
     sequence_number = at.sequence_number(row)
     positions = content is FileContent.POSITION_DELETES

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from pyiceberg.expressions import (
     AlwaysFalse,
@@ -23,6 +22,7 @@ from pyiceberg.expressions import (
     Or,
     SetPredicate,
     UnboundPredicate,
+    UnboundTerm,
     parser,
 )
 from pyiceberg.expressions.literals import AboveMax, BelowMin
@@ -34,7 +34,7 @@ from mirror_pump.errors import UsageError
 Predicate: TypeAlias = BooleanExpression | str
 """An expression of pyiceberg, or its text, such as `day >= '2026-01-01' and region = 'eu'`."""
 
-_Known = TypeVar("_Known")
+_Evidence = TypeVar("_Evidence")
 
 
 def always(known: object) -> bool:  # noqa: ARG001 - a test
@@ -87,20 +87,18 @@ class _Binder(BooleanExpressionVisitor[BooleanExpression]):
 
     def visit_unbound_predicate(self, predicate: UnboundPredicate) -> BooleanExpression:
         for literal in _literals(predicate):
-            if isinstance(literal, float) and math.isnan(literal):
-                raise UsageError(f"{predicate} compares with NaN", "use IsNaN or NotNaN")
             if isinstance(literal, str) and not _is_text(literal):
                 raise UsageError(f"{literal!r} is not text", "leave out lone surrogates, which no column can hold")
         if isinstance(predicate, IsNull | NotNull):
-            return self._null_test(predicate)
+            return self._null_test(predicate.term, BoundIsNull if isinstance(predicate, IsNull) else BoundNotNull)
         if isinstance(predicate, SetPredicate):
             found = self._in_range(predicate)
             if not isinstance(found, SetPredicate | LiteralPredicate):
-                return AlwaysFalse() if isinstance(predicate, In) else self._null_test(NotNull(predicate.term))
+                return AlwaysFalse() if isinstance(predicate, In) else self._null_test(predicate.term, BoundNotNull)
             predicate = found
         bound = predicate.bind(self._schema, case_sensitive=True)
         if bound is AlwaysTrue() and isinstance(predicate, LiteralPredicate | SetPredicate | NotNaN):
-            return self._null_test(NotNull(predicate.term))
+            return self._null_test(predicate.term, BoundNotNull)
         assert isinstance(bound, BooleanExpression)
         return bound
 
@@ -110,13 +108,14 @@ class _Binder(BooleanExpressionVisitor[BooleanExpression]):
         literals = {literal for literal in predicate.literals if not isinstance(literal.to(kind), AboveMax | BelowMin)}
         return predicate if len(literals) == len(predicate.literals) else type(predicate)(predicate.term, literals)
 
-    def _null_test(self, predicate: IsNull | NotNull) -> BooleanExpression:
-        reference = predicate.term.bind(self._schema, case_sensitive=True)
+    def _null_test(self, term: UnboundTerm, kind: type[Any]) -> BooleanExpression:
+        reference = term.bind(self._schema, case_sensitive=True)
         # A field of a struct may be NULL although it is required: where the whole struct is.
         if reference.ref().accessor.inner is not None:
             field = reference.ref().field.model_copy(update={"required": False})
             reference = BoundReference(field, reference.ref().accessor)
-        return BoundIsNull(reference) if isinstance(predicate, IsNull) else BoundNotNull(reference)
+        found: BooleanExpression = kind(reference)
+        return found
 
     def visit_bound_predicate(self, predicate: BoundPredicate) -> BooleanExpression:
         raise TypeError(f"{predicate} is bound to a schema already")
@@ -137,8 +136,8 @@ def _is_text(value: str) -> bool:
 
 
 def folded(
-    expression: BooleanExpression, test_of: Callable[[BoundPredicate], Callable[[_Known], bool]]
-) -> Callable[[_Known], bool]:
+    expression: BooleanExpression, test_of: Callable[[BoundPredicate], Callable[[_Evidence], bool]]
+) -> Callable[[_Evidence], bool]:
     """One test for a bound expression from those of its comparisons. `always` and `never` themselves where nothing has
     to be looked at."""
     if isinstance(expression, And):

@@ -83,7 +83,7 @@ POSITION = b"position"
 """Key of an Arrow field's metadata: the column's place in the schema that predicates are bound to."""
 
 
-def _compared(column: pa.Array, predicate: BoundPredicate) -> pa.Array:  # noqa: PLR0911 - one for each kind
+def _compared(column: pa.Array, predicate: BoundPredicate) -> pa.Array:
     match predicate:
         case BoundIsNull():
             return column.is_null()

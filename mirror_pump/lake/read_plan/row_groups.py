@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.expressions import BooleanExpression
+from pyiceberg.expressions import BooleanExpression, BoundPredicate
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
     BinaryType,
@@ -35,14 +35,7 @@ def chosen_groups(
 ) -> list[int]:
     """Numbers of the row groups that may have matching rows. `leaves`: indexes of the file's top-level columns of
     primitive types among its leaf columns, by field ID. `schema`: what the predicate is bound to."""
-    test = folded(
-        predicate,
-        lambda comparison: (
-            lambda known, matched=may_match(comparison), field=comparison.term.ref().field.field_id: matched(
-                known.get(field, UNKNOWN)
-            )
-        ),
-    )
+    test = folded(predicate, _column_test)
     groups = range(file.num_row_groups)
     if test is always:
         return list(groups)
@@ -59,6 +52,11 @@ def chosen_groups(
             }
         )
     ]
+
+
+def _column_test(comparison: BoundPredicate) -> Callable[[Mapping[int, ValueRange]], bool]:
+    test, field_id = may_match(comparison), comparison.term.ref().field.field_id
+    return lambda known: test(known.get(field_id, UNKNOWN))
 
 
 def _places(arrow: pa.Schema, wanted: Mapping[int, int]) -> dict[int, int]:
@@ -85,7 +83,7 @@ def _comparable(kind: IcebergType, own: pa.DataType) -> bool:
     """Whether the file's raw statistics are values of the type, or of a narrower one."""
     match kind:
         case IntegerType() | LongType():
-            return pa.types.is_signed_integer(own)
+            return bool(pa.types.is_signed_integer(own))
         case FloatType() | DoubleType():
             return bool(pa.types.is_float32(own) or pa.types.is_float64(own))
         case StringType():

@@ -70,7 +70,7 @@ def _condition(expression: BooleanExpression, schema: Schema) -> Column:
     return f.lit(expression is not AlwaysFalse())
 
 
-def _compared(predicate: BoundPredicate, schema: Schema) -> Column:  # noqa: PLR0911 - one for each kind
+def _compared(predicate: BoundPredicate, schema: Schema) -> Column:
     import pyspark.sql.functions as f
 
     field = predicate.term.ref().field

@@ -1,4 +1,4 @@
-"""Tables that Spark and pyiceberg made are read exactly, past deletes and through former schemas and partition specs."""
+"""Tables that Spark and pyiceberg made are read exactly, past deletes and through former schemas and specs."""
 
 from __future__ import annotations
 

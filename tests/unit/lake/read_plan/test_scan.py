@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 from random import Random
@@ -25,25 +26,28 @@ from mirror_pump.model import LakePartitioning
 from tests.support.growing_table import SCHEMA, STORAGE, GrowingTable, rows_of
 from tests.support.random_lake import matches
 
+_Row = tuple[int, str, float | None]
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**64))
 def test_deletes_hide_what_they_say(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     table = GrowingTable(tmp_path / str(seed))
-    live: dict[str, list[tuple[int, str, float | None] | None]] = {}
+    live: dict[str, list[_Row | None]] = {}
     for _ in range(random.randint(2, 6)):
         step = random.choice(("rows", "rows", "keys", "positions")) if live else "rows"
         keys = [(random.randint(0, 5), random.choice("ab")) for _ in range(random.randint(1, 6))]
         location = table.metadata.location
         if step == "rows":
-            rows = [(number, part, random.choice((None, 1.5, float("nan")))) for number, part in keys]
-            file = write_data_file(rows_of(rows), SCHEMA, location, STORAGE)
-            live[file.path] = list(rows)
+            added: list[_Row] = [(number, part, random.choice((None, 1.5, math.nan))) for number, part in keys]
+            file = write_data_file(rows_of(added), SCHEMA, location, STORAGE)
+            live[file.path] = list(added)
         elif step == "keys":
             named = pa.table([[k[0] for k in keys], [k[1] for k in keys]], schema=SCHEMA.key.arrow)
             file = write_equality_deletes(named, SCHEMA, location, STORAGE)
-            for path, rows in live.items():
-                live[path] = [None if row is None or row[:2] in keys else row for row in rows]
+            for path, former in live.items():
+                live[path] = [None if row is None or row[:2] in keys else row for row in former]
         else:
             hidden = {}
             for path in random.sample(sorted(live), random.randint(1, len(live))):
@@ -62,7 +66,8 @@ def test_deletes_hide_what_they_say(tmp_path: Path, seed: int) -> None:
     plain = rewrite_not(parser.parse(text))
     rows = [row for path in live for row in live[path] if row is not None]
     wanted = [row for row in rows if matches(plain, dict(zip(("id", "part", "v"), row, strict=True)))]
-    assert sorted(map(repr, map(tuple, (row.values() for row in scan.to_arrow().to_pylist())))) == sorted(map(repr, wanted))
+    answers = [tuple(row.values()) for row in scan.to_arrow().to_pylist()]
+    assert sorted(map(repr, answers)) == sorted(map(repr, wanted))
 
 
 def test_columns_are_found_by_id_and_those_added_later_are_null(tmp_path: Path) -> None:
