@@ -13,9 +13,7 @@ from mirror_pump.lake.read_plan.value_tests import ValueRange, may_match
 
 NumbersByColumn: TypeAlias = Mapping[int, int] | None
 BytesByColumn: TypeAlias = Mapping[int, bytes] | None
-ColumnMetrics: TypeAlias = tuple[
-    NumbersByColumn, NumbersByColumn, NumbersByColumn, BytesByColumn, BytesByColumn
-]
+ColumnMetrics: TypeAlias = tuple[NumbersByColumn, NumbersByColumn, NumbersByColumn, BytesByColumn, BytesByColumn]
 """Numbers of values, NULLs and NaNs, lower and upper bounds, each by field ID. Any may be missing, as a whole or for a
 column: one that was added later, one whose metrics are switched off."""
 
