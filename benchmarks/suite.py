@@ -33,6 +33,7 @@ from benchmarks import (
     bench_schema,
     bench_seam,
     bench_tier,
+    lake_plan,
     report,
 )
 from benchmarks.outcome import BenchmarkResult, Line, Options
@@ -43,7 +44,7 @@ from mirror_pump.testing.program import ProgramFailed
 
 USUAL = (
     *("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "fold", "schema", "ingest", "load"),
-    "lake",
+    *("lake", "lake-plan"),
 )
 BENCHMARKS = (*USUAL, "conversion", "cluster")
 """conversion and cluster only when they are named: the one's table takes minutes to make, the other is about machines
@@ -103,8 +104,11 @@ class Suite:
 
         if "lake" in self._chosen:
             RESULTS.mkdir(parents=True, exist_ok=True)
-            with self._guarded("lake"), self._shown("lake"), TemporaryDirectory(dir=RESULTS) as directory:
-                self._add("lake", bench_lake.run(Path(directory), self._options))
+            with self._guarded("lake"), TemporaryDirectory(dir=RESULTS) as directory:
+                self._measured("lake", lambda: bench_lake.run(Path(directory), self._options))
+        if "lake-plan" in self._chosen:
+            with self._guarded("lake-plan"):
+                self._measured("lake-plan", lambda: lake_plan.run(self._options))
         if "cluster" in self._chosen:
             with (
                 self._guarded("cluster"),
@@ -141,11 +145,11 @@ class Suite:
     def _measure(
         self, name: str, benchmark: Callable[[BenchmarkMirror, Options], BenchmarkResult], mirror: BenchmarkMirror
     ) -> None:
-        with self._shown(name):
-            outcome = benchmark(mirror, self._options)
-        self._add(name, outcome)
+        self._measured(name, lambda: benchmark(mirror, self._options))
 
-    def _add(self, name: str, outcome: BenchmarkResult) -> None:
+    def _measured(self, name: str, benchmark: Callable[[], BenchmarkResult]) -> None:
+        with self._shown(name):
+            outcome = benchmark()
         self.figures |= outcome.figures
         self.lines += outcome.lines
         if outcome.figures.get(f"{name}.verified") is False:

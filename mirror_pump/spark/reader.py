@@ -17,9 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from mirror_pump.config import Settings, load_settings
-from mirror_pump.engine.spark_runtime.lake_sessions import catalog_properties, table_frame
+from mirror_pump.engine.spark_runtime.lake_sessions import catalog_properties
 from mirror_pump.engine.spark_runtime.session import CATALOG
 from mirror_pump.errors import FileMissing, UsageError
+from mirror_pump.lake.iceberg_io import table_frame
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TierKind, parse_lsn
 from mirror_pump.ops.missing_files import explain_failed_read

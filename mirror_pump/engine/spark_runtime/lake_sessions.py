@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mirror_pump.credentials import is_secret
-from mirror_pump.engine.spark_runtime.session import CATALOG, file_io, file_io_properties, jdbc_catalog, storage_conf
+from mirror_pump.engine.spark_runtime.session import CATALOG, jdbc_catalog, storage_conf
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 class LakeSessions:
@@ -48,27 +48,6 @@ class LakeSessions:
             if is_secret(key):
                 session.conf.unset(key)
         return session
-
-
-def table_frame(spark: SparkSession, metadata_location: str, properties: Mapping[str, str]) -> DataFrame:
-    """The current snapshot of a metadata file as a DataFrame, whatever catalogs the session has.
-
-    `properties` are those of pyiceberg's FileIO. For a remote location they go to Iceberg alone, not into any setting.
-    """
-    from pyspark.sql import DataFrame as Frame
-
-    jvm = spark._jvm
-    conf = spark._jsparkSession.sessionState().newHadoopConf()
-    options = jvm.java.util.HashMap()
-    for key, value in file_io_properties(properties).items():
-        options.put(key, value)
-    io = jvm.org.apache.iceberg.CatalogUtil.loadFileIO(file_io(metadata_location), options, conf)
-    operations = jvm.org.apache.iceberg.StaticTableOperations(metadata_location, io)
-    table = jvm.org.apache.iceberg.BaseTable(operations, metadata_location)
-    readable = jvm.org.apache.iceberg.spark.source.SparkTable(table)
-    none = jvm.scala.Option.empty()
-    relation = jvm.org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation.create(readable, none, none)
-    return Frame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, relation), spark)
 
 
 def catalog_properties(spark: SparkSession, catalog: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.engine.spark_runtime.jvm_log import jvm_output
 from mirror_pump.errors import TaskFailed, UsageError
 from mirror_pump.interrupts import keeping_interrupts
+from mirror_pump.lake.iceberg_io import file_io, file_io_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -225,25 +226,6 @@ def storage_conf(name: str, warehouse: str, properties: Mapping[str, str]) -> di
     found = {"io-impl": file_io(warehouse), **file_io_properties(properties)}
     packages = {"spark.jars.packages": ",".join(maven_packages(warehouse))}
     return packages | {f"{prefix}.{key}": value for key, value in found.items()}
-
-
-def file_io(location: str) -> str:
-    """The class of Iceberg's that opens files at this location."""
-    return (
-        "org.apache.iceberg.aws.s3.S3FileIO"
-        if location.startswith("s3://")
-        else "org.apache.iceberg.hadoop.HadoopFileIO"
-    )
-
-
-def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Properties of Iceberg's S3FileIO, from those of pyiceberg's FileIO."""
-    found = {key: value for key, value in properties.items() if key != "s3.region"}
-    if "s3.endpoint" in properties:
-        found["s3.path-style-access"] = "true"
-    if "s3.region" in properties:
-        found["client.region"] = properties["s3.region"]
-    return found
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ def encoded_list(metadata: Mapping[str, str], manifests: Sequence[Manifest]) -> 
 
 
 def _from_list(line: ManifestFile) -> Manifest:
+    # Format version 1 allows lists without counts. Nobody may pass over such a manifest, so it counts as one of a file.
+    uncounted = line.added_files_count is None or line.existing_files_count is None
     return with_line(
         Manifest(
             line.manifest_path,
@@ -79,7 +81,7 @@ def _from_list(line: ManifestFile) -> Manifest:
             line.sequence_number,
             line.min_sequence_number,
             line.added_snapshot_id or 0,
-            (line.added_files_count or 0, line.existing_files_count or 0, line.deleted_files_count or 0),
+            (line.added_files_count or 0, line.existing_files_count or int(uncounted), line.deleted_files_count or 0),
             (line.added_rows_count or 0, line.existing_rows_count or 0, line.deleted_rows_count or 0),
             line.partitions,
             line.key_metadata,

@@ -10,10 +10,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from decoders.columns import Kind
-from mirror_pump.engine.spark_runtime.lake_sessions import table_frame
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.iceberg_io import table_frame
 from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.ops.verify.comparison import SHOWN_ROWS, Comparison, difference, is_floating, is_temporal
 from mirror_pump.quoting import spark_identifier

@@ -1,0 +1,154 @@
+"""lake-plan: a plan of a table with 100,000 files, beside pyiceberg's plan_files on the same table."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.manifest import ManifestContent
+from pyiceberg.table import StaticTable
+
+from benchmarks.outcome import BenchmarkResult, Line, Options
+from benchmarks.pumping import BenchmarkFailed
+from decoders.columns import ColumnType, Kind
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.metadata.manifests import ManifestWriter
+from mirror_pump.lake.metadata.next_metadata import with_snapshot
+from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.read_plan.plan import read_plan
+from mirror_pump.lake.storage import StorageOptions, write_all
+from mirror_pump.model import LakePartitioning
+
+FILES = 100_000
+_PER_MANIFEST = 1_000
+_PER_PARTITION = 100
+_ROWS = 1_000
+_COLUMNS = 8
+_GOAL = 5.0
+_STORAGE = StorageOptions(fsync=False)
+_SCHEMA = LakeSchema(
+    0,
+    tuple(
+        LakeField(number, f"c{number}", ColumnType(Kind.LONG), required=number == 1)
+        for number in range(1, _COLUMNS + 1)
+    ),
+    (1,),
+)
+_WIDTH = _PER_PARTITION * _ROWS
+_Result = TypeVar("_Result")
+
+
+def files_at(options: Options) -> int:
+    """Data files of the table."""
+    return options.scaled(FILES, 2 * _PER_MANIFEST, _PER_MANIFEST)
+
+
+def run(options: Options) -> BenchmarkResult:
+    """Raises BenchmarkFailed if the two do not find the same files."""
+    count = files_at(options)
+    middle = count // 2 * _ROWS
+    cases: tuple[tuple[str, str | BooleanExpression], ...] = (
+        ("all", AlwaysTrue()),
+        ("bounds", f"c2 > {middle}"),
+        ("partition", f"c1 = {middle}"),
+    )
+    figures: dict[str, float | int | str | bool] = {"lake_plan.files": count}
+    lines = []
+    with tempfile.TemporaryDirectory() as directory:
+        location = _table(Path(directory), count)
+        metadata = TableMetadata.from_json(Path(location).read_bytes())
+        theirs = StaticTable.from_metadata(location)
+        for name, predicate in cases:
+            plan, seconds = _timed(lambda predicate=predicate: read_plan(metadata, _STORAGE, predicate))  # type: ignore[misc]
+            tasks, their_seconds = _timed(lambda predicate=predicate: list(theirs.scan(predicate).plan_files()))  # type: ignore[misc]
+            if sorted(plan.paths) != sorted(task.file.file_path for task in tasks):
+                raise BenchmarkFailed(f"the plan {name} has {len(plan.files)} files, pyiceberg's has {len(tasks)}")
+            ratio = their_seconds / seconds
+            figures |= {
+                f"lake_plan.{name}.seconds": round(seconds, 4),
+                f"lake_plan.{name}.pyiceberg_seconds": round(their_seconds, 4),
+                f"lake_plan.{name}.ratio": round(ratio, 2),
+                f"lake_plan.{name}.files": len(plan.files),
+                f"lake_plan.{name}.manifests_opened": plan.counts.manifests_opened,
+                f"lake_plan.{name}.manifests": plan.counts.manifests,
+            }
+            del tasks, plan
+            peak = _peak_mb(lambda predicate=predicate: read_plan(metadata, _STORAGE, predicate))  # type: ignore[misc]
+            figures[f"lake_plan.{name}.peak_mb"] = round(peak, 1)
+            opened = f"{figures[f'lake_plan.{name}.manifests_opened']} of {figures[f'lake_plan.{name}.manifests']}"
+            lines.append(
+                Line(
+                    f"lake-plan: {name}, {count:,} files",
+                    f"{seconds:.3f} s",
+                    f"pyiceberg: {their_seconds:.3f} s",
+                    f"{ratio:.1f}",
+                    f"{_GOAL:g}",
+                    f"{opened} manifests opened, at most {peak:.0f} MB",
+                )
+            )
+    return BenchmarkResult(figures, tuple(lines))
+
+
+def _timed(work: Callable[[], _Result]) -> tuple[_Result, float]:
+    best = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        result = work()
+        best = min(best, time.perf_counter() - began)
+    return result, best
+
+
+def _peak_mb(work: Callable[[], object]) -> float:
+    """Memory that Python allocates at most; Arrow's and NumPy's arrays of the result are among it but for Arrow's."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1] / 1e6
+    finally:
+        tracemalloc.stop()
+
+
+def _table(directory: Path, count: int) -> str:
+    """A table whose files are only in its manifests, 1,000 in each; returns the path of its metadata."""
+    partitioning = LakePartitioning(1, f"truncate[{_WIDTH}]")
+    metadata = TableMetadata.new(_SCHEMA, f"file://{directory}", {}, 1, partitioning)
+    writer = ManifestWriter(metadata, f"file://{directory}/metadata", 1, 1)
+    manifests = []
+    for first in range(0, count, _PER_MANIFEST):
+        files = [(_file(directory, number), 1) for number in range(first, first + _PER_MANIFEST)]
+        manifest = writer.add(ManifestContent.DATA, files)
+        assert manifest is not None
+        manifests.append(manifest)
+    location = writer.list(manifests, None)
+    write_all(writer.files, _STORAGE)
+    snapshot = Snapshot.new(1, None, 1, 1, {"operation": "append"}, location, 0)
+    metadata = with_snapshot(metadata, snapshot, None, (), DEFAULT_RETENTION)
+    path = directory / "metadata" / "00001-plan.metadata.json"
+    path.write_bytes(metadata.to_json())
+    return str(path)
+
+
+def _file(directory: Path, number: int) -> WrittenFile:
+    columns = range(1, _COLUMNS + 1)
+    low, high = struct.pack("<q", number * _ROWS), struct.pack("<q", number * _ROWS + _ROWS - 1)
+    return WrittenFile(
+        FileContent.DATA,
+        f"file://{directory}/data/{number:032x}-0000-data.parquet",
+        _ROWS,
+        100_000,
+        dict.fromkeys(columns, 12_500),
+        dict.fromkeys(columns, _ROWS),
+        dict.fromkeys(columns, 0),
+        dict.fromkeys(columns, low),
+        dict.fromkeys(columns, high),
+        partition=(number * _ROWS // _WIDTH * _WIDTH,),
+    )

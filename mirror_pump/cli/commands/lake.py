@@ -1,0 +1,166 @@
+"""`mirror-pump lake`: looks into Iceberg tables by their metadata, with no database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mirror_pump.cli.arguments.options import STORAGE, command
+from mirror_pump.cli.terminal.output import bytes_text, count_text, say, write_json
+from mirror_pump.config import Settings
+
+if TYPE_CHECKING:
+    from mirror_pump.lake.read_plan.planned_files import ReadPlan
+    from mirror_pump.lake.storage import StorageOptions
+
+TablePath = Annotated[
+    str,
+    typer.Argument(metavar="TABLE", help="URI or path of a metadata file, or of a table's directory: its newest one"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")]
+OfSnapshot = Annotated[
+    int | None, typer.Option("--snapshot", metavar="ID", help=r"Snapshot \[the current one]", show_default=False)
+]
+
+
+def add(app: typer.Typer) -> None:
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Look into Iceberg tables of any engine: their history, files, manifests, and what a query would read.",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.add_typer(group, name="lake")
+    _add_info(group)
+    _add_history(group)
+    _add_plan(group)
+    _add_files(group)
+    _add_inspect_manifest(group)
+
+
+def _add_info(group: typer.Typer) -> None:
+    @command(group, "info", STORAGE, needs_dsn=False)
+    def info(settings: Settings, table: TablePath, json: AsJson = False) -> None:
+        """Show a table's schema, partitioning and current snapshot."""
+        from mirror_pump.lake.read_plan.documents import metadata_location, table_document
+
+        storage = _storage(settings)
+        document = table_document(metadata_location(table, storage), storage)
+        if json:
+            write_json(document)
+            return
+        say(f"{document['location']}, format version {document['format_version']}")
+        say(f"metadata: {document['metadata_location']}")
+        for field in document["schema"]["fields"]:
+            say(f"  {field['name']} {field['type']}{' not null' if field['required'] else ''}")
+        parts = [
+            f"{field['transform']} of field {field['source-id']}" for field in document["partition_spec"]["fields"]
+        ]
+        say(f"partitioned by {', '.join(parts) or 'nothing'}; {count_text(document['snapshots'])} snapshots")
+        if document["current_snapshot"] is not None:
+            say(_line(document["current_snapshot"]))
+
+
+def _add_history(group: typer.Typer) -> None:
+    @command(group, "history", STORAGE, needs_dsn=False)
+    def history(settings: Settings, table: TablePath, json: AsJson = False) -> None:
+        """List the snapshots, from the current one back along their parents."""
+        from mirror_pump.lake.metadata.metadata_files import read_any_version
+        from mirror_pump.lake.read_plan.documents import history_document, metadata_location
+
+        storage = _storage(settings)
+        snapshots = history_document(read_any_version(metadata_location(table, storage), storage))
+        if json:
+            write_json({"snapshots": snapshots})
+            return
+        for snapshot in snapshots:
+            say(_line(snapshot))
+
+
+def _add_plan(group: typer.Typer) -> None:
+    @command(group, "plan", STORAGE, needs_dsn=False)
+    def plan(
+        settings: Settings,
+        table: TablePath,
+        where: Annotated[
+            str | None,
+            typer.Option("--where", metavar="PREDICATE", help="Such as \"day >= '2026-01-01' and region = 'eu'\""),
+        ] = None,
+        snapshot: OfSnapshot = None,
+        json: AsJson = False,
+    ) -> None:
+        """Show which files a query with a predicate has to read, and how many manifests that takes."""
+        from mirror_pump.lake.read_plan.documents import plan_document
+
+        planned = _planned(settings, table, where, snapshot)
+        if json:
+            write_json(plan_document(planned))
+            return
+        for path in planned.paths:
+            say(path)
+        counts = planned.counts
+        say(
+            f"{count_text(len(planned.files))} files, {count_text(planned.records)} rows, "
+            f"{bytes_text(planned.size_bytes)}; {counts.manifests_opened} of {counts.manifests} manifests opened, "
+            f"{count_text(counts.entries_seen)} files looked at"
+        )
+
+
+def _add_files(group: typer.Typer) -> None:
+    @command(group, "files", STORAGE, needs_dsn=False)
+    def files(settings: Settings, table: TablePath, snapshot: OfSnapshot = None, json: AsJson = False) -> None:
+        """List the data files of a snapshot, with the delete files that apply to them."""
+        from mirror_pump.lake.read_plan.documents import plan_document
+
+        planned = _planned(settings, table, None, snapshot)
+        if json:
+            document = plan_document(planned)
+            write_json({key: document[key] for key in ("snapshot_id", "records", "size_bytes", "files")})
+            return
+        for file in planned.files:
+            deletes = len(file.position_deletes) + len(file.equality_deletes)
+            say(
+                f"{file.path} {file.records} rows {bytes_text(file.size_bytes)}"
+                + (f" {deletes} deletes" if deletes else "")
+            )
+
+
+def _add_inspect_manifest(group: typer.Typer) -> None:
+    @command(group, "inspect-manifest", STORAGE, needs_dsn=False)
+    def inspect_manifest(
+        settings: Settings,
+        manifest: Annotated[str, typer.Argument(metavar="MANIFEST", help="URI or path of a manifest")],
+        json: AsJson = False,
+    ) -> None:
+        """Print the entries of a manifest, those of removed files too."""
+        from mirror_pump.lake.read_plan.documents import manifest_document
+
+        document = manifest_document(manifest, _storage(settings))
+        if json:
+            write_json(document)
+            return
+        for entry in document["entries"]:
+            say(f"{entry['status']} {entry['content']} {entry['path']} {entry['records']} rows {entry['partition']}")
+
+
+def _planned(settings: Settings, table: str, where: str | None, snapshot: int | None) -> ReadPlan:
+    from pyiceberg.expressions import AlwaysTrue
+
+    from mirror_pump.lake.metadata.metadata_files import read_any_version
+    from mirror_pump.lake.read_plan.documents import metadata_location
+    from mirror_pump.lake.read_plan.plan import read_plan
+
+    storage = _storage(settings)
+    metadata = read_any_version(metadata_location(table, storage), storage)
+    return read_plan(metadata, storage, AlwaysTrue() if where is None else where, snapshot)
+
+
+def _storage(settings: Settings) -> StorageOptions:
+    from mirror_pump.lake.storage import StorageOptions
+
+    return StorageOptions(settings.storage_properties, fsync=False)
+
+
+def _line(snapshot: dict[str, Any]) -> str:
+    operation = snapshot["summary"].get("operation", "?")
+    return f"{snapshot['snapshot_id']} {snapshot['time']} {operation}, sequence number {snapshot['sequence_number']}"

@@ -1,0 +1,166 @@
+"""Predicates of pyiceberg, bound to a schema once, and folded into tests of what is known of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+from pyiceberg.expressions import (
+    AlwaysFalse,
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    BoundIsNull,
+    BoundNotNull,
+    BoundPredicate,
+    BoundReference,
+    In,
+    IsNull,
+    LiteralPredicate,
+    NotNaN,
+    NotNull,
+    Or,
+    SetPredicate,
+    UnboundPredicate,
+    UnboundTerm,
+    parser,
+)
+from pyiceberg.expressions.literals import AboveMax, BelowMin
+from pyiceberg.expressions.visitors import BooleanExpressionVisitor, rewrite_not, visit
+from pyiceberg.schema import Schema
+
+from mirror_pump.errors import UsageError
+
+Predicate: TypeAlias = BooleanExpression | str
+"""An expression of pyiceberg, or its text, such as `day >= '2026-01-01' and region = 'eu'`."""
+
+_Evidence = TypeVar("_Evidence")
+
+
+def always(known: object) -> bool:  # noqa: ARG001 - a test
+    """The test that rules nothing out."""
+    return True
+
+
+def never(known: object) -> bool:  # noqa: ARG001 - a test
+    """The test that rules everything out."""
+    return False
+
+
+def bound_predicate(predicate: Predicate, schema: Schema) -> BooleanExpression:
+    """The predicate on fields of the schema, without `not`, which is pushed down to the comparisons.
+
+    A NULL matches none but `is null`, as in SQL, also where a literal is out of the column's range. Raises UsageError
+    for a column that is not there, a literal that does not fit, or text that is no predicate.
+    """
+    try:
+        expression = parser.parse(predicate) if isinstance(predicate, str) else predicate
+        return visit(rewrite_not(expression), _Binder(schema))
+    except UsageError:
+        raise
+    except Exception as error:
+        # pyiceberg raises ValueError, TypeError, NotImplementedError, and its parser's own errors.
+        raise UsageError(
+            f"the predicate {predicate} does not apply: {error}",
+            "compare columns of the table with values of their type",
+        ) from error
+
+
+class _Binder(BooleanExpressionVisitor[BooleanExpression]):
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+
+    def visit_true(self) -> BooleanExpression:
+        return AlwaysTrue()
+
+    def visit_false(self) -> BooleanExpression:
+        return AlwaysFalse()
+
+    def visit_not(self, child_result: BooleanExpression) -> BooleanExpression:
+        raise NotImplementedError(f"not {child_result}")
+
+    def visit_and(self, left_result: BooleanExpression, right_result: BooleanExpression) -> BooleanExpression:
+        return And(left_result, right_result)
+
+    def visit_or(self, left_result: BooleanExpression, right_result: BooleanExpression) -> BooleanExpression:
+        return Or(left_result, right_result)
+
+    def visit_unbound_predicate(self, predicate: UnboundPredicate) -> BooleanExpression:
+        for literal in _literals(predicate):
+            if isinstance(literal, str) and not _is_text(literal):
+                raise UsageError(f"{literal!r} is not text", "leave out lone surrogates, which no column can hold")
+        if isinstance(predicate, IsNull | NotNull):
+            return self._null_test(predicate.term, BoundIsNull if isinstance(predicate, IsNull) else BoundNotNull)
+        if isinstance(predicate, SetPredicate):
+            found = self._in_range(predicate)
+            if not isinstance(found, SetPredicate | LiteralPredicate):
+                return AlwaysFalse() if isinstance(predicate, In) else self._null_test(predicate.term, BoundNotNull)
+            predicate = found
+        bound = predicate.bind(self._schema, case_sensitive=True)
+        if bound is AlwaysTrue() and isinstance(predicate, LiteralPredicate | SetPredicate | NotNaN):
+            return self._null_test(predicate.term, BoundNotNull)
+        assert isinstance(bound, BooleanExpression)
+        return bound
+
+    def _in_range(self, predicate: SetPredicate) -> BooleanExpression:
+        """Without literals beyond the range of the column's type, each of which pyiceberg takes for the type's end."""
+        kind = predicate.term.bind(self._schema, case_sensitive=True).ref().field.field_type
+        literals = {literal for literal in predicate.literals if not isinstance(literal.to(kind), AboveMax | BelowMin)}
+        return predicate if len(literals) == len(predicate.literals) else type(predicate)(predicate.term, literals)
+
+    def _null_test(self, term: UnboundTerm, kind: type[Any]) -> BooleanExpression:
+        reference = term.bind(self._schema, case_sensitive=True)
+        # A field of a struct may be NULL although it is required: where the whole struct is.
+        if reference.ref().accessor.inner is not None:
+            field = reference.ref().field.model_copy(update={"required": False})
+            reference = BoundReference(field, reference.ref().accessor)
+        found: BooleanExpression = kind(reference)
+        return found
+
+    def visit_bound_predicate(self, predicate: BoundPredicate) -> BooleanExpression:
+        raise TypeError(f"{predicate} is bound to a schema already")
+
+
+def _literals(predicate: UnboundPredicate) -> list[object]:
+    if isinstance(predicate, LiteralPredicate):
+        return [predicate.literal.value]
+    return [literal.value for literal in predicate.literals] if isinstance(predicate, SetPredicate) else []
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def folded(
+    expression: BooleanExpression, test_of: Callable[[BoundPredicate], Callable[[_Evidence], bool]]
+) -> Callable[[_Evidence], bool]:
+    """One test for a bound expression from those of its comparisons. `always` and `never` themselves where nothing has
+    to be looked at."""
+    if isinstance(expression, And):
+        left, right = folded(expression.left, test_of), folded(expression.right, test_of)
+        if never in (left, right):
+            return never
+        if always in (left, right):
+            return right if left is always else left
+        return lambda known: left(known) and right(known)
+    if isinstance(expression, Or):
+        left, right = folded(expression.left, test_of), folded(expression.right, test_of)
+        if always in (left, right):
+            return always
+        if never in (left, right):
+            return right if left is never else left
+        return lambda known: left(known) or right(known)
+    if isinstance(expression, BoundPredicate):
+        return test_of(expression)
+    return never if expression is AlwaysFalse() else always
+
+
+def columns_of(expression: BooleanExpression) -> frozenset[int]:
+    """Field IDs that a bound expression refers to."""
+    if isinstance(expression, And | Or):
+        return columns_of(expression.left) | columns_of(expression.right)
+    return frozenset({expression.term.ref().field.field_id}) if isinstance(expression, BoundPredicate) else frozenset()

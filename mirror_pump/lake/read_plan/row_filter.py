@@ -1,0 +1,110 @@
+"""Which rows of an Arrow batch match a bound predicate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.expressions import (
+    AlwaysFalse,
+    AlwaysTrue,
+    And,
+    BooleanExpression,
+    BoundEqualTo,
+    BoundGreaterThan,
+    BoundGreaterThanOrEqual,
+    BoundIn,
+    BoundIsNaN,
+    BoundIsNull,
+    BoundLessThan,
+    BoundLessThanOrEqual,
+    BoundNotEqualTo,
+    BoundNotIn,
+    BoundNotNaN,
+    BoundNotNull,
+    BoundNotStartsWith,
+    BoundPredicate,
+    BoundStartsWith,
+    Or,
+)
+
+from mirror_pump.lake.format.columns import plain
+
+_COMPARISONS = {
+    BoundEqualTo: pc.equal,
+    BoundNotEqualTo: pc.not_equal,
+    BoundLessThan: pc.less,
+    BoundLessThanOrEqual: pc.less_equal,
+    BoundGreaterThan: pc.greater,
+    BoundGreaterThanOrEqual: pc.greater_equal,
+}
+
+
+def matching(batch: pa.RecordBatch, predicate: BooleanExpression) -> pa.RecordBatch:
+    """The rows that match. The batch has the columns that the predicate names, in the types of its schema. As in SQL, a
+    NULL matches none but `is null`; NaN equals nothing, and is neither less nor greater."""
+    if predicate is AlwaysTrue() or not batch.num_rows:
+        return batch
+    return batch.filter(_mask(batch, predicate))
+
+
+def _mask(batch: pa.RecordBatch, predicate: BooleanExpression) -> pa.Array:
+    """True for rows that match; False, or NULL, for others."""
+    if isinstance(predicate, And):
+        return pc.and_kleene(_mask(batch, predicate.left), _mask(batch, predicate.right))
+    if isinstance(predicate, Or):
+        return pc.or_kleene(_mask(batch, predicate.left), _mask(batch, predicate.right))
+    if isinstance(predicate, BoundPredicate):
+        return _compared(_column(batch, predicate), predicate)
+    return pa.repeat(pa.scalar(predicate is not AlwaysFalse()), batch.num_rows)
+
+
+def _column(batch: pa.RecordBatch, predicate: BoundPredicate) -> pa.Array:
+    """The column, or the field of a struct, that the predicate names."""
+    reference = predicate.term.ref()
+    accessor = reference.accessor
+    column = batch.column(_top_level(batch, predicate))
+    while accessor.inner is not None:
+        accessor = accessor.inner
+        column = pc.struct_field(column, [accessor.position])
+    return plain(column)
+
+
+def _top_level(batch: pa.RecordBatch, predicate: BoundPredicate) -> int:
+    wanted = str(predicate.term.ref().accessor.position)
+    for place, field in enumerate(batch.schema):
+        if field.metadata and field.metadata.get(POSITION) == wanted.encode():
+            return place
+    raise LookupError(f"the batch lacks the column of {predicate}")
+
+
+POSITION = b"position"
+"""Key of an Arrow field's metadata: the column's place in the schema that predicates are bound to."""
+
+
+def _compared(column: pa.Array, predicate: BoundPredicate) -> pa.Array:
+    match predicate:
+        case BoundIsNull():
+            return column.is_null()
+        case BoundNotNull():
+            return column.is_valid()
+        case BoundIsNaN():
+            return pc.is_nan(column)
+        case BoundNotNaN():
+            return pc.invert(pc.is_nan(column))
+        case BoundIn() | BoundNotIn():
+            literals = pa.array([literal.value for literal in predicate.literals], column.type)
+            found = pc.and_kleene(pc.is_in(column, value_set=literals), _valid_or_null(column))
+            return found if isinstance(predicate, BoundIn) else pc.invert(found)
+        case BoundStartsWith():
+            return pc.starts_with(column, predicate.literal.value)
+        case BoundNotStartsWith():
+            return pc.invert(pc.starts_with(column, predicate.literal.value))
+    literal: Any = predicate.literal.value  # type: ignore[attr-defined]
+    return _COMPARISONS[type(predicate)](column, pa.scalar(literal, column.type))  # type: ignore[index]
+
+
+def _valid_or_null(column: pa.Array) -> pa.Array:
+    """True where there is a value, NULL where there is none."""
+    return pc.if_else(column.is_valid(), pa.scalar(True), pa.scalar(None, pa.bool_()))  # noqa: FBT003 - a value

@@ -1,0 +1,95 @@
+"""What a plan needs of table metadata of format versions 1 and 2: schemas and partition specs, as pyiceberg's types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import Transform, parse_transform
+
+from mirror_pump.errors import ForeignTable, LakeError, UsageError
+from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
+
+_FIRST_PARTITION_ID = 1000
+"""Format version 1 allows specs without field IDs, which then count from here."""
+_READABLE = (1, 2)
+
+
+@dataclass(frozen=True)
+class SpecField:
+    """A field of a partition spec."""
+
+    field_id: int
+    source_id: int
+    name: str
+    transform: Transform[Any, Any]
+
+    @property
+    def is_time(self) -> bool:
+        """Whether it counts years, months, days or hours."""
+        return str(self.transform) in ("year", "month", "day", "hour")
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether partitions have the column's own values."""
+        return str(self.transform) == "identity"
+
+
+def check_readable(metadata: TableMetadata) -> None:
+    """Raises ForeignTable for a table of a format version that cannot be planned, such as one with deletion vectors."""
+    if metadata.format_version not in _READABLE:
+        raise ForeignTable(
+            f"{metadata.location} has Iceberg format version {metadata.format_version}; versions 1 and 2 can be read",
+            "read the table with an engine that knows this version",
+        )
+
+
+def chosen_snapshot(metadata: TableMetadata, snapshot_id: int | None) -> Snapshot | None:
+    """The snapshot of this ID, or the current one; None in a table without snapshots. Raises UsageError."""
+    if snapshot_id is None:
+        return metadata.current_snapshot
+    found = metadata.snapshot(snapshot_id)
+    if found is None:
+        raise UsageError(
+            f"{metadata.location} has no snapshot {snapshot_id}",
+            "choose one of its history: it may have been removed since",
+        )
+    return found
+
+
+def read_schema(metadata: TableMetadata, snapshot_id: int | None) -> Schema:
+    """The schema in which a snapshot is read: the table's current one, or, for a snapshot that is asked for by its ID,
+    the one that it was made under."""
+    document = metadata.document
+    schemas: Sequence[Mapping[str, Any]] = document.get("schemas") or [document["schema"]]
+    wanted = document.get("current-schema-id")
+    snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
+    if snapshot is not None and snapshot.schema_id is not None:
+        wanted = snapshot.schema_id
+    for schema in schemas:
+        if wanted is None or schema.get("schema-id", 0) == wanted:
+            return Schema.model_validate(schema)
+    raise LakeError(f"the metadata of {metadata.location} has no schema {wanted}", "repair it with the table's engine")
+
+
+def partition_specs(metadata: TableMetadata) -> dict[int, tuple[SpecField, ...]]:
+    """The fields of each partition spec, the current one and former ones, by the spec's ID."""
+    document = metadata.document
+    specs = document.get("partition-specs") or [{"spec-id": 0, "fields": document.get("partition-spec", [])}]
+    return {int(spec["spec-id"]): spec_fields(spec["fields"]) for spec in specs}
+
+
+def spec_fields(documents: Sequence[Mapping[str, Any]]) -> tuple[SpecField, ...]:
+    """Fields of a spec from their JSON."""
+    return tuple(
+        SpecField(
+            int(field.get("field-id", _FIRST_PARTITION_ID + place)),
+            int(field["source-id"]),
+            str(field["name"]),
+            parse_transform(field["transform"]),
+        )
+        for place, field in enumerate(documents)
+    )
