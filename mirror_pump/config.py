@@ -191,6 +191,14 @@ class Settings(BaseSettings):
         default=False, description="Take labelled loads by HTTP at that address: PUT /load/TABLE (docs/loads.md)"
     )
     load_bytes: Size = Field(default=ByteSize(4096 * _MIB), description="Largest body in bytes of a load by HTTP")
+    catalog: Annotated[bool, Unit("true|false", "true or false")] = Field(
+        default=False,
+        description="Serve the mirror as an Iceberg REST catalog at that address, too: /iceberg (docs/rest-catalog.md)",
+    )
+    lease: Seconds = Field(
+        default=900.0,
+        description="Seconds that a moment which a client of the catalog has attached lasts after its last load",
+    )
     ready_max_lag: Seconds = Field(default=300.0, description="Report not ready at /readyz beyond this lag in seconds")
 
     log_format: Annotated[Literal["auto", "human", "json"], Unit("auto|human|json", "a word")] = Field(

@@ -158,9 +158,17 @@ class _MonitoringServices:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         endpoints = Endpoints(self._state, self._source, registry, settings.ready_max_lag)
-        self._server = HttpServer(host, port, application((*endpoints.routes(), *_load_routes(settings)), access))
+        routes = (*endpoints.routes(), *_load_routes(settings), *self._catalog_routes(settings))
+        self._server = HttpServer(host, port, application(routes, access))
         self._closing.push(self._server)
         return PrometheusMetricReader(scope_info_enabled=False, registry=registry)
+
+    def _catalog_routes(self, settings: Settings) -> Sequence[BaseRoute]:
+        if not settings.catalog:
+            return ()
+        from mirror_pump.rest_catalog.service import CatalogService
+
+        return self._closing.enter_context(CatalogService(settings)).endpoints.routes()
 
 
 def _load_routes(settings: Settings) -> Sequence[BaseRoute]:

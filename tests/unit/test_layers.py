@@ -25,8 +25,9 @@ _BELOW = {
     "engine": {"source", "lake", "bottom", "decoders", "sql"},
     "pipeline": {"engine", "source", "lake", "bottom", "decoders", "sql"},
     "ops": {"pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
-    "monitoring": {"ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
-    "cli": {"monitoring", "ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
+    "rest_catalog": {"ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
+    "monitoring": {"rest_catalog", "ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
+    "cli": {"monitoring", "rest_catalog", "ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
     # For users' tests and ours, and for the demo, which uses the command line.
     "spark": {"ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
     "testing": {"cli", "spark", "ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},

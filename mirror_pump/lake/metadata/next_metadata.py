@@ -78,6 +78,20 @@ def seam_metadata(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
     )
 
 
+def moment_metadata(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
+    """A document of the same table as it was when `snapshot` was current, with the schema of that time."""
+    document = seam_metadata(metadata, snapshot).document
+    schema_id = snapshot.schema_id
+    return TableMetadata(document if schema_id is None else {**document, "current-schema-id": schema_id})
+
+
+def only_referenced(metadata: TableMetadata) -> TableMetadata:
+    """The document with those of its snapshots only that a branch or tag names, and the current one."""
+    named = {ref.snapshot_id for ref in metadata.refs.values()} | {metadata.current_snapshot_id}
+    snapshots = [entry for entry in metadata.document.get("snapshots", ()) if entry["snapshot-id"] in named]
+    return TableMetadata({**metadata.document, "snapshots": snapshots})
+
+
 def with_schema(
     metadata: TableMetadata, schema: LakeSchema, known_id: int | None, current: LakeSchema | None
 ) -> TableMetadata:
