@@ -28,6 +28,7 @@ from benchmarks import (
     bench_retire,
     bench_schema,
     bench_seam,
+    bench_serve,
     bench_tier,
     report,
 )
@@ -38,9 +39,9 @@ from benchmarks.scene import ROOT, BenchmarkMirror, BenchmarkScene
 from mirror_pump.testing.program import ProgramFailed
 
 USUAL = ("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "schema", "ingest")
-BENCHMARKS = (*USUAL, "conversion", "cluster")
-"""conversion and cluster only when they are named: the one's table takes minutes to make, the other is about machines
-that are not there."""
+BENCHMARKS = (*USUAL, "serve", "conversion", "cluster")
+"""serve, conversion and cluster only when they are named: the first two take minutes to make their tables, the last is
+about machines that are not there."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
 READERS_DOCUMENT = ROOT / "docs" / "readers.md"
@@ -92,6 +93,9 @@ class Suite:
                 with self._guarded(name), self._mirror(f"bench_{name}", 0, fill) as mirror:
                     self._measure(name, bench.run, mirror)
 
+        if "serve" in self._chosen:
+            with self._guarded("serve"), self._mirror("bench_serve", 0) as mirror:
+                self._measure("serve", bench_serve.run, mirror)
         if "cluster" in self._chosen:
             with (
                 self._guarded("cluster"),

@@ -199,6 +199,10 @@ class Settings(BaseSettings):
         default=900.0,
         description="Seconds that a moment which a client of the catalog has attached lasts after its last load",
     )
+    vend_credentials: Annotated[bool, Unit("true|false", "true or false")] = Field(
+        default=False,
+        description="Give clients of the catalog that ask for them the credentials of the tables' storage profiles",
+    )
     ready_max_lag: Seconds = Field(default=300.0, description="Report not ready at /readyz beyond this lag in seconds")
 
     log_format: Annotated[Literal["auto", "human", "json"], Unit("auto|human|json", "a word")] = Field(

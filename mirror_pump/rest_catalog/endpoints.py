@@ -33,6 +33,7 @@ from mirror_pump.rest_catalog.protocol import (
     no_such_namespace,
     no_such_view,
 )
+from mirror_pump.rest_catalog.storage_hints import StorageHints
 from mirror_pump.rest_catalog.table_documents import TableDocuments
 from mirror_pump.telemetry import get_logger, redact
 
@@ -98,9 +99,10 @@ class Endpoint:
 class CatalogEndpoints:
     """Answers the protocol's requests. All but reading a body happens in threads of the framework."""
 
-    def __init__(self, mirror: MirrorCatalog, documents: TableDocuments) -> None:
+    def __init__(self, mirror: MirrorCatalog, documents: TableDocuments, access: StorageHints) -> None:
         self._mirror = mirror
         self._documents = documents
+        self._access = access
 
     def routes(self) -> Sequence[BaseRoute]:
         """The part of the application that this is."""
@@ -187,9 +189,9 @@ class CatalogEndpoints:
         snapshots = request.query.get("snapshots", "all")
         if snapshots not in ("all", "refs"):
             raise bad_request(f"snapshots={snapshots[:20]!r}: only `all` and `refs` are known")
-        document = self._documents.document(
-            found.location, self._mirror.storage, found.config, refs_only=snapshots == "refs"
-        )
+        delegation = request.headers.get("x-iceberg-access-delegation", "")
+        config = found.config | self._access.of(found.location, wanted="vended-credentials" in delegation)
+        document = self._documents.document(found.location, self._mirror.storage, config, refs_only=snapshots == "refs")
         headers = {"ETag": document.etag, "Cache-Control": "private, no-cache"}
         if _names_tag(request.headers.get("if-none-match", ""), document.etag):
             return Response(status_code=304, headers=headers)

@@ -1,0 +1,38 @@
+"""What a client is told about the storage of a table: where it is and, if that is allowed, credentials."""
+
+from __future__ import annotations
+
+from mirror_pump.credentials import is_secret
+from mirror_pump.lake.storage import StorageOptions, local_path
+
+_VENDED = ("s3.access-key-id", "s3.secret-access-key", "s3.session-token")
+_REGION = "s3.region"
+_CLIENT_REGION = "client.region"
+"""Iceberg's Java library has the region under this name, others under the first."""
+_ENDPOINT = "s3.endpoint"
+_PATH_STYLE = "s3.path-style-access"
+"""Stores other than AWS have no host of each bucket's name."""
+
+
+class StorageHints:
+    """Properties of Iceberg's FileIO, from the table's storage profile."""
+
+    def __init__(self, storage: StorageOptions, *, vends: bool) -> None:
+        """`vends`: whether clients that ask for credentials get those by which this process reaches the storage."""
+        self._storage = storage
+        self._vends = vends
+
+    def of(self, location: str, *, wanted: bool) -> dict[str, str]:
+        """The properties for a file's location; none for a local one. `wanted`: the client asks for credentials. Raises
+        CredentialsError if there are none."""
+        if local_path(location) is not None:
+            return {}
+        known = self._storage.properties_of(location)
+        found = {name: value for name, value in known.items() if name.startswith("s3.") and not is_secret(name)}
+        if _REGION in found:
+            found[_CLIENT_REGION] = found[_REGION]
+        if _ENDPOINT in found:
+            found[_PATH_STYLE] = "true"
+        if wanted and self._vends:
+            found |= {name: known[name] for name in _VENDED if name in known}
+        return found

@@ -1,0 +1,119 @@
+"""Who may use the catalog, and what a client is told about the storage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+from pyiceberg.exceptions import UnauthorizedError
+
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.rest_catalog.storage_hints import StorageHints
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, await_true
+from mirror_pump.testing.program import Program
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.rest_catalog import ServedMirror, served
+
+_TOKEN = "correct-horse-battery-staple"
+_LOAD = "/v1/mirror/namespaces/public/tables/t"
+
+
+@pytest.fixture
+def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'read')")
+    mirror = Mirror.create(database, warehouse, tasks)
+    mirror.register("t")
+    mirror.catch_up()
+    return mirror
+
+
+@pytest.fixture
+def guarded(mirror: Mirror) -> Iterator[ServedMirror]:
+    with served(mirror.settings, _TOKEN) as running:
+        yield running
+
+
+def test_a_token_is_needed_and_engines_send_it(guarded: ServedMirror) -> None:
+    stranger = ServedMirror(guarded.port)
+    for answer in (stranger.ask("/v1/config"), stranger.ask(_LOAD, Authorization="Bearer wrong")):
+        code, kind, _ = answer.error
+        assert (code, kind) == (401, "NotAuthorizedException")
+        assert _TOKEN not in answer.body.decode()
+    with pytest.raises(UnauthorizedError):
+        stranger.pyiceberg("mirror")
+    with pytest.raises(duckdb.Error, match=r"401|[Uu]nauthorized"):
+        stranger.duckdb("mirror")
+    assert guarded.pyiceberg("mirror@latest").load_table("public.t").scan().to_arrow().num_rows == 1
+    assert guarded.duckdb("mirror@latest").execute("SELECT v FROM lake.public.t").fetchall() == [("read",)]
+
+
+def test_no_web_page_can_attach(readonly: ServedMirror) -> None:
+    """To attach a moment pins snapshots, and is a GET."""
+    for headers in ({"Origin": "https://example.com"}, {"Sec_Fetch_Site": "cross-site"}):
+        assert readonly.ask("/v1/config?warehouse=mirror@latest", **headers).error[:2] == (403, "ForbiddenException")
+    assert readonly.ask("/v1/config", Host="example.com").error[0] == 421
+    assert readonly.ask("/v1/config", X="x" * 20_000).error[0] == 431
+    assert readonly.ask("/v1/mirror/tables/rename", "POST", "x" * (5 << 20)).error[0] == 413
+
+
+_KNOWN = {
+    "s3.endpoint": "http://127.0.0.1:9000",
+    "s3.region": "eu-central-1",
+    "s3.access-key-id": "AKIAEXAMPLE",
+    "s3.secret-access-key": "very-secret-key",
+}
+
+
+@pytest.mark.parametrize(("vends", "wanted"), [(False, False), (False, True), (True, False), (True, True)])
+def test_credentials_are_given_to_who_asks_if_that_is_allowed(*, vends: bool, wanted: bool) -> None:
+    hints = StorageHints(StorageOptions(_KNOWN), vends=vends)
+    found = hints.of("s3://lake/public/t/metadata/1.metadata.json", wanted=wanted)
+    assert ("very-secret-key" in found.values()) == ("AKIAEXAMPLE" in found.values()) == (vends and wanted)
+    assert found["s3.endpoint"] == _KNOWN["s3.endpoint"]
+    assert found["client.region"] == found["s3.region"] == "eu-central-1"
+    assert found["s3.path-style-access"] == "true"
+    assert hints.of("file:///lake/public/t/metadata/1.metadata.json", wanted=True) == {}
+
+
+def test_the_program_serves_until_it_is_stopped(mirror: Mirror, tmp_path: Path) -> None:
+    program = Program(mirror.database.dsn, tmp_path, {"MIRROR_PUMP_LISTEN_TOKEN": _TOKEN})
+    process = program.start("serve", "--slot", mirror.settings.slot, "--listen", "127.0.0.1:0", log="serve.log")
+    log = tmp_path / "serve.log"
+    try:
+        await_true(
+            lambda: "/iceberg (warehouse" in log.read_text() or process.poll() is not None, 60, "the program serves"
+        )
+        assert process.poll() is None, log.read_text()
+        port = int(log.read_text().partition("/iceberg")[0].rpartition(":")[2])
+        answer = ServedMirror(port, _TOKEN).ask(_LOAD)
+        assert answer.status == 200, answer.body
+        program.stop(process)
+    finally:
+        program.kill(process)
+    assert _TOKEN not in log.read_text()
+    assert "stopped serving" in log.read_text()
+
+
+def test_a_pump_serves_the_catalog_at_its_port(mirror: Mirror) -> None:
+    from mirror_pump.monitoring.monitor import Monitor
+
+    for catalog, status in ((True, 200), (False, 404)):
+        settings = mirror.settings.model_copy(update={"listen": "127.0.0.1:0", "catalog": catalog})
+        with Monitor(settings) as monitor:
+            services = monitor._services
+            assert services is not None
+            assert services._server is not None
+            port = int(services._server.url.rpartition(":")[2])
+            assert ServedMirror(port).ask(_LOAD).status == status
+            assert json.loads(_get(port, "/healthz"))["status"] == "ok"
+
+
+def _get(port: int, path: str) -> bytes:
+    import urllib.request
+
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+        return bytes(answer.read())
