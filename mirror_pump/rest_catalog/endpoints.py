@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 from urllib.parse import unquote_to_bytes
 
 from pydantic import BaseModel
@@ -19,8 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, SourceError
-from mirror_pump.rest_catalog.mirror_catalog import FoundTable, MirrorCatalog
-from mirror_pump.rest_catalog.moments import Name
+from mirror_pump.rest_catalog.mirror_catalog import CatalogSource, CatalogView, FoundTable
 from mirror_pump.rest_catalog.protocol import (
     CatalogConfig,
     Namespace,
@@ -33,7 +31,7 @@ from mirror_pump.rest_catalog.protocol import (
     no_such_namespace,
     no_such_view,
 )
-from mirror_pump.rest_catalog.storage_hints import StorageHints
+from mirror_pump.rest_catalog.storage_hints import storage_hints
 from mirror_pump.rest_catalog.table_documents import TableDocuments
 from mirror_pump.telemetry import get_logger, redact
 
@@ -45,14 +43,6 @@ _PAGE = 1000
 _MOST_DISCARDED = 4 << 20
 """Bytes of a request's body that are read to throw them away."""
 _METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]
-
-
-class CatalogView(Protocol):
-    """The tables behind one prefix."""
-
-    def names(self) -> Sequence[Name]: ...
-
-    def find(self, namespace: str, name: str) -> FoundTable: ...
 
 
 @dataclass(frozen=True)
@@ -99,10 +89,11 @@ class Endpoint:
 class CatalogEndpoints:
     """Answers the protocol's requests. All but reading a body happens in threads of the framework."""
 
-    def __init__(self, mirror: MirrorCatalog, documents: TableDocuments, access: StorageHints) -> None:
-        self._mirror = mirror
+    def __init__(self, sources: Sequence[CatalogSource], documents: TableDocuments, *, vends: bool) -> None:
+        """`vends`: whether clients that ask for credentials get those by which this process reaches the storage."""
+        self._sources = sources
         self._documents = documents
-        self._access = access
+        self._vends = vends
 
     def routes(self) -> Sequence[BaseRoute]:
         """The part of the application that this is."""
@@ -144,7 +135,7 @@ class CatalogEndpoints:
 
     def config(self, request: CatalogRequest) -> Response:
         warehouse = request.query.get("warehouse") or DEFAULT_WAREHOUSE
-        attached = self._mirror.attach(warehouse)
+        attached = next(filter(None, (source.attach(warehouse) for source in self._sources)), None)
         if attached is None:
             raise bad_request(
                 f"there is no warehouse {warehouse[:100]!r}: attach `mirror`, or `mirror@latest` for all tables at one"
@@ -190,8 +181,9 @@ class CatalogEndpoints:
         if snapshots not in ("all", "refs"):
             raise bad_request(f"snapshots={snapshots[:20]!r}: only `all` and `refs` are known")
         delegation = request.headers.get("x-iceberg-access-delegation", "")
-        config = found.config | self._access.of(found.location, wanted="vended-credentials" in delegation)
-        document = self._documents.document(found.location, self._mirror.storage, config, refs_only=snapshots == "refs")
+        wanted = self._vends and "vended-credentials" in delegation
+        config = found.config | storage_hints(found.location, found.storage, credentials=wanted)
+        document = self._documents.document(found.location, found.storage, config, refs_only=snapshots == "refs")
         headers = {"ETag": document.etag, "Cache-Control": "private, no-cache"}
         if _names_tag(request.headers.get("if-none-match", ""), document.etag):
             return Response(status_code=304, headers=headers)
@@ -217,7 +209,7 @@ class CatalogEndpoints:
     # What several of them need
 
     def _view(self, request: CatalogRequest) -> CatalogView:
-        view = self._mirror.view(request.parts["prefix"])
+        view = next(filter(None, (source.view(request.parts["prefix"]) for source in self._sources)), None)
         if view is None:
             raise bad_request(
                 f"the prefix {request.parts['prefix'][:100]!r} is none of this catalog's: configure a `warehouse`, such"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.storage import StorageOptions
@@ -16,7 +17,8 @@ from mirror_pump.source.catalog.served_tables import ServedCatalog, ServedTable
 FRONTIER = "mirror-pump.frontier"
 """Key of a configuration: the frontier of a moment, as PostgreSQL writes positions."""
 UNREADABLE = "mirror-pump.unreadable"
-"""Key of a configuration: the mirrored tables that are not part of a moment."""
+"""Key of a configuration: the mirrored tables that are not part of a moment, or the first of them."""
+_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class FoundTable:
     """Its metadata file."""
     config: dict[str, str]
     """What the answer says besides."""
+    storage: StorageOptions
+    """How its files are reached."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +41,39 @@ class Attached:
     defaults: dict[str, str]
 
 
+class CatalogView(Protocol):
+    """The tables behind one prefix."""
+
+    def names(self) -> Sequence[Name]:
+        """Namespace and name of each table, in order."""
+        ...
+
+    def find(self, namespace: str, name: str) -> FoundTable:
+        """The table of that name. Raises ProtocolError without one."""
+        ...
+
+
+class CatalogSource(Protocol):
+    """What warehouses are served from. Threads share it. Everything raises ProtocolError, SourceError and LakeError."""
+
+    def attach(self, warehouse: str) -> Attached | None:
+        """Begins a client's reading of a warehouse; None if it is not of this source."""
+        ...
+
+    def view(self, prefix: str) -> CatalogView | None:
+        """What is behind a prefix; None if it is not of this source."""
+        ...
+
+
 class MirrorCatalog:
-    """The mirror as a catalog. Threads share it. Everything raises ProtocolError, SourceError and LakeError."""
+    """The mirror as a CatalogSource."""
 
     def __init__(self, catalog: ServedCatalog, moments: Moments, storage: StorageOptions) -> None:
         self._catalog = catalog
         self._moments = moments
-        self.storage = storage
+        self._storage = storage
 
     def attach(self, warehouse: str) -> Attached | None:
-        """Begins a client's reading of a warehouse; None if it is not the mirror's."""
         try:
             asked = parse_warehouse(warehouse)
         except UsageError as error:
@@ -60,32 +87,30 @@ class MirrorCatalog:
         assert moment.attachment.frontier is not None
         defaults = {FRONTIER: format_lsn(moment.attachment.frontier)}
         if moment.missing:
-            defaults[UNREADABLE] = ", ".join(sorted(".".join(name) for name in moment.missing))
+            defaults[UNREADABLE] = ", ".join(sorted(".".join(name) for name in moment.missing)[:_NAMED])
         return Attached(moment.attachment.prefix, defaults)
 
-    def view(self, prefix: str) -> PresentView | MomentView | None:
-        """What is behind a prefix; None if it is not the mirror's."""
+    def view(self, prefix: str) -> CatalogView | None:
         attachment = parse_prefix(prefix)
         if attachment is None:
             return None
         if attachment.frontier is None:
-            return PresentView(self._catalog, attachment.view)
-        return MomentView(self._moments, attachment)
+            return PresentView(self._catalog, attachment.view, self._storage)
+        return MomentView(self._moments, attachment, self._storage)
 
 
 class PresentView:
     """The newest state of each table."""
 
-    def __init__(self, catalog: ServedCatalog, view: View) -> None:
+    def __init__(self, catalog: ServedCatalog, view: View, storage: StorageOptions) -> None:
         self._catalog = catalog
         self._view = view
+        self._storage = storage
 
     def names(self) -> Sequence[Name]:
-        """Namespace and name of each table that can be read, in order."""
         return sorted((table.namespace, table.name) for table in self._catalog.tables() if table.readable)
 
     def find(self, namespace: str, name: str) -> FoundTable:
-        """The table of that name. Raises ProtocolError without one."""
         table = self._catalog.table(namespace, name)
         if table is None:
             raise no_such_table(namespace, name)
@@ -93,7 +118,7 @@ class PresentView:
             raise bad_request(
                 f"{namespace}.{name} is still being copied into the lake; `mirror-pump status` shows its progress"
             )
-        return FoundTable(self._location(table), {})
+        return FoundTable(self._location(table), {}, self._storage)
 
     def _location(self, table: ServedTable) -> str:
         shows_main = self._view is View.MAIN and table.has_cutline
@@ -103,19 +128,18 @@ class PresentView:
 class MomentView:
     """All tables at one frontier."""
 
-    def __init__(self, moments: Moments, attachment: Attachment) -> None:
+    def __init__(self, moments: Moments, attachment: Attachment, storage: StorageOptions) -> None:
         self._moments = moments
         self._attachment = attachment
+        self._storage = storage
 
     def names(self) -> Sequence[Name]:
-        """Namespace and name of each table of the moment, in order."""
         return sorted(self._moments.find(self._attachment).tables)
 
     def find(self, namespace: str, name: str) -> FoundTable:
-        """The table of that name. Raises ProtocolError without one."""
         moment = self._moments.find(self._attachment)
         if (namespace, name) not in moment.tables and (namespace, name) not in moment.missing:
             raise no_such_table(namespace, name)
         assert self._attachment.frontier is not None
         config = {FRONTIER: format_lsn(self._attachment.frontier)}
-        return FoundTable(self._moments.location(moment, (namespace, name)), config)
+        return FoundTable(self._moments.location(moment, (namespace, name)), config, self._storage)

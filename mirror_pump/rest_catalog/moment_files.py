@@ -2,7 +2,7 @@
 
 Engines take a table's state from the metadata that a catalog answers, but for ClickHouse, which opens the file that
 `metadata-location` names. So each state that is shown has a file. It is written once for each snapshot, beside those of
-archive snapshots, under a name that follows from the snapshot; whoever writes it again writes the same. The sweep
+archive snapshots, under a name that follows from the snapshot; whoever writes it again writes the same state. The sweep
 leaves it as long as its snapshot is pinned, and deletes it as any file that nothing refers to once that is over.
 """
 

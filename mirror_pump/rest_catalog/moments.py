@@ -83,20 +83,10 @@ class Moments:
 
     def attach(self, view: View, when: PastPoint | Latest) -> Moment:
         """The moment that a client asks for, pinned. Raises ProtocolError if there is none, SourceError, LakeError."""
-        self._forget_finished()
-        with self._lock:
-            if len(self._known) >= self._most:
-                raise ProtocolError(
-                    503,
-                    "ServiceUnavailableException",
-                    f"{self._most} moments are being read, which is the most: attach again in some minutes,"
-                    f" or attach {view}, which is of no moment",
-                )
+        self._make_room(view)
         moment = self._latest(view) if isinstance(when, Latest) else self._past(view, when)
         with self._lock:
             known = self._known.get(moment.attachment.prefix)
-            if known is None:
-                self._known[moment.attachment.prefix] = moment
         if known is not None and self._keep(known):
             self._catalog.release(moment.pins)
             return known
@@ -143,12 +133,14 @@ class Moments:
                 reason = _unreadable(table, frontier)
                 if reason is not None:
                     missing[name] = reason
-                elif view is View.MAIN and table.has_cutline:
-                    head = read_metadata(table.main_location, self._storage).current_snapshot_id or SnapshotId(-1)
-                    chosen[name] = MomentTable(table.table_id, head, table.main_location)
-                    further[table.table_id] = head
-                else:
-                    chosen[name] = MomentTable(table.table_id, table.snapshot_id, table.published_location)
+                    continue
+                chosen[name] = MomentTable(table.table_id, table.snapshot_id, table.published_location)
+                if view is View.MAIN and table.has_cutline:
+                    head = read_metadata(table.main_location, self._storage).current_snapshot_id
+                    # Without one, the published snapshot is as empty as `main`.
+                    if head is not None:
+                        chosen[name] = MomentTable(table.table_id, head, table.main_location)
+                        further[table.table_id] = head
             attachment = Attachment(view, frontier)
             kept = {entry.table_id for entry in chosen.values()} - further.keys()
             used = tuple(pin for table_id, pin in pins.items() if table_id in kept)
@@ -207,19 +199,21 @@ class Moments:
         pins: Sequence[int],
     ) -> Moment:
         """The moment, once the snapshots in `further` are pinned as well and were still there after that."""
-        own = self._catalog.pin(further, self._lease) if further else {}
+        own = dict(self._catalog.pin(further, self._lease)) if further else {}
         held = (*pins, *own.values())
         try:
             for name, table in list(chosen.items()):
                 if table.table_id in further and not self._is_there(name, table, own):
                     del chosen[name]
+                    # A sweep refuses to work while a snapshot is pinned that it does not find.
+                    self._catalog.release([own.pop(table.table_id)] if table.table_id in own else [])
                     missing[name] = (
                         f"{'.'.join(name)} was thinned out while it was attached: {_ATTACH_ANEW.format(name='mirror')}"
                     )
         except BaseException:
             self._catalog.release(held)
             raise
-        return Moment(attachment, chosen, missing, held, time.monotonic())
+        return Moment(attachment, chosen, missing, (*pins, *own.values()), time.monotonic())
 
     def _is_there(self, name: Name, table: MomentTable, pins: Collection[TableId]) -> bool:
         present = self._catalog.table(*name)
@@ -266,6 +260,7 @@ class Moments:
     def _again(self, attachment: Attachment) -> Moment:
         """The moment of a lease that is over, as long as the histories still have it."""
         assert attachment.frontier is not None
+        self._make_room(attachment.view)
         try:
             moment = self._past(attachment.view, PastPoint(attachment.frontier, None))
         except ProtocolError as error:
@@ -277,13 +272,20 @@ class Moments:
         self._catalog.name_lease(_lease_of(attachment), moment.pins)
         return moment
 
-    def _forget_finished(self) -> None:
-        """Forgets moments that nobody has loaded from for so long that their leases are over."""
+    def _make_room(self, view: View) -> None:
+        """Forgets moments whose leases are over. Raises ProtocolError if there are too many still."""
         with self._lock:
             now = time.monotonic()
             self._known = {
                 prefix: moment for prefix, moment in self._known.items() if now - moment.renewed < self._lease
             }
+            if len(self._known) >= self._most:
+                raise ProtocolError(
+                    503,
+                    "ServiceUnavailableException",
+                    f"{self._most} moments are being read, which is the most: attach again in some minutes,"
+                    f" or attach {view}, which is of no moment",
+                )
 
     def _write(self, moment: Moment, name: Name, table: MomentTable) -> str:
         present = next((found for found in self._catalog.tables() if found.table_id == table.table_id), None)
@@ -298,7 +300,8 @@ class Moments:
                 f"snapshot {table.snapshot_id} of {'.'.join(name)} is not in its history any more;"
                 f" {_ATTACH_ANEW.format(name=moment.attachment.view)}"
             )
-        return moment_file(metadata, snapshot, self._storage)
+        # Archive snapshots have a file of this kind, which stays with them.
+        return snapshot.summary.seam_metadata or moment_file(metadata, snapshot, self._storage)
 
 
 def _lease_of(attachment: Attachment) -> str:

@@ -10,7 +10,6 @@ from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.rest_catalog.endpoints import CatalogEndpoints
 from mirror_pump.rest_catalog.mirror_catalog import MirrorCatalog
 from mirror_pump.rest_catalog.moments import Moments
-from mirror_pump.rest_catalog.storage_hints import StorageHints
 from mirror_pump.rest_catalog.table_documents import TableDocuments
 from mirror_pump.source.catalog.served_tables import ServedCatalog
 
@@ -24,8 +23,8 @@ class CatalogService:
         self._catalog = ServedCatalog(settings.require_dsn(), settings.slot)
         moments = Moments(self._catalog, storage, settings.lease, settings.limits.served_moments)
         mirror = MirrorCatalog(self._catalog, moments, storage)
-        hints = StorageHints(storage, vends=settings.vend_credentials)
-        self.endpoints = CatalogEndpoints(mirror, TableDocuments(settings.limits.served_bytes), hints)
+        documents = TableDocuments(settings.limits.served_bytes)
+        self.endpoints = CatalogEndpoints([mirror], documents, vends=settings.vend_credentials)
 
     def __enter__(self) -> Self:
         return self

@@ -14,25 +14,19 @@ _PATH_STYLE = "s3.path-style-access"
 """Stores other than AWS have no host of each bucket's name."""
 
 
-class StorageHints:
-    """Properties of Iceberg's FileIO, from the table's storage profile."""
+def storage_hints(location: str, storage: StorageOptions, *, credentials: bool) -> dict[str, str]:
+    """Properties of Iceberg's FileIO for a table whose metadata file is at `location`; none for a local one.
 
-    def __init__(self, storage: StorageOptions, *, vends: bool) -> None:
-        """`vends`: whether clients that ask for credentials get those by which this process reaches the storage."""
-        self._storage = storage
-        self._vends = vends
-
-    def of(self, location: str, *, wanted: bool) -> dict[str, str]:
-        """The properties for a file's location; none for a local one. `wanted`: the client asks for credentials. Raises
-        CredentialsError if there are none."""
-        if local_path(location) is not None:
-            return {}
-        known = self._storage.properties_of(location)
-        found = {name: value for name, value in known.items() if name.startswith("s3.") and not is_secret(name)}
-        if _REGION in found:
-            found[_CLIENT_REGION] = found[_REGION]
-        if _ENDPOINT in found:
-            found[_PATH_STYLE] = "true"
-        if wanted and self._vends:
-            found |= {name: known[name] for name in _VENDED if name in known}
-        return found
+    `credentials`: with those by which this process reaches the storage. Raises CredentialsError if there are none.
+    """
+    if local_path(location) is not None:
+        return {}
+    known = storage.properties_of(location)
+    found = {name: value for name, value in known.items() if name.startswith("s3.") and not is_secret(name)}
+    if _REGION in found:
+        found[_CLIENT_REGION] = found[_REGION]
+    if _ENDPOINT in found:
+        found[_PATH_STYLE] = "true"
+    if credentials:
+        found |= {name: known[name] for name in _VENDED if name in known}
+    return found

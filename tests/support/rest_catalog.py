@@ -77,11 +77,13 @@ class ServedMirror:
         access = {"token": self.token} if self.token else {}
         return RestCatalog("mirror", uri=self.uri, warehouse=warehouse, **access)
 
-    def duckdb(self, warehouse: str) -> DuckDBPyConnection:
-        """A DuckDB with the warehouse attached as `lake`."""
+    def duckdb(self, warehouse: str, *, delegates: bool = False) -> DuckDBPyConnection:
+        """A DuckDB with the warehouse attached as `lake`. `delegates`: it asks the catalog for credentials."""
         connection = open_duckdb("httpfs")
         access = f"TOKEN '{self.token}'" if self.token else "AUTHORIZATION_TYPE 'none'"
-        options = f"TYPE iceberg, ENDPOINT '{self.uri}', {access}, ACCESS_DELEGATION_MODE 'none'"
+        options = f"TYPE iceberg, ENDPOINT '{self.uri}', {access}" + (
+            "" if delegates else ", ACCESS_DELEGATION_MODE 'none'"
+        )
         connection.execute(f"ATTACH '{warehouse}' AS lake ({options})")
         return connection
 

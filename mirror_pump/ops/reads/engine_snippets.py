@@ -118,7 +118,10 @@ def _snippet(settings: Settings, engine: str, dsn: str, namespace: str, name: st
         return _pyiceberg(settings, libpq_access(dsn), namespace, name)
     if engine == "trino":
         return _trino(settings, libpq_access(dsn), namespace, name)
-    raise UsageError(f"no settings are known for {engine}", "known engines: spark, duckdb, pyiceberg, trino")
+    raise UsageError(
+        f"{engine} has no client of Iceberg's JDBC catalog",
+        "give --rest URI for its settings by the REST catalog (`mirror-pump serve`)",
+    )
 
 
 def _without_password(dsn: str) -> str:

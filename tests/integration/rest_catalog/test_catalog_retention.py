@@ -19,7 +19,7 @@ def events(retention_tables: RetentionTables) -> EventsTable:
 
 def rows(catalog: ServedMirror, warehouse: str) -> list[Row]:
     """What DuckDB reads of the table."""
-    return normalised(catalog.duckdb(warehouse).execute("SELECT "at", id, n, v FROM lake.public.events").fetchall())
+    return normalised(catalog.duckdb(warehouse).execute('SELECT "at", id, n, v FROM lake.public.events').fetchall())
 
 
 def below(events: EventsTable, cut: int) -> list[Row]:

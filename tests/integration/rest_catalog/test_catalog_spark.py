@@ -1,4 +1,4 @@
-"""Spark reads the mirror by Iceberg's own client of the protocol, which knows the paths and documents of the answers."""
+"""Spark reads the mirror by Iceberg's own client of the protocol, which knows its paths and documents."""
 
 from __future__ import annotations
 
