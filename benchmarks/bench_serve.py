@@ -25,7 +25,7 @@ from benchmarks.scene import BenchmarkMirror
 from mirror_pump.pipeline.flow.steps import Step
 
 TABLES = 100
-COMMITS = 60
+COMMITS = 40
 """Transactions on all tables before the loads: each adds a snapshot to each table's metadata."""
 RATE = 200
 SECONDS = 15.0
@@ -50,7 +50,7 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
         process.wait_for(Step.STREAMING)
         for number in range(options.scaled(COMMITS, 3)):
             _change(mirror, tables, number)
-            mirror.program.run("wait", "--now", "--timeout", "120", "--slot", mirror.name)
+            mirror.execute("SELECT modak.wait_for(NULL, interval '60 seconds')")
         with _server(mirror) as server, _writing(mirror, tables):
             phases = {
                 "newest": _load(server, "mirror", tables, seconds, RATE),
@@ -94,7 +94,7 @@ def _writing(mirror: BenchmarkMirror, tables: list[str]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Server:
+class _CatalogServer:
     port: int
     process: psutil.Process
 
@@ -105,7 +105,7 @@ class _Server:
 
 
 @contextmanager
-def _server(mirror: BenchmarkMirror) -> Iterator[_Server]:
+def _server(mirror: BenchmarkMirror) -> Iterator[_CatalogServer]:
     """`mirror-pump serve`, kept to one core."""
     log = mirror.directory / "serve.log"
     process = mirror.program.start("serve", "--slot", mirror.name, "--listen", "127.0.0.1:0", log=log.name)
@@ -119,14 +119,16 @@ def _server(mirror: BenchmarkMirror) -> Iterator[_Server]:
         os.sched_setaffinity(process.pid, cores[:1])
         for thread in psutil.Process(process.pid).threads():
             os.sched_setaffinity(thread.id, cores[:1])
-        yield _Server(int(log.read_text().partition("/iceberg (")[0].rpartition(":")[2]), psutil.Process(process.pid))
+        yield _CatalogServer(
+            int(log.read_text().partition("/iceberg (")[0].rpartition(":")[2]), psutil.Process(process.pid)
+        )
         mirror.program.stop(process)
     finally:
         mirror.program.kill(process)
 
 
 @dataclass
-class _Phase:
+class _Loads:
     """Loads that one client after the other made."""
 
     latencies: list[float] = field(default_factory=list)
@@ -161,10 +163,10 @@ class _Phase:
         )
 
 
-def _load(server: _Server, warehouse: str, tables: list[str], seconds: float, rate: int | None) -> _Phase:
+def _load(server: _CatalogServer, warehouse: str, tables: list[str], seconds: float, rate: int | None) -> _Loads:
     """Loads tables by chance, `rate` a second; by one client that waits for each if it is None."""
     prefix = json.loads(server.ask(f"config?warehouse={warehouse.replace('@', '%40')}"))["overrides"]["prefix"]
-    phase = _Phase()
+    phase = _Loads()
     lock = threading.Lock()
     begin = time.monotonic() + 0.2
     due = iter(range(round(seconds * rate))) if rate is not None else None

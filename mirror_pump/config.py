@@ -195,7 +195,7 @@ class Settings(BaseSettings):
         default=False,
         description="Serve the mirror as an Iceberg REST catalog at that address, too: /iceberg (docs/rest-catalog.md)",
     )
-    lease: Seconds = Field(
+    lease_timeout: Seconds = Field(
         default=900.0,
         description="Seconds that a moment which a client of the catalog has attached lasts after its last load",
     )

@@ -38,6 +38,8 @@ from mirror_pump.telemetry import get_logger, redact
 CATALOG_PATH = "/iceberg"
 """Where the catalog is on the port: the `uri` of clients ends with it."""
 DEFAULT_WAREHOUSE = "mirror"
+_SNAPSHOTS = "snapshots"
+"""Query parameter: `all`, or `refs` for those that branches and tags name."""
 _PAGE = 1000
 """Names on a page, unless a client asks for fewer."""
 _MOST_DISCARDED = 4 << 20
@@ -55,7 +57,7 @@ class CatalogRequest:
     headers: Mapping[str, str]
 
 
-_Answer = Callable[["CatalogEndpoints", CatalogRequest], Response]
+_AnsweredBy = Callable[["CatalogEndpoints", CatalogRequest], Response]
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Endpoint:
 
     method: str
     path: str
-    answer: _Answer
+    answer: _AnsweredBy
 
     @property
     def name(self) -> str:
@@ -89,9 +91,10 @@ class Endpoint:
 class CatalogEndpoints:
     """Answers the protocol's requests. All but reading a body happens in threads of the framework."""
 
-    def __init__(self, sources: Sequence[CatalogSource], documents: TableDocuments, *, vends: bool) -> None:
+    def __init__(self, documents: TableDocuments, *, vends: bool) -> None:
         """`vends`: whether clients that ask for credentials get those by which this process reaches the storage."""
-        self._sources = sources
+        self.sources: Sequence[CatalogSource] = ()
+        """Where warehouses come from; none while the program starts."""
         self._documents = documents
         self._vends = vends
 
@@ -114,6 +117,8 @@ class CatalogEndpoints:
         raw = request.scope["raw_path"].partition(b"?")[0].decode("latin-1").removeprefix(CATALOG_PATH)
         segments = [segment.encode("latin-1") for segment in raw.strip("/").split("/")]
         method = request.method
+        if not self.sources:
+            raise ProtocolError(503, "ServiceUnavailableException", "the catalog waits for its database: try again")
         for endpoint in ENDPOINTS:
             parts = endpoint.match(method, segments)
             if parts is not None:
@@ -135,7 +140,7 @@ class CatalogEndpoints:
 
     def config(self, request: CatalogRequest) -> Response:
         warehouse = request.query.get("warehouse") or DEFAULT_WAREHOUSE
-        attached = next(filter(None, (source.attach(warehouse) for source in self._sources)), None)
+        attached = next(filter(None, (source.attach(warehouse) for source in self.sources)), None)
         if attached is None:
             raise bad_request(
                 f"there is no warehouse {warehouse[:100]!r}: attach `mirror`, or `mirror@latest` for all tables at one"
@@ -177,13 +182,13 @@ class CatalogEndpoints:
 
     def table(self, request: CatalogRequest) -> Response:
         found = self._find(request)
-        snapshots = request.query.get("snapshots", "all")
+        snapshots = request.query.get(_SNAPSHOTS, "all")
         if snapshots not in ("all", "refs"):
             raise bad_request(f"snapshots={snapshots[:20]!r}: only `all` and `refs` are known")
         delegation = request.headers.get("x-iceberg-access-delegation", "")
         wanted = self._vends and "vended-credentials" in delegation
         config = found.config | storage_hints(found.location, found.storage, credentials=wanted)
-        document = self._documents.document(found.location, found.storage, config, refs_only=snapshots == "refs")
+        document = self._documents.answer(found.location, found.storage, config, refs_only=snapshots == "refs")
         headers = {"ETag": document.etag, "Cache-Control": "private, no-cache"}
         if _names_tag(request.headers.get("if-none-match", ""), document.etag):
             return Response(status_code=304, headers=headers)
@@ -209,7 +214,7 @@ class CatalogEndpoints:
     # What several of them need
 
     def _view(self, request: CatalogRequest) -> CatalogView:
-        view = next(filter(None, (source.view(request.parts["prefix"]) for source in self._sources)), None)
+        view = next(filter(None, (source.view(request.parts["prefix"]) for source in self.sources)), None)
         if view is None:
             raise bad_request(
                 f"the prefix {request.parts['prefix'][:100]!r} is none of this catalog's: configure a `warehouse`, such"
@@ -295,7 +300,7 @@ def _as_protocol_error(error: MirrorPumpError) -> ProtocolError:
 
 def error_response(error: ProtocolError, headers: Mapping[str, str] | None = None) -> Response:
     """The answer that is an error."""
-    return _json(error.document(), error.status, headers)
+    return _json(error.response(), error.status, headers)
 
 
 def _json(document: BaseModel, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -34,7 +34,7 @@ class FoundTable:
 
 
 @dataclass(frozen=True)
-class Attached:
+class AttachedWarehouse:
     """The answer to a client that attaches a warehouse."""
 
     prefix: str
@@ -56,7 +56,7 @@ class CatalogView(Protocol):
 class CatalogSource(Protocol):
     """What warehouses are served from. Threads share it. Everything raises ProtocolError, SourceError and LakeError."""
 
-    def attach(self, warehouse: str) -> Attached | None:
+    def attach(self, warehouse: str) -> AttachedWarehouse | None:
         """Begins a client's reading of a warehouse; None if it is not of this source."""
         ...
 
@@ -73,7 +73,7 @@ class MirrorCatalog:
         self._moments = moments
         self._storage = storage
 
-    def attach(self, warehouse: str) -> Attached | None:
+    def attach(self, warehouse: str) -> AttachedWarehouse | None:
         try:
             asked = parse_warehouse(warehouse)
         except UsageError as error:
@@ -82,13 +82,13 @@ class MirrorCatalog:
             return None
         view, when = asked
         if when is None:
-            return Attached(Attachment(view, None).prefix, {})
+            return AttachedWarehouse(Attachment(view, None).prefix, {})
         moment = self._moments.attach(view, when)
         assert moment.attachment.frontier is not None
         defaults = {FRONTIER: format_lsn(moment.attachment.frontier)}
         if moment.missing:
             defaults[UNREADABLE] = ", ".join(sorted(".".join(name) for name in moment.missing)[:_NAMED])
-        return Attached(moment.attachment.prefix, defaults)
+        return AttachedWarehouse(moment.attachment.prefix, defaults)
 
     def view(self, prefix: str) -> CatalogView | None:
         attachment = parse_prefix(prefix)

@@ -56,7 +56,7 @@ class MomentTable:
 
 
 @dataclass
-class Moment:
+class ServedMoment:
     """The tables as of one frontier."""
 
     attachment: Attachment
@@ -79,9 +79,9 @@ class Moments:
         self._lease = lease
         self._most = most
         self._lock = threading.Lock()
-        self._known: dict[str, Moment] = {}
+        self._known: dict[str, ServedMoment] = {}
 
-    def attach(self, view: View, when: PastPoint | Latest) -> Moment:
+    def attach(self, view: View, when: PastPoint | Latest) -> ServedMoment:
         """The moment that a client asks for, pinned. Raises ProtocolError if there is none, SourceError, LakeError."""
         self._make_room(view)
         moment = self._latest(view) if isinstance(when, Latest) else self._past(view, when)
@@ -95,7 +95,7 @@ class Moments:
             self._known[moment.attachment.prefix] = moment
         return moment
 
-    def find(self, attachment: Attachment) -> Moment:
+    def find(self, attachment: Attachment) -> ServedMoment:
         """The moment of a client that attached it before, with its lease renewed. Raises ProtocolError if it is gone,
         SourceError, LakeError."""
         with self._lock:
@@ -108,7 +108,7 @@ class Moments:
         with self._lock:
             return self._known.setdefault(attachment.prefix, found)
 
-    def location(self, moment: Moment, name: Name) -> str:
+    def location(self, moment: ServedMoment, name: Name) -> str:
         """The metadata file of a table of the moment. Raises ProtocolError if it is not part of it, LakeError."""
         table = moment.tables.get(name)
         if table is None:
@@ -120,7 +120,7 @@ class Moments:
 
     # Choosing snapshots
 
-    def _latest(self, view: View) -> Moment:
+    def _latest(self, view: View) -> ServedMoment:
         tables, pins = self._catalog.published(self._lease)
         try:
             frontier = _newest(tables)
@@ -150,7 +150,7 @@ class Moments:
         self._catalog.release([pin for pin in pins.values() if pin not in used])
         return self._pinned(attachment, chosen, missing, further, used)
 
-    def _past(self, view: View, when: PastPoint) -> Moment:
+    def _past(self, view: View, when: PastPoint) -> ServedMoment:
         tables = self._catalog.tables()
         present = _newest(tables)
         if present is None:
@@ -197,7 +197,7 @@ class Moments:
         missing: dict[Name, str],
         further: Mapping[TableId, SnapshotId],
         pins: Sequence[int],
-    ) -> Moment:
+    ) -> ServedMoment:
         """The moment, once the snapshots in `further` are pinned as well and were still there after that."""
         own = dict(self._catalog.pin(further, self._lease)) if further else {}
         held = (*pins, *own.values())
@@ -213,7 +213,7 @@ class Moments:
         except BaseException:
             self._catalog.release(held)
             raise
-        return Moment(attachment, chosen, missing, (*pins, *own.values()), time.monotonic())
+        return ServedMoment(attachment, chosen, missing, (*pins, *own.values()), time.monotonic())
 
     def _is_there(self, name: Name, table: MomentTable, pins: Collection[TableId]) -> bool:
         present = self._catalog.table(*name)
@@ -226,7 +226,7 @@ class Moments:
 
     # Leases
 
-    def _keep(self, moment: Moment) -> bool:
+    def _keep(self, moment: ServedMoment) -> bool:
         """Whether the lease is not over; renews it if that is due."""
         with moment.lock:
             now = time.monotonic()
@@ -237,7 +237,7 @@ class Moments:
             moment.renewed = now
             return True
 
-    def _leased(self, attachment: Attachment) -> Moment | None:
+    def _leased(self, attachment: Attachment) -> ServedMoment | None:
         """The moment as the lease names it, which another process took, or this one before it was started again."""
         leased = self._catalog.leased(_lease_of(attachment))
         pins = tuple(row.pin_id for row in leased)
@@ -255,9 +255,9 @@ class Moments:
                     f"{'.'.join(name)} was not part of the moment {attachment.prefix} when it was attached;"
                     f" {_ATTACH_ANEW.format(name=attachment.view)}"
                 )
-        return Moment(attachment, chosen, missing, pins, time.monotonic())
+        return ServedMoment(attachment, chosen, missing, pins, time.monotonic())
 
-    def _again(self, attachment: Attachment) -> Moment:
+    def _again(self, attachment: Attachment) -> ServedMoment:
         """The moment of a lease that is over, as long as the histories still have it."""
         assert attachment.frontier is not None
         self._make_room(attachment.view)
@@ -287,7 +287,7 @@ class Moments:
                     f" or attach {view}, which is of no moment",
                 )
 
-    def _write(self, moment: Moment, name: Name, table: MomentTable) -> str:
+    def _write(self, moment: ServedMoment, name: Name, table: MomentTable) -> str:
         present = next((found for found in self._catalog.tables() if found.table_id == table.table_id), None)
         if present is None:
             raise bad_request(f"{'.'.join(name)} is not mirrored any more")

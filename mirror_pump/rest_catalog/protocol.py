@@ -84,7 +84,7 @@ class ProtocolError(Exception):
         self.kind = kind
         """The protocol's name of the error, which is that of Iceberg's exception."""
 
-    def document(self) -> ErrorResponse:
+    def response(self) -> ErrorResponse:
         return ErrorResponse(error=ErrorModel(message=str(self), type=self.kind, code=self.status))
 
 

@@ -18,13 +18,17 @@ class CatalogService:
     """The catalog of one mirror, to be served by an HTTP port. A context manager, which closes its connection."""
 
     def __init__(self, settings: Settings) -> None:
-        """Connects to nothing yet."""
+        """Answers that it is not ready until it begins. `settings` need not be complete."""
+        documents = TableDocuments(settings.limits.served_bytes)
+        self.endpoints = CatalogEndpoints(documents, vends=settings.vend_credentials)
+        self._catalog: ServedCatalog | None = None
+
+    def begin(self, settings: Settings) -> None:
+        """Serve the mirror. `settings` are complete. Connects to nothing yet."""
         storage = lake_storage(settings)
         self._catalog = ServedCatalog(settings.require_dsn(), settings.slot)
-        moments = Moments(self._catalog, storage, settings.lease, settings.limits.served_moments)
-        mirror = MirrorCatalog(self._catalog, moments, storage)
-        documents = TableDocuments(settings.limits.served_bytes)
-        self.endpoints = CatalogEndpoints([mirror], documents, vends=settings.vend_credentials)
+        moments = Moments(self._catalog, storage, settings.lease_timeout, settings.limits.served_moments)
+        self.endpoints.sources = [MirrorCatalog(self._catalog, moments, storage)]
 
     def __enter__(self) -> Self:
         return self
@@ -32,4 +36,5 @@ class CatalogService:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._catalog.close()
+        if self._catalog is not None:
+            self._catalog.close()

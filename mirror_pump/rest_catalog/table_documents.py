@@ -40,7 +40,7 @@ class TableDocuments:
         self._kept: OrderedDict[str, TableDocument] = OrderedDict()
         self._size = 0
 
-    def document(
+    def answer(
         self, location: str, storage: StorageOptions, config: Mapping[str, str], *, refs_only: bool
     ) -> TableDocument:
         """The answer for a metadata file. `config`: what a client needs besides to read the table. `refs_only`:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CatalogAnswer:
     """What the server answered."""
 
     status: int
@@ -56,7 +56,7 @@ class ServedMirror:
         """What clients call `uri`."""
         return f"http://127.0.0.1:{self.port}{CATALOG_PATH}"
 
-    def ask(self, path: str, method: str = "GET", body: str | None = None, **headers: str) -> Answer:
+    def ask(self, path: str, method: str = "GET", body: str | None = None, **headers: str) -> CatalogAnswer:
         """Sends a request for a path below the catalog's."""
         given = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -64,7 +64,7 @@ class ServedMirror:
             connection.request(method, CATALOG_PATH + path, body, given)
             answer = connection.getresponse()
             found = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, found, answer.read())
+            return CatalogAnswer(answer.status, found, answer.read())
 
     def attach(self, warehouse: str) -> str:
         """The prefix that a client gets for a warehouse."""
@@ -95,4 +95,5 @@ def served(settings: Settings, token: str | None = None) -> Iterator[ServedMirro
         CatalogService(settings) as service,
         HttpServer("127.0.0.1", 0, application(service.endpoints.routes(), Access.at("127.0.0.1", token))) as server,
     ):
+        service.begin(settings)
         yield ServedMirror(int(server.url.rpartition(":")[2]), token)

@@ -237,7 +237,7 @@ def test_what_is_imported_is_declared() -> None:
     undeclared = set()
     for module, imported in _graph(_ROOT).items():
         declared = needed | demo if _layer(module) == "testing" or module in sql else needed
-        declared = declared | telemetry if _layer(module) == "monitoring" else declared
+        declared = declared | telemetry if _layer(module) in ("monitoring", "rest_catalog") else declared
         for package in {name.partition(".")[0] for name in imported} - {"decoders", "mirror_pump", "sql", ""}:
             if package not in sys.stdlib_module_names:
                 names = {_distribution(name) for name in providers.get(package, [package])}

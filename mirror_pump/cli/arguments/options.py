@@ -21,7 +21,7 @@ SOURCE = ("dsn",)
 SLOT = ("slot", "publication")
 STORAGE = ("storage_endpoint", "storage_region", "storage_access_key")
 """The secret key is not an option, since everybody on a machine can read a process's command line."""
-CATALOG = ("lease", "vend_credentials")
+CATALOG = ("lease_timeout", "vend_credentials")
 MONITORING = ("listen", "loads", "load_bytes", "catalog", *CATALOG, "ready_max_lag")
 """The token is not an option either, for the same reason."""
 LOGGING = ("log_format", "log_level")

@@ -52,10 +52,11 @@ def _serve(settings: Settings, stopped: threading.Event) -> None:
     token = settings.listen_token
     access = Access.at(host, None if token is None else token.get_secret_value())
     with CatalogService(settings) as service:
+        service.begin(settings)
         server = HttpServer(host, port, application(service.endpoints.routes(), access))
         with server:
             remark(
-                f"mirror-pump: Iceberg REST catalog at {server.url}{CATALOG_PATH}, warehouses mirror and mirror@latest"
+                f"mirror-pump: Iceberg REST catalog at {server.url}{CATALOG_PATH} (warehouse mirror or mirror@latest)"
             )
             stopped.wait()
     remark("mirror-pump: stopped serving")

@@ -132,6 +132,9 @@ def test_a_pump_serves_the_catalog_at_its_port(mirror: Mirror) -> None:
             assert services is not None
             assert services._server is not None
             port = int(services._server.url.rpartition(":")[2])
+            if catalog:
+                assert ServedMirror(port).ask(_LOAD).error[0] == 503
+            monitor.watch(settings)
             assert ServedMirror(port).ask(_LOAD).status == status
             assert json.loads(_get(port, "/healthz"))["status"] == "ok"
 
