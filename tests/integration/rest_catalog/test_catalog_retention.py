@@ -45,8 +45,8 @@ def test_the_warehouse_says_which_rows(events: EventsTable) -> None:
         assert rows(catalog, "mirror") == first
         assert rows(catalog, "mirror.main") == whole
         assert len(first) < len(whole)
-        published, main = catalog.attach("mirror@latest"), catalog.attach("mirror.main@latest")
-        assert main == published.replace("mirror.", "mirror.main.")
+        published = catalog.attach("mirror@latest")
+        assert catalog.attach("mirror.main@latest").startswith("mirror.main.at=")
         path = f"/v1/{published}/namespaces/public/tables/events"
         loaded = catalog.ask(path).document
         assert loaded["metadata"]["properties"]["mirror-pump.cut-line"] == str(cut)
@@ -69,7 +69,6 @@ def test_the_warehouse_says_which_rows(events: EventsTable) -> None:
         # A server that knows neither moment nor lease finds the same in the histories.
         events.database.execute("DELETE FROM modak.read_pins")
         with served(mirror.settings) as other:
-            assert other.attach(f"mirror@{at}") == published
             assert rows(other, f"mirror@{at}") == first
             assert rows(other, f"mirror.main@{at}") == whole
         partition = "SELECT modak.pin_below(table_id, 9223372036854775806, true) FROM modak.cutline"
