@@ -32,6 +32,7 @@ from benchmarks import (
     bench_retire,
     bench_schema,
     bench_seam,
+    bench_serve,
     bench_tier,
     lake_plan,
     report,
@@ -46,9 +47,9 @@ USUAL = (
     *("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "fold", "schema", "ingest", "load"),
     *("lake", "lake-plan"),
 )
-BENCHMARKS = (*USUAL, "conversion", "cluster")
-"""conversion and cluster only when they are named: the one's table takes minutes to make, the other is about machines
-that are not there."""
+BENCHMARKS = (*USUAL, "serve", "conversion", "cluster")
+"""serve, conversion and cluster only when they are named: the first two take minutes to make their tables, the last is
+about machines that are not there."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
 READERS_DOCUMENT = ROOT / "docs" / "readers.md"
@@ -109,6 +110,9 @@ class Suite:
         if "lake-plan" in self._chosen:
             with self._guarded("lake-plan"):
                 self._measured("lake-plan", lambda: lake_plan.run(self._options))
+        if "serve" in self._chosen:
+            with self._guarded("serve"), self._mirror("bench_serve", 0) as mirror:
+                self._measure("serve", bench_serve.run, mirror)
         if "cluster" in self._chosen:
             with (
                 self._guarded("cluster"),

@@ -198,6 +198,18 @@ class Settings(BaseSettings):
         examples=["another-long-random-text"],
     )
     load_bytes: Size = Field(default=ByteSize(4096 * _MIB), description="Largest body in bytes of a load by HTTP")
+    catalog: Annotated[bool, Unit("true|false", "true or false")] = Field(
+        default=False,
+        description="Serve the mirror as an Iceberg REST catalog at that address, too: /iceberg (docs/rest-catalog.md)",
+    )
+    lease_timeout: Seconds = Field(
+        default=900.0,
+        description="Seconds that a moment which a client of the catalog has attached lasts after its last load",
+    )
+    vend_credentials: Annotated[bool, Unit("true|false", "true or false")] = Field(
+        default=False,
+        description="Give clients of the catalog that ask for them the credentials of the tables' storage profiles",
+    )
     ready_max_lag: Seconds = Field(default=300.0, description="Report not ready at /readyz beyond this lag in seconds")
 
     log_format: Annotated[Literal["auto", "human", "json"], Unit("auto|human|json", "a word")] = Field(

@@ -145,6 +145,14 @@ class InternalLimits(BaseModel):
         description="Seconds that a load by HTTP waits for a lock before it is given up",
     )
 
+    # Each holds a snapshot of each table, and a pin on it.
+    served_moments: Annotated[int, Field(ge=1), Unit("MOMENTS", "moments")] = Field(
+        default=200, description="Moments that clients of the catalog may have attached at a time"
+    )
+    served_bytes: Size = Field(
+        default=ByteSize(64 * _MIB), description="Answers of the catalog that are kept to be given again"
+    )
+
     spark_partition_blocks: Annotated[int, Field(ge=1), Unit("BLOCKS", "blocks")] = Field(
         default=1024, description="Least number of heap blocks (8 KiB) that a Spark partition of a heap read takes"
     )

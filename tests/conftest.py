@@ -36,7 +36,8 @@ _ROOT = Path(__file__).parent
 _WITH_CATALOG = (
     "acceptance",
     *(f"integration/{subject}" for subject in ("copy", "ingest", "lake", "loads", "maintenance", "publish", "reads")),
-    *(f"integration/{subject}" for subject in ("retention", "schema", "stream", "tiered", "types", "verify")),
+    *(f"integration/{subject}" for subject in ("rest_catalog", "retention", "schema", "stream")),
+    *(f"integration/{subject}" for subject in ("tiered", "types", "verify")),
 )
 """Where tests are about something else than what `init` does to an empty database."""
 

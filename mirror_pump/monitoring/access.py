@@ -11,19 +11,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mirror_pump.errors import UsageError
+from mirror_pump.rest_catalog.endpoints import CATALOG_PATH, error_response
+from mirror_pump.rest_catalog.protocol import ProtocolError
 
 _OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Answered without the token: probes rarely can hold a secret, and what these say is none."""
 
 LOAD_PATH = "/load/"
-"""The only paths whose requests have a body, and write."""
+"""The only paths whose requests write. Beside them, those of the catalog may have a body, which is thrown away."""
 
 HEAD_BYTES = 16 * 1024
 """Largest request line with headers. The server itself only refuses more if it does not arrive at once."""
+
+_KINDS = {401: "NotAuthorizedException", 403: "ForbiddenException"}
+"""The catalog protocol's names of errors, by status."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -77,31 +82,48 @@ class Access:
             raise UsageError("listen_token and load_token are the same", "give loads a token of their own")
         return cls(token, loads, load_token)
 
-    def refusal(self, scope: Scope) -> PlainTextResponse | None:
+    def refusal(self, scope: Scope) -> Response | None:
         """The response to a request that is refused; None if it may go on."""
+        refused = self._refused(scope)
+        if refused is None or not _is_catalog(scope):
+            return refused
+        return error_response(
+            ProtocolError(
+                refused.status_code,
+                _KINDS.get(refused.status_code, "RESTException"),
+                bytes(refused.body).decode().strip(),
+            ),
+            {name: value for name, value in refused.headers.items() if name in ("connection", "www-authenticate")},
+        )
+
+    def _refused(self, scope: Scope) -> PlainTextResponse | None:
         size = len(scope["raw_path"]) + len(scope["query_string"])
         if size + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > HEAD_BYTES:
             return PlainTextResponse("the request's head is too large\n", 431, {"Connection": "close"})
         headers = Headers(scope=scope)
         writes = self.loads and scope["method"] == "PUT" and scope["path"].startswith(LOAD_PATH)
-        if not writes and (headers.get("content-length", "0") != "0" or "transfer-encoding" in headers):
+        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        if has_body and not writes and not _is_catalog(scope):
             # The connection closes, since the body is never read.
             return PlainTextResponse("a request here has no body\n", 413, {"Connection": "close"})
         if writes and (refusal := _refused_page(headers)) is not None:
             return refusal
+        if _is_catalog(scope) and _from_page(headers):
+            # To attach a moment pins snapshots, by a GET, which any page can make a browser send.
+            return PlainTextResponse("a web page cannot use the catalog\n", 403, {"Connection": "close"})
+        closes = {"Connection": "close"} if writes or has_body else {}
         token = self.load_token if writes else self.token
         if token is None:
             if not _names_loopback(headers.get("host", "")):
                 text = "without a token, only requests to a loopback name are answered (docs/monitoring.md)\n"
-                return PlainTextResponse(text, 421, {"Connection": "close"} if writes else None)
+                return PlainTextResponse(text, 421, closes)
             return None
         if scope["path"] in _OPEN_PATHS or _knows(token, headers.get("authorization", "")):
             return None
         return PlainTextResponse(
             "a token is needed: as a bearer token, or as the password of any user\n",
             401,
-            {"WWW-Authenticate": 'Basic realm="mirror-pump", charset="UTF-8"'}
-            | ({"Connection": "close"} if writes else {}),
+            {"WWW-Authenticate": 'Basic realm="mirror-pump", charset="UTF-8"'} | closes,
         )
 
 
@@ -126,11 +148,21 @@ def _refused_page(headers: Headers) -> PlainTextResponse | None:
     A browser names the page's origin in every PUT, and cannot be made to leave it out. Before it sends one across
     origins it asks for permission (OPTIONS), which nobody here gives. The header `label`, too, takes that permission.
     """
-    if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
+    if _from_page(headers):
         return PlainTextResponse("a web page cannot load rows\n", 403, {"Connection": "close"})
     if "label" not in headers:
         return PlainTextResponse("the header `label` is missing\n", 400, {"Connection": "close"})
     return None
+
+
+def _from_page(headers: Headers) -> bool:
+    """Whether a web page made a browser send the request."""
+    return "origin" in headers or headers.get("sec-fetch-site", "none") != "none"
+
+
+def _is_catalog(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path.startswith(f"{CATALOG_PATH}/")
 
 
 def _names_loopback(host: str) -> bool:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mirror_pump.monitoring.pump_state import PumpState
     from mirror_pump.monitoring.sampler import StatusSource
     from mirror_pump.pipeline.flow.steps import Observer, Step
+    from mirror_pump.rest_catalog.service import CatalogService
 
 _NAME = "mirror_pump"
 """Name of the meter and of the tracer."""
@@ -104,6 +105,7 @@ class _MonitoringServices:
         self.observers: list[Observer] = [self._state]
         self._closing = ExitStack()
         self._server: HttpServer | None = None
+        self._catalog: CatalogService | None = None
         self._shutdowns: list[Callable[[], object]] = []
         readers = [] if settings.listen is None else [self._listen(settings, settings.listen)]
         self._closing.callback(shut_down, self._shutdowns)
@@ -135,6 +137,8 @@ class _MonitoringServices:
     def watch(self, settings: Settings) -> None:
         from mirror_pump.monitoring.sampler import StatusSampler
 
+        if self._catalog is not None:
+            self._catalog.begin(settings)
         self._source.sampler = self._closing.enter_context(StatusSampler(settings, lambda: self._state.changes))
 
     def _measure(self, meter: Meter) -> None:
@@ -161,9 +165,18 @@ class _MonitoringServices:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         endpoints = Endpoints(self._state, self._source, registry, settings.ready_max_lag)
-        self._server = HttpServer(host, port, application((*endpoints.routes(), *_load_routes(settings)), access))
+        routes = (*endpoints.routes(), *_load_routes(settings), *self._catalog_routes(settings))
+        self._server = HttpServer(host, port, application(routes, access))
         self._closing.push(self._server)
         return PrometheusMetricReader(scope_info_enabled=False, registry=registry)
+
+    def _catalog_routes(self, settings: Settings) -> Sequence[BaseRoute]:
+        if not settings.catalog:
+            return ()
+        from mirror_pump.rest_catalog.service import CatalogService
+
+        self._catalog = self._closing.enter_context(CatalogService(settings))
+        return self._catalog.endpoints.routes()
 
 
 def _load_routes(settings: Settings) -> Sequence[BaseRoute]:

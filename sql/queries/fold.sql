@@ -48,9 +48,11 @@ SELECT c.lake_snapshot_id, i.metadata_location
 LOCK TABLE modak.read_pins IN SHARE MODE NOWAIT;
 
 -- name: pins
--- The snapshots that readers have pinned, and whether one of these may read the delta more than once.
+-- The snapshots that readers have pinned, and whether one of these may read the delta more than once. A reader that has pinned
+-- the highest cut-line there is reads the lake alone, and needs no correction.
 SELECT coalesce(array_agg(DISTINCT pinned_lake_snapshot_id), '{}'), coalesce(bool_or(NOT in_one_snapshot), false)
-  FROM modak.read_pins WHERE table_id = %(table_id)s AND expires_at > now();
+  FROM modak.read_pins
+ WHERE table_id = %(table_id)s AND expires_at > now() AND pinned_tier_key_hi < 9223372036854775807;
 
 -- name: clear
 DELETE FROM modak.delta

@@ -21,7 +21,8 @@ SOURCE = ("dsn",)
 SLOT = ("slot", "publication")
 STORAGE = ("storage_endpoint", "storage_region", "storage_access_key")
 """The secret key is not an option, since everybody on a machine can read a process's command line."""
-MONITORING = ("listen", "loads", "load_bytes", "ready_max_lag")
+CATALOG = ("lease_timeout", "vend_credentials")
+MONITORING = ("listen", "loads", "load_bytes", "catalog", *CATALOG, "ready_max_lag")
 """The token is not an option either, for the same reason."""
 LOGGING = ("log_format", "log_level")
 

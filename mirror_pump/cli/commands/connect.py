@@ -19,6 +19,8 @@ class ReaderEngine(StrEnum):
     DUCKDB = "duckdb"
     PYICEBERG = "pyiceberg"
     TRINO = "trino"
+    CLICKHOUSE = "clickhouse"
+    """By the REST catalog only."""
 
 
 def add(app: typer.Typer) -> None:
@@ -32,15 +34,31 @@ def add(app: typer.Typer) -> None:
         profile: Annotated[
             str, typer.Option("--profile", metavar="NAME", help="The storage profile whose tables are to be read")
         ] = "default",
+        rest: Annotated[
+            str | None,
+            typer.Option(
+                "--rest", metavar="URI", help="Connect by the REST catalog there (`mirror-pump serve` says where)"
+            ),
+        ] = None,
+        attach: Annotated[
+            str,
+            typer.Option(
+                "--attach", metavar="NAME", help="With --rest: mirror, mirror@latest, or mirror@ a position or time"
+            ),
+        ] = "mirror@latest",
     ) -> None:
         """Print settings to paste into an engine, for the mirror of this database. Passwords stay placeholders.
 
-        `mirror-pump reader ROLE` allows a role to read the mirror, without changing anything of it.
+        `mirror-pump reader ROLE` allows a role to read the mirror, without changing anything of it. With `--rest`,
+        engines need no role and no database, but a running `mirror-pump serve`.
         """
-        from mirror_pump.ops.reads.engine_snippets import snippet
+        from mirror_pump.ops.reads.engine_snippets import rest_snippet, snippet
         from mirror_pump.ops.setup.stored_settings import complete
 
         def warn(text: str) -> None:
             remark(f"warning: {text}")
 
+        if rest is not None:
+            say(rest_snippet(complete(settings), engine.value, rest, attach, profile))
+            return
         say(snippet(complete(settings), engine.value, user, warn, profile))

@@ -13,6 +13,7 @@ from mirror_pump.errors import LakeError
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.metadata.partition_specs import named_apart
 from mirror_pump.lake.metadata.snapshot import Snapshot, sequence_number_of
+from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE, FRONTIER_PROPERTY
 from mirror_pump.lake.metadata.snapshot_thinning import HistoryRetention, thin_history
 from mirror_pump.lake.metadata.table_metadata import ARCHIVE_BRANCH, MAIN, NAME_MAPPING, TableMetadata
 
@@ -21,6 +22,8 @@ _PREVIOUS_VERSIONS_DEFAULT = 100
 _STATISTICS = ("statistics", "partition-statistics")
 _CONTENT = ("schemas", "current-schema-id", "current-snapshot-id", "snapshot-log", "metadata-log")
 """Keys that describe the table's content and its history."""
+_SAID_OF_ARCHIVE = {"mirror-pump.cut-line": ARCHIVE_CUT_LINE, FRONTIER_PROPERTY: FRONTIER_PROPERTY}
+"""Table properties, for people and engines, and the entries of the snapshot's summary that they repeat."""
 _GROWING = ("last-sequence-number", "last-updated-ms", "last-column-id")
 
 
@@ -63,10 +66,17 @@ def with_branch(metadata: TableMetadata, name: str, snapshot_id: int) -> TableMe
 
 
 def seam_metadata(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
-    """A document of the same table in which `snapshot` is the current and only snapshot."""
+    """A document of the same table in which `snapshot` is the current and only snapshot. If it is an archive snapshot,
+    the table's properties say below which cut-line it has the rows, and as of which frontier."""
+    said = {
+        name: snapshot.summary.entries[entry]
+        for name, entry in _SAID_OF_ARCHIVE.items()
+        if snapshot.is_archive and entry in snapshot.summary.entries
+    }
     return TableMetadata(
         {
             **metadata.document,
+            "properties": {**metadata.properties, **said},
             "current-snapshot-id": snapshot.snapshot_id,
             "refs": {MAIN: {"type": "branch", "snapshot-id": snapshot.snapshot_id}},
             "snapshots": [snapshot.document],
@@ -76,6 +86,20 @@ def seam_metadata(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
             "partition-statistics": [],
         }
     )
+
+
+def moment_metadata(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
+    """A document of the same table as it was when `snapshot` was current, with the schema of that time."""
+    document = seam_metadata(metadata, snapshot).document
+    schema_id = snapshot.schema_id
+    return TableMetadata(document if schema_id is None else {**document, "current-schema-id": schema_id})
+
+
+def only_referenced(metadata: TableMetadata) -> TableMetadata:
+    """The document with those of its snapshots only that a branch or tag names, and the current one."""
+    named = {ref.snapshot_id for ref in metadata.refs.values()} | {metadata.current_snapshot_id}
+    snapshots = [entry for entry in metadata.document.get("snapshots", ()) if entry["snapshot-id"] in named]
+    return TableMetadata({**metadata.document, "snapshots": snapshots})
 
 
 def with_schema(

@@ -27,8 +27,10 @@ def require_duckdb() -> None:
         raise UsageError(f"DuckDB is not installed ({error.name or error})", _INSTALL) from error
 
 
-def open_duckdb() -> duckdb.DuckDBPyConnection:
+def open_duckdb(*further: str) -> duckdb.DuckDBPyConnection:
     """Open an in-memory DuckDB in time zone UTC. Raises UsageError if packages of the extra `sql` are not installed.
+
+    `further`: extensions besides those that read Iceberg tables.
 
     Statistics propagation is disabled for two reasons. With it, tables without rows would vanish from the plan that
     tells which columns to read (mirror_pump.ops.reads.views). And DuckDB 1.5 fails with an internal error at some
@@ -37,7 +39,7 @@ def open_duckdb() -> duckdb.DuckDBPyConnection:
     """
     require_duckdb()
     connection = open_planner()
-    for name in _EXTENSIONS:
+    for name in (*_EXTENSIONS, *further):
         _load(connection, name)
     return connection
 

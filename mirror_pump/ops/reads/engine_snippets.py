@@ -23,6 +23,7 @@ from mirror_pump.engine.spark_runtime.session import (
 )
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE, COPYING_PROPERTY, FRONTIER_PROPERTY
+from mirror_pump.ops.reads.catalog_snippets import CatalogAddress, catalog_snippet
 from mirror_pump.ops.reads.reader_roles import may_read
 from mirror_pump.ops.setup.stored_settings import REMEMBERED_STORAGE
 from mirror_pump.quoting import identifier, literal, spark_identifier
@@ -78,6 +79,23 @@ def snippet(
     return advice + _snippet(settings, engine, dsn, namespace, name, only=bool(others))
 
 
+def rest_snippet(settings: Settings, engine: str, uri: str, warehouse: str, profile: str = DEFAULT_PROFILE) -> str:
+    """Return the settings to paste into `engine`, one of catalog_snippets.ENGINES, to read the mirror by the REST
+    catalog at `uri`, attached as `warehouse`. `settings` must be completed. Raises UsageError."""
+    with (
+        connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-connect") as connection,
+        source_errors("reading the lake's tables"),
+    ):
+        settings = _of_profile(settings, find_profile(connection, profile))
+        root = settings.require_warehouse()
+        namespace, name = connection.execute(_SQL["lake_tables"], {"root": f"{root}/"}).fetchone() or _EXAMPLE
+    storage = {}
+    if root.startswith("s3://"):
+        known = {"s3.endpoint": settings.storage_endpoint, "s3.region": settings.storage_region}
+        storage = {"warehouse": root} | {key: value for key, value in known.items() if value is not None}
+    return catalog_snippet(engine, CatalogAddress(uri.rstrip("/"), warehouse, namespace, name, storage))
+
+
 def _of_profile(settings: Settings, profile: StorageProfile) -> Settings:
     """The settings with the warehouse of a profile, and how it is reached, as far as the catalog knows."""
     if profile.name == DEFAULT_PROFILE:
@@ -100,7 +118,10 @@ def _snippet(settings: Settings, engine: str, dsn: str, namespace: str, name: st
         return _pyiceberg(settings, libpq_access(dsn), namespace, name)
     if engine == "trino":
         return _trino(settings, libpq_access(dsn), namespace, name)
-    raise UsageError(f"no settings are known for {engine}", "known engines: spark, duckdb, pyiceberg, trino")
+    raise UsageError(
+        f"{engine} has no client of Iceberg's JDBC catalog",
+        "give --rest URI for its settings by the REST catalog (`mirror-pump serve`)",
+    )
 
 
 def _without_password(dsn: str) -> str:

@@ -79,12 +79,13 @@ def parse_when(text: str) -> PastPoint:
     return PastPoint(None, round(moment.timestamp() * 1000))
 
 
-def history(metadata: TableMetadata, complete_from: Lsn) -> SnapshotHistory:
-    """Return the history of the table's branch `main`.
+def history(metadata: TableMetadata, complete_from: Lsn, *, archive: bool = False) -> SnapshotHistory:
+    """Return the history of the table's branch `main`, or of its archive branch.
 
-    Before the position `complete_from` the table was incomplete, because its copy was still running.
+    Before the position `complete_from` the table was incomplete, because its copy was still running. A new archive
+    snapshot is published with each change of the rows below the cut-line, so what is said of `main` holds for it, too.
     """
-    main = [snapshot for snapshot in metadata.snapshots.oldest_first() if not snapshot.is_archive]
+    main = [snapshot for snapshot in metadata.snapshots.oldest_first() if snapshot.is_archive == archive]
     found: list[PastSnapshot] = []
     frontier: Lsn | None = None
     before: Snapshot | None = None
@@ -125,11 +126,11 @@ def snapshots_at(
     UsageError if `when` is not reached yet. Raises TableError if `when` is before a table went live, or if the history
     there is thinned out; the error names frontiers that can be read.
     """
-    _refuse_future(when, present, now_ms)
+    refuse_future(when, present, now_ms)
     every = [snapshot for past in histories.values() for snapshot in past.snapshots]
     begin = max((past.snapshots[0].frontier for past in histories.values() if past.snapshots), default=present)
     published = sorted({snapshot.frontier for snapshot in every if snapshot.frontier >= begin})
-    earlier = {snapshot.frontier for snapshot in every if _not_after(snapshot, when)}
+    earlier = {snapshot.frontier for snapshot in every if not_after(snapshot, when)}
     reached = [frontier for frontier in published if frontier in earlier]
     if when.frontier == present:
         reached.append(present)
@@ -139,7 +140,7 @@ def snapshots_at(
     chosen = max(reached)
     found = {}
     for name, past in histories.items():
-        snapshot = _at(past.snapshots, chosen)
+        snapshot = snapshot_at(past.snapshots, chosen)
         if snapshot is None:
             raise TableError(
                 f"the history of {name} is thinned out around frontier {format_lsn(chosen)}",
@@ -149,14 +150,16 @@ def snapshots_at(
     return Lsn(chosen), found
 
 
-def _not_after(snapshot: PastSnapshot, when: PastPoint) -> bool:
+def not_after(snapshot: PastSnapshot, when: PastPoint) -> bool:
+    """Return whether the snapshot was published at `when`, or before."""
     if when.frontier is not None:
         return snapshot.frontier <= when.frontier
     assert when.moment_ms is not None
     return snapshot.moment_ms <= when.moment_ms
 
 
-def _refuse_future(when: PastPoint, present: Lsn, now_ms: int) -> None:
+def refuse_future(when: PastPoint, present: Lsn, now_ms: int) -> None:
+    """Raise UsageError if `when` is not reached yet."""
     if when.frontier is not None and when.frontier > present:
         raise UsageError(
             f"the frontier has not reached {format_lsn(when.frontier)}: it is {format_lsn(present)}",
@@ -174,7 +177,7 @@ def _refuse_before_live(
 ) -> None:
     """Raise TableError if a table is known not to have been live yet. It names the table that went live last."""
     first = {name: past.snapshots[0] for name, past in histories.items() if past.snapshots and past.begins}
-    late = {name: snapshot for name, snapshot in first.items() if not _not_after(snapshot, when)}
+    late = {name: snapshot for name, snapshot in first.items() if not not_after(snapshot, when)}
     if not late:
         return
     name = max(late, key=lambda table: late[table].frontier)
@@ -195,7 +198,7 @@ def time_text(moment_ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _at(steps: Sequence[PastSnapshot], frontier: Lsn) -> PastSnapshot | None:
+def snapshot_at(steps: Sequence[PastSnapshot], frontier: Lsn) -> PastSnapshot | None:
     """Return the snapshot that shows the table at a published frontier. None if no remaining one certainly does."""
     earlier = [step for step in steps if step.frontier <= frontier]
     if not earlier:
@@ -208,7 +211,9 @@ def _readable(
     histories: Mapping[TableName, SnapshotHistory], published: Collection[Lsn], around: Lsn | None = None
 ) -> str:
     points = [
-        point for point in published if all(_at(past.snapshots, point) is not None for past in histories.values())
+        point
+        for point in published
+        if all(snapshot_at(past.snapshots, point) is not None for past in histories.values())
     ]
     if not points:
         return "no frontier of the past is left for all of these tables; read them one by one"

@@ -1,0 +1,172 @@
+"""Ready-to-paste settings for reading the mirror through its REST catalog (`mirror-pump serve`).
+
+Snippets never contain a token: they read it from the environment variable MIRROR_PUMP_CATALOG_TOKEN, if there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mirror_pump.engine.spark_runtime.session import CATALOG, ICEBERG_PACKAGE
+from mirror_pump.errors import UsageError
+from mirror_pump.quoting import identifier, literal, spark_identifier
+
+TOKEN = "MIRROR_PUMP_CATALOG_TOKEN"  # noqa: S105 - the name of the variable, not a token
+ENGINES = ("spark", "duckdb", "pyiceberg", "trino", "clickhouse")
+
+_MOMENT = "# Attached as {warehouse}, all tables stay at one frontier until {until}."
+
+
+@dataclass(frozen=True)
+class CatalogAddress:
+    """What a client attaches, and a table to try."""
+
+    uri: str
+    warehouse: str
+    """Such as `mirror@latest`."""
+    namespace: str
+    name: str
+    storage: Mapping[str, str]
+    """Where the lake is, as pyiceberg's FileIO properties without secrets; empty if it is local."""
+
+    def moment(self, until: str) -> str:
+        """A comment on what the client sees."""
+        if "@" not in self.warehouse:
+            return f"# Attached as {self.warehouse}, each table is the newest whenever a query loads it."
+        return _MOMENT.format(warehouse=self.warehouse, until=until)
+
+
+def catalog_snippet(engine: str, address: CatalogAddress) -> str:
+    """The settings to paste into `engine`. Raises UsageError for one that is not known."""
+    made = {
+        "spark": _spark,
+        "duckdb": _duckdb,
+        "pyiceberg": _pyiceberg,
+        "trino": _trino,
+        "clickhouse": _clickhouse,
+    }.get(engine)
+    if made is None:
+        raise UsageError(f"no settings are known for {engine}", f"known engines: {', '.join(ENGINES)}")
+    return made(address)
+
+
+def _spark(address: CatalogAddress) -> str:
+    prefix = f"spark.sql.catalog.{CATALOG}"
+    packages = [ICEBERG_PACKAGE]
+    conf = {
+        "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        prefix: "org.apache.iceberg.spark.SparkCatalog",
+        f"{prefix}.type": "rest",
+        f"{prefix}.uri": address.uri,
+        f"{prefix}.warehouse": address.warehouse,
+        f"{prefix}.cache-enabled": "false",
+    }
+    if address.storage:
+        packages.append(ICEBERG_PACKAGE.replace("iceberg-spark-runtime-4.1_2.13", "iceberg-aws-bundle"))
+        conf[f"{prefix}.io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
+        conf[f"{prefix}.header.X-Iceberg-Access-Delegation"] = "vended-credentials"
+    conf = {"spark.jars.packages": ",".join(packages), **conf}
+    lines = "\n".join(f"    .config({_text(key)}, {_text(value)})" for key, value in conf.items())
+    table = f"{CATALOG}.{spark_identifier(address.namespace)}.{spark_identifier(address.name)}"
+    return f"""\
+# Python, with pyspark 4.1 and Java 17 or newer. If the catalog needs a token, it is expected in ${TOKEN}.
+{address.moment("the session ends")}
+import os
+from pyspark.sql import SparkSession
+
+builder = (
+    SparkSession.builder
+{lines}
+)
+if token := os.environ.get({_text(TOKEN)}):
+    builder = builder.config({_text(f"{prefix}.token")}, token)
+spark = builder.getOrCreate()
+spark.sql({_text(f"SELECT * FROM {table} LIMIT 10")}).show()"""
+
+
+def _duckdb(address: CatalogAddress) -> str:
+    delegation = "" if address.storage else ", ACCESS_DELEGATION_MODE 'none'"
+    attach = (
+        f"ATTACH {literal(address.warehouse)} AS {CATALOG}"
+        f" (TYPE iceberg, ENDPOINT {literal(address.uri)}, {{access}}{delegation})"
+    )
+    query = f"SELECT * FROM {CATALOG}.{identifier(address.namespace)}.{identifier(address.name)} LIMIT 10"
+    return f"""\
+# Python, with duckdb 1.5. If the catalog needs a token, it is expected in ${TOKEN}.
+{address.moment("they are attached again")}
+import os
+import duckdb
+
+connection = duckdb.connect()
+connection.execute("INSTALL avro; LOAD avro; INSTALL httpfs; LOAD httpfs; INSTALL iceberg; LOAD iceberg")
+token = os.environ.get({_text(TOKEN)})
+access = f"TOKEN '{{token}}'" if token else "AUTHORIZATION_TYPE 'none'"
+connection.execute(f{_text(attach)})
+connection.sql({_text(query)}).show()"""
+
+
+def _pyiceberg(address: CatalogAddress) -> str:
+    properties = {"type": "rest", "uri": address.uri, "warehouse": address.warehouse}
+    if address.storage:
+        properties["header.X-Iceberg-Access-Delegation"] = "vended-credentials"
+    lines = "\n".join(f"    {_text(key)}: {_text(value)}," for key, value in properties.items())
+    return f"""\
+# Python, with pyiceberg[pyarrow]. If the catalog needs a token, it is expected in ${TOKEN}.
+{address.moment("the catalog is loaded again")}
+import os
+from pyiceberg.catalog import load_catalog
+
+properties = {{
+{lines}
+}}
+if token := os.environ.get({_text(TOKEN)}):
+    properties["token"] = token
+catalog = load_catalog({_text(CATALOG)}, **properties)
+rows = catalog.load_table(({_text(address.namespace)}, {_text(address.name)})).scan(limit=10).to_arrow()
+print(rows)"""
+
+
+def _trino(address: CatalogAddress) -> str:
+    properties = {
+        "connector.name": "iceberg",
+        "iceberg.catalog.type": "rest",
+        "iceberg.rest-catalog.uri": address.uri,
+        "iceberg.rest-catalog.warehouse": address.warehouse,
+    }
+    if address.storage:
+        properties |= {"iceberg.rest-catalog.vended-credentials-enabled": "true", "fs.native-s3.enabled": "true"}
+        if "s3.endpoint" in address.storage:
+            properties |= {"s3.endpoint": address.storage["s3.endpoint"], "s3.path-style-access": "true"}
+        if "s3.region" in address.storage:
+            properties["s3.region"] = address.storage["s3.region"]
+    else:
+        properties["fs.hadoop.enabled"] = "true"
+    lines = "\n".join(f"{key}={value}" for key, value in properties.items())
+    return f"""\
+# etc/catalog/{CATALOG}.properties of every Trino node. If the catalog needs a token, uncomment the last lines.
+{address.moment("Trino is started again")}
+{lines}
+#iceberg.rest-catalog.security=OAUTH2
+#iceberg.rest-catalog.oauth2.token=${{ENV:{TOKEN}}}
+
+# Then:  SELECT * FROM {CATALOG}.{identifier(address.namespace)}.{identifier(address.name)} LIMIT 10;"""
+
+
+def _clickhouse(address: CatalogAddress) -> str:
+    table = f"{CATALOG}.`{address.namespace}.{address.name}`"
+    settings = {"catalog_type": "rest", "warehouse": address.warehouse}
+    if "s3.endpoint" in address.storage:
+        settings["storage_endpoint"] = address.storage["s3.endpoint"]
+    lines = ", ".join(f"{key} = {literal(value)}" for key, value in settings.items())
+    return f"""\
+-- ClickHouse. If the catalog needs a token, add: auth_header = 'Authorization: Bearer ...'
+{address.moment("the database is created again").replace("#", "--", 1)}
+SET allow_experimental_database_iceberg = 1;
+CREATE DATABASE {CATALOG} ENGINE = DataLakeCatalog({literal(f"{address.uri}/v1")}) SETTINGS {lines};
+SELECT * FROM {table} LIMIT 10;"""
+
+
+def _text(value: str) -> str:
+    """Return `value` as a Python string literal, in double quotes where possible."""
+    return f'"{value}"' if '"' not in value and "\\" not in value and value.isprintable() else repr(value)

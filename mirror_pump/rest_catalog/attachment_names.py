@@ -1,0 +1,90 @@
+"""Names of warehouses, by which clients say what they attach, and the prefixes of paths that stand for it.
+
+    mirror                  each load gives the newest state of its table
+    mirror@latest           all tables at the frontier of the moment in which the client attaches; so does `mirror@now`
+    mirror@0-1A2B           all tables at the newest published frontier up to that position; 0/1A2B is the same
+    mirror@2026-11-20T16:00:00Z    all tables at the newest frontier that was published by then
+    mirror.main...          the same four, with branch `main` of tables with heap retention in place of the rows that
+                            have left PostgreSQL
+
+A prefix is a part of each path. It has no character that an engine encodes, nor a slash: `mirror`, `mirror.at=0-1A2B`,
+`mirror.main.at=0-1A2B`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mirror_pump.errors import UsageError
+from mirror_pump.model import Lsn, format_lsn, parse_lsn
+from mirror_pump.ops.reads.time_travel import PastPoint, parse_when
+
+_PREFIX = re.compile(r"(?P<view>mirror(?:\.main)?)(?:\.at=(?P<high>[0-9A-Fa-f]{1,8})-(?P<low>[0-9A-Fa-f]{1,8}))?")
+_POSITION = re.compile(r"([0-9A-Fa-f]{1,8})-([0-9A-Fa-f]{1,8})")
+
+
+class View(StrEnum):
+    """Which rows of tables with heap retention are shown. All others are the same in both."""
+
+    PUBLISHED = "mirror"
+    """Those below the cut-line: the published snapshot."""
+    MAIN = "mirror.main"
+    """Branch `main`: the rows as of the frontier, without corrections that are not folded yet."""
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """What one client reads: a view, of one moment or of none."""
+
+    view: View
+    frontier: Lsn | None
+    """None: each load gives the newest state."""
+
+    @property
+    def warehouse(self) -> str:
+        """The warehouse that stands for it."""
+        return f"{self.view}{'' if self.frontier is None else f'@{_dashed(self.frontier)}'}"
+
+    @property
+    def prefix(self) -> str:
+        """The part of paths that stands for it."""
+        return f"{self.view}{'' if self.frontier is None else f'.at={_dashed(self.frontier)}'}"
+
+
+def _dashed(position: Lsn) -> str:
+    return format_lsn(position).replace("/", "-")
+
+
+class Latest:
+    """The frontier of the moment in which the client attaches."""
+
+
+def parse_warehouse(text: str) -> tuple[View, PastPoint | Latest | None] | None:
+    """What a client asks for; None if the text names no warehouse of the mirror. Raises UsageError for a name with a
+    moment that cannot be understood."""
+    name, at, moment = text.partition("@")
+    if name not in tuple(View):
+        return None
+    if not at:
+        return View(name), None
+    if moment in ("latest", "now"):
+        return View(name), Latest()
+    found = _POSITION.fullmatch(moment)
+    try:
+        return View(name), parse_when(f"{found[1]}/{found[2]}" if found else moment)
+    except UsageError:
+        raise UsageError(
+            f"{moment!r} in the warehouse's name is no moment",
+            f"attach {name}@latest, {name}@0-1A2B (a WAL position) or {name}@2026-11-20T16:00:00Z",
+        ) from None
+
+
+def parse_prefix(text: str) -> Attachment | None:
+    """What a prefix stands for; None if it is none of the mirror's."""
+    found = _PREFIX.fullmatch(text)
+    if found is None:
+        return None
+    frontier = None if found["high"] is None else parse_lsn(f"{found['high']}/{found['low']}")
+    return Attachment(View(found["view"]), frontier)

@@ -1,0 +1,379 @@
+"""Moments: one snapshot of each table, all at one frontier, kept by a lease as long as somebody reads them.
+
+Invariant: all tables of a moment are as of its frontier, in every load, for everybody who attached it. The snapshots
+are chosen once, and the lease names them: who serves the moment later (after a restart, or in another process) takes
+them from there. Without a lease they are chosen again, from histories, by the rule of
+`mirror_pump.ops.reads.time_travel`, which gives the same rows or refuses.
+
+A table that cannot be shown at the frontier is not part of the moment, and loading it says why.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from mirror_pump.errors import UsageError
+from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.model import Lsn, SnapshotId, TableId, format_lsn
+from mirror_pump.ops.reads.time_travel import (
+    PastPoint,
+    SnapshotHistory,
+    history,
+    not_after,
+    refuse_future,
+    snapshot_at,
+    time_text,
+)
+from mirror_pump.rest_catalog.attachment_names import Attachment, Latest, View
+from mirror_pump.rest_catalog.moment_files import moment_file
+from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request
+from mirror_pump.source.catalog.served_tables import ServedCatalog, ServedTable
+
+_LEASE = "mirror-pump serves "
+"""The beginning of a lease's name; the moment's prefix follows."""
+_PARALLEL_READS = 8
+_RENEWED_AFTER = 1 / 3
+"""Share of a lease's duration after which a load renews it."""
+_ATTACH_ANEW = "attach {name}@latest, which shows the present"
+
+Name = tuple[str, str]
+"""Namespace and name of a table."""
+
+
+@dataclass
+class MomentTable:
+    """One table of a moment."""
+
+    table_id: TableId
+    snapshot_id: SnapshotId
+    location: str | None
+    """The metadata file in which the snapshot is the current one; None until somebody has needed it."""
+
+
+@dataclass
+class ServedMoment:
+    """The tables as of one frontier."""
+
+    attachment: Attachment
+    tables: Mapping[Name, MomentTable]
+    missing: Mapping[Name, str]
+    """Mirrored tables that cannot be shown at this frontier, and why."""
+    pins: tuple[int, ...]
+    renewed: float
+    """When the lease was renewed, by time.monotonic()."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Moments:
+    """The moments that somebody reads. Threads share it."""
+
+    def __init__(self, catalog: ServedCatalog, storage: StorageOptions, lease: float, most: int) -> None:
+        """`lease`: seconds that a moment lasts after its last load. `most`: how many there may be at a time."""
+        self._catalog = catalog
+        self._storage = storage
+        self._lease = lease
+        self._most = most
+        self._lock = threading.Lock()
+        self._known: dict[str, ServedMoment] = {}
+
+    def attach(self, view: View, when: PastPoint | Latest) -> ServedMoment:
+        """The moment that a client asks for, pinned. Raises ProtocolError if there is none, SourceError, LakeError."""
+        self._make_room(view)
+        moment = self._latest(view) if isinstance(when, Latest) else self._past(view, when)
+        with self._lock:
+            known = self._known.get(moment.attachment.prefix)
+        if known is not None and self._keep(known):
+            self._catalog.release(moment.pins)
+            return known
+        self._catalog.name_lease(_lease_of(moment.attachment), moment.pins)
+        with self._lock:
+            self._known[moment.attachment.prefix] = moment
+        return moment
+
+    def find(self, attachment: Attachment) -> ServedMoment:
+        """The moment of a client that attached it before, with its lease renewed. Raises ProtocolError if it is gone,
+        SourceError, LakeError."""
+        with self._lock:
+            known = self._known.get(attachment.prefix)
+        if known is not None and self._keep(known):
+            return known
+        with self._lock:
+            self._known.pop(attachment.prefix, None)
+        found = self._leased(attachment) or self._again(attachment)
+        with self._lock:
+            return self._known.setdefault(attachment.prefix, found)
+
+    def location(self, moment: ServedMoment, name: Name) -> str:
+        """The metadata file of a table of the moment. Raises ProtocolError if it is not part of it, LakeError."""
+        table = moment.tables.get(name)
+        if table is None:
+            raise bad_request(moment.missing[name])
+        if table.location is None:
+            # Twice at the same time does no harm: both write the same.
+            table.location = self._write(moment, name, table)
+        return table.location
+
+    # Choosing snapshots
+
+    def _latest(self, view: View) -> ServedMoment:
+        tables, pins = self._catalog.published(self._lease)
+        try:
+            frontier = _newest(tables)
+            frontier = self._catalog.frontier() if frontier is None else frontier
+            chosen: dict[Name, MomentTable] = {}
+            missing: dict[Name, str] = {}
+            further: dict[TableId, SnapshotId] = {}
+            for table in tables:
+                name = table.namespace, table.name
+                reason = _unreadable(table, frontier)
+                if reason is not None:
+                    missing[name] = reason
+                    continue
+                chosen[name] = MomentTable(table.table_id, table.snapshot_id, table.published_location)
+                if view is View.MAIN and table.has_cutline:
+                    head = read_metadata(table.main_location, self._storage).current_snapshot_id
+                    # Without one, the published snapshot is as empty as `main`.
+                    if head is not None:
+                        chosen[name] = MomentTable(table.table_id, head, table.main_location)
+                        further[table.table_id] = head
+            attachment = Attachment(view, frontier)
+            kept = {entry.table_id for entry in chosen.values()} - further.keys()
+            used = tuple(pin for table_id, pin in pins.items() if table_id in kept)
+        except BaseException:
+            self._catalog.release(tuple(pins.values()))
+            raise
+        self._catalog.release([pin for pin in pins.values() if pin not in used])
+        return self._pinned(attachment, chosen, missing, further, used)
+
+    def _past(self, view: View, when: PastPoint) -> ServedMoment:
+        tables = self._catalog.tables()
+        present = _newest(tables)
+        if present is None:
+            raise bad_request(
+                f"no table of this mirror has a frontier yet, so there is no past; {_ATTACH_ANEW.format(name=view)}"
+            )
+        try:
+            refuse_future(when, present, time.time_ns() // 1_000_000)
+        except UsageError as error:
+            raise bad_request(f"{error}; {_ATTACH_ANEW.format(name=view)}") from None
+        histories = self._histories(view, [table for table in tables if table.readable and not table.is_tiered])
+        frontier = _chosen(when, histories, tables, present, view)
+        chosen: dict[Name, MomentTable] = {}
+        missing: dict[Name, str] = {}
+        for table in tables:
+            name = table.namespace, table.name
+            found = _snapshot_or_reason(table, histories.get(table.table_id), frontier)
+            if isinstance(found, str):
+                missing[name] = found
+            else:
+                chosen[name] = MomentTable(table.table_id, found, None)
+        attachment = Attachment(view, frontier)
+        if not chosen:
+            reasons = "; ".join(sorted(missing.values())[:3])
+            raise bad_request(f"nothing can be read at {format_lsn(frontier)}: {reasons}")
+        further = {table.table_id: table.snapshot_id for table in chosen.values()}
+        return self._pinned(attachment, chosen, missing, further, ())
+
+    def _histories(self, view: View, tables: Sequence[ServedTable]) -> dict[TableId, SnapshotHistory]:
+        def read(table: ServedTable) -> SnapshotHistory:
+            assert table.frontier is not None
+            metadata = read_metadata(table.main_location, self._storage)
+            # While a table is copied again, readers see its former copy.
+            complete = table.live_after if table.live_after and table.live_after <= table.frontier else Lsn(0)
+            return history(metadata, complete, archive=view is View.PUBLISHED and table.has_cutline)
+
+        with ThreadPoolExecutor(_PARALLEL_READS, thread_name_prefix="rest-catalog") as pool:
+            return dict(zip([table.table_id for table in tables], pool.map(read, tables), strict=True))
+
+    def _pinned(
+        self,
+        attachment: Attachment,
+        chosen: dict[Name, MomentTable],
+        missing: dict[Name, str],
+        further: Mapping[TableId, SnapshotId],
+        pins: Sequence[int],
+    ) -> ServedMoment:
+        """The moment, once the snapshots in `further` are pinned as well and were still there after that."""
+        own = dict(self._catalog.pin(further, self._lease)) if further else {}
+        held = (*pins, *own.values())
+        try:
+            for name, table in list(chosen.items()):
+                if table.table_id in further and not self._is_there(name, table, own):
+                    del chosen[name]
+                    # A sweep refuses to work while a snapshot is pinned that it does not find.
+                    self._catalog.release([own.pop(table.table_id)] if table.table_id in own else [])
+                    missing[name] = (
+                        f"{'.'.join(name)} was thinned out while it was attached: {_ATTACH_ANEW.format(name='mirror')}"
+                    )
+        except BaseException:
+            self._catalog.release(held)
+            raise
+        return ServedMoment(attachment, chosen, missing, (*pins, *own.values()), time.monotonic())
+
+    def _is_there(self, name: Name, table: MomentTable, pins: Collection[TableId]) -> bool:
+        present = self._catalog.table(*name)
+        return (
+            present is not None
+            and present.table_id == table.table_id
+            and table.table_id in pins
+            and read_metadata(present.main_location, self._storage).snapshot(table.snapshot_id) is not None
+        )
+
+    # Leases
+
+    def _keep(self, moment: ServedMoment) -> bool:
+        """Whether the lease is not over; renews it if that is due."""
+        with moment.lock:
+            now = time.monotonic()
+            if now - moment.renewed < self._lease * _RENEWED_AFTER:
+                return True
+            if not self._catalog.renew(moment.pins, self._lease):
+                return False
+            moment.renewed = now
+            return True
+
+    def _leased(self, attachment: Attachment) -> ServedMoment | None:
+        """The moment as the lease names it, which another process took, or this one before it was started again."""
+        leased = self._catalog.leased(_lease_of(attachment))
+        pins = tuple(row.pin_id for row in leased)
+        if not pins or not self._catalog.renew(pins, self._lease):
+            return None
+        snapshots = {row.table_id: row.snapshot_id for row in leased}
+        chosen: dict[Name, MomentTable] = {}
+        missing: dict[Name, str] = {}
+        for table in self._catalog.tables():
+            name = table.namespace, table.name
+            if table.table_id in snapshots:
+                chosen[name] = MomentTable(table.table_id, snapshots[table.table_id], None)
+            else:
+                missing[name] = (
+                    f"{'.'.join(name)} was not part of the moment {attachment.prefix} when it was attached;"
+                    f" {_ATTACH_ANEW.format(name=attachment.view)}"
+                )
+        return ServedMoment(attachment, chosen, missing, pins, time.monotonic())
+
+    def _again(self, attachment: Attachment) -> ServedMoment:
+        """The moment of a lease that is over, as long as the histories still have it."""
+        assert attachment.frontier is not None
+        self._make_room(attachment.view)
+        try:
+            moment = self._past(attachment.view, PastPoint(attachment.frontier, None))
+        except ProtocolError as error:
+            raise bad_request(
+                f"the moment {attachment.prefix} is gone: its lease ended after {self._lease:g} s without a load, and"
+                f" {error}; {_ATTACH_ANEW.format(name=attachment.view)}"
+            ) from None
+        moment.attachment = attachment
+        self._catalog.name_lease(_lease_of(attachment), moment.pins)
+        return moment
+
+    def _make_room(self, view: View) -> None:
+        """Forgets moments whose leases are over. Raises ProtocolError if there are too many still."""
+        with self._lock:
+            now = time.monotonic()
+            self._known = {
+                prefix: moment for prefix, moment in self._known.items() if now - moment.renewed < self._lease
+            }
+            if len(self._known) >= self._most:
+                raise ProtocolError(
+                    503,
+                    "ServiceUnavailableException",
+                    f"{self._most} moments are being read, which is the most: attach again in some minutes,"
+                    f" or attach {view}, which is of no moment",
+                )
+
+    def _write(self, moment: ServedMoment, name: Name, table: MomentTable) -> str:
+        present = next((found for found in self._catalog.tables() if found.table_id == table.table_id), None)
+        if present is None:
+            raise bad_request(f"{'.'.join(name)} is not mirrored any more")
+        if present.snapshot_id == table.snapshot_id:
+            return present.published_location
+        metadata = read_metadata(present.main_location, self._storage)
+        snapshot = metadata.snapshot(table.snapshot_id)
+        if snapshot is None:
+            raise bad_request(
+                f"snapshot {table.snapshot_id} of {'.'.join(name)} is not in its history any more;"
+                f" {_ATTACH_ANEW.format(name=moment.attachment.view)}"
+            )
+        # Archive snapshots have a file of this kind, which stays with them.
+        return snapshot.summary.seam_metadata or moment_file(metadata, snapshot, self._storage)
+
+
+def _lease_of(attachment: Attachment) -> str:
+    return _LEASE + attachment.prefix
+
+
+def _newest(tables: Sequence[ServedTable]) -> Lsn | None:
+    """The mirror's frontier; None if no table has one."""
+    return max((table.frontier for table in tables if table.frontier is not None), default=None)
+
+
+def _unreadable(table: ServedTable, frontier: Lsn) -> str | None:
+    """Why a table cannot be shown at the mirror's present frontier; None if it can."""
+    name = f"{table.namespace}.{table.name}"
+    if not table.readable:
+        return f"{name} is still being copied into the lake; attach again when `mirror-pump status` shows it live"
+    if table.frontier is not None and table.frontier < frontier:
+        return (
+            f"{name} is {table.state}: its lake ends at frontier {format_lsn(table.frontier)}, so it cannot be read at"
+            f" {format_lsn(frontier)}; see `mirror-pump status`, or attach the warehouse `mirror`, in which each table"
+            " is as of its own frontier"
+        )
+    return None
+
+
+def _chosen(
+    when: PastPoint,
+    histories: Mapping[TableId, SnapshotHistory],
+    tables: Sequence[ServedTable],
+    present: Lsn,
+    view: View,
+) -> Lsn:
+    """The newest published frontier that is not after `when`. Raises ProtocolError if there is none."""
+    if when.frontier == present:
+        return present
+    promised = {table.table_id: table.frontier for table in tables}
+    published = {
+        snapshot.frontier
+        for table_id, past in histories.items()
+        for snapshot in past.snapshots
+        if not_after(snapshot, when) and snapshot.frontier <= (promised[table_id] or 0)
+    }
+    if published:
+        return max(published)
+    firsts = [past.snapshots[0] for past in histories.values() if past.snapshots]
+    if not firsts:
+        raise bad_request("the mirrored tables have no history")
+    oldest = min(firsts, key=lambda first: first.frontier)
+    raise bad_request(
+        "the history of the mirrored tables does not go back that far; the oldest moment that can be read is"
+        f" {Attachment(view, oldest.frontier).warehouse} ({time_text(oldest.moment_ms)})"
+    )
+
+
+def _snapshot_or_reason(table: ServedTable, past: SnapshotHistory | None, frontier: Lsn) -> SnapshotId | str:
+    name = f"{table.namespace}.{table.name}"
+    if table.is_tiered:
+        return (
+            f"{name} is a tiered table, which has no frontier: it can be read as it is now only;"
+            f" {_ATTACH_ANEW.format(name='mirror')}"
+        )
+    reason = _unreadable(table, frontier)
+    if reason is not None:
+        return reason
+    assert past is not None
+    snapshot = snapshot_at(past.snapshots, frontier)
+    if snapshot is not None:
+        return SnapshotId(snapshot.snapshot_id)
+    if past.begins and past.snapshots and frontier < past.snapshots[0].frontier:
+        first = past.snapshots[0]
+        return (
+            f"{name} has been live since frontier {format_lsn(first.frontier)} ({time_text(first.moment_ms)}): before"
+            f" that it was being copied"
+        )
+    return f"the history of {name} is thinned out around frontier {format_lsn(frontier)}; attach another moment"

@@ -1,0 +1,78 @@
+"""Answers of table loads: a metadata file's bytes as they are, with a few bytes before and behind them.
+
+Metadata files never change, so an answer is made once for each file and kept.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import orjson
+
+from mirror_pump.lake.metadata.next_metadata import only_referenced
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.storage import StorageOptions, read_bytes
+
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class TableDocument:
+    """The answer of one load."""
+
+    body: bytes = field(repr=False)
+    """JSON: `LoadTableResult` in the protocol. May contain credentials."""
+    etag: str
+
+
+class TableDocuments:
+    """Makes answers, and keeps those that were used last. Threads share it."""
+
+    def __init__(self, most_bytes: int) -> None:
+        """`most_bytes`: of all answers that are kept."""
+        self._most = most_bytes
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, TableDocument] = OrderedDict()
+        self._size = 0
+
+    def answer(
+        self, location: str, storage: StorageOptions, config: Mapping[str, str], *, refs_only: bool
+    ) -> TableDocument:
+        """The answer for a metadata file. `config`: what a client needs besides to read the table. `refs_only`:
+        of the snapshots only those that a branch or tag names. Raises LakeError."""
+        etag = etag_of(location, config, refs_only=refs_only)
+        with self._lock:
+            known = self._kept.get(etag)
+            if known is not None:
+                self._kept.move_to_end(etag)
+                return known
+        content = read_bytes(location, storage)
+        if content.startswith(_GZIP):
+            content = gzip.decompress(content)
+        if refs_only:
+            content = only_referenced(TableMetadata.from_json(content)).to_json()
+        head = b'{"metadata-location":' + orjson.dumps(location) + b',"metadata":'
+        made = TableDocument(head + content + b',"config":' + orjson.dumps(dict(config)) + b"}", etag)
+        self._keep(made)
+        return made
+
+    def _keep(self, document: TableDocument) -> None:
+        with self._lock:
+            if document.etag in self._kept or len(document.body) > self._most:
+                return
+            self._kept[document.etag] = document
+            self._size += len(document.body)
+            while self._size > self._most:
+                _, dropped = self._kept.popitem(last=False)
+                self._size -= len(dropped.body)
+
+
+def etag_of(location: str, config: Mapping[str, str], *, refs_only: bool) -> str:
+    """The answer's entity tag: equal if all of the answer is equal."""
+    content = orjson.dumps([location, dict(config), refs_only], option=orjson.OPT_SORT_KEYS)
+    return f'"{hashlib.sha256(content).hexdigest()[:32]}"'

@@ -1,0 +1,99 @@
+"""A mirror served as an Iceberg REST catalog, and clients of it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.catalog.rest import RestCatalog
+
+from mirror_pump.config import Settings
+from mirror_pump.monitoring.access import Access
+from mirror_pump.monitoring.http_server import HttpServer, application
+from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
+from mirror_pump.rest_catalog.endpoints import CATALOG_PATH
+from mirror_pump.rest_catalog.service import CatalogService
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+
+@dataclass(frozen=True)
+class CatalogAnswer:
+    """What the server answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    """By lower-case name."""
+    body: bytes
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> tuple[int, str, str]:
+        """Code, type and message of an error; fails unless it is in the protocol's form and of the answer's status."""
+        found = self.document["error"]
+        assert found["code"] == self.status, self
+        assert set(found) == {"code", "type", "message"}, self
+        return found["code"], found["type"], found["message"]
+
+
+@dataclass(frozen=True)
+class ServedMirror:
+    """A running server."""
+
+    port: int
+    token: str | None = None
+
+    @property
+    def uri(self) -> str:
+        """What clients call `uri`."""
+        return f"http://127.0.0.1:{self.port}{CATALOG_PATH}"
+
+    def ask(self, path: str, method: str = "GET", body: str | None = None, **headers: str) -> CatalogAnswer:
+        """Sends a request for a path below the catalog's."""
+        given = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+            connection.request(method, CATALOG_PATH + path, body, given)
+            answer = connection.getresponse()
+            found = {name.lower(): value for name, value in answer.getheaders()}
+            return CatalogAnswer(answer.status, found, answer.read())
+
+    def attach(self, warehouse: str) -> str:
+        """The prefix that a client gets for a warehouse."""
+        answer = self.ask(f"/v1/config?warehouse={warehouse.replace('+', '%2B').replace('@', '%40')}")
+        assert answer.status == 200, answer.body
+        return str(answer.document["overrides"]["prefix"])
+
+    def pyiceberg(self, warehouse: str) -> RestCatalog:
+        """pyiceberg's client, attached."""
+        access = {"token": self.token} if self.token else {}
+        return RestCatalog("mirror", uri=self.uri, warehouse=warehouse, **access)
+
+    def duckdb(self, warehouse: str, *, delegates: bool = False) -> DuckDBPyConnection:
+        """A DuckDB with the warehouse attached as `lake`. `delegates`: it asks the catalog for credentials."""
+        connection = open_duckdb("httpfs")
+        access = f"TOKEN '{self.token}'" if self.token else "AUTHORIZATION_TYPE 'none'"
+        options = f"TYPE iceberg, ENDPOINT '{self.uri}', {access}" + (
+            "" if delegates else ", ACCESS_DELEGATION_MODE 'none'"
+        )
+        connection.execute(f"ATTACH '{warehouse}' AS lake ({options})")
+        return connection
+
+
+@contextmanager
+def served(settings: Settings, token: str | None = None) -> Iterator[ServedMirror]:
+    """Serves the mirror during the block."""
+    with (
+        CatalogService(settings) as service,
+        HttpServer("127.0.0.1", 0, application(service.endpoints.routes(), Access.at("127.0.0.1", token))) as server,
+    ):
+        service.begin(settings)
+        yield ServedMirror(int(server.url.rpartition(":")[2]), token)
