@@ -104,10 +104,12 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
 
 
 def test_wrong_usage_is_said_before_anything_is_loaded(run: RunCommand, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("id\n1\n")
+    for name in ("a.csv", "a.txt", "b.jsonl"):
+        (tmp_path / name).write_text("id\n1\n")
     for arguments, message in (
-        (["events", "a.txt", "--label", "a"], "does not tell its format"),
-        (["events", "nothing.csv", "--label", "a"], "No such file"),
+        (["events", "a.txt", "--label", "a"], "nothing tells the format of a.txt"),
+        (["events", "a.csv", "b.jsonl", "--label", "a"], "several formats"),
+        (["events", "nothing.csv", "--label", "a"], "there is no file nothing.csv"),
         (["events", "a.csv", "--label", "a", "--mode", "replace"], "--mode replace is not known"),
         (["events", "a.csv", "--label", "a", "--format", "xml"], "--format xml is not known"),
         (["events", "a.csv", "--label", ""], "a label has 1 to 200 characters"),
