@@ -21,8 +21,8 @@ from psycopg.types.json import Jsonb
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.ops.ingest.ingest_request import IngestProgress, IngestRequest, IngestStep, OnConflict, OnError
 from mirror_pump.ops.ingest.ingestion import ingest
-from mirror_pump.ops.load.load_input import InputFormat
 from mirror_pump.ops.load.load_job import LoadRequest, LoadResult, load
+from mirror_pump.ops.row_files.file_format import FileFormat
 from mirror_pump.source.loads.load_writes import LoadMode
 from mirror_pump.testing.mirror import Mirror, Row, await_true
 from tests.support.ingest_scene import csv_text
@@ -137,7 +137,7 @@ class ModeInputs:
         label = f"label {self._number}"
         content = csv_text(rows, _NAMES).encode()
         self._announce(table, label, rows, gone=mode is LoadMode.DELETE)
-        sent = _Load(LoadRequest(table.name, label, InputFormat.CSV, mode), content)
+        sent = _Load(LoadRequest(table.name, label, FileFormat.CSV, mode), content)
         if self.chance.random() < 0.5:
             self._killed_load(sent)
         if self._send(table, sent):
