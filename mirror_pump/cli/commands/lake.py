@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -42,23 +42,15 @@ def _add_info(group: typer.Typer) -> None:
     @command(group, "info", STORAGE, needs_dsn=False)
     def info(settings: Settings, table: TablePath, json: AsJson = False) -> None:
         """Show a table's schema, partitioning and current snapshot."""
-        from mirror_pump.lake.read_plan.documents import metadata_location, table_document
+        from mirror_pump.lake.metadata.table_documents import metadata_location, table_document, table_lines
 
         storage = _storage(settings)
         document = table_document(metadata_location(table, storage), storage)
         if json:
             write_json(document)
             return
-        say(f"{document['location']}, format version {document['format_version']}")
-        say(f"metadata: {document['metadata_location']}")
-        for field in document["schema"]["fields"]:
-            say(f"  {field['name']} {field['type']}{' not null' if field['required'] else ''}")
-        parts = [
-            f"{field['transform']} of field {field['source-id']}" for field in document["partition_spec"]["fields"]
-        ]
-        say(f"partitioned by {', '.join(parts) or 'nothing'}; {count_text(document['snapshots'])} snapshots")
-        if document["current_snapshot"] is not None:
-            say(_line(document["current_snapshot"]))
+        for line in table_lines(document):
+            say(line)
 
 
 def _add_history(group: typer.Typer) -> None:
@@ -66,7 +58,7 @@ def _add_history(group: typer.Typer) -> None:
     def history(settings: Settings, table: TablePath, json: AsJson = False) -> None:
         """List the snapshots, from the current one back along their parents."""
         from mirror_pump.lake.metadata.metadata_files import read_any_version
-        from mirror_pump.lake.read_plan.documents import history_document, metadata_location
+        from mirror_pump.lake.metadata.table_documents import history_document, metadata_location, snapshot_line
 
         storage = _storage(settings)
         snapshots = history_document(read_any_version(metadata_location(table, storage), storage))
@@ -74,7 +66,7 @@ def _add_history(group: typer.Typer) -> None:
             write_json({"snapshots": snapshots})
             return
         for snapshot in snapshots:
-            say(_line(snapshot))
+            say(snapshot_line(snapshot))
 
 
 def _add_plan(group: typer.Typer) -> None:
@@ -133,7 +125,7 @@ def _add_inspect_manifest(group: typer.Typer) -> None:
         json: AsJson = False,
     ) -> None:
         """Print the entries of a manifest, those of removed files too."""
-        from mirror_pump.lake.read_plan.documents import manifest_document
+        from mirror_pump.lake.metadata.table_documents import manifest_document
 
         document = manifest_document(manifest, _storage(settings))
         if json:
@@ -147,7 +139,7 @@ def _planned(settings: Settings, table: str, where: str | None, snapshot: int | 
     from pyiceberg.expressions import AlwaysTrue
 
     from mirror_pump.lake.metadata.metadata_files import read_any_version
-    from mirror_pump.lake.read_plan.documents import metadata_location
+    from mirror_pump.lake.metadata.table_documents import metadata_location
     from mirror_pump.lake.read_plan.plan import read_plan
 
     storage = _storage(settings)
@@ -159,8 +151,3 @@ def _storage(settings: Settings) -> StorageOptions:
     from mirror_pump.lake.storage import StorageOptions
 
     return StorageOptions(settings.storage_properties, fsync=False)
-
-
-def _line(snapshot: dict[str, Any]) -> str:
-    operation = snapshot["summary"].get("operation", "?")
-    return f"{snapshot['snapshot_id']} {snapshot['time']} {operation}, sequence number {snapshot['sequence_number']}"

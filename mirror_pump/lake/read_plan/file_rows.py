@@ -19,12 +19,12 @@ from pyiceberg.table.name_mapping import NameMapping, parse_mapping_from_json
 from mirror_pump.errors import ForeignTable, LakeError
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
+from mirror_pump.lake.metadata.table_view import partition_specs
 from mirror_pump.lake.read_plan.delete_index import DeleteFile
 from mirror_pump.lake.read_plan.equality_filter import DeletedRows
 from mirror_pump.lake.read_plan.planned_files import PlannedFile, ReadPlan
 from mirror_pump.lake.read_plan.row_filter import POSITION, matching
 from mirror_pump.lake.read_plan.row_groups import chosen_groups
-from mirror_pump.lake.read_plan.table_view import partition_specs
 
 BATCH_BYTES = 16 << 20
 """Approximate size of a batch in memory."""

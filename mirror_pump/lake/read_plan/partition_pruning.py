@@ -27,9 +27,9 @@ from pyiceberg.transforms import TimeResolution, TimeTransform, TruncateTransfor
 from pyiceberg.types import IcebergType, IntegerType, LongType, NestedField
 
 from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.metadata.table_view import SpecField
 from mirror_pump.lake.read_plan.ordered_values import bound_reader, is_float, ordered_value
 from mirror_pump.lake.read_plan.predicates import always, columns_of, folded, never
-from mirror_pump.lake.read_plan.table_view import SpecField
 from mirror_pump.lake.read_plan.value_tests import (
     ONLY_NAN,
     ONLY_NULL,

@@ -33,21 +33,21 @@ from mirror_pump.lake.metadata.entry_reader import (
     VALUE_COUNTS,
     EntryReader,
 )
-from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
-from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.metadata.manifest_list import Manifest
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.metadata.table_view import (
+    SpecField,
+    check_readable,
+    chosen_snapshot,
+    manifests_of,
+    partition_specs,
+    read_schema,
+)
 from mirror_pump.lake.read_plan.column_pruning import file_test
 from mirror_pump.lake.read_plan.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.lake.read_plan.partition_pruning import PartitionFilter
 from mirror_pump.lake.read_plan.planned_files import FileColumns, PlanCounts, ReadPlan
 from mirror_pump.lake.read_plan.predicates import Predicate, always, bound_predicate
-from mirror_pump.lake.read_plan.table_view import (
-    SpecField,
-    check_readable,
-    chosen_snapshot,
-    partition_specs,
-    read_schema,
-)
 from mirror_pump.lake.storage import StorageOptions, local_path, read_bytes
 
 _AHEAD = 8
@@ -90,20 +90,6 @@ def read_plan(
         columns=files,
         filters=planner.filters,
     )
-
-
-def manifests_of(snapshot: Snapshot, storage: StorageOptions) -> tuple[Manifest, ...]:
-    """The manifests of any engine's snapshot; early ones of format version 1 name them without a list. Raises
-    LakeError."""
-    if "manifest-list" in snapshot.document:
-        return read_list(snapshot.manifest_list, storage)
-    found = []
-    for location in snapshot.document.get("manifests", ()):
-        content = read_bytes(location, storage)
-        with decoding(location, "a readable manifest"):
-            spec_id = int(EntryReader(content).metadata.get("partition-spec-id", 0))
-        found.append(Manifest(location, len(content), spec_id, 0, 0, 0, 0, (0, 1, 0), (0, 0, 0)))
-    return tuple(found)
 
 
 def _projection(schema: Schema, columns: Sequence[str] | None) -> Schema:

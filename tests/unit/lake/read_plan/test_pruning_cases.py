@@ -17,10 +17,10 @@ from pyiceberg.types import DoubleType, IntegerType, NestedField, StringType, St
 from mirror_pump.errors import ForeignTable, UsageError
 from mirror_pump.lake.metadata.manifest_list import read_list
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.metadata.table_view import SpecField
 from mirror_pump.lake.read_plan.partition_pruning import PartitionFilter
 from mirror_pump.lake.read_plan.plan import read_plan
 from mirror_pump.lake.read_plan.predicates import bound_predicate
-from mirror_pump.lake.read_plan.table_view import SpecField
 from mirror_pump.lake.read_plan.value_tests import ONLY_NULL, UNKNOWN, ValueRange, may_match
 from mirror_pump.lake.storage import StorageOptions
 

@@ -10,8 +10,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import Transform, parse_transform
 
 from mirror_pump.errors import ForeignTable, LakeError, UsageError
+from mirror_pump.lake.format.damaged_files import decoding
+from mirror_pump.lake.metadata.entry_reader import EntryReader
+from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
 from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.storage import StorageOptions, read_bytes
 
 _FIRST_PARTITION_ID = 1000
 """Format version 1 allows specs without field IDs, which then count from here."""
@@ -93,3 +97,17 @@ def spec_fields(documents: Sequence[Mapping[str, Any]]) -> tuple[SpecField, ...]
         )
         for place, field in enumerate(documents)
     )
+
+
+def manifests_of(snapshot: Snapshot, storage: StorageOptions) -> tuple[Manifest, ...]:
+    """The manifests of any engine's snapshot; early ones of format version 1 name them without a list. Raises
+    LakeError."""
+    if "manifest-list" in snapshot.document:
+        return read_list(snapshot.manifest_list, storage)
+    found = []
+    for location in snapshot.document.get("manifests", ()):
+        content = read_bytes(location, storage)
+        with decoding(location, "a readable manifest"):
+            spec_id = int(EntryReader(content).metadata.get("partition-spec-id", 0))
+        found.append(Manifest(location, len(content), spec_id, 0, 0, 0, 0, (0, 1, 0), (0, 0, 0)))
+    return tuple(found)
