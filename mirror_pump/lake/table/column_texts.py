@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import Transform, parse_transform
@@ -60,7 +61,7 @@ def _field(text: str, number: int, columns: Sequence[str]) -> PartitionField:
 def _transform(name: str, text: str) -> Transform[Any, Any]:
     try:
         found = parse_transform(name)
-    except ValueError:
+    except (ValueError, ValidationError):
         found = None
     if found is None or type(found).__name__ in ("UnknownTransform", "VoidTransform"):
         raise UsageError(
