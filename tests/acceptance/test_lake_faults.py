@@ -30,7 +30,7 @@ from tests.support.shared_commits import append_and_die
 
 NAME = "sales.orders"
 _DYING = "dying writer"
-_SOME = 3
+_SOME = 1
 """Of the steps of a commit, besides the first and the last ones: `make test` kills at them, `make soak` at each."""
 
 
