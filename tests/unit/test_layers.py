@@ -227,7 +227,8 @@ def test_what_is_imported_is_declared() -> None:
     extras = project["optional-dependencies"]
     demo = {_distribution(text) for text in (*extras["demo"], *extras["sql"])}
     # `sql`, which the extra is for, and `verify`, which works without it.
-    reads = {f"mirror_pump.ops.reads.{name}" for name in ("query", "query_results", "statement_tables", "views")}
+    modules = ("query", "query_results", "scan_conditions", "statement_moments", "statement_tables", "views")
+    reads = {f"mirror_pump.ops.reads.{name}" for name in modules}
     verify = {f"mirror_pump.ops.verify.{name}" for name in ("compare_duckdb", "comparison_engines")}
     sql = {"mirror_pump.ops.duckdb.duckdb_connection", "mirror_pump.ops.duckdb.query_interrupt", *reads, *verify}
     sql.add("mirror_pump.cli.terminal.shell")

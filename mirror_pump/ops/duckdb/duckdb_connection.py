@@ -36,13 +36,19 @@ def open_duckdb() -> duckdb.DuckDBPyConnection:
     leave a table in that state.
     """
     require_duckdb()
+    connection = open_planner()
+    for name in _EXTENSIONS:
+        _load(connection, name)
+    return connection
+
+
+def open_planner() -> duckdb.DuckDBPyConnection:
+    """Open an in-memory DuckDB that understands statements as that of `open_duckdb` does, but reads no lake."""
     import duckdb
 
     # A name in a query that is not a table must not refer to a Python variable of this process.
     settings = {"autoinstall_known_extensions": "false", "python_enable_replacements": "false"}
     connection = duckdb.connect(config=settings)
-    for name in _EXTENSIONS:
-        _load(connection, name)
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET disabled_optimizers = 'statistics_propagation'")
     return connection

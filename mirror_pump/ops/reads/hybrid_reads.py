@@ -32,7 +32,7 @@ from __future__ import annotations
 import datetime
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 
 import psycopg
@@ -43,6 +43,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TierKind
 from mirror_pump.ops.reads.table_reads import (
     SPLIT_KINDS,
+    HeapConditions,
     LakeSide,
     Point,
     ReadMode,
@@ -50,6 +51,7 @@ from mirror_pump.ops.reads.table_reads import (
     Warn,
     assemble,
     axis,
+    every_row,
     heap_read,
     lake_read,
     one_frontier,
@@ -83,6 +85,7 @@ def hybrid_reads(
     enter: Callable[[ConsistentSnapshot], ConsistentSnapshot],
     warn: Warn,
     stopped: Callable[[], bool] = lambda: False,
+    conditions: HeapConditions = every_row,
 ) -> list[TableRead]:
     """Return the reads of the tables. `enter` takes over the database snapshots that the reads depend on."""
     dsn = settings.require_dsn()
@@ -92,7 +95,13 @@ def hybrid_reads(
     for seam in present.seams.values():
         if seam.dropped:
             raise TableError(f"{seam.table.name} was dropped in Postgres", "read what the lake has of it (mode lake)")
-    reads = [seam_read(present, seam, storage) for seam in with_retention]
+    tables = {seam.table.table_id: seam.table for seam in present.seams.values()}
+
+    def wanted_of(moment: ConsistentSnapshot) -> Mapping[TableId, str]:
+        return conditions((tables | {seam.table.table_id: seam.table for seam in moment.seams.values()}).values())
+
+    wanted = wanted_of(present)
+    reads = [seam_read(present, seam, storage, wanted.get(seam.table.table_id, "")) for seam in with_retention]
     if not whole:
         return reads
     if with_retention:
@@ -101,13 +110,15 @@ def hybrid_reads(
             " (--mode lake reads all of them at one frontier)"
         )
     try:
-        return [*reads, *_exact(settings, whole, min_lsn, max_wait, split, storage, enter, stopped)]
+        return [*reads, *_exact(settings, whole, min_lsn, max_wait, split, storage, enter, stopped, wanted_of)]
     except (SourceError, TableError) as error:
         if isinstance(error, TableError) and not isinstance(error, _FromHeap):
             raise
         warn(f"read from the heap, not from the lake: {error}")
     moment = enter(ConsistentSnapshot(dsn, whole, locks=Locks.ALL, stopped=stopped))
-    return [*reads, *(heap_read(moment, seam, storage) for seam in moment.seams.values())]
+    wanted = wanted_of(moment)
+    heaps = (heap_read(moment, seam, storage, wanted.get(table_id, "")) for table_id, seam in moment.seams.items())
+    return [*reads, *heaps]
 
 
 class _FromHeap(TableError):
@@ -123,6 +134,7 @@ def _exact(
     storage: StorageOptions,
     enter: Callable[[ConsistentSnapshot], ConsistentSnapshot],
     stopped: Callable[[], bool],
+    wanted_of: Callable[[ConsistentSnapshot], Mapping[TableId, str]],
 ) -> list[TableRead]:
     deadline = time.monotonic() + max_wait
     dsn = settings.require_dsn()
@@ -145,7 +157,11 @@ def _exact(
                 raise _FromHeap(f"{seam.table.name} was truncated or rewritten during the read")
         with point.stream(settings.publication) as stream:
             changes = read_catch_up_changes(stream, tables, point.lsn, frontier)
-        reads = [_read(old, lake.seams[table_id], changes.tables[table_id], split, storage) for table_id in table_ids]
+        wanted = wanted_of(lake)
+        reads = [
+            _read(old, lake.seams[table_id], changes.tables[table_id], split, storage, wanted.get(table_id, ""))
+            for table_id in table_ids
+        ]
         attempt.pop_all()
     enter(old)
     enter(lake)
@@ -153,7 +169,12 @@ def _exact(
 
 
 def _read(
-    moment: ConsistentSnapshot, seam: TableCutline, changes: CatchUpTable, split: Split | None, storage: StorageOptions
+    moment: ConsistentSnapshot,
+    seam: TableCutline,
+    changes: CatchUpTable,
+    split: Split | None,
+    storage: StorageOptions,
+    wanted: str,
 ) -> TableRead:
     table = seam.table
     if changes.altered:
@@ -163,7 +184,8 @@ def _read(
     point = _point(moment, table, split)
     if point is None:
         return lake_read(seam, published(seam), storage)
-    heap = heap_side(moment.connection, moment.snapshot, table, point.above)
+    # A row that changed since is hidden, whatever it was; any other one fails `wanted` at the frontier, too.
+    heap = heap_side(moment.connection, moment.snapshot, table, point.above, wanted=wanted)
     rows = _changed(moment, changes)
     young = _young(moment, table, rows, point)
     # A row that is old or deleted at the frontier only hides the heap's version of its key.

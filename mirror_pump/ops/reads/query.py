@@ -10,15 +10,16 @@ The mode decides which state of the tables a statement reads. That state is pinn
   folded yet. Tiered tables have no frontier, and lack their rows in the heap as well.
 - heap: all tables come from Postgres, in one database snapshot.
 - hybrid: see mirror_pump/ops/reads/hybrid_reads.py.
-- at a past frontier: see mirror_pump/ops/reads/time_travel.py.
+- at a past frontier: see mirror_pump/ops/reads/time_travel.py. A statement may name one for each table
+  (mirror_pump/ops/reads/statement_moments.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mirror_pump.config import Settings
@@ -26,17 +27,22 @@ from mirror_pump.cores import available_cores
 from mirror_pump.errors import FileMissing, TableError, UsageError, one_line_of
 from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, TableId, TableName, TableState, format_lsn
+from mirror_pump.model import Lsn, MirroredTable, TableId, TableName, TableState, format_lsn
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.missing_files import explain_failed_read
 from mirror_pump.ops.reads.hybrid_reads import hybrid_reads
+from mirror_pump.ops.reads.scan_conditions import heap_conditions
+from mirror_pump.ops.reads.statement_moments import PastTable
 from mirror_pump.ops.reads.statement_tables import tables_of
+from mirror_pump.ops.reads.statements import divided_explain
 from mirror_pump.ops.reads.table_reads import (
+    HeapConditions,
     LakeSide,
     ReadMode,
     TableRead,
     Warn,
     dropped_read,
+    every_row,
     heap_read,
     lake_read,
     main_head,
@@ -47,7 +53,7 @@ from mirror_pump.ops.reads.table_reads import (
     streams,
 )
 from mirror_pump.ops.reads.time_travel import PastPoint, history, snapshots_at
-from mirror_pump.ops.reads.views import create_view, fill_heaps
+from mirror_pump.ops.reads.views import create_schema, create_view, fill_heaps
 from mirror_pump.ops.status.wait_for_frontier import wait_for
 from mirror_pump.pipeline.lake_storage import lake_storage, reachable_warehouses
 from mirror_pump.quoting import identifier
@@ -75,6 +81,8 @@ class Query:
     """The oldest frontier that may be read. None: the current frontier; in mode hybrid, the current end of WAL."""
     max_wait: float = 5.0
     """How long to wait for `min_lsn`, in seconds."""
+    past: tuple[PastTable, ...] = ()
+    """Tables that the statement reads as of moments of their own. It names their views instead of them."""
 
 
 @contextmanager
@@ -88,20 +96,24 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
     connection = open_duckdb()
     with ExitStack() as stack:
         stack.callback(connection.close)
-        names = _tables(settings, connection, query.statement)
-        if not names:
+        used = _used(connection, query.statement)
+        mirrored = _mirrored(settings)
+        names = _tables(used, mirrored)
+        past = _past_tables(query.past, mirrored)
+        if not names and not past:
             yield connection
             return
         reach_storage(connection, reachable_warehouses(lake_storage(settings)))
         moments: list[ConsistentSnapshot] = []
-        with _explained_failures(settings, list(names)):
-            reads = _reads(settings, query, list(names), stack, moments, warn)
-            for read in reads:
+        with _explained_failures(settings, [*names, *(table_id for views in past.values() for table_id in views)]):
+            reads = _reads(settings, query, names, past, stack, moments, warn)
+            for read, read_names in reads:
                 made = create_view(connection, read)
-                for name in names[read.table.table_id]:
-                    _schema(connection, name)
+                for name in read_names:
+                    create_schema(connection, name)
                     connection.execute(f"CREATE VIEW {name} AS FROM {made}")
-            fill_heaps(connection, settings.require_dsn(), reads, query.statement, available_cores())
+            dsn = settings.require_dsn()
+            fill_heaps(connection, dsn, [read for read, _ in reads], query.statement, available_cores())
             yield connection
         for moment in moments:
             moment.check()
@@ -119,14 +131,8 @@ def _explained_failures(settings: Settings, table_ids: Sequence[TableId]) -> Ite
         raise
 
 
-def _schema(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    schema, dot, _ = name.partition('"."')
-    if dot:
-        connection.execute(f'CREATE SCHEMA IF NOT EXISTS {schema}"')
-
-
-def _tables(settings: Settings, connection: duckdb.DuckDBPyConnection, statement: str) -> dict[TableId, list[str]]:
-    """Return the mirrored tables that the statement names, each with the SQL names that the statement uses for it."""
+def _used(connection: duckdb.DuckDBPyConnection, statement: str) -> frozenset[tuple[str, ...]]:
+    """Return the tables that the statement names. Raises UsageError if it is not one query."""
     import duckdb
 
     try:
@@ -138,23 +144,44 @@ def _tables(settings: Settings, connection: duckdb.DuckDBPyConnection, statement
             raise UsageError(
                 "this is not one query", "give one statement: SELECT, WITH, VALUES, DESCRIBE, SUMMARIZE or EXPLAIN"
             )
-        explained = statement.lstrip()
-        if statements[0].type == duckdb.StatementType.EXPLAIN:
-            explained = _explained(explained)
-        used = tables_of(connection, explained)
+        return tables_of(connection, divided_explain(statement)[1])
     except duckdb.Error as error:
         raise UsageError(f"DuckDB cannot read the statement: {one_line_of(error)}") from error
+
+
+def _mirrored(settings: Settings) -> dict[TableId, TableName]:
+    """Return the registered tables."""
     with (
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-sql") as catalog,
         source_errors("reading the mirrored tables"),
     ):
         rows = fetch_rows(catalog, _QueriedTableRow, _SQL["tables"])
-    mirrored = {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
+    return {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
+
+
+def _tables(used: Collection[tuple[str, ...]], mirrored: Mapping[TableId, TableName]) -> dict[TableId, list[str]]:
+    """Return the mirrored tables among the used ones, each with the SQL names that the statement uses for it."""
     found: dict[TableId, list[str]] = {}
     for parts in sorted(used):
         table_id = _find(parts, mirrored)
         if table_id is not None:
             found.setdefault(table_id, []).append(".".join(identifier(part) for part in parts))
+    return found
+
+
+def _past_tables(
+    tables: Collection[PastTable], mirrored: Mapping[TableId, TableName]
+) -> dict[PastPoint, dict[TableId, list[str]]]:
+    """Return the views of each moment that the statement names, by table. Raises UsageError if a table is unknown."""
+    found: dict[PastPoint, dict[TableId, list[str]]] = {}
+    for table in tables:
+        table_id = _find(table.parts, mirrored)
+        if table_id is None:
+            raise UsageError(
+                f"{'.'.join(table.parts)} is not a mirrored table, and only these have a past",
+                "`SHOW TABLES` lists the mirrored tables",
+            )
+        found.setdefault(table.when, {}).setdefault(table_id, []).append(table.view)
     return found
 
 
@@ -165,13 +192,6 @@ class _QueriedTableRow:
     table_id: TableId
     schema_name: str
     table_name: str
-
-
-def _explained(statement: str) -> str:
-    """Return the query inside an EXPLAIN."""
-    words = statement.split(None, 2)
-    rest = words[2] if len(words) > 2 and words[1].lower() == "analyze" else statement.split(None, 1)[1]
-    return rest if not rest.startswith("(FORMAT") else rest.partition(")")[2]
 
 
 def _find(parts: tuple[str, ...], mirrored: Mapping[TableId, TableName]) -> TableId | None:
@@ -199,20 +219,41 @@ def _find(parts: tuple[str, ...], mirrored: Mapping[TableId, TableName]) -> Tabl
 def _reads(
     settings: Settings,
     query: Query,
-    table_ids: Sequence[TableId],
+    names: Mapping[TableId, list[str]],
+    past: Mapping[PastPoint, Mapping[TableId, list[str]]],
     stack: ExitStack,
     moments: list[ConsistentSnapshot],
     warn: Warn,
-) -> list[TableRead]:
+) -> list[tuple[TableRead, list[str]]]:
+    """Return the reads of the tables, each with the SQL names that the statement uses for it."""
     storage = lake_storage(settings, fsync=False)
 
     def enter(opened: ConsistentSnapshot) -> ConsistentSnapshot:
         moments.append(stack.enter_context(opened))
         return opened
 
+    reads: list[tuple[TableRead, list[str]]] = []
+    for number, (when, views) in enumerate(past.items(), 1):
+        at = replace(query, at=when)
+        found = plain_reads(settings, at, list(views), storage, enter, warn)
+        reads += [(replace(read, copy=number), views[read.table.table_id]) for read in found]
+
+    def conditions(tables: Iterable[MirroredTable]) -> Mapping[TableId, str]:
+        planned = {table: list(names[table.table_id]) for table in tables}
+        for read, views in reads:
+            planned.setdefault(read.table, []).extend(views)
+        return heap_conditions(query.statement, planned)
+
+    if not names:
+        return reads
     if query.at is None and query.mode is ReadMode.HYBRID:
-        return hybrid_reads(settings, table_ids, query.min_lsn, query.max_wait, None, storage, enter, warn)
-    return plain_reads(settings, query, table_ids, storage, enter, warn)
+        wait, split = query.max_wait, None
+        present = hybrid_reads(
+            settings, list(names), query.min_lsn, wait, split, storage, enter, warn, conditions=conditions
+        )
+    else:
+        present = plain_reads(settings, query, list(names), storage, enter, warn, conditions=conditions)
+    return [*reads, *((read, names[read.table.table_id]) for read in present)]
 
 
 def plain_reads(
@@ -223,6 +264,7 @@ def plain_reads(
     enter: Callable[[ConsistentSnapshot], ConsistentSnapshot],
     warn: Warn,
     stopped: Callable[[], bool] = lambda: False,
+    conditions: HeapConditions = every_row,
 ) -> list[TableRead]:
     """Return the reads of the tables in any mode but hybrid. `enter` takes over the database snapshot they need."""
     dsn = settings.require_dsn()
@@ -233,7 +275,8 @@ def plain_reads(
     if query.at is not None:
         return _past(query.at, moment, storage, warn)
     if query.mode is ReadMode.HEAP:
-        return [heap_read(moment, seam, storage) for seam in seams]
+        wanted = conditions(seam.table for seam in seams)
+        return [heap_read(moment, seam, storage, wanted.get(seam.table.table_id, "")) for seam in seams]
     of_lake = [seam for seam in seams if query.mode is ReadMode.LAKE or not seam.has_retention]
     frontier = one_frontier(of_lake)
     if of_lake and len(of_lake) < len(seams):
@@ -250,12 +293,13 @@ def plain_reads(
                     f"{seam.table.name} is a tiered table: its lake has no row from the cut-line on, and lacks"
                     " corrections that are not folded yet (--mode seam reads all of it)"
                 )
+    wanted = conditions(seam.table for seam in seams) if len(of_lake) < len(seams) else {}
     reads = []
     for seam in seams:
         if seam not in of_lake and seam.dropped:
             reads.append(dropped_read(moment, seam, storage))
         elif seam not in of_lake:
-            reads.append(seam_read(moment, seam, storage))
+            reads.append(seam_read(moment, seam, storage, wanted.get(seam.table.table_id, "")))
         else:
             lake = main_head(moment, seam, storage) if seam.has_retention else published(seam)
             reads.append(lake_read(seam, lake, storage))
@@ -305,7 +349,7 @@ def _past(when: PastPoint, moment: ConsistentSnapshot, storage: StorageOptions, 
         location = moment.main_now(seams[name].table.table_id)
         if read_metadata(location, storage).snapshot(snapshot_id) is None:
             raise TableError(f"the history of {name} was thinned out during the read", "try again")
-    warn(f"read at frontier {format_lsn(frontier)}")
+    warn(f"{', '.join(map(str, seams))}: read at frontier {format_lsn(frontier)}")
     return [lake_read(seam, LakeSide(seam.main_location, found[name], None), storage) for name, seam in seams.items()]
 
 

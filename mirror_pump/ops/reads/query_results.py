@@ -14,6 +14,7 @@ from mirror_pump.errors import LakeError, MirrorPumpError, UsageError, one_line_
 from mirror_pump.ops.duckdb.duckdb_connection import require_duckdb
 from mirror_pump.ops.duckdb.query_interrupt import stopped_by_ctrl_c
 from mirror_pump.ops.reads.query import Query, open_query
+from mirror_pump.ops.reads.statement_moments import with_views
 from mirror_pump.ops.reads.table_list import listing
 from mirror_pump.ops.reads.table_reads import Warn
 from mirror_pump.quoting import identifier, literal
@@ -64,6 +65,8 @@ def _write(settings: Settings, query: Query, written_as: str, result: Path, warn
     listed = listing(settings, query.statement)
     if listed is not None:
         query = replace(query, statement=listed)
+    statement, past = with_views(query.statement)
+    query = replace(query, statement=statement, past=past)
     statement = query.statement.strip().rstrip(";")
     with open_query(settings, query, warn) as connection, stopped_by_ctrl_c(connection):
         if _explains(statement):

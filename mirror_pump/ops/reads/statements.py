@@ -1,8 +1,10 @@
-"""Splits SQL scripts into statements, at the semicolons where DuckDB's and Postgres's lexers end them."""
+"""Splits SQL scripts into statements, at the semicolons where DuckDB's and Postgres's lexers end them, and statements
+into what matters to a read."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 _TOKEN = re.compile(
     r"""
@@ -21,6 +23,8 @@ _TOKEN = re.compile(
 """Matches quoted text and comments, in which a semicolon ends nothing, complete or (`open`) unterminated; and the
 semicolon that ends a statement."""
 
+_EXPLAIN = re.compile(r"\s*explain\b\s*(?:analyze\b\s*|\([^)]*\)\s*)*", re.IGNORECASE)
+
 _LEADING = re.compile(r"(?:\s+|--[^\n]*|/\*.*?\*/)*", re.DOTALL)
 
 
@@ -38,6 +42,21 @@ def split(text: str) -> tuple[list[str], str]:
             statements.append(_bare(text[start : token.start()]))
             start = token.end()
     return [statement for statement in statements if statement], _bare(text[start:])
+
+
+def quoted_or_comment(statement: str) -> Iterator[re.Match[str]]:
+    """Find the quoted texts, quoted names and comments of a statement, in order."""
+    for token in _TOKEN.finditer(statement):
+        if token["open"]:
+            return
+        if not token["end"]:
+            yield token
+
+
+def divided_explain(statement: str) -> tuple[str, str]:
+    """Divide a statement into EXPLAIN, with what belongs to it, and the query after it. The first is empty without."""
+    found = _EXPLAIN.match(statement)
+    return ("", statement) if found is None else (found[0], statement[found.end() :])
 
 
 def _bare(text: str) -> str:

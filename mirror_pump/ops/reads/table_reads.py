@@ -22,7 +22,7 @@ published snapshot is read together with the current heap, so such a column has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -36,7 +36,7 @@ from mirror_pump.lake.format.raw_text_columns import RAW_TEXT_IDS_FROM, is_raw_t
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Column, Lsn, MirroredTable, TableMode, TableState, TierKind
+from mirror_pump.model import Column, Lsn, MirroredTable, TableId, TableMode, TableState, TierKind
 from mirror_pump.quoting import identifier
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, DeltaRow, TableCutline
 from mirror_pump.source.heap.heap_side import HeapSide, heap_side, presented
@@ -50,6 +50,16 @@ class ReadMode(StrEnum):
     LAKE = "lake"
     HEAP = "heap"
     HYBRID = "hybrid"
+
+
+HeapConditions = Callable[[Iterable[MirroredTable]], Mapping[TableId, str]]
+"""Given all tables of a statement, tells which rows of their heaps matter: those that meet an SQL condition, by table.
+All rows of a table that is not in the result."""
+
+
+def every_row(_tables: Iterable[MirroredTable]) -> Mapping[TableId, str]:
+    """Say that all rows matter."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -127,14 +137,21 @@ class TableRead:
     """One row with the values that lake rows have in columns that their snapshot lacks. Other such columns are NULL."""
     frontier: Lsn | None
     """The frontier of the lake's side, if that side is a state of the whole table."""
+    copy: int = 0
+    """Tells several reads of the table in one statement apart."""
 
 
-def seam_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> TableRead:
-    """Return the read of a whole table with a cut-line, as of the database snapshot."""
+def seam_read(
+    moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions, condition: str = ""
+) -> TableRead:
+    """Return the read of a whole table with a cut-line, as of the database snapshot.
+
+    The heap's rows that fail `condition`, an SQL condition, may be left out.
+    """
     tier = seam.table.tier
     assert tier is not None
     edge = Point(tier.column, tier.kind, seam.cut)
-    heap = heap_side(moment.connection, moment.snapshot, seam.table, edge.above)
+    heap = heap_side(moment.connection, moment.snapshot, seam.table, edge.above, wanted=condition)
     lake = LakeSide(seam.location, seam.snapshot_id, None)
     read = assemble(seam.table, ReadMode.SEAM, lake, heap, storage, moment.delta(seam), of_lake=True, frontier=None)
     return replace(read, initial=_initial(read))
@@ -157,14 +174,16 @@ def dropped_read(moment: ConsistentSnapshot, seam: TableCutline, storage: Storag
     return assemble(seam.table, ReadMode.LAKE, lake, None, storage, moment.delta(seam), of_lake=True, frontier=frontier)
 
 
-def heap_read(moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions) -> TableRead:
+def heap_read(
+    moment: ConsistentSnapshot, seam: TableCutline, storage: StorageOptions, condition: str = ""
+) -> TableRead:
     """Return a read of the heap alone. The lake's schema determines the raw text columns.
 
-    Raises TableError if the table was dropped.
+    Rows that fail `condition`, an SQL condition, may be left out. Raises TableError if the table was dropped.
     """
     if seam.dropped:
         raise TableError(f"{seam.table.name} was dropped in Postgres", "read what the lake has of it (mode lake)")
-    heap = heap_side(moment.connection, moment.snapshot, seam.table, "")
+    heap = heap_side(moment.connection, moment.snapshot, seam.table, "", wanted=condition)
     schema = LakeSide(seam.main_location, None, None)
     whole = assemble(seam.table, ReadMode.HEAP, schema, heap, storage, (), of_lake=True, frontier=None)
     return TableRead(whole.table, whole.mode, whole.columns, None, whole.heap, None, None, None)

@@ -66,6 +66,13 @@ def create_view(connection: duckdb.DuckDBPyConnection, read: TableRead) -> str:
     return name
 
 
+def create_schema(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+    """Create the schema of a table's SQL name, if the name has one."""
+    schema, dot, _ = name.partition('"."')
+    if dot:
+        connection.execute(f'CREATE SCHEMA IF NOT EXISTS {schema}"')
+
+
 def _lake(connection: duckdb.DuckDBPyConnection, read: TableRead, lake: LakeSide) -> str:
     initial = {}
     if read.initial is not None:
@@ -187,7 +194,7 @@ def _empty(connection: duckdb.DuckDBPyConnection, read: TableRead, part: str, co
 
 
 def _target(read: TableRead, part: str) -> str:
-    return f"{_SCHEMA}.{part}_{read.table.table_id}"
+    return f"{_SCHEMA}.{part}_{read.table.table_id}_{read.copy}"
 
 
 def duckdb_type(type: ColumnType) -> str:  # noqa: A002 - the word of decoders

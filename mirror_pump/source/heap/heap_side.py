@@ -13,14 +13,20 @@ import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import TableError
-from mirror_pump.model import Column, MirroredTable
+from mirror_pump.model import Column, MirroredTable, TableName
 from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.heap.block_reader import Chunk, chunks_of, read_chunk, read_leaves
+from mirror_pump.source.heap.block_reader import Chunk, HeapLeaf, chunks_of, read_chunk, read_leaves
 from mirror_pump.source.heap.present_columns import PresentColumn, present_columns
 
 CHUNK_BYTES = 64 << 20
 """Heap bytes that one task or thread reads."""
+_UNDIVIDED = 1 << 62
+"""As the size of a chunk: a whole leaf."""
+_BY_INDEX = frozenset({"Index Scan", "Index Only Scan", "Bitmap Heap Scan"})
+"""Types of EXPLAIN's nodes."""
+_FEW_ROWS = 100_000
+"""Up to this many rows one connection reads by an index in less than a second."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +46,30 @@ class HeapSide:
     """Whether some row meets the condition `needs_exact_reader`."""
 
 
-def heap_side(connection: PgConnection, snapshot: str, table: MirroredTable, condition: str) -> HeapSide:
+def heap_side(
+    connection: PgConnection, snapshot: str, table: MirroredTable, condition: str, *, wanted: str = ""
+) -> HeapSide:
     """Examines the rows in `connection`'s snapshot, whose exported name is `snapshot`.
+
+    `wanted` is a condition that only some rows meet, as a rule: a leaf in which PostgreSQL finds these by an index is
+    read in one piece.
 
     Raises TableError if the table's columns are not those that the mirror knows, because values would be misread.
     """
     suspects = [column for column in table.columns if not column.type.holds_all and column.name not in table.key]
     tests = [*(unheld(column) for column in suspects), needs_exact_reader(table)]
     found: Sequence[bool] = [False] * len(tests)
+    condition = " AND ".join(f"({part})" for part in (condition, wanted) if part)
     # The query locks the table and its DEFAULT partition, which would keep others from adding partitions during the
     # read. Rolling back to a savepoint releases these locks.
     with source_errors(f"examining the rows of {table.name}"), connection.transaction(force_rollback=True):
         _check_columns(connection, table)
         leaves = read_leaves(connection, table.table_id)
-        chunks = chunks_of(leaves, CHUNK_BYTES)
+        indexed = frozenset(leaf.relation_id for leaf in leaves if wanted and _is_indexed(connection, leaf, condition))
+        chunks = (
+            *chunks_of((leaf for leaf in leaves if leaf.relation_id in indexed), _UNDIVIDED),
+            *chunks_of((leaf for leaf in leaves if leaf.relation_id not in indexed), CHUNK_BYTES),
+        )
         if chunks and set(tests) != {"false"}:
             selected = ", ".join(f"coalesce(bool_or({test}), false)" for test in tests)
             where = f" WHERE {condition}" if condition else ""
@@ -62,6 +78,17 @@ def heap_side(connection: PgConnection, snapshot: str, table: MirroredTable, con
     raw_text_columns = frozenset(column.name for column, has_unheld in zip(suspects, found, strict=False) if has_unheld)
     blocks = max((leaf.blocks for leaf in leaves), default=0)
     return HeapSide(table, snapshot, condition, chunks, raw_text_columns, blocks, found[-1])
+
+
+def _is_indexed(connection: PgConnection, leaf: HeapLeaf, condition: str) -> bool:
+    """Whether PostgreSQL would look for the rows of a large leaf by an index, as it expects few."""
+    if leaf.blocks * leaf.block_bytes <= CHUNK_BYTES:
+        return False
+    relation = TableName(leaf.schema, leaf.name).quoted
+    row = connection.execute(f"EXPLAIN (FORMAT json) SELECT FROM ONLY {relation} WHERE {condition}".encode()).fetchone()
+    assert row is not None
+    plan = row[0][0]["Plan"]
+    return plan["Node Type"] in _BY_INDEX and plan["Plan Rows"] <= _FEW_ROWS
 
 
 def _check_columns(connection: PgConnection, table: MirroredTable) -> None:

@@ -176,3 +176,29 @@ def test_readers_of_the_lake_alone_learn_the_frontier(mirror: Mirror, gate: Gate
         assert newest.summary.get("total-equality-deletes") == "0" or table == "changing"
         assert all("mirror-pump.frontier" not in snapshot.summary for snapshot in earlier)
         assert all(snapshot.summary.get("mirror-pump.copying") == "true" for snapshot in earlier[1:])
+
+
+def test_a_statement_compares_moments_of_tables(mirror: Mirror, gate: GatedCopies, run: RunCommand) -> None:
+    with mirror.pumping():
+        mirror.register("changing", "resting")
+        mirror.await_live("public.changing", "public.resting")
+        states = []
+        for change_of in ("UPDATE changing SET v = 'second' WHERE id = 1", "DELETE FROM changing WHERE id > 90"):
+            states.append((format_lsn(int(mirror.await_frontier())), len(mirror.heap("changing"))))
+            mirror.database.execute(change_of)
+        mirror.await_frontier()
+    (first, rows), (second, _) = states
+    statement = (
+        f"SELECT (SELECT count(*) FROM changing AT '{first}') AS was, (SELECT count(*) FROM changing) AS is_now,"
+        f" (SELECT count(*) FROM resting AT (VERSION => '{second}')) AS rested,"
+        f" (SELECT count(*) FROM public.changing old AT '{first}' JOIN changing AT '{second}' USING (id)"
+        " WHERE old.v <> changing.v) AS changed"
+    )
+    found = run("sql", statement, "--format", "csv")
+    assert found.exit_code == 0, found.output
+    assert found.stdout == f"was,is_now,rested,changed\n{rows},{rows - 10},10,1\n"
+    assert '"public.changing: read at frontier' in found.stderr
+    assert '"public.changing, public.resting: read at frontier' in found.stderr
+    refused = run("sql", f"FROM nothing AT '{first}'")
+    assert refused.exit_code == 2
+    assert "nothing is not a mirrored table, and only these have a past" in one_line(refused.stderr)
