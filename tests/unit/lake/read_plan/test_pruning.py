@@ -16,7 +16,7 @@ from tests.support.random_lake import matches, random_predicate, random_table
 STORAGE = StorageOptions(fsync=False)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**64))
 def test_a_file_with_a_matching_row_is_planned(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
