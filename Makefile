@@ -118,7 +118,7 @@ soak: $(READY) $(CHDB)
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python benchmarks/soak.py $(ARGS)
 
-# A minute. `make test` does the same without a Spark.
+# Two minutes.
 compose: $(READY) $(PROMETHEUS)
 	$(BIN)/python -m pytest -m soak --numprocesses 0 tests/integration/deploy
 
