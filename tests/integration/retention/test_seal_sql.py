@@ -51,16 +51,16 @@ def test_a_transaction_that_is_older_than_the_partition_is_told_to_begin_again(t
             " VALUES ('ev'::regclass::oid::bigint, 'young', -100, 0, 'hot', 'young'::regclass::oid::bigint)"
         )
         table.seal("young")
-        with pytest.raises(psycopg.errors.SerializationFailure, match="partition public.young is younger than"):
+        with pytest.raises(psycopg.errors.SerializationFailure, match=r"partition public\.young is younger than"):
             first.execute("INSERT INTO ev (id, at) VALUES (11, -11)")
         assert table.advance("young", 0) is None
-        with pytest.raises(psycopg.errors.SerializationFailure, match="partition public.young is younger than"):
+        with pytest.raises(psycopg.errors.SerializationFailure, match=r"partition public\.young is younger than"):
             second.execute("INSERT INTO ev (id, at) VALUES (12, -12)")
         table.database.execute("DROP TABLE ev_default")
         with table.database.session() as connection:
             table.make_default(connection)
             table.retain_default(connection)
-        with pytest.raises(psycopg.errors.SerializationFailure, match="partition public.ev_default is younger than"):
+        with pytest.raises(psycopg.errors.SerializationFailure, match=r"partition public\.ev_default is younger than"):
             third.execute("INSERT INTO ev (id, at) VALUES (13, -500)")
         for old in (first, second, third):
             old.rollback()
