@@ -35,13 +35,6 @@ _SOME = 3
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> CatalogPlace:
-    kind = request.param
-    dsn = request.getfixturevalue("database").dsn if kind == "postgres" else ""
-    return CatalogPlace(kind, (tmp_path / "lake").as_uri(), dsn)
-
-
-@pytest.fixture
 def store() -> Iterator[S3Server]:
     with s3_server() as server:
         yield server
