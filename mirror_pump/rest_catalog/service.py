@@ -19,8 +19,8 @@ from mirror_pump.source.catalog.served_tables import ServedCatalog
 
 
 class CatalogService:
-    """The catalog of a mirror, of lake catalogs or of both, to be served by an HTTP port. A context manager, which closes
-    its connections."""
+    """The catalog of a mirror, of lake catalogs or of both, to be served by an HTTP port. A context manager, which
+    closes its connections."""
 
     def __init__(self, settings: Settings) -> None:
         """Answers that it is not ready until it begins. `settings` need not be complete."""

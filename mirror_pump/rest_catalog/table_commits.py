@@ -86,6 +86,7 @@ class TableCommits:
             )
         except _UPDATE_ERRORS as error:
             raise bad_request(f"{table} cannot be created: {error}") from error
+        _check_format(table, made)
         metadata = _document(made)
         self._check_place(table, metadata, None)
         return metadata
@@ -130,6 +131,7 @@ class TableCommits:
             )
         except _UPDATE_ERRORS as error:
             raise bad_request(f"{change.table} cannot be changed like that: {error}") from error
+        _check_format(change.table, made)
         metadata = _document(made, stored, known)
         self._check_place(change.table, metadata, stored)
         return PointerChange(change.table, base, metadata)
@@ -143,11 +145,14 @@ class TableCommits:
         directory = metadata_directory(metadata)
         if (before is None or directory != metadata_directory(before)) and directory != f"{home}/metadata":
             raise bad_request(f"write.metadata.path of {table}: its metadata files are in {home}/metadata")
-        if metadata.format_version > FORMAT_VERSION:
-            raise bad_request(
-                f"{table} would have Iceberg format version {metadata.format_version}; {FORMAT_VERSION} is the newest"
-                " that is written here"
-            )
+
+
+def _check_format(table: TableIdentifier, metadata: UpdatedMetadata) -> None:
+    if metadata.format_version > FORMAT_VERSION:
+        raise bad_request(
+            f"{table} would have Iceberg format version {metadata.format_version}; {FORMAT_VERSION} is the newest that"
+            " is written here"
+        )
 
 
 def _document(

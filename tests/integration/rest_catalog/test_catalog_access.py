@@ -23,10 +23,11 @@ _TOKEN = "correct-horse-battery-staple"
 _LOAD = "/v1/mirror/namespaces/public/tables/t"
 
 
-@pytest.fixture
-def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
+@pytest.fixture(scope="module")
+def mirror(shared_database: Database, shared_warehouse: str, shared_tasks: ThreadTaskRunner) -> Mirror:
+    database = shared_database
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'read')")
-    mirror = Mirror.create(database, warehouse, tasks)
+    mirror = Mirror.create(database, shared_warehouse, shared_tasks)
     mirror.register("t")
     mirror.catch_up()
     return mirror
