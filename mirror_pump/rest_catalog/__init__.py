@@ -1,1 +1,1 @@
-"""Iceberg's REST catalog: one door for every engine to the mirror, with all tables at one frontier, and to lake tables."""
+"""Iceberg's REST catalog: every engine's door to the mirror, with all tables at one frontier, and to lake tables."""

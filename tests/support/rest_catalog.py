@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog.rest import RestCatalog
@@ -22,6 +24,17 @@ from mirror_pump.rest_catalog.table_documents import TableDocuments
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "rest-catalog.md"
+
+
+def documented_blocks(language: str, heading: str) -> list[str]:
+    """The blocks of code in a section of docs/rest-catalog.md, up to the next heading of any level."""
+    section = re.split(
+        r"^#+ ", DOCUMENT.read_text(encoding="utf-8").partition(heading)[2], maxsplit=1, flags=re.MULTILINE
+    )[0]
+    return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.engines import CHDB
 from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
-from tests.support.clickhouse import clickhouse_session
 from tests.support.pasted import duckdb_home, execute
-from tests.support.rest_catalog import ServedMirror, documented_blocks, served
+from tests.support.rest_catalog import DOCUMENT, ServedMirror, documented_blocks, served
 
 _ADDRESS = "http://127.0.0.1:8181/iceberg"
 
@@ -66,7 +68,7 @@ def test_trino_settings_are_those_that_are_printed(run: RunCommand, catalog: Ser
 
 def test_the_columns_of_the_warehouses_table_can_be_attached(catalog: ServedMirror) -> None:
     """Each name of the table is one that the server knows; a moment may be one that the mirror does not have."""
-    (table,) = re.findall(r"\| warehouse \| each query sees \|\n\|---\|---\|\n((?:\|.*\n)+)", documented_blocks.text())
+    (table,) = re.findall(r"\| warehouse \| each query sees \|\n\|---\|---\|\n((?:\|.*\n)+)", DOCUMENT.read_text())
     names = re.findall(r"`(mirror[^`]*)`", "".join(line.split("|")[1] for line in table.splitlines()))
     assert len(names) >= 7
     for name in names:
@@ -76,14 +78,8 @@ def test_the_columns_of_the_warehouses_table_can_be_attached(catalog: ServedMirr
 
 @pytest.mark.soak
 def test_spark(catalog: ServedMirror, database: Database, tmp_path: Path) -> None:
-    """The settings as they stand, in a session that has Iceberg's jars, as printed by `connect`."""
-    found = block("Spark", "python", catalog)
     script = (
-        "from mirror_pump.engine.spark_runtime.jars import jar_paths\n"
-        "from pyspark.sql import SparkSession\n"
-        "import os\n"
-        + found
-        + "print(spark.sql('SELECT count(*) FROM lake.public.orders').collect())\n"
+        block("Spark", "python", catalog) + "print(spark.sql('SELECT count(*) FROM lake.public.orders').collect())\n"
     )
     assert "1234" in execute(script, database, tmp_path, JAVA_HOME=str(find_java_home()))
 
@@ -92,8 +88,10 @@ def test_spark(catalog: ServedMirror, database: Database, tmp_path: Path) -> Non
 def test_clickhouse(catalog: ServedMirror, monkeypatch: pytest.MonkeyPatch, mirror: Mirror) -> None:
     # It reads only local files below the working directory.
     monkeypatch.chdir(Path(mirror.settings.require_warehouse().removeprefix("file://")))
-    with clickhouse_session(monkeypatch) as session:
-        *settings, query = [part for part in block("ClickHouse", "sql", catalog).split(";") if part.strip()]
-        for statement in settings:
-            session.query(statement)
-        assert str(session.query(query)).strip() == "1234"
+    monkeypatch.syspath_prepend(str(CHDB))
+    session: Any = importlib.import_module("chdb.session").Session()
+    *settings, query = [part for part in block("ClickHouse", "sql", catalog).split(";") if part.strip()]
+    for statement in settings:
+        session.query(statement)
+    assert str(session.query(query)).strip() == "1234"
+    session.close()

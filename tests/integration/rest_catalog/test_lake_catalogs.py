@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.types import StringType
 
+from mirror_pump.config import Settings
+from mirror_pump.errors import UsageError
 from mirror_pump.lake.catalogs.lake_catalog import LakeCatalog, PointerChange, TableIdentifier, TableMoved
 from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
 from mirror_pump.lake.metadata.metadata_files import read_any_version
@@ -21,14 +24,14 @@ from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.lake.table.table import Table
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
-from mirror_pump.rest_catalog.catalog_source import LEVELS
+from mirror_pump.rest_catalog.catalog_uris import CatalogUri
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true, lake_rows
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.program import Program
 from tests.support.catalog_kinds import KINDS, ROWS, TRANSACTIONS, CatalogPlace, rows
-from tests.support.rest_catalog import ServedMirror, serving
+from tests.support.rest_catalog import ServedMirror, documented_blocks, serving
 
 _SCHEMA = {
     "type": "struct",
@@ -300,7 +303,7 @@ def test_no_client_makes_the_server_write_elsewhere(
 def test_a_table_that_is_prepared_exists_once_it_is_committed(memory: MemoryCatalog, tmp_path: Path) -> None:
     with serving(LakeCatalogSource("lake", memory, read_write=True)) as server:
         server.ask("/v1/lake/namespaces", "POST", json.dumps({"namespace": ["s", "deep"]}))
-        path = f"/v1/lake/namespaces/s{LEVELS.replace(LEVELS, '%1F')}deep/tables"
+        path = "/v1/lake/namespaces/s%1Fdeep/tables"
         body = json.dumps({"name": "t", "schema": _SCHEMA, "stage-create": True})
         staged = server.ask(path, "POST", body).document
         assert "metadata-location" not in staged
@@ -328,6 +331,39 @@ def test_a_table_that_is_prepared_exists_once_it_is_committed(memory: MemoryCata
         assert [found for found in Path(location).rglob("*") if found.is_file()] == []
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("path:/srv/lake", CatalogUri("lake", "path", "/srv/lake", "lake", None)),
+        ("path:s3://bucket/lake", CatalogUri("lake", "path", "s3://bucket/lake", "lake", None)),
+        ("shop=path:/srv/a=b", CatalogUri("shop", "path", "/srv/a=b", "lake", None)),
+        ("sqlite:/srv/lake.db?name=x&warehouse=/srv", CatalogUri("lake", "sqlite", "/srv/lake.db", "x", "/srv")),
+        ("postgres:?name=own", CatalogUri("lake", "postgres", "", "own", None)),
+        ("own=postgres:", CatalogUri("own", "postgres", "", "lake", None)),
+    ],
+)
+def test_catalogs_are_named_by_a_text(text: str, expected: CatalogUri) -> None:
+    assert CatalogUri.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["/srv/lake", "hive:x", "path:", "sqlite:", "postgres:x", "path:/x?name=y", "mirror=path:/x", "memory:"]
+)
+def test_other_texts_name_none(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        CatalogUri.parse(text)
+    assert caught.value.remedy
+
+
+def test_what_is_not_there_and_what_is_the_pumps_is_not_served(tmp_path: Path) -> None:
+    settings = Settings(dsn="host=nowhere", warehouse="file:///nowhere")
+    for text in (f"path:{tmp_path}/none", f"sqlite:{tmp_path}/none.db", f"sqlite:{tmp_path}/none/none.db"):
+        with pytest.raises(UsageError, match="there is no"):
+            CatalogUri.parse(text).open(settings, read_write=text.endswith("none/none.db"))
+    with pytest.raises(UsageError, match="the mirror's own catalog"):
+        CatalogUri.parse("postgres:").open(settings, read_write=True)
+
+
 def test_the_program_serves_a_directory_without_a_database(tmp_path: Path) -> None:
     from mirror_pump.lake.catalogs.transaction_log import path_catalog
 
@@ -338,9 +374,9 @@ def test_the_program_serves_a_directory_without_a_database(tmp_path: Path) -> No
     )
     table.append(pa.table({"id": [1, 2, 3]}))
     program = Program("", tmp_path, {})
-    process = program.start(
-        "serve", "--catalog-uri", f"own=path:{lake}", "--read-write", "--listen", "127.0.0.1:0", log="serve.log"
-    )
+    (command,) = documented_blocks("sh", "## Tables that are not mirrored\n")
+    _, *arguments = shlex.split(command.replace("path:/srv/lake", f"own=path:{lake}"))
+    process = program.start(*arguments, "--read-write", "--listen", "127.0.0.1:0", log="serve.log")
     log = tmp_path / "serve.log"
     try:
         await_true(lambda: "/iceberg (" in log.read_text() or process.poll() is not None, 60, "the program serves")
