@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mirror_pump.rest_catalog.endpoints import ENDPOINTS
+from mirror_pump.rest_catalog.endpoints import ENDPOINTS, TRANSACTION_ENDPOINT, WRITE_ENDPOINTS
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -71,9 +71,15 @@ def test_the_endpoints_are_those_that_iceberg_knows(spark: SparkSession) -> None
         "V1_LIST_VIEWS",
         "V1_LOAD_VIEW",
         "V1_VIEW_EXISTS",
+        "V1_CREATE_NAMESPACE",
+        "V1_CREATE_TABLE",
+        "V1_UPDATE_TABLE",
+        "V1_DELETE_TABLE",
+        "V1_COMMIT_TRANSACTION",
     )
-    assert {endpoint.name for endpoint in ENDPOINTS} == {str(getattr(known, name)) for name in names} | {
+    endpoints = (*ENDPOINTS, *WRITE_ENDPOINTS, TRANSACTION_ENDPOINT)
+    assert {endpoint.name for endpoint in endpoints} == {str(getattr(known, name)) for name in names} | {
         "GET /v1/config"
     }
-    for endpoint in ENDPOINTS:
+    for endpoint in endpoints:
         assert str(known.fromString(endpoint.name)) == endpoint.name
