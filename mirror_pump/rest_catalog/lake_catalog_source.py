@@ -67,8 +67,9 @@ class LakeCatalogView:
         """Namespaces that clients have created here. In the catalogs, a namespace lasts by its tables."""
 
     def namespaces(self) -> Sequence[str]:
+        found = {namespace.replace(".", LEVELS) for namespace in self._catalog.namespaces()}
         with self._lock:
-            found = {namespace.replace(".", LEVELS) for namespace in self._catalog.namespaces()} | self._created
+            found |= self._created
         for namespace in list(found):
             levels = namespace.split(LEVELS)
             found |= {LEVELS.join(levels[:count]) for count in range(1, len(levels))}
