@@ -28,15 +28,20 @@ BEGIN
            version = nextval('modak.delta_version'), payload = excluded.payload;
 END $$;
 
--- Refuses a change by a transaction whose snapshot is older than a column of the partition. It reads catalogs as of that
--- snapshot, but rows in their present form, so it would omit the column from the row's payload. Columns are only ever added
--- behind the others. pg_class is read as of the snapshot; has_column_privilege() reads the present catalogs, and is NULL for
--- a column that does not exist.
+-- Refuses a change by a transaction whose snapshot is older than the partition, or than a column of it. It reads catalogs as of
+-- that snapshot, but rows in their present form, so it would find no columns, or omit one from the row's payload. Columns are only
+-- ever added behind the others. pg_class is read as of the snapshot; has_column_privilege() reads the present catalogs, and is NULL
+-- for a column that does not exist.
 CREATE OR REPLACE FUNCTION modak.refuse_outdated(leaf oid) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     known int := (SELECT c.relnatts FROM pg_class c WHERE c.oid = leaf);
 BEGIN
+    IF known IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
+            MESSAGE = format('could not serialize access: partition %s is younger than the transaction''s snapshot', leaf::regclass),
+            HINT = 'The transaction might succeed if retried.';
+    END IF;
     IF EXISTS (SELECT FROM generate_series(known + 1, known + 100) AS n(attnum)
                 WHERE has_column_privilege(leaf, n.attnum::smallint, 'SELECT') IS NOT NULL) THEN
         RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
@@ -196,8 +201,19 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM modak.load_labels l WHERE l.table_id = TG_ARGV[0]::bigint AND l.state = 'staged'
                   AND l.staged_files ->> 'transaction' = pg_current_xact_id()::text) THEN
-        -- modak.settle_load() moves all rows of a load at once.
+        -- modak.settle_load() moves all rows of a load at once, if its snapshot shows that there are any.
+        IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+           AND NOT EXISTS (SELECT FROM pg_partitioned_table p
+                            WHERE p.partdefid = TG_RELID AND modak.retained_by(p.partdefid, 'default')) THEN
+            RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
+                MESSAGE = format('could not serialize access: the trigger of partition %s is younger than the transaction''s snapshot',
+                                 TG_RELID::regclass),
+                HINT = 'The transaction might succeed if retried.';
+        END IF;
         RETURN NULL;
+    END IF;
+    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        PERFORM modak.refuse_outdated(TG_RELID);
     END IF;
     matched := modak.key_match(TG_RELID, keys, '($1)');
     IF TG_OP = 'UPDATE' THEN
@@ -207,9 +223,6 @@ BEGIN
             -- Changed by a trigger that fired before this one. This trigger fires again for that change.
             RETURN NULL;
         END IF;
-    END IF;
-    IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
-        PERFORM modak.refuse_outdated(TG_RELID);
     END IF;
     SELECT o.tier, o.pk, o.image INTO tier, key, image FROM modak.as_owner(
         TG_RELID,

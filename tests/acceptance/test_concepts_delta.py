@@ -13,18 +13,18 @@ from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.mirror import Steps, assert_same, normalised
 from tests.support.ingest_scene import csv_text
-from tests.support.mode_table import ModeTable
+from tests.support.promise_table import PromiseTable
 from tests.support.seam_scene import canonical
 from tests.support.table_modes import TableModes
 
 
-def files_of(modes: TableModes, table: ModeTable) -> set[Path]:
+def files_of(modes: TableModes, table: PromiseTable) -> set[Path]:
     """Every file of a lake table."""
     root = Path(modes.mirror.settings.require_warehouse().removeprefix("file://"))
     return {path for path in root.rglob("*") if path.is_file() and f"/{table.name}" in path.as_posix()}
 
 
-def shedding(modes: TableModes) -> tuple[ModeTable, ...]:
+def shedding(modes: TableModes) -> tuple[PromiseTable, ...]:
     return (modes.retained, modes.tiered, modes.bounded)
 
 
@@ -129,7 +129,7 @@ def test_a_row_corrected_again_in_the_middle_of_its_fold_survives(modes: TableMo
         if folded is not None:
             left[folded.name] = [payload["v"] for _, payload in folded.delta().values() if payload["id"] == key]
 
-    def folded_versions(table: ModeTable) -> list[tuple[int]]:
+    def folded_versions(table: PromiseTable) -> list[tuple[int]]:
         query: LiteralString = (
             "SELECT folded_sequence FROM modak.delta WHERE table_id = %s AND pk = %s AND folded_sequence IS NOT NULL"
         )

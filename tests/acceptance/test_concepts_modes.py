@@ -12,7 +12,7 @@ from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.ops.retain.retention import resume
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.mirror import Row, Steps, assert_same, lake_rows, normalised
-from tests.support.mode_table import ModeTable
+from tests.support.promise_table import PromiseTable
 from tests.support.retention_table import WIDTH, run
 from tests.support.seam_scene import by_pyiceberg, canonical
 from tests.support.table_modes import LAKE_LAG, TableModes
@@ -25,7 +25,7 @@ TRIGGERS: LiteralString = (
 """How many triggers of the mirror a table and its partitions have. Takes its name twice."""
 
 
-def main(modes: TableModes, table: ModeTable) -> list[Row]:
+def main(modes: TableModes, table: PromiseTable) -> list[Row]:
     """The rows of the catalog's current snapshot, as every engine sees them, read by DuckDB and by pyiceberg."""
     location = modes.mirror.location(f"public.{table.name}")
     found = lake_rows(location, modes.duckdb)

@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 
 from mirror_pump.engine.spark_runtime.session import libpq_access
 from mirror_pump.testing.database import Database
-from tests.support.mode_table import COLUMNS
+from tests.support.promise_table import COLUMNS
 from tests.support.seam_scene import PIN, RELEASE, repeatable
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mirror_pump.ops.reads.table_reads import ReadMode
+from mirror_pump.testing.mirror import assert_same
 from tests.support.mode_tables import ModeKind, ModeTable, assert_products_read
 from tests.support.model_history import ModelHistory
 
@@ -25,6 +26,7 @@ class _HeldPin:
     pin_id: Any
     read: tuple[int, str]
     """The cut-line and the metadata file that it reads."""
+    in_one_snapshot: bool
     ingests: int
     """Ingests that had come by then."""
 
@@ -74,13 +76,7 @@ class ModeReads:
 
     def pin(self) -> None:
         """A reader begins."""
-        table = self._chance.choice(self._cut)
-        ingests = self._ingests(table)
-        ((pin, cut, location),) = self._database.rows(
-            "SELECT pin_id, t, metadata_location FROM modak.pin(%s, '10 minutes', %s)",
-            (table.name, self._chance.random() < 0.7),
-        )
-        self._pins.append(_HeldPin(table, pin, (cut, location), ingests))
+        self._pin(self._chance.choice(self._cut), in_one_snapshot=self._chance.random() < 0.7)
 
     def release(self) -> None:
         """A reader looks once more, and ends."""
@@ -105,8 +101,19 @@ class ModeReads:
         assert_products_read([table for table in self._tables if table.kind.streams], ReadMode.LAKE)
         assert self._database.rows("SELECT table_id FROM modak.read_pins") == []
 
+    def _pin(self, table: ModeTable, *, in_one_snapshot: bool) -> _HeldPin:
+        ingests = self._ingests(table)
+        ((pin_id, cut, location),) = self._database.rows(
+            "SELECT pin_id, t, metadata_location FROM modak.pin(%s, '10 minutes', %s)", (table.name, in_one_snapshot)
+        )
+        pin = _HeldPin(table, pin_id, (cut, location), in_one_snapshot, ingests)
+        self._pins.append(pin)
+        return pin
+
     def _release(self, pin: _HeldPin) -> None:
-        self._read_by(pin)
+        self._unpin(self._read_by(pin))
+
+    def _unpin(self, pin: _HeldPin) -> None:
         assert self._database.rows("SELECT modak.release(%s)", (pin.pin_id,)) == [(True,)], "the pin was gone"
         self._pins.remove(pin)
 
@@ -114,16 +121,21 @@ class ModeReads:
         if self._pins:
             self._read_by(self._chance.choice(self._pins))
 
-    def _read_by(self, pin: _HeldPin) -> None:
-        """Through a pin, unless an ingest has landed since: then a reader begins again."""
-        if self._ingests(pin.table) == pin.ingests:
-            pin.table.assert_pinned(self._duckdb, pin.read)
-            self._found["reads by pins"] += 1
-        else:
+    def _read_by(self, pin: _HeldPin) -> _HeldPin:
+        """Through a pin. If an ingest has landed since, the reader begins again. Returns the pin that it has then."""
+        while True:
+            found, wanted = pin.table.seam(self._duckdb, pin.read)
+            if self._ingests(pin.table) == pin.ingests:
+                break
+            self._unpin(pin)
+            pin = self._pin(pin.table, in_one_snapshot=pin.in_one_snapshot)
             self._found["pins from before an ingest"] += 1
+        assert_same(wanted, found, f"the read of {pin.table.name} by a pin at the cut-line {pin.read[0]}")
+        self._found["reads by pins"] += 1
+        return pin
 
     def _ingests(self, table: ModeTable) -> int:
-        """How many ingests have landed in the table. None lands during a read by a pin."""
+        """How many ingests have landed in the table."""
         return int(
             self._database.rows(
                 "SELECT count(*) FROM modak.op_log WHERE table_id = %s AND op_kind = 'ingest' AND phase = 'done'",

@@ -179,11 +179,6 @@ class ModeTable(EventsTable):
                 found.setdefault(state, []).append(int(number))
         return found
 
-    def assert_pinned(self, duckdb: DuckDBPyConnection, pin: tuple[int, str]) -> None:
-        """Fails unless a read by the protocol through a pin finds the table as it is now."""
-        found, wanted = self.seam(duckdb, pin)
-        assert_same(wanted, found, f"the read of {self.name} by a pin at the cut-line {pin[0]}")
-
     def assert_heap(self, *, whole: bool = False) -> None:
         """Fails unless the heap has exactly the rows of the partitions that are attached; `whole`: of all."""
         with self.database.session(autocommit=False) as connection:

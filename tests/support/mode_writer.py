@@ -22,8 +22,6 @@ REFUSED = (
     psycopg.errors.CheckViolation,
     # A partition that has left, and a table that is not registered for a moment.
     psycopg.errors.UndefinedTable,
-    # A partition that is younger than the transaction's snapshot, and sealed: the trigger does not find its columns.
-    psycopg.errors.NullValueNotAllowed,
     # TRUNCATE in an older snapshot.
     psycopg.errors.FeatureNotSupported,
 )

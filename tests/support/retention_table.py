@@ -74,10 +74,14 @@ class RetentionTable:
                     " VALUES (%s, %s, %s, %s, 'hot', to_regclass(%s)::oid::bigint)",
                     (self.table_id, name, number * self.width, (number + 1) * self.width, name),
                 )
-            default = f"{self.prefix}_default"
-            connection.execute(
-                "SELECT modak.retain_triggers(%s, %s::regclass, %s, 'default')", (self.table_id, default, default)
-            )
+            self.retain_default(connection)
+
+    def retain_default(self, connection: psycopg.Connection[Any]) -> None:
+        """Creates the triggers of the DEFAULT partition."""
+        default = f"{self.prefix}_default"
+        connection.execute(
+            "SELECT modak.retain_triggers(%s, %s::regclass, %s, 'default')", (self.table_id, default, default)
+        )
 
     def begin_seal(self, partition: str) -> str | None:
         """Seals a partition and records its WAL position. Returns why it is not sealed, or None."""

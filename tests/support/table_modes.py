@@ -20,7 +20,7 @@ from mirror_pump.ops.retain.retention import resume
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, assert_same, await_true, lake_rows, normalised
-from tests.support.mode_table import COLUMNS, ModeTable
+from tests.support.promise_table import COLUMNS, PromiseTable
 from tests.support.retention_table import Row, at_once, run
 from tests.support.seam_scene import HANDLES, PIN, RELEASE, UNPINNED, canonical
 from tests.support.tiered import CHUNK_BYTES, tiered
@@ -81,15 +81,15 @@ class TableModes:
 
     mirror: Mirror
     duckdb: DuckDBPyConnection
-    plain: ModeTable
+    plain: PromiseTable
     """Not registered: the mirror has nothing to do with it."""
-    mirrored: ModeTable
-    retained: ModeTable
+    mirrored: PromiseTable
+    retained: PromiseTable
     """Mirrored, with heap retention."""
-    tiered: ModeTable
-    kept: ModeTable
+    tiered: PromiseTable
+    kept: PromiseTable
     """Tiered, and keeps its heap."""
-    bounded: ModeTable
+    bounded: PromiseTable
     """Tiered, with lake retention."""
     keys: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
     """Values of `id` that no row has."""
@@ -118,7 +118,7 @@ class TableModes:
             "bounded": tiered(LAG, lake_retention=str(LAKE_LAG), lake_partition=lake_partition),
         }
         tables = {
-            name: ModeTable(database, name, name in ("retained", "tiered", "bounded")) for name in ("plain", *wishes)
+            name: PromiseTable(database, name, name in ("retained", "tiered", "bounded")) for name in ("plain", *wishes)
         }
         for name, table in tables.items():
             table.create(partitioned=wishes.get(name) is not None)
@@ -143,11 +143,11 @@ class TableModes:
         return self.mirror.database
 
     @property
-    def registered(self) -> tuple[ModeTable, ...]:
+    def registered(self) -> tuple[PromiseTable, ...]:
         return (self.mirrored, *self.divided)
 
     @property
-    def divided(self) -> tuple[ModeTable, ...]:
+    def divided(self) -> tuple[PromiseTable, ...]:
         """Tables with a cut-line."""
         return (self.retained, self.tiered, self.kept, self.bounded)
 
@@ -190,7 +190,7 @@ class TableModes:
             )
             raise AssertionError(f"{error}; there is {partitions}") from None
 
-    def read(self, table: ModeTable) -> TwoTiers:
+    def read(self, table: PromiseTable) -> TwoTiers:
         """A pinned read of a table with a cut-line, by the protocol, each step in a transaction of its own."""
         where = {"table_oid": table.table_id}
         with self.database.session(autocommit=False) as connection:
@@ -205,7 +205,9 @@ class TableModes:
             assert connection.execute(RELEASE, {"pin": pin}).rowcount == 1
         return found
 
-    def tiers(self, connection: psycopg.Connection[Any], table: ModeTable, t: int, s: int, location: str) -> TwoTiers:
+    def tiers(
+        self, connection: psycopg.Connection[Any], table: PromiseTable, t: int, s: int, location: str
+    ) -> TwoTiers:
         """Both branches of a read at this cut-line and published snapshot."""
         heap = run(connection, f"SELECT {COLUMNS} FROM {table.name} WHERE at >= {t}").fetchall()
         delta = connection.execute(
@@ -220,7 +222,7 @@ class TableModes:
                 cold[pk] = tuple(payload[name] for name in COLUMNS.split(", "))
         return TwoTiers(t, s, location, by_key(heap), lake, cold)
 
-    def assert_exact(self, table: ModeTable) -> TwoTiers:
+    def assert_exact(self, table: PromiseTable) -> TwoTiers:
         """Fails unless a read by the protocol finds each row of the table once. Nobody may write meanwhile."""
         found = self.read(table)
         assert not found.hot.keys() & found.cold.keys(), f"{table.name}: rows are in both tiers"
@@ -228,7 +230,7 @@ class TableModes:
         assert_same(table.model(), found.rows, f"{table.name}, read across the cut-line {found.t}")
         return found
 
-    def compare(self, connection: psycopg.Connection[Any], table: ModeTable) -> TwoTiers:
+    def compare(self, connection: psycopg.Connection[Any], table: PromiseTable) -> TwoTiers:
         """Reads both branches without a pin in the connection's database snapshot. Fails unless they have each row of
         the model, as of the same moment, once."""
         where = {"table_oid": table.table_id}

@@ -12,7 +12,7 @@ from pyiceberg.transforms import Transform, parse_transform
 from mirror_pump.errors import ForeignTable, LakeError, UsageError
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.metadata.entry_reader import EntryReader
-from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
+from mirror_pump.lake.metadata.manifest_list import Manifest, listed_manifests
 from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, read_bytes
@@ -103,7 +103,7 @@ def manifests_of(snapshot: Snapshot, storage: StorageOptions) -> tuple[Manifest,
     """The manifests of any engine's snapshot; early ones of format version 1 name them without a list. Raises
     LakeError."""
     if "manifest-list" in snapshot.document:
-        return read_list(snapshot.manifest_list, storage)
+        return listed_manifests(snapshot.manifest_list, storage)
     found = []
     for location in snapshot.document.get("manifests", ()):
         content = read_bytes(location, storage)

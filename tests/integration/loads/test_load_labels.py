@@ -17,6 +17,7 @@ from mirror_pump.source.loads.labels import LabelBusy, LabelTaken
 from mirror_pump.testing.mirror import await_true
 from tests.support.loads import LoadedTable, Loader
 from tests.support.message_proxy import cutting_messages
+from tests.support.retention_sql import repeatable_read
 
 TEXT = "id,at,v\n1,50,x\n2,150,y\n3,250,z\n"
 
@@ -195,3 +196,23 @@ def test_nobody_without_rights_on_the_table_learns_or_claims_a_label(table: Load
     with psycopg.connect(loader.dsn) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
         connection.execute("SELECT * FROM modak.load_labels")
     assert table.labels() == {"a": "committed"}
+
+
+def test_a_load_in_a_snapshot_without_the_default_partition_is_told_to_begin_again(table: LoadedTable) -> None:
+    """Its rows would stay there, where no reader looks below the cut-line."""
+    with repeatable_read(table) as old:
+        table.database.execute("DROP TABLE ev_default")
+        with table.database.session() as connection:
+            table.make_default(connection)
+            table.retain_default(connection)
+        old.execute("SELECT modak.begin_load('ev', 'old', '{}')")
+        with pytest.raises(psycopg.errors.SerializationFailure, match="ev_default is younger than"):
+            old.execute("INSERT INTO ev (id, at) VALUES (11, 11)")
+        old.rollback()
+    with repeatable_read(table) as connection:
+        connection.execute("SELECT modak.begin_load('ev', 'young', '{}')")
+        connection.execute("INSERT INTO ev (id, at) VALUES (11, 11)")
+        connection.execute("SELECT modak.finish_load('ev', 'young', '{\"content\": {}}')")
+        connection.commit()
+    assert table.delta().keys() == {"11 11"}
+    assert table.value("SELECT count(*) FROM ev_default") == 0

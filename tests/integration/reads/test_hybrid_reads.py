@@ -52,7 +52,8 @@ def transfer(connection: psycopg.Connection[Any], chance: random.Random) -> None
         connection.execute("UPDATE public.t SET id = -id WHERE id = %s OR id = -%s::bigint", (take, take))
 
 
-def test_a_hybrid_read_is_one_state_of_all_tables_while_they_change(mirror: Mirror) -> None:
+@pytest.mark.parametrize("reads", [pytest.param(3, id="short"), pytest.param(30, id="long", marks=pytest.mark.soak)])
+def test_a_hybrid_read_is_one_state_of_all_tables_while_they_change(mirror: Mirror, reads: int) -> None:
     seed = random.SystemRandom().randrange(2**32)
     statement = (
         "SELECT (SELECT sum(n) FROM public.t) + (SELECT sum(n) FROM other), (SELECT count(*) FROM t),"
@@ -62,7 +63,7 @@ def test_a_hybrid_read_is_one_state_of_all_tables_while_they_change(mirror: Mirr
     notices: list[str] = []
     with mirror.pumping(), writing(mirror.database, transfer, seed) as written:
         mirror.await_frontier()
-        for _ in range(6):
+        for _ in range(reads):
             before = written()
             query = Query(statement, ReadMode.HYBRID, max_wait=30)
             with open_query(mirror.settings, query, notices.append) as duckdb:

@@ -38,6 +38,38 @@ def test_no_change_slips_between_the_seal_and_the_cutline(table: SqlTable) -> No
     assert table.value("SELECT count(*) FROM modak.mirror_captured") == 0
 
 
+def test_a_transaction_that_is_older_than_the_partition_is_told_to_begin_again(table: SqlTable) -> None:
+    """Its snapshot lacks the partition's columns, of which its changes are made. A younger one may write."""
+    with (
+        repeatable_read(table) as first,
+        repeatable_read(table) as second,
+        repeatable_read(table) as third,
+    ):
+        table.database.execute(
+            "CREATE TABLE young PARTITION OF ev FOR VALUES FROM (-100) TO (0);"
+            "INSERT INTO modak.partitions (table_id, partition_id, tier_key_lo, tier_key_hi, state, relation_id)"
+            " VALUES ('ev'::regclass::oid::bigint, 'young', -100, 0, 'hot', 'young'::regclass::oid::bigint)"
+        )
+        table.seal("young")
+        with pytest.raises(psycopg.errors.SerializationFailure, match=r"partition public\.young is younger than"):
+            first.execute("INSERT INTO ev (id, at) VALUES (11, -11)")
+        assert table.advance("young", 0) is None
+        with pytest.raises(psycopg.errors.SerializationFailure, match=r"partition public\.young is younger than"):
+            second.execute("INSERT INTO ev (id, at) VALUES (12, -12)")
+        table.database.execute("DROP TABLE ev_default")
+        with table.database.session() as connection:
+            table.make_default(connection)
+            table.retain_default(connection)
+        with pytest.raises(psycopg.errors.SerializationFailure, match=r"partition public\.ev_default is younger than"):
+            third.execute("INSERT INTO ev (id, at) VALUES (13, -500)")
+        for old in (first, second, third):
+            old.rollback()
+    with repeatable_read(table) as connection:
+        connection.execute("INSERT INTO ev (id, at) VALUES (12, -12), (13, -500)")
+        connection.commit()
+    assert table.delta().keys() == {"12 -12", "13 -500"}
+
+
 def test_what_a_truncate_took_is_not_captured_any_more(table: SqlTable) -> None:
     table.seal("ev0")
     with repeatable_read(table) as old:

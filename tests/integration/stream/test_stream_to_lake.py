@@ -126,7 +126,7 @@ def test_a_changed_key_leaves_no_stale_row(
 def test_a_large_transaction_is_one_step_of_the_frontier(
     database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
-    """300,000 rows in two tables, cut into some hundred segments, between transactions that are batches by
+    """100,000 rows in two tables, cut into some hundred segments, between transactions that are batches by
     themselves."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v int)",
@@ -149,7 +149,7 @@ def test_a_large_transaction_is_one_step_of_the_frontier(
             seen.append((int(str(details["frontier"])), *(count[0] for count in counts if count)))
 
         steps = Steps(look)
-        mirror = Mirror.create(database, warehouse, tasks, segment_bytes=300_000, batch_bytes=300_000, batch_age=0.0)
+        mirror = Mirror.create(database, warehouse, tasks, segment_bytes=100_000, batch_bytes=100_000, batch_age=0.0)
         with mirror.pumping(steps):
             mirror.register("t", "u")
             mirror.await_live("public.t", "public.u")
@@ -158,15 +158,15 @@ def test_a_large_transaction_is_one_step_of_the_frontier(
                     connection.execute("INSERT INTO t VALUES (%s, 0)", (number,))
                 before = mirror.await_frontier()
                 with connection.transaction():
-                    connection.execute("INSERT INTO t SELECT g, 0 FROM generate_series(1, 150000) g")
-                    connection.execute("INSERT INTO u SELECT g, 0 FROM generate_series(1, 145000) g")
-                    connection.execute("DELETE FROM t WHERE id BETWEEN 1 AND 5000")
+                    connection.execute("INSERT INTO t SELECT g, 0 FROM generate_series(1, 50000) g")
+                    connection.execute("INSERT INTO u SELECT g, 0 FROM generate_series(1, 48000) g")
+                    connection.execute("DELETE FROM t WHERE id BETWEEN 1 AND 2000")
                 after = database.lsn()
                 connection.execute("INSERT INTO u VALUES (-1, 0)")
             mirror.await_frontier(seconds=120)
         large = [point for point in seen if point[0] > before]
-        assert {count for _, count, _ in large} <= {3, 145_003}, "all of it or nothing"
-        assert {count for _, _, count in large} <= {0, 145_000, 145_001}
+        assert {count for _, count, _ in large} <= {3, 48_003}, "all of it or nothing"
+        assert {count for _, _, count in large} <= {0, 48_000, 48_001}
         assert all((t > 3) == (u > 0) for _, t, u in large), "in both tables at once"
         # A merge may follow at the same frontier.
         assert len({frontier for frontier, t, _ in large if frontier <= after and t > 3}) == 1

@@ -20,7 +20,7 @@ ROWS = 10
 
 
 @dataclass
-class ModeTable:
+class PromiseTable:
     """One of the tables, and its model."""
 
     database: Database
