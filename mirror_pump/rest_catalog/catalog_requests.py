@@ -32,7 +32,7 @@ class CatalogRequest:
     body: bytes = field(repr=False)
 
     @property
-    def document(self) -> JsonValue:
+    def sent(self) -> JsonValue:
         """The body. Raises ProtocolError if it is no JSON object."""
         try:
             found: JsonValue = orjson.loads(self.body)

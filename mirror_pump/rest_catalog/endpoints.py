@@ -206,7 +206,7 @@ class CatalogEndpoints:
 
     def create_namespace(self, request: CatalogRequest) -> Response:
         writer = self._view(request).writer()
-        sent = sent_document(Namespace, request.document)
+        sent = sent_document(Namespace, request.sent)
         if not all(sent.namespace):
             raise bad_request("a namespace has a name")
         writer.create_namespace(LEVELS.join(sent.namespace))
@@ -214,20 +214,20 @@ class CatalogEndpoints:
 
     def create_table(self, request: CatalogRequest) -> Response:
         writer = self._view(request).writer()
-        made = writer.create(request.parts["namespace"], request.document)
+        made = writer.create(request.parts["namespace"], request.sent)
         if isinstance(made, FoundTable):
             return self._loaded(request, made)
         return Response(orjson.dumps({"metadata": made, "config": {}}), media_type="application/json")
 
     def commit_table(self, request: CatalogRequest) -> Response:
         writer = self._view(request).writer()
-        change = SentChange(request.parts["namespace"], request.parts["table"], request.document)
+        change = SentChange(request.parts["namespace"], request.parts["table"], request.sent)
         (made,) = writer.commit([change])
         return self._loaded(request, made)
 
     def commit_transaction(self, request: CatalogRequest) -> Response:
         writer = self._view(request).writer()
-        changes = sent_document(TransactionRequest, request.document).table_changes
+        changes = sent_document(TransactionRequest, request.sent).table_changes
         writer.commit(
             [
                 SentChange(LEVELS.join(change.identifier.namespace), change.identifier.name, change.model_dump())

@@ -111,7 +111,7 @@ class LakeCatalogView:
             raise table_exists(namespace, request.name)
         metadata = self._commits.prepared(table, request)
         if request.stage_create:
-            return dict(metadata.document)
+            return metadata.parsed()
         try:
             return self._found(self._commits.create(table, metadata))
         except TableMoved:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import BaseModel, Field, JsonValue, ValidationError
 from pyiceberg.exceptions import CommitFailedException
@@ -30,6 +29,7 @@ from mirror_pump.lake.catalogs.lake_catalog import (
 )
 from mirror_pump.lake.format.data_files import FORMAT_VERSION
 from mirror_pump.lake.metadata.metadata_files import metadata_directory, read_any_version
+from mirror_pump.lake.metadata.next_metadata import with_unknown_keys
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.table.table import LAKE_RETRIES
 from mirror_pump.rest_catalog.protocol import bad_request, commit_failed, no_such_table
@@ -159,11 +159,5 @@ def _document(
     made: UpdatedMetadata, before: TableMetadata | None = None, known: UpdatedMetadata | None = None
 ) -> TableMetadata:
     """The document of changed metadata, with what another engine put in and the updates' library does not know."""
-    document: dict[str, Any] = dict(TableMetadata.from_json(made.model_dump_json().encode()).document)
-    if before is not None and known is not None:
-        understood: Mapping[str, JsonValue] = known.model_dump(by_alias=True)
-        document = {key: value for key, value in before.document.items() if key not in understood} | document
-    document["last-updated-ms"] = max(
-        document["last-updated-ms"], 1 + (0 if before is None else before.last_updated_ms)
-    )
-    return TableMetadata(document)
+    understood: Mapping[str, JsonValue] = {} if known is None else known.model_dump(by_alias=True)
+    return with_unknown_keys(TableMetadata.from_json(made.model_dump_json().encode()), before, understood)

@@ -29,7 +29,7 @@ def schema_of(columns: Sequence[str]) -> Schema:
             raise UsageError(f"{text!r} is not a column", "write it as in 'id long not null'")
         fields.append({"id": number, "name": found[1], "type": found[2].lower(), "required": found[3] is not None})
     try:
-        return Schema.model_validate({"type": "struct", "schema-id": 0, "fields": fields})
+        return Schema.model_validate({"type": "struct", "fields": fields})
     except (ValueError, TypeError) as error:
         reason = str(error).splitlines()[-1].strip()
         raise UsageError(

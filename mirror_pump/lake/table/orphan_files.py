@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from mirror_pump.errors import ForeignTable, LakeError, UsageError
 from mirror_pump.lake.catalogs.lake_catalog import LakeCatalog, TableIdentifier
@@ -89,7 +88,7 @@ def _require_own(metadata: TableMetadata, listed: list[StoredFile]) -> None:
     check_readable(metadata)
     if not metadata.snapshots:
         raise ForeignTable(f"the table in {metadata.location} has no snapshot", "commit to it first")
-    if any(key.startswith(_PUMPS) for snapshot in metadata.snapshots for key in _summary(snapshot.document)):
+    if any(key.startswith(_PUMPS) for snapshot in metadata.snapshots for key in snapshot.summary.entries):
         raise ForeignTable(
             f"the table in {metadata.location} is mirrored, and its files may be pinned", "use mirror-pump maintain"
         )
@@ -102,19 +101,13 @@ def _require_own(metadata: TableMetadata, listed: list[StoredFile]) -> None:
             )
 
 
-def _summary(snapshot: Mapping[str, Any]) -> Mapping[str, str]:
-    summary: Mapping[str, str] = snapshot.get("summary") or {}
-    return summary
-
-
 def _referenced(metadata: TableMetadata, storage: StorageOptions) -> Iterator[str]:
     """Every file that the metadata names, directly or not; some of them more than once."""
     yield from metadata.former_locations
-    for key in ("statistics", "partition-statistics"):
-        yield from (str(statistics["statistics-path"]) for statistics in metadata.document.get(key) or ())
+    yield from metadata.statistics_locations
     manifests: dict[str, Manifest] = {}
     for snapshot in metadata.snapshots:
-        if "manifest-list" in snapshot.document:
+        if snapshot.has_manifest_list:
             yield snapshot.manifest_list
         manifests |= {manifest.path: manifest for manifest in manifests_of(snapshot, storage)}
     yield from manifests

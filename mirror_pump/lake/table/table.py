@@ -31,7 +31,7 @@ from mirror_pump.lake.storage import StorageOptions, delete, discard, list_files
 from mirror_pump.lake.table.described_files import DescribedFiles, FileDescriber, current_schema, file_location
 from mirror_pump.lake.table.file_footers import FooterReader
 from mirror_pump.lake.table.new_table import new_metadata
-from mirror_pump.lake.table.present_files import PresentFiles
+from mirror_pump.lake.table.present_files import KnownFiles
 from mirror_pump.lake.table.row_files import write_rows
 from mirror_pump.lake.table.staged_snapshot import StagedSnapshot, TableVersion, stage_snapshot
 from mirror_pump.lake.table.table_errors import ConflictingCommit, TableExists, TableMissing
@@ -54,7 +54,7 @@ class Table:
         self._state = state
         self._retry = retry
         self._footers = FooterReader(catalog.storage)
-        self._present = PresentFiles(catalog.storage)
+        self._present = KnownFiles(catalog.storage)
 
     @classmethod
     def create(
