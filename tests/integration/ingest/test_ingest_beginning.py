@@ -101,11 +101,11 @@ def test_no_partition_is_attached_once_the_cutline_has_begun(events: EventsTable
 def test_a_default_partition_without_its_trigger(events: EventsTable, scene: IngestScene) -> None:
     """It may hold rows below all partitions, which nobody would read any more."""
     default, path = _default(events.database), scene.csv("history.csv", HISTORY)
-    events.database.execute(f"ALTER TABLE {default} DISABLE TRIGGER zz_modak_row")  # type: ignore[arg-type]
+    events.database.execute(f"ALTER TABLE {default} DISABLE TRIGGER zz_modak_row")
     with pytest.raises(TableError, match="does not route rows"):
         scene.ingest(path)
     assert _cut(events.database) == NOT_MOVED
-    events.database.execute(f"ALTER TABLE {default} ENABLE ALWAYS TRIGGER zz_modak_row")  # type: ignore[arg-type]
+    events.database.execute(f"ALTER TABLE {default} ENABLE ALWAYS TRIGGER zz_modak_row")
     scene.ingest(path)
     scene.into_model(HISTORY)
     events.assert_exact()
