@@ -34,7 +34,7 @@ from mirror_pump.lake.metadata.entry_reader import (
     record_of,
 )
 
-_FIELDS = (STATUS, PATH, FORMAT, PARTITION, RECORDS, SIZE_BYTES, SEQUENCE_NUMBER)
+_FIELDS = (STATUS, PARTITION, PATH, FORMAT, RECORDS, SIZE_BYTES, SEQUENCE_NUMBER)
 COLUMN_MAPS = (VALUE_COUNTS, NULL_COUNTS, NAN_COUNTS, LOWER_BOUNDS, UPPER_BOUNDS)
 _INTEGER = rb"[\x80-\xff]{0,9}+[\x00-\x7f]"
 _FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}
@@ -77,12 +77,12 @@ class EntryPattern:
 
     shape: EntryShape
     compiled: re.Pattern[bytes]
-    groups: tuple[int, ...]
-    """Groups of status, path, format, partition, records, size and sequence number, then of the number of values, of
-    NULLs and of NaNs and the lower and upper bound of each wanted column. A value that the entry does not have has a
-    group that matches nothing. A group holds the whole encoding, but without the mark of an optional value."""
-    partition: int
-    """The group of the partition."""
+    head: tuple[int, int]
+    """Groups of the status and the partition. A group holds the whole encoding, but without the mark of an optional
+    value. A value that the entry does not have has a group that matches nothing."""
+    rest: tuple[int, ...]
+    """Groups of path, format, records, size and sequence number, then of the number of values, of NULLs and of NaNs and
+    the lower and upper bound of each wanted column."""
 
 
 def text_of(encoded: bytes) -> bytes:
@@ -143,11 +143,12 @@ class _PatternBuilder:
         never = len(self._groups) + 1
         wanted: list[tuple[int, int | None]] = [(field, None) for field in _FIELDS]
         wanted += [(field, column) for column in self._columns for field in COLUMN_MAPS]
+        groups = tuple(self._groups.get(name, never) for name in wanted)
         return EntryPattern(
             self._shape,
             re.compile(b"".join(parts) + _NEVER, re.DOTALL),
-            tuple(self._groups.get(name, never) for name in wanted),
-            self._groups[PARTITION, None],
+            (groups[0], groups[1]),
+            groups[2:],
         )
 
     def _captured(self, name: tuple[int, int | None], pattern: bytes) -> bytes:

@@ -33,6 +33,7 @@ from mirror_pump.lake.metadata.manifest_entries import Status
 
 FIRST_AFTER, NEXT_AFTER = 50, 250
 """Entries that no pattern matched, after which another is made: that takes as long as some hundred entries."""
+_DELETED = int(Status.DELETED)
 MOST_PATTERNS = 4
 """That are tried on an entry."""
 _MOST_SCHEMAS = 64
@@ -74,6 +75,11 @@ class KnownPatterns:
         self._columns = columns
         self.known: tuple[EntryPattern, ...] = ()
         self._unmatched = 0
+
+    @property
+    def first(self) -> EntryPattern | None:
+        """The one to try first."""
+        return self.known[0] if self.known else None
 
     def match(self, payload: bytes, position: int) -> tuple[EntryPattern, re.Match[bytes]] | None:
         """The entry there, if one of the patterns matches it."""
@@ -141,17 +147,31 @@ class FileEntries:
         """The files whose partition is not None by `partition_of`, which may arrange it; and that have rows, and
         metrics that may match, if that is asked. A partition is asked for once, if its encoding is the same."""
         reader, payload, patterns = self._reader, self._reader.payload, self._patterns
+        integers, partitions = self._integers, self._partitions
         position = 0
         for _ in range(reader.count):
-            found = patterns.match(payload, position)
-            if found is None:
-                row, position = reader.row_at(position)
-                patterns.learn(row)
-                file = self._of_row(row, partition_of, may_match)
-            else:
-                position = found[1].end()
-                file = self._matched(*found, partition_of, may_match)
-            if file is not None:
+            # What follows is done for each entry of a table: as little as possible before the partition is known.
+            pattern = patterns.first
+            match = None if pattern is None else pattern.compiled.match(payload, position)
+            if pattern is None or match is None:
+                found = patterns.match(payload, position)
+                if found is None:
+                    row, position = reader.row_at(position)
+                    patterns.learn(row)
+                    if (file := self._of_row(row, partition_of, may_match)) is not None:
+                        yield file
+                    continue
+                pattern, match = found
+            position = match.end()
+            status, encoded = match.group(*pattern.head)
+            if integers[status] == _DELETED:
+                continue
+            self.seen += 1
+            if encoded not in partitions:
+                found_partition = reader.value_at(self._places[2], match.start(pattern.head[1]))
+                partitions[encoded] = partition_of(found_partition)
+            partition = partitions[encoded]
+            if partition is not None and (file := self._matched(match, pattern, partition, may_match)) is not None:
                 yield file
 
     def _of_row(self, row: Sequence[Any], partition_of: Any, may_match: Any) -> ListedFile | None:
@@ -170,20 +190,12 @@ class FileEntries:
         return [each.get(column) for column in self._columns for each in maps]
 
     def _matched(
-        self, pattern: EntryPattern, match: re.Match[bytes], partition_of: Any, may_match: Any
+        self, match: re.Match[bytes], pattern: EntryPattern, partition: PartitionTuple, may_match: Any
     ) -> ListedFile | None:
-        status, path, kind, encoded, records, size_bytes, number, *metrics = match.group(*pattern.groups)
+        path, kind, records, size_bytes, number, *metrics = match.group(*pattern.rest)
         integers = self._integers
-        if integers[status] == Status.DELETED:
-            return None
-        self.seen += 1
-        try:
-            partition = self._partitions[encoded]
-        except KeyError:
-            place, start = self._places[2], match.start(pattern.partition)
-            partition = self._partitions[encoded] = partition_of(self._reader.value_at(place, start))
         rows = integers[records]
-        if partition is None or (may_match is not None and not (rows and may_match(self._decoded(metrics)))):
+        if may_match is not None and not (rows and may_match(self._decoded(metrics))):
             return None
         if kind not in self._formats:
             self._formats[kind] = text_of(kind).decode()

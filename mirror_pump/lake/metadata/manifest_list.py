@@ -33,7 +33,10 @@ _IDS = {
     "partitions": 507,
     "key_metadata": 519,
 }
-"""Field IDs (Iceberg spec, manifest lists). Those that a list lacks are None, as in format version 1."""
+"""Field IDs (Iceberg spec, manifest lists), in the order of `_from_list`. What a list lacks is None, as in format
+version 1."""
+_KEPT_BYTES = 100_000
+"""Of a list that is kept decoded, which takes some ten times as much memory."""
 _SUMMARY_IDS = (509, 518, 510, 511)
 """Of a partition's summary: contains NULL, contains NaN, lower and upper bound."""
 
@@ -82,13 +85,23 @@ def listed_manifests(location: str, storage: StorageOptions) -> tuple[Manifest, 
     """As `read_list`, without `line`, whose making takes the most time."""
     content = read_bytes(location, storage)
     with decoding(location, "a readable manifest list"):
-        reader = EntryReader(content, None)
-        places = reader.places
-        order = _summary_order(reader.metadata["avro.schema"])
-        return tuple(
-            _from_list({name: row[places[field]] if field in places else None for name, field in _IDS.items()}, order)
-            for row in reader.rows()
-        )
+        return _kept(content) if len(content) <= _KEPT_BYTES else _decoded(content)
+
+
+@lru_cache(maxsize=8)
+def _kept(content: bytes) -> tuple[Manifest, ...]:
+    """By the content, not the location: what is kept is right even if the file is another one now."""
+    return _decoded(content)
+
+
+def _decoded(content: bytes) -> tuple[Manifest, ...]:
+    reader = EntryReader(content, None)
+    order = _summary_order(reader.metadata["avro.schema"])
+    # The place of what a list lacks is behind its fields.
+    places = [reader.places.get(field, -1) for field in _IDS.values()]
+    return tuple(
+        _from_list([values[place] for place in places], order) for values in ([*row, None] for row in reader.rows())
+    )
 
 
 def encoded_list(metadata: Mapping[str, str], manifests: Sequence[Manifest]) -> bytes:
@@ -108,28 +121,28 @@ def _summary_order(schema: str) -> list[int | None]:
     return [ids.index(wanted) if wanted in ids else None for wanted in _SUMMARY_IDS]
 
 
-def _from_list(line: Mapping[str, Any], order: Sequence[int | None]) -> Manifest:
-    added, existing = line["added_files"], line["existing_files"]
+def _from_list(line: Sequence[Any], order: Sequence[int | None]) -> Manifest:
+    path, length, spec_id, content, number, least_number, snapshot_id, added, existing, deleted = line[:10]
+    added_rows, existing_rows, deleted_rows, summaries, key_metadata = line[10:]
     # Format version 1 allows lists without counts. Nobody may pass over such a manifest, so it counts as one of a file.
     uncounted = added is None or existing is None
-    summaries = line["partitions"]
     if summaries is not None:
         summaries = [
             PartitionFieldSummary(*(None if place is None else summary[place] for place in order))
             for summary in summaries
         ]
     return Manifest(
-        line["path"],
-        line["length"],
-        line["spec_id"],
-        line["content"] or 0,
-        line["sequence_number"] or 0,
-        line["min_sequence_number"] or 0,
-        line["added_snapshot_id"] or 0,
-        (added or 0, existing or int(uncounted), line["deleted_files"] or 0),
-        (line["added_rows"] or 0, line["existing_rows"] or 0, line["deleted_rows"] or 0),
+        path,
+        length,
+        spec_id,
+        content or 0,
+        number or 0,
+        least_number or 0,
+        snapshot_id or 0,
+        (added or 0, existing or int(uncounted), deleted or 0),
+        (added_rows or 0, existing_rows or 0, deleted_rows or 0),
         summaries,
-        line["key_metadata"],
+        key_metadata,
     )
 
 
