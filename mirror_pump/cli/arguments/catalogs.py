@@ -21,8 +21,8 @@ _HELP = (
 )
 _REMEDY = "give path:DIR, path:s3://BUCKET/PREFIX, sqlite:///FILE?warehouse=DIR, or postgres"
 
-CatalogUri = Annotated[str, typer.Option("--catalog", metavar="URI", help=_HELP, show_default=False)]
-OptionalCatalogUri = Annotated[str | None, typer.Option("--catalog", metavar="URI", help=_HELP, show_default=False)]
+RequiredCatalog = Annotated[str, typer.Option("--catalog", metavar="URI", help=_HELP, show_default=False)]
+OptionalCatalog = Annotated[str | None, typer.Option("--catalog", metavar="URI", help=_HELP, show_default=False)]
 
 
 def open_catalog(uri: str, settings: Settings, *, transactions: bool = False) -> LakeCatalog:
@@ -31,7 +31,7 @@ def open_catalog(uri: str, settings: Settings, *, transactions: bool = False) ->
     Raises UsageError for what is no catalog, and the errors of the database.
     """
     kind, _, rest = uri.partition(":")
-    if uri == "postgres":
+    if uri in ("postgres", "postgres:"):
         return _postgres(settings)
     if kind == "sqlite":
         return _sqlite(rest, settings)

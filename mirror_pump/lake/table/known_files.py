@@ -26,7 +26,7 @@ from mirror_pump.lake.table.table_errors import FileRefused
 _Hashes = npt.NDArray[np.uint64]
 
 
-class PresentFiles:
+class KnownFiles:
     """Remembers the files of a table's manifests. Not thread-safe."""
 
     def __init__(self, storage: StorageOptions) -> None:
