@@ -21,8 +21,8 @@ _HELP = (
 )
 _REMEDY = "give path:DIR, path:s3://BUCKET/PREFIX, sqlite:///FILE?warehouse=DIR, or postgres"
 
-CatalogOption = Annotated[str, typer.Option("--catalog", metavar="URI", help=_HELP, show_default=False)]
-OptionalCatalogOption = Annotated[str | None, typer.Option("--catalog", metavar="URI", help=_HELP, show_default=False)]
+RequiredCatalog = Annotated[str, typer.Option("--catalog", metavar="URI", help=_HELP, show_default=False)]
+OptionalCatalog = Annotated[str | None, typer.Option("--catalog", metavar="URI", help=_HELP, show_default=False)]
 
 
 def open_catalog(uri: str, settings: Settings, *, transactions: bool = False) -> LakeCatalog:

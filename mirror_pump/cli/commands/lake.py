@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.cli.arguments.catalogs import OptionalCatalogOption, metadata_of, storage_of
+from mirror_pump.cli.arguments.catalogs import OptionalCatalog, metadata_of, storage_of
 from mirror_pump.cli.arguments.options import STORAGE, command
 from mirror_pump.cli.commands import lake_tables
 from mirror_pump.cli.terminal.output import bytes_text, count_text, say, write_json
@@ -44,7 +44,7 @@ def add(app: typer.Typer) -> None:
 
 def _add_info(group: typer.Typer) -> None:
     @command(group, "info", lake_tables.FIELDS, needs_dsn=False)
-    def info(settings: Settings, table: TablePath, catalog: OptionalCatalogOption = None, json: AsJson = False) -> None:
+    def info(settings: Settings, table: TablePath, catalog: OptionalCatalog = None, json: AsJson = False) -> None:
         """Show a table's schema, partitioning and current snapshot."""
         from mirror_pump.lake.metadata.table_documents import table_document, table_lines
 
@@ -58,9 +58,7 @@ def _add_info(group: typer.Typer) -> None:
 
 def _add_history(group: typer.Typer) -> None:
     @command(group, "history", lake_tables.FIELDS, needs_dsn=False)
-    def history(
-        settings: Settings, table: TablePath, catalog: OptionalCatalogOption = None, json: AsJson = False
-    ) -> None:
+    def history(settings: Settings, table: TablePath, catalog: OptionalCatalog = None, json: AsJson = False) -> None:
         """List the snapshots, from the current one back along their parents."""
         from mirror_pump.lake.metadata.metadata_files import read_any_version
         from mirror_pump.lake.metadata.table_documents import history_document, snapshot_line
@@ -79,7 +77,7 @@ def _add_plan(group: typer.Typer) -> None:
     def plan(
         settings: Settings,
         table: TablePath,
-        catalog: OptionalCatalogOption = None,
+        catalog: OptionalCatalog = None,
         where: Annotated[
             str | None,
             typer.Option("--where", metavar="PREDICATE", help="Such as \"day >= '2026-01-01' and region = 'eu'\""),
@@ -109,7 +107,7 @@ def _add_files(group: typer.Typer) -> None:
     def files(
         settings: Settings,
         table: TablePath,
-        catalog: OptionalCatalogOption = None,
+        catalog: OptionalCatalog = None,
         snapshot: OfSnapshot = None,
         json: AsJson = False,
     ) -> None:

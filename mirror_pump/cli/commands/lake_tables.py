@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import orjson
 import typer
 
-from mirror_pump.cli.arguments.catalogs import CatalogOption, open_catalog, storage_of
+from mirror_pump.cli.arguments.catalogs import RequiredCatalog, open_catalog, storage_of
 from mirror_pump.cli.arguments.durations import seconds_of
 from mirror_pump.cli.arguments.options import SOURCE, STORAGE, command
 from mirror_pump.cli.terminal.output import bytes_text, count_text, say, write_json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FIELDS = (*SOURCE, *STORAGE)
 """Options of all commands that open a catalog: one of them is a database."""
 
-TableArgument = Annotated[str, typer.Argument(metavar="TABLE", help="Name in the catalog, such as sales.orders")]
+CatalogTable = Annotated[str, typer.Argument(metavar="TABLE", help="Name in the catalog, such as sales.orders")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")]
 _LINES = 'write a file\'s name in each line, or JSON such as {"add": "a.parquet"} and {"remove": "b.parquet"}'
 
@@ -38,8 +38,8 @@ def _add_init(group: typer.Typer) -> None:
     @command(group, "init", FIELDS, needs_dsn=False)
     def init(
         settings: Settings,
-        table: TableArgument,
-        catalog: CatalogOption,
+        table: CatalogTable,
+        catalog: RequiredCatalog,
         column: Annotated[
             list[str] | None, typer.Option("--column", metavar="TEXT", help="Such as 'id long not null'; repeatable")
         ] = None,
@@ -119,8 +119,8 @@ def _add_commit(group: typer.Typer) -> None:
     @command(group, "commit", FIELDS, needs_dsn=False)
     def commit(
         settings: Settings,
-        table: TableArgument,
-        catalog: CatalogOption,
+        table: CatalogTable,
+        catalog: RequiredCatalog,
         files: Annotated[
             list[str] | None, typer.Argument(metavar="[FILE]...", help=r"Parquet files to add \[those of stdin]")
         ] = None,
@@ -183,8 +183,8 @@ def _add_gc(group: typer.Typer) -> None:
     @command(group, "gc", FIELDS, needs_dsn=False)
     def gc(
         settings: Settings,
-        table: TableArgument,
-        catalog: CatalogOption,
+        table: CatalogTable,
+        catalog: RequiredCatalog,
         older_than: Annotated[
             str, typer.Option("--older-than", metavar="DURATION", help="Keep files that are younger; at least 1h")
         ] = "3 days",

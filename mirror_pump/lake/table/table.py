@@ -30,8 +30,8 @@ from mirror_pump.lake.read_plan.scan import Scan
 from mirror_pump.lake.storage import StorageOptions, delete, discard, list_files
 from mirror_pump.lake.table.described_files import DescribedFiles, FileDescriber, current_schema, file_location
 from mirror_pump.lake.table.file_footers import FooterReader
+from mirror_pump.lake.table.known_files import KnownFiles
 from mirror_pump.lake.table.new_table import new_metadata
-from mirror_pump.lake.table.present_files import KnownFiles
 from mirror_pump.lake.table.row_files import write_rows
 from mirror_pump.lake.table.staged_snapshot import StagedSnapshot, TableVersion, stage_snapshot
 from mirror_pump.lake.table.table_errors import ConflictingCommit, TableExists, TableMissing
@@ -54,7 +54,7 @@ class Table:
         self._state = state
         self._retry = retry
         self._footers = FooterReader(catalog.storage)
-        self._present = KnownFiles(catalog.storage)
+        self._known_files = KnownFiles(catalog.storage)
 
     @classmethod
     def create(
@@ -241,7 +241,7 @@ class Table:
                 key = id(self._state)
                 if key not in described:
                     described = {key: describer.describe(self.metadata)}
-                self._present.refuse([file.path for file in described[key].files], self._state)
+                self._known_files.refuse([file.path for file in described[key].files], self._state)
                 staged = stage_snapshot(self._state, described[key], removed, self._catalog.storage, summary)
                 return self._swap(staged)
         raise AssertionError("the last attempt returns or raises")
