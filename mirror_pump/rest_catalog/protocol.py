@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 
 class _Document(BaseModel):
@@ -45,6 +45,20 @@ class TableList(_Document):
 
     identifiers: list[TableReference]
     next_page_token: str | None = Field(default=None, serialization_alias="next-page-token")
+
+
+class TransactionPart(_Document):
+    """A part of TransactionRequest, which is a `CommitTableRequest` in the protocol."""
+
+    identifier: TableReference
+    requirements: list[JsonValue] = []
+    updates: list[JsonValue] = []
+
+
+class TransactionRequest(_Document):
+    """Body of `POST .../transactions/commit`."""
+
+    table_changes: list[TransactionPart] = Field(validation_alias="table-changes")
 
 
 class StorageCredential(_Document):
@@ -107,3 +121,16 @@ def no_such_view(namespace: str, name: str) -> ProtocolError:
 
 def forbidden(message: str) -> ProtocolError:
     return ProtocolError(403, "ForbiddenException", message)
+
+
+def namespace_exists(name: str) -> ProtocolError:
+    return ProtocolError(409, "AlreadyExistsException", f"Namespace already exists: {name}")
+
+
+def table_exists(namespace: str, name: str) -> ProtocolError:
+    return ProtocolError(409, "AlreadyExistsException", f"Table already exists: {namespace}.{name}")
+
+
+def commit_failed(message: str) -> ProtocolError:
+    """The client's state of a table is not the newest: it may load the table and try again."""
+    return ProtocolError(409, "CommitFailedException", message)

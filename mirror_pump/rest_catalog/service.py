@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
 from mirror_pump.config import Settings
+from mirror_pump.errors import UsageError
 from mirror_pump.pipeline.lake_storage import lake_storage
+from mirror_pump.rest_catalog.catalog_uris import OpenedCatalog
 from mirror_pump.rest_catalog.endpoints import CatalogEndpoints
+from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
 from mirror_pump.rest_catalog.mirror_catalog import MirrorCatalog
 from mirror_pump.rest_catalog.moments import Moments
 from mirror_pump.rest_catalog.table_documents import TableDocuments
@@ -15,20 +19,32 @@ from mirror_pump.source.catalog.served_tables import ServedCatalog
 
 
 class CatalogService:
-    """The catalog of one mirror, to be served by an HTTP port. A context manager, which closes its connection."""
+    """The catalog of a mirror, of lake catalogs or of both, to be served by an HTTP port. A context manager, which
+    closes its connections."""
 
     def __init__(self, settings: Settings) -> None:
         """Answers that it is not ready until it begins. `settings` need not be complete."""
         documents = TableDocuments(settings.limits.served_bytes)
         self.endpoints = CatalogEndpoints(documents, vends=settings.vend_credentials)
-        self._catalog: ServedCatalog | None = None
+        self._closed = ExitStack()
 
     def begin(self, settings: Settings) -> None:
         """Serve the mirror. `settings` are complete. Connects to nothing yet."""
         storage = lake_storage(settings)
-        self._catalog = ServedCatalog(settings.require_dsn(), settings.slot)
-        moments = Moments(self._catalog, storage, settings.lease_timeout, settings.limits.served_moments)
-        self.endpoints.sources = [MirrorCatalog(self._catalog, moments, storage)]
+        catalog = ServedCatalog(settings.require_dsn(), settings.slot)
+        self._closed.callback(catalog.close)
+        moments = Moments(catalog, storage, settings.lease_timeout, settings.limits.served_moments)
+        self.endpoints.sources = [*self.endpoints.sources, MirrorCatalog(catalog, moments, storage)]
+
+    def add(self, opened: OpenedCatalog, *, read_write: bool) -> None:
+        """Serve a lake catalog as well, and close it at the end. Raises UsageError if its name is taken."""
+        self._closed.callback(opened.close)
+        if any(opened.warehouse in source.warehouses for source in self.endpoints.sources):
+            raise UsageError(
+                f"there are two catalogs named {opened.warehouse}", "give them names: --catalog-uri NAME=path:DIRECTORY"
+            )
+        source = LakeCatalogSource(opened.warehouse, opened.catalog, read_write=read_write)
+        self.endpoints.sources = [*self.endpoints.sources, source]
 
     def __enter__(self) -> Self:
         return self
@@ -36,5 +52,4 @@ class CatalogService:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._catalog is not None:
-            self._catalog.close()
+        self._closed.close()

@@ -15,6 +15,7 @@ from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
+from tests.support.catalog_kinds import CatalogPlace
 from tests.support.table_modes import TableModes
 
 
@@ -65,6 +66,21 @@ class SharedModes:
 
 
 _SHARED = pytest.StashKey[SharedModes]()
+
+
+@pytest.fixture(scope="module")
+def catalog_dsn(postgres: EmbeddedPostgres, catalog_template: str) -> Iterator[str]:
+    """A database with the catalog, for the tests of a module that use catalogs of different names in it."""
+    name = f"t_catalogs_{os.urandom(3).hex()}"
+    yield postgres.create_database(name, template=catalog_template)
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> CatalogPlace:
+    """An empty catalog of the kind that the test is parametrised with."""
+    dsn = request.getfixturevalue("catalog_dsn") if request.param == "postgres" else ""
+    return CatalogPlace(request.param, (tmp_path / "lake").as_uri(), dsn, catalog=os.urandom(6).hex())
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import psycopg
+import pytest
 
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode
@@ -59,6 +60,7 @@ def test_it_is_executed_by_duckdb_under_a_pin_on_cut_line_and_snapshot(modes: Ta
     assert modes.database.rows("SELECT * FROM modak.read_pins") == []
 
 
+@pytest.mark.soak
 def test_the_result_is_one_moment_of_the_whole_table_whatever_goes_on(modes: TableModes) -> None:
     """Two writers change rows of both tiers, partitions leave, rows expire, corrections are folded, files are merged.
     Each read by the protocol equals the model as of the same moment. A query of all tables with a cut-line by the

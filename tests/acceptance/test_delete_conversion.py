@@ -91,6 +91,7 @@ def test_a_truncate_while_positions_are_looked_up(mirror: Mirror) -> None:
     assert_same(mirror.heap("public.t"), scanned(mirror, "public.t"), "by pyiceberg")
 
 
+@pytest.mark.soak
 def test_another_engine_rewrites_the_files_meanwhile(mirror: Mirror, spark: SparkSession) -> None:
     database = mirror.database
     session = lake_session(spark, database.dsn, mirror.settings.require_warehouse())

@@ -30,15 +30,8 @@ from tests.support.shared_commits import append_and_die
 
 NAME = "sales.orders"
 _DYING = "dying writer"
-_SOME = 3
+_SOME = 1
 """Of the steps of a commit, besides the first and the last ones: `make test` kills at them, `make soak` at each."""
-
-
-@pytest.fixture
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> CatalogPlace:
-    kind = request.param
-    dsn = request.getfixturevalue("database").dsn if kind == "postgres" else ""
-    return CatalogPlace(kind, (tmp_path / "lake").as_uri(), dsn)
 
 
 @pytest.fixture

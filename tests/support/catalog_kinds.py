@@ -13,6 +13,7 @@ from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
 from mirror_pump.lake.catalogs.postgres_catalog import PostgresCatalog
 from mirror_pump.lake.catalogs.sqlite_catalog import SqliteCatalog
 from mirror_pump.lake.catalogs.transaction_log import path_catalog
+from mirror_pump.lake.commit.catalog import CATALOG
 from mirror_pump.lake.contents.file_listing import live_data_files
 from mirror_pump.lake.metadata.manifest_list import read_list
 from mirror_pump.lake.metadata.snapshot import Snapshot
@@ -37,6 +38,8 @@ class CatalogPlace:
     dsn: str = ""
     properties: dict[str, str] = field(default_factory=dict)
     """Of an object store."""
+    catalog: str = CATALOG
+    """The catalog's name in a database, which several can share."""
 
     def open(self) -> LakeCatalog:
         """A catalog object of its own, as another process has it. Not for the kind memory."""
@@ -48,7 +51,7 @@ class CatalogPlace:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 return SqliteCatalog(file, self.warehouse, storage)
             case "postgres":
-                return PostgresCatalog(self.dsn, self.warehouse, storage)
+                return PostgresCatalog(self.dsn, self.warehouse, storage, name=self.catalog)
             case "memory":
                 return MemoryCatalog(self.warehouse, storage)
             case _:

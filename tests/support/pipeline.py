@@ -27,7 +27,7 @@ _PAUSE = 0.02
 @contextmanager
 def in_thread(work: Callable[[threading.Event], None], name: str, patience: float = 30) -> Iterator[threading.Thread]:
     """Runs `work` in a thread within the block. At its end, the event that `work` got is set, and `work` has `patience`
-    seconds to return. Its error is raised at the end of the block, unless the block failed itself."""
+    seconds to return. Its error is raised at the end of the block; if the block failed itself, it is noted there."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -41,6 +41,10 @@ def in_thread(work: Callable[[threading.Event], None], name: str, patience: floa
     thread.start()
     try:
         yield thread
+    except BaseException as error:
+        if failures:
+            error.add_note(f"the {name} had failed: {failures[0]!r}")
+        raise
     finally:
         stop.set()
         thread.join(patience)

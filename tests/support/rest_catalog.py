@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog.rest import RestCatalog
@@ -15,11 +17,24 @@ from mirror_pump.config import Settings
 from mirror_pump.monitoring.access import Access
 from mirror_pump.monitoring.http_server import HttpServer, application
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
-from mirror_pump.rest_catalog.endpoints import CATALOG_PATH
+from mirror_pump.rest_catalog.catalog_source import CatalogSource
+from mirror_pump.rest_catalog.endpoints import CATALOG_PATH, CatalogEndpoints
 from mirror_pump.rest_catalog.service import CatalogService
+from mirror_pump.rest_catalog.table_documents import TableDocuments
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "rest-catalog.md"
+
+
+def documented_blocks(language: str, heading: str) -> list[str]:
+    """The blocks of code in a section of docs/rest-catalog.md, up to the next heading of any level."""
+    section = re.split(
+        r"^#+ ", DOCUMENT.read_text(encoding="utf-8").partition(heading)[2], maxsplit=1, flags=re.MULTILINE
+    )[0]
+    return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -75,17 +90,30 @@ class ServedMirror:
     def pyiceberg(self, warehouse: str) -> RestCatalog:
         """pyiceberg's client, attached."""
         access = {"token": self.token} if self.token else {}
-        return RestCatalog("mirror", uri=self.uri, warehouse=warehouse, **access)
+        return RestCatalog("lake", uri=self.uri, warehouse=warehouse, **access)
 
     def duckdb(self, warehouse: str, *, delegates: bool = False) -> DuckDBPyConnection:
         """A DuckDB with the warehouse attached as `lake`. `delegates`: it asks the catalog for credentials."""
         connection = open_duckdb("httpfs")
+        self.attach_in(connection, warehouse, "lake", delegates=delegates)
+        return connection
+
+    def attach_in(self, connection: DuckDBPyConnection, warehouse: str, name: str, *, delegates: bool = False) -> None:
+        """Attaches the warehouse in a DuckDB."""
         access = f"TOKEN '{self.token}'" if self.token else "AUTHORIZATION_TYPE 'none'"
         options = f"TYPE iceberg, ENDPOINT '{self.uri}', {access}" + (
             "" if delegates else ", ACCESS_DELEGATION_MODE 'none'"
         )
-        connection.execute(f"ATTACH '{warehouse}' AS lake ({options})")
-        return connection
+        connection.execute(f"ATTACH '{warehouse}' AS {name} ({options})")
+
+
+@contextmanager
+def serving(*sources: CatalogSource) -> Iterator[ServedMirror]:
+    """Serves lake catalogs during the block, without a mirror."""
+    endpoints = CatalogEndpoints(TableDocuments(1 << 20), vends=False)
+    endpoints.sources = sources
+    with HttpServer("127.0.0.1", 0, application(endpoints.routes(), Access.at("127.0.0.1", None))) as server:
+        yield ServedMirror(int(server.url.rpartition(":")[2]))
 
 
 @contextmanager

@@ -53,6 +53,8 @@ def s3_server() -> Iterator[S3Server]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    """An answer's head and body are sent one after the other: otherwise the body waits 40 ms for the head's receipt."""
     server: S3Server
 
     def parse_request(self) -> bool:

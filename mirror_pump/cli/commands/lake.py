@@ -1,4 +1,4 @@
-"""`mirror-pump lake`: looks into Iceberg tables by their metadata, with no database."""
+"""`mirror-pump lake`: Iceberg tables of catalogs and of plain directories, with no mirror."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mirror_pump.cli.arguments.catalogs import OptionalCatalogOption, metadata_of, storage_of
 from mirror_pump.cli.arguments.options import STORAGE, command
+from mirror_pump.cli.commands import lake_tables
 from mirror_pump.cli.terminal.output import bytes_text, count_text, say, write_json
 from mirror_pump.config import Settings
 
 if TYPE_CHECKING:
     from mirror_pump.lake.read_plan.planned_files import ReadPlan
-    from mirror_pump.lake.storage import StorageOptions
 
 TablePath = Annotated[
     str,
-    typer.Argument(metavar="TABLE", help="URI or path of a metadata file, or of a table's directory: its newest one"),
+    typer.Argument(
+        metavar="TABLE", help="With --catalog, a name; else the location of a metadata file or of a table's directory"
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")]
 OfSnapshot = Annotated[
@@ -27,10 +30,11 @@ OfSnapshot = Annotated[
 def add(app: typer.Typer) -> None:
     group = typer.Typer(
         no_args_is_help=True,
-        help="Look into Iceberg tables of any engine: their history, files, manifests, and what a query would read.",
+        help="Create Iceberg tables, commit files to them, and look into those of any engine, without a mirror.",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.add_typer(group, name="lake")
+    lake_tables.add(group)
     _add_info(group)
     _add_history(group)
     _add_plan(group)
@@ -39,13 +43,12 @@ def add(app: typer.Typer) -> None:
 
 
 def _add_info(group: typer.Typer) -> None:
-    @command(group, "info", STORAGE, needs_dsn=False)
-    def info(settings: Settings, table: TablePath, json: AsJson = False) -> None:
+    @command(group, "info", lake_tables.FIELDS, needs_dsn=False)
+    def info(settings: Settings, table: TablePath, catalog: OptionalCatalogOption = None, json: AsJson = False) -> None:
         """Show a table's schema, partitioning and current snapshot."""
-        from mirror_pump.lake.metadata.table_documents import metadata_location, table_document, table_lines
+        from mirror_pump.lake.metadata.table_documents import table_document, table_lines
 
-        storage = _storage(settings)
-        document = table_document(metadata_location(table, storage), storage)
+        document = table_document(metadata_of(table, catalog, settings), storage_of(settings))
         if json:
             write_json(document)
             return
@@ -54,14 +57,16 @@ def _add_info(group: typer.Typer) -> None:
 
 
 def _add_history(group: typer.Typer) -> None:
-    @command(group, "history", STORAGE, needs_dsn=False)
-    def history(settings: Settings, table: TablePath, json: AsJson = False) -> None:
+    @command(group, "history", lake_tables.FIELDS, needs_dsn=False)
+    def history(
+        settings: Settings, table: TablePath, catalog: OptionalCatalogOption = None, json: AsJson = False
+    ) -> None:
         """List the snapshots, from the current one back along their parents."""
         from mirror_pump.lake.metadata.metadata_files import read_any_version
-        from mirror_pump.lake.metadata.table_documents import history_document, metadata_location, snapshot_line
+        from mirror_pump.lake.metadata.table_documents import history_document, snapshot_line
 
-        storage = _storage(settings)
-        snapshots = history_document(read_any_version(metadata_location(table, storage), storage))
+        location = metadata_of(table, catalog, settings)
+        snapshots = history_document(read_any_version(location, storage_of(settings)))
         if json:
             write_json({"snapshots": snapshots})
             return
@@ -70,10 +75,11 @@ def _add_history(group: typer.Typer) -> None:
 
 
 def _add_plan(group: typer.Typer) -> None:
-    @command(group, "plan", STORAGE, needs_dsn=False)
+    @command(group, "plan", lake_tables.FIELDS, needs_dsn=False)
     def plan(
         settings: Settings,
         table: TablePath,
+        catalog: OptionalCatalogOption = None,
         where: Annotated[
             str | None,
             typer.Option("--where", metavar="PREDICATE", help="Such as \"day >= '2026-01-01' and region = 'eu'\""),
@@ -84,7 +90,7 @@ def _add_plan(group: typer.Typer) -> None:
         """Show which files a query with a predicate has to read, and how many manifests that takes."""
         from mirror_pump.lake.read_plan.documents import plan_document
 
-        planned = _planned(settings, table, where, snapshot)
+        planned = _planned(settings, metadata_of(table, catalog, settings), where, snapshot)
         if json:
             write_json(plan_document(planned))
             return
@@ -99,12 +105,18 @@ def _add_plan(group: typer.Typer) -> None:
 
 
 def _add_files(group: typer.Typer) -> None:
-    @command(group, "files", STORAGE, needs_dsn=False)
-    def files(settings: Settings, table: TablePath, snapshot: OfSnapshot = None, json: AsJson = False) -> None:
+    @command(group, "files", lake_tables.FIELDS, needs_dsn=False)
+    def files(
+        settings: Settings,
+        table: TablePath,
+        catalog: OptionalCatalogOption = None,
+        snapshot: OfSnapshot = None,
+        json: AsJson = False,
+    ) -> None:
         """List the data files of a snapshot, with the delete files that apply to them."""
         from mirror_pump.lake.read_plan.documents import plan_document
 
-        planned = _planned(settings, table, None, snapshot)
+        planned = _planned(settings, metadata_of(table, catalog, settings), None, snapshot)
         if json:
             document = plan_document(planned)
             write_json({key: document[key] for key in ("snapshot_id", "records", "size_bytes", "files")})
@@ -127,7 +139,7 @@ def _add_inspect_manifest(group: typer.Typer) -> None:
         """Print the entries of a manifest, those of removed files too."""
         from mirror_pump.lake.metadata.table_documents import manifest_document
 
-        document = manifest_document(manifest, _storage(settings))
+        document = manifest_document(manifest, storage_of(settings))
         if json:
             write_json(document)
             return
@@ -135,19 +147,12 @@ def _add_inspect_manifest(group: typer.Typer) -> None:
             say(f"{entry['status']} {entry['content']} {entry['path']} {entry['records']} rows {entry['partition']}")
 
 
-def _planned(settings: Settings, table: str, where: str | None, snapshot: int | None) -> ReadPlan:
+def _planned(settings: Settings, location: str, where: str | None, snapshot: int | None) -> ReadPlan:
     from pyiceberg.expressions import AlwaysTrue
 
     from mirror_pump.lake.metadata.metadata_files import read_any_version
-    from mirror_pump.lake.metadata.table_documents import metadata_location
     from mirror_pump.lake.read_plan.plan import read_plan
 
-    storage = _storage(settings)
-    metadata = read_any_version(metadata_location(table, storage), storage)
+    storage = storage_of(settings)
+    metadata = read_any_version(location, storage)
     return read_plan(metadata, storage, AlwaysTrue() if where is None else where, snapshot)
-
-
-def _storage(settings: Settings) -> StorageOptions:
-    from mirror_pump.lake.storage import StorageOptions
-
-    return StorageOptions(settings.storage_properties, fsync=False)

@@ -1,10 +1,32 @@
 """Hashes keys of any length to 128 bits, many at once.
 
 The hash is multilinear: a key is a vector of 32-bit numbers, which are multiplied by secret 64-bit coefficients and
-added up modulo 2^64; the upper 32 bits of the sum are a quarter of the result. Two different keys, whatever they are,
-have the same quarter with a probability of 2^-32 over the choice of the coefficients, and the four quarters are
-independent (Lemire and Kaser, Strongly universal string hashing is fast, 2014). Nobody sees a hash who could choose
-keys by it.
+added up modulo 2^64; the upper 32 bits of the sum are a quarter of the result (Lemire and Kaser, Strongly universal
+string hashing is fast, 2014).
+
+*What depends on it.* Nobody compares the keys themselves. If two keys of a table have one hash, a delete of one hides
+the row of the other: data is lost. So the bound is the whole argument, and it must hold for all keys of a table at
+once.
+
+*The bound.* Let two keys differ. Then they differ in one number of their vectors, by d, 0 < |d| < 2^32: the columns'
+lengths are numbers of the vector, so either a length differs, or two values of equal length differ in a byte, and so in
+the number that has it. (Missing numbers are zeros; a length separates "a" from "a" and a zero byte, the empty value
+from zeros, and ("a", "bc") from ("ab", "c"). Lengths are below 2^31, as Arrow's are. Bytes are hashed as they are,
+whether they are UTF-8 or not. NULL is refused before.) d is 2^a times an odd number, a < 32, so d times its coefficient
+is distributed evenly over the multiples of 2^a modulo 2^64, and the difference D of the two sums over a coset of them.
+The first coefficient makes the sums themselves even, independently of D, so their upper halves are equal with
+probability max(0, 1 - |D| / 2^32). Summed over D's coset, whose step 2^a divides 2^32, that is 2^-32. The quarters have
+coefficients of their own: 2^-128 for any two keys, n^2 / 2^129 for any of n keys, 10^-21 for 10^9.
+
+*The coefficients* are SHAKE-128 of the secret, 128 random bits. The bound is over their choice, and holds for keys that
+do not depend on it. Whoever knew hashes, or just their order, could solve for the coefficients, as they could not with
+a cryptographic hash. So hashes and their order leave the program's memory nowhere but for temporary files of its own
+user: no file of the lake, no row of the catalog, no message may have them, or be ordered by them.
+
+*Who compares.* Only hashes of one process and the tasks that it starts, each time with a new secret: a key index is
+never stored, and is built again after a restart. Tasks get the secret with their work. They run the driver's own
+program, which executors of a cluster get from it (mirror_pump.engine.spark_runtime.executor_packages), so two versions
+of this module never meet. Numbers are taken as little-endian, and integers wrap alike on all machines.
 """
 
 from __future__ import annotations

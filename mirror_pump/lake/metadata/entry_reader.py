@@ -76,21 +76,21 @@ class EntryReader:
     not have has none.
     """
 
-    def __init__(self, content: bytes, wanted: frozenset[int] = METRICS) -> None:
-        """`wanted`: field IDs of the data_file that are read besides the small ones. Others are None in each row. May
-        raise anything for content that is no manifest: use it in `decoding`."""
-        self.metadata, payload, self.count = _payload(content)
-        self._decoder = new_decoder(payload)
+    def __init__(self, content: bytes, wanted: frozenset[int] | None = METRICS) -> None:
+        """`wanted`: field IDs of the data_file that are read besides the small ones; None for all. Others are None in
+        each row. May raise anything for content that is no manifest: use it in `decoding`."""
+        self.metadata, self.payload, self.count = _payload(content)
+        self._decoder = new_decoder(self.payload)
         self.places: dict[int, int] = {}
         self.partition: list[PartitionField] = []
         self._reads: list[_ReadValue] = []
-        self._compile(_parsed(self.metadata["avro.schema"]), _SMALL | wanted)
+        self._compile(parsed_schema(self.metadata["avro.schema"]), None if wanted is None else _SMALL | wanted)
 
-    def _compile(self, record: Mapping[str, Any], wanted: frozenset[int]) -> None:
+    def _compile(self, record: Mapping[str, Any], wanted: frozenset[int] | None) -> None:
         names: dict[str, Any] = {}
         for field in record["fields"]:
-            field_id = _field_id(field)
-            described = _record_of(field["type"], names)
+            field_id = field_id_of(field)
+            described = record_of(field["type"], names)
             if field_id == DATA_FILE and described is not None:
                 self._compile(described, wanted)
                 continue
@@ -100,7 +100,8 @@ class EntryReader:
                 ]
             if field_id is not None:
                 self.places[field_id] = len(self._reads)
-            self._reads.append(_reader(field["type"], self._decoder, names, skip=field_id not in wanted))
+            skip = wanted is not None and field_id not in wanted
+            self._reads.append(_reader(field["type"], self._decoder, names, skip=skip))
 
     def rows(self) -> Iterator[list[Any]]:
         """The values of each entry, deleted ones too, in the order of `places`. Maps are dicts, partitions tuples. One
@@ -108,6 +109,17 @@ class EntryReader:
         reads = self._reads
         for _ in range(self.count):
             yield [read() for read in reads]
+
+    def row_at(self, position: int) -> tuple[list[Any], int]:
+        """The values of the entry that begins at this byte of `payload`, and where it ends. Positions only grow."""
+        self._decoder.skip(position - self._decoder.tell())
+        row = [read() for read in self._reads]
+        return row, self._decoder.tell()
+
+    def value_at(self, place: int, position: int) -> Any:
+        """The value of the field of this place, which is encoded at this byte of `payload`. Positions only grow."""
+        self._decoder.skip(position - self._decoder.tell())
+        return self._reads[place]()
 
     def live_rows(self) -> Iterator[list[Any]]:
         """As `rows`, without the entries that say that a file was removed."""
@@ -134,7 +146,8 @@ def _payload(content: bytes) -> tuple[dict[str, str], bytes, int]:
 
 
 @lru_cache(maxsize=64)
-def _parsed(schema: str) -> Mapping[str, Any]:
+def parsed_schema(schema: str) -> Mapping[str, Any]:
+    """An Avro schema from its JSON."""
     parsed: Mapping[str, Any] = orjson.loads(schema)
     return parsed
 
@@ -146,12 +159,13 @@ def _decompressed(block: bytes, codec: str) -> bytes:
     return block if decompressor is None else bytes(decompressor.decompress(block))
 
 
-def _field_id(field: Mapping[str, Any]) -> int | None:
+def field_id_of(field: Mapping[str, Any]) -> int | None:
+    """The ID of a field of a manifest's Avro schema; None for one that is not known."""
     found = field.get("field-id", _IDS.get(str(field["name"])))
     return None if found is None else int(found)
 
 
-def _record_of(kind: Any, names: dict[str, Any]) -> Mapping[str, Any] | None:
+def record_of(kind: Any, names: dict[str, Any]) -> Mapping[str, Any] | None:
     """A record that is not optional, whose fields follow those around it without any mark."""
     resolved = names.get(kind, kind) if isinstance(kind, str) else kind
     return resolved if isinstance(resolved, dict) and resolved.get("type") == "record" else None
@@ -210,10 +224,10 @@ def _union(kinds: Sequence[Any], decoder: BinaryDecoder, names: dict[str, Any], 
 
 def _array(items: Any, decoder: BinaryDecoder, names: dict[str, Any], *, skip: bool) -> _ReadValue:
     """An array; one of keys and values, as maps with integers for keys are stored, becomes a dict."""
-    keyed = _keyed(items)
-    if keyed == ("int", "bytes"):
+    types = keyed(items)
+    if types == ("int", "bytes"):
         return _int_map(decoder, decoder.read_int_bytes_dict, {} if skip else None)
-    if keyed is not None and keyed[1] in ("int", "long"):
+    if types is not None and types[1] in ("int", "long"):
         return _passed_ints(decoder, 2) if skip else _int_map(decoder, _ints_into(decoder), None)
     if skip and items in ("int", "long"):
         return _passed_ints(decoder, 1)
@@ -229,12 +243,13 @@ def _array(items: Any, decoder: BinaryDecoder, names: dict[str, Any], *, skip: b
             found.extend([read() for _ in range(count)])
         return found
 
-    if keyed is not None:
+    if types is not None:
         return lambda: dict(read_array())
     return read_array
 
 
-def _keyed(items: Any) -> tuple[str, Any] | None:
+def keyed(items: Any) -> tuple[str, Any] | None:
+    """The types of keys and values, if an array of such items is a map."""
     if not isinstance(items, dict) or items.get("type") != "record" or len(items["fields"]) != 2:
         return None
     key, value = items["fields"]

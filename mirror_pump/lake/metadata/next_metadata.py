@@ -176,6 +176,14 @@ def with_content_of(present: TableMetadata, staged: TableMetadata, kept: Iterabl
     return TableMetadata(result)
 
 
+def with_unknown_keys(made: TableMetadata, former: TableMetadata | None, known: Collection[str]) -> TableMetadata:
+    """What a library made of `former`, with the keys of `former` that are not among those that the library knows. Its
+    time is after that of `former`, whatever the clock says."""
+    unknown = {} if former is None else {key: value for key, value in former.document.items() if key not in known}
+    last = 0 if former is None else former.last_updated_ms
+    return TableMetadata({**unknown, **made.document, "last-updated-ms": max(made.last_updated_ms, last + 1)})
+
+
 def with_log_after(metadata: TableMetadata, predecessor: TableMetadata, location: str) -> TableMetadata:
     """The document as the successor of `predecessor`, which is stored at `location`, in the metadata log."""
     return TableMetadata({**metadata.document, "metadata-log": _log_after(predecessor, location)})

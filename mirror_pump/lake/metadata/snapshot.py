@@ -68,6 +68,11 @@ class Snapshot:
         return str(self.document["manifest-list"])
 
     @property
+    def has_manifest_list(self) -> bool:
+        """Whether it has one: snapshots of format version 1 may name their manifests instead."""
+        return "manifest-list" in self.document
+
+    @property
     def schema_id(self) -> int | None:
         """The schema that it was made under, if it is recorded."""
         found = self.document.get("schema-id")

@@ -102,7 +102,7 @@ def table_document(location: str, storage: StorageOptions) -> Json:
         ),
         "properties": dict(metadata.properties),
         "snapshots": len(metadata.snapshots),
-        "current_snapshot": None if snapshot is None else _snapshot(snapshot),
+        "current_snapshot": None if snapshot is None else snapshot_document(snapshot),
         "refs": {name: str(ref.snapshot_id) for name, ref in metadata.refs.items()},
     }
 
@@ -112,7 +112,7 @@ def history_document(metadata: TableMetadata) -> list[Json]:
     found = []
     snapshot = metadata.current_snapshot
     while snapshot is not None:
-        found.append(_snapshot(snapshot))
+        found.append(snapshot_document(snapshot))
         parent = snapshot.parent_id
         snapshot = None if parent is None else metadata.snapshot(parent)
     return found
@@ -156,7 +156,8 @@ def _by_column(values: Mapping[int, Any] | None) -> Json | None:
     return None if values is None else {str(field_id): plain_value(value) for field_id, value in values.items()}
 
 
-def _snapshot(snapshot: Snapshot) -> Json:
+def snapshot_document(snapshot: Snapshot) -> Json:
+    """What table metadata says of a snapshot."""
     parent = snapshot.parent_id
     return {
         "snapshot_id": str(snapshot.snapshot_id),

@@ -96,6 +96,10 @@ class TableMetadata:
         """The content of a metadata file."""
         return orjson.dumps(self.document)
 
+    def parsed(self) -> dict[str, Any]:
+        """The content of a metadata file, as parsed JSON. Not to be changed below its first level."""
+        return dict(self.document)
+
     @property
     def format_version(self) -> int:
         """KeyError if the document is no table metadata."""
@@ -136,6 +140,15 @@ class TableMetadata:
     def former_locations(self) -> list[str]:
         """The former metadata files that the document names, oldest first."""
         return [str(entry["metadata-file"]) for entry in self.document.get("metadata-log", ())]
+
+    @property
+    def statistics_locations(self) -> list[str]:
+        """The files of statistics that engines made."""
+        return [
+            str(entry["statistics-path"])
+            for key in ("statistics", "partition-statistics")
+            for entry in self.document.get(key) or ()
+        ]
 
     # Schemas and partition specs
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import orjson
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import Transform, parse_transform
 
 from mirror_pump.errors import ForeignTable, LakeError, UsageError
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.metadata.entry_reader import EntryReader
-from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
+from mirror_pump.lake.metadata.manifest_list import Manifest, listed_manifests
 from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, read_bytes
@@ -75,8 +77,14 @@ def read_schema(metadata: TableMetadata, snapshot_id: int | None) -> Schema:
         wanted = snapshot.schema_id
     for schema in schemas:
         if wanted is None or schema.get("schema-id", 0) == wanted:
-            return Schema.model_validate(schema)
+            return _schema(orjson.dumps(schema))
     raise LakeError(f"the metadata of {metadata.location} has no schema {wanted}", "repair it with the table's engine")
+
+
+@lru_cache(maxsize=64)
+def _schema(document: bytes) -> Schema:
+    """A schema from its JSON; the making of one takes as long as that of a manifest list."""
+    return Schema.model_validate_json(document)
 
 
 def partition_specs(metadata: TableMetadata) -> dict[int, tuple[SpecField, ...]]:
@@ -103,7 +111,7 @@ def manifests_of(snapshot: Snapshot, storage: StorageOptions) -> tuple[Manifest,
     """The manifests of any engine's snapshot; early ones of format version 1 name them without a list. Raises
     LakeError."""
     if "manifest-list" in snapshot.document:
-        return read_list(snapshot.manifest_list, storage)
+        return listed_manifests(snapshot.manifest_list, storage)
     found = []
     for location in snapshot.document.get("manifests", ()):
         content = read_bytes(location, storage)

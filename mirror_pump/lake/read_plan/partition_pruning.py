@@ -206,12 +206,14 @@ def _range_of(kind: IcebergType, value: Any, field: SpecField) -> ValueRange:
 
 def _stood_for(field: SpecField, kind: IcebergType, low: Any, high: Any) -> tuple[Any, Any]:
     """The interval of what rows' transformed values really are, from that of the partitions' values."""
-    if low is None or high is None or not isinstance(field.transform, TimeTransform | TruncateTransform):
+    if low is None or high is None:
         return low, high
     if isinstance(field.transform, TruncateTransform):
         # The lowest integers wrap around to the greatest, in Java and in our own files.
         most = _GREATEST.get(type(kind))
         return (None, None) if most is not None and high > most - field.transform.width else (low, high)
+    if not isinstance(field.transform, TimeTransform):
+        return low, high
     if field.transform.granularity is TimeResolution.HOUR and (low < -_WRAPPED_HOURS or high > _WRAPPED_HOURS):
         return None, None
     # Older engines rounded times before 1970 up to the next year, month, day or hour: rows of day -1 may be in the

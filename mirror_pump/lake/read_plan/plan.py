@@ -14,15 +14,13 @@ from pyiceberg.schema import Schema
 from mirror_pump.errors import ForeignTable, UsageError
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.metadata.entry_reader import (
     CONTENT,
     EQUALITY_IDS,
     FORMAT,
     LOWER_BOUNDS,
-    METRICS,
-    NAN_COUNTS,
-    NULL_COUNTS,
     PARTITION,
     PATH,
     RECORDS,
@@ -30,9 +28,10 @@ from mirror_pump.lake.metadata.entry_reader import (
     SEQUENCE_NUMBER,
     SIZE_BYTES,
     UPPER_BOUNDS,
-    VALUE_COUNTS,
     EntryReader,
+    PartitionField,
 )
+from mirror_pump.lake.metadata.file_entries import FileEntries
 from mirror_pump.lake.metadata.manifest_list import Manifest
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.metadata.table_view import (
@@ -46,8 +45,8 @@ from mirror_pump.lake.metadata.table_view import (
 from mirror_pump.lake.read_plan.column_pruning import file_test
 from mirror_pump.lake.read_plan.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.lake.read_plan.partition_pruning import PartitionFilter
-from mirror_pump.lake.read_plan.planned_files import FileColumns, PlanCounts, ReadPlan
-from mirror_pump.lake.read_plan.predicates import Predicate, always, bound_predicate
+from mirror_pump.lake.read_plan.planned_files import FileColumns, PlanCounts, PlannedFile, PlannedFiles, ReadPlan
+from mirror_pump.lake.read_plan.predicates import Predicate, always, bound_predicate, columns_of
 from mirror_pump.lake.storage import StorageOptions, local_path, read_bytes
 
 _AHEAD = 8
@@ -92,6 +91,25 @@ def read_plan(
     )
 
 
+def planned_files(
+    metadata: TableMetadata,
+    storage: StorageOptions,
+    predicate: Predicate = AlwaysTrue(),  # noqa: B008 - a singleton
+    snapshot_id: int | None = None,
+) -> Iterator[PlannedFile]:
+    """The files of `read_plan`, one after the other, of which nothing is kept.
+
+    Memory: two manifests and the deletes, whatever the size of the table. Raises the errors of `read_plan`, those of a
+    manifest when it is reached.
+    """
+    check_readable(metadata)
+    snapshot = chosen_snapshot(metadata, snapshot_id)
+    bound = bound_predicate(predicate, schema := read_schema(metadata, snapshot_id))
+    planner = _Planner(metadata, storage, bound, schema)
+    for part, deletes in planner.parts(() if snapshot is None else manifests_of(snapshot, storage)):
+        yield from PlannedFiles([part], deletes, planner.filters, bound)
+
+
 def _projection(schema: Schema, columns: Sequence[str] | None) -> Schema:
     if columns is None:
         return schema
@@ -109,7 +127,10 @@ class _Planner:
         self._storage = storage
         self._specs = partition_specs(metadata)
         self.filters = {spec_id: PartitionFilter(predicate, schema, fields) for spec_id, fields in self._specs.items()}
-        self._file_test = file_test(predicate)
+        test_columns = tuple(sorted(columns_of(predicate)))
+        test = file_test(predicate, test_columns)
+        self._file_test = None if test is always else test
+        self._columns = () if test is always else test_columns
         self.counts = PlanCounts()
 
     def plan(self, manifests: Sequence[Manifest]) -> tuple[list[FileColumns], DeleteIndex]:
@@ -119,11 +140,26 @@ class _Planner:
             columns for manifest, content in self._opened(data) if (columns := self._data_files(manifest, content))
         ]
         least = min((columns.least_sequence_number for columns in files), default=None)
-        # A delete that is older than all planned files applies to none of them.
-        relevant = [manifest for manifest in deletes if least is not None and manifest.sequence_number >= least]
-        self.counts.count_manifests(0, len(deletes) - len(relevant))
+        return files, self._deletes(deletes, least)
+
+    def parts(self, manifests: Sequence[Manifest]) -> Iterator[tuple[FileColumns, DeleteIndex]]:
+        """The planned files of one data manifest after the other, each with the deletes of all."""
+        data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
+        deletes = [manifest for manifest in manifests if manifest.content != ManifestContent.DATA]
+        index = self._deletes(deletes, min((manifest.min_sequence_number for manifest in data), default=None))
+        for manifest, content in self._opened(data):
+            if columns := self._data_files(manifest, content):
+                yield columns, index
+
+    def _deletes(self, manifests: Sequence[Manifest], least: int | None) -> DeleteIndex:
+        """The deletes that may apply to data files with this sequence number or a later one; none without data files.
+
+        A delete that is older than all planned files applies to none of them.
+        """
+        relevant = [manifest for manifest in manifests if least is not None and manifest.sequence_number >= least]
+        self.counts.count_manifests(0, len(manifests) - len(relevant))
         found = [file for manifest, content in self._opened(relevant) for file in self._delete_files(manifest, content)]
-        return files, DeleteIndex(found, frozenset(spec for spec, fields in self._specs.items() if not fields))
+        return DeleteIndex(found, frozenset(spec for spec, fields in self._specs.items() if not fields))
 
     def _opened(self, manifests: Sequence[Manifest]) -> Iterator[tuple[Manifest, bytes]]:
         """The manifests that may name matching files, with their content."""
@@ -146,33 +182,20 @@ class _Planner:
 
     def _data_files(self, manifest: Manifest, content: bytes) -> FileColumns | None:
         """The files of a data manifest that may have matching rows; None if there are none."""
-        test = self._file_test
-        partitions = self._filter(manifest)
         found = FileColumns(manifest.spec_id)
         with decoding(manifest.path, "a readable manifest"):
-            entries = EntryReader(content, frozenset() if test is always else METRICS)
-            partition_of = _arranged(entries, self._specs[manifest.spec_id])
-            by_partition = not partitions.rules_out_nothing and partition_of is not _unknown_partition
-            at = _EntryPlaces(entries)
-            place, records = at.partition, at.records
-            seen = 0
-            for seen, row in enumerate(entries.live_rows(), 1):  # noqa: B007 - counts the entries
-                partition = partition_of(row[place])
-                if by_partition and not partitions.may_match(partition):
-                    continue
-                if test is not always and not (row[records] and test(at.metrics(row))):
-                    continue
-                sequence_number = at.sequence_number(row)
-                found.append(
-                    row[at.path],
-                    row[at.format],
-                    partition,
-                    row[records],
-                    row[at.size_bytes],
-                    manifest.sequence_number if sequence_number is None else sequence_number,
-                )
-            self.counts.entries_seen += seen
-        found.known_partitions = partition_of is not _unknown_partition
+            entries = FileEntries(content, self._columns)
+            arranged = _arranged(entries.partition, self._specs[manifest.spec_id])
+            may_match = self._filter(manifest).may_match
+
+            def partition_of(partition: PartitionTuple) -> PartitionTuple | None:
+                partition = arranged(partition)
+                return partition if arranged is _unknown_partition or may_match(partition) else None
+
+            for file in entries.files(partition_of, self._file_test):
+                found.append(file, manifest.sequence_number)
+        found.known_partitions = arranged is not _unknown_partition
+        self.counts.entries_seen += entries.seen
         self.counts.entries_kept += len(found)
         return found.sealed() if len(found) else None
 
@@ -181,7 +204,7 @@ class _Planner:
         found = []
         with decoding(manifest.path, "a readable manifest"):
             entries = EntryReader(content, frozenset({LOWER_BOUNDS, UPPER_BOUNDS}))
-            partition_of = _arranged(entries, self._specs[manifest.spec_id])
+            partition_of = _arranged(entries.partition, self._specs[manifest.spec_id])
             at = _EntryPlaces(entries)
             for row in entries.live_rows():
                 self.counts.deletes_seen += 1
@@ -202,13 +225,6 @@ class _EntryPlaces:
         self.records, self.size_bytes = places[RECORDS], places[SIZE_BYTES]
         self._sequence_number = places.get(SEQUENCE_NUMBER)
         self._places = places
-        self._metrics = [
-            places.get(field) for field in (VALUE_COUNTS, NULL_COUNTS, NAN_COUNTS, LOWER_BOUNDS, UPPER_BOUNDS)
-        ]
-
-    def metrics(self, row: list[Any]) -> Any:
-        """A ColumnMetrics."""
-        return [None if place is None else row[place] for place in self._metrics]
 
     def sequence_number(self, row: list[Any]) -> int | None:
         """The entry's own data sequence number; None if it has its manifest's."""
@@ -256,20 +272,20 @@ def _same(partition: tuple[Any, ...]) -> tuple[Any, ...]:
     return partition
 
 
-def _arranged(entries: EntryReader, spec: Sequence[SpecField]) -> Any:
+def _arranged(partition: Sequence[PartitionField], spec: Sequence[SpecField]) -> Any:
     """A function that puts the values of a manifest's partitions in the order of its spec."""
-    ids = [field.field_id for field in entries.partition]
+    ids = [field.field_id for field in partition]
     if ids == [field.field_id for field in spec]:
         return _same
     if any(field_id is None for field_id in ids):
-        names = [field.name for field in entries.partition]
+        names = [field.name for field in partition]
         if names == [field.name for field in spec]:
             return _same
         return _unknown_partition
     if not {field.field_id for field in spec} <= set(ids):
         return _unknown_partition
     places = [ids.index(field.field_id) for field in spec]
-    return lambda partition: tuple([partition[place] for place in places])
+    return lambda values: tuple([values[place] for place in places])
 
 
 def _contents(manifests: Sequence[Manifest], storage: StorageOptions) -> Iterator[tuple[Manifest, bytes]]:

@@ -15,6 +15,7 @@ from pyiceberg.expressions import BooleanExpression
 from pyiceberg.schema import Schema
 
 from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.metadata.file_entries import ListedFile
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.read_plan.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.lake.read_plan.partition_pruning import PartitionFilter
@@ -85,20 +86,13 @@ class FileColumns:
         self._numbers: list[int] = []
         self._sealed: npt.NDArray[np.int64] | None = None
 
-    def append(
-        self,
-        path: str,
-        file_format: str,
-        partition: PartitionTuple,
-        records: int,
-        size_bytes: int,
-        sequence_number: int,
-    ) -> None:
-        """Adds a file."""
+    def append(self, file: ListedFile, manifest_number: int) -> None:
+        """Adds a file. `manifest_number`: its manifest's sequence number."""
+        path, kind, partition, records, size_bytes, number = file
         self._paths.append(path)
-        self._formats.append(file_format)
+        self._formats.append(kind)
         self._partitions.append(partition)
-        self._numbers += (records, size_bytes, sequence_number)
+        self._numbers += (records, size_bytes, manifest_number if number is None else number)
 
     def sealed(self) -> FileColumns:
         """Itself, packed; nothing can be added any more."""

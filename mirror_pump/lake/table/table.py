@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 
@@ -22,10 +23,15 @@ from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
 from mirror_pump.lake.metadata.metadata_files import read_any_version
 from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.read_plan.plan import read_plan
+from mirror_pump.lake.read_plan.planned_files import ReadPlan
+from mirror_pump.lake.read_plan.predicates import Predicate
+from mirror_pump.lake.read_plan.scan import Scan
 from mirror_pump.lake.storage import StorageOptions, delete, discard, list_files
 from mirror_pump.lake.table.described_files import DescribedFiles, FileDescriber, current_schema, file_location
 from mirror_pump.lake.table.file_footers import FooterReader
 from mirror_pump.lake.table.new_table import new_metadata
+from mirror_pump.lake.table.present_files import KnownFiles
 from mirror_pump.lake.table.row_files import write_rows
 from mirror_pump.lake.table.staged_snapshot import StagedSnapshot, TableVersion, stage_snapshot
 from mirror_pump.lake.table.table_errors import ConflictingCommit, TableExists, TableMissing
@@ -48,6 +54,7 @@ class Table:
         self._state = state
         self._retry = retry
         self._footers = FooterReader(catalog.storage)
+        self._present = KnownFiles(catalog.storage)
 
     @classmethod
     def create(
@@ -161,13 +168,40 @@ class Table:
             snapshot_id = found[-1].parent_id
         return tuple(found)
 
+    def read_plan(
+        self,
+        predicate: Predicate = AlwaysTrue(),  # noqa: B008 - a singleton
+        snapshot_id: int | None = None,
+    ) -> ReadPlan:
+        """The data files that may have rows which match the predicate, with the deletes that apply to them.
+
+        `predicate`: an expression of pyiceberg's, or a text such as `day >= '2026-01-01' and region = 'eu'`.
+        `snapshot_id`: a snapshot that is retained, by default the current one. Never leaves out a file with a matching
+        row, and opens a manifest only if its partition summaries allow a match (docs/lake/read-plan-correctness.md).
+        Raises UsageError for a predicate or a snapshot that the table does not have, and LakeError.
+        """
+        return read_plan(self.metadata, self.storage, predicate, snapshot_id)
+
+    def scan(
+        self,
+        predicate: Predicate = AlwaysTrue(),  # noqa: B008 - a singleton
+        columns: Sequence[str] | None = None,
+        snapshot_id: int | None = None,
+    ) -> Scan:
+        """The rows that match the predicate: `.to_arrow()`, `.to_batches()` or `.to_spark(session)`. Reads metadata
+        only, until rows are asked for. `columns`: by default all. Raises UsageError as `read_plan`, also for columns
+        that the table does not have, and LakeError."""
+        plan = read_plan(self.metadata, self.storage, predicate, snapshot_id, columns)
+        return Scan(plan, self.metadata_location)
+
     def commit_append(self, files: Iterable[str], summary: Mapping[str, str] | None = None) -> Snapshot:
         """Adds data files, in one new snapshot, whatever others commit meanwhile. `files`: paths or URIs of Parquet
         files in the table's directory. `summary`: entries to add to the snapshot's summary.
 
-        Raises FileRefused (SchemaMismatch for columns that do not fit), TableMoved if all attempts met a conflict, and
-        LakeError: then nothing has changed. Raises OutcomeUnknown if that cannot be found out. Does not look whether
-        the table has one of the files already.
+        Raises FileRefused (SchemaMismatch for columns that do not fit), also for a file that the table has already,
+        TableMoved if all attempts met a conflict, and LakeError: then nothing has changed. Raises OutcomeUnknown if
+        that cannot be found out; the same append again is safe then. The first commit of a Table object reads all
+        manifests of the table, later ones only those that are new.
         """
         return self._commit((), files, summary or {})
 
@@ -207,6 +241,7 @@ class Table:
                 key = id(self._state)
                 if key not in described:
                     described = {key: describer.describe(self.metadata)}
+                self._present.refuse([file.path for file in described[key].files], self._state)
                 staged = stage_snapshot(self._state, described[key], removed, self._catalog.storage, summary)
                 return self._swap(staged)
         raise AssertionError("the last attempt returns or raises")

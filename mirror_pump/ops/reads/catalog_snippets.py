@@ -133,8 +133,14 @@ def _trino(address: CatalogAddress) -> str:
         "iceberg.catalog.type": "rest",
         "iceberg.rest-catalog.uri": address.uri,
         "iceberg.rest-catalog.warehouse": address.warehouse,
+        # Trino would write files first and only then be refused to commit them.
+        "iceberg.security": "read_only",
     }
+    keys = ""
     if address.storage:
+        keys = """
+# It takes keys of S3 from the catalog only with a session token. Otherwise it needs its own, by $AWS_ACCESS_KEY_ID and
+# $AWS_SECRET_ACCESS_KEY or a role of the machine's."""
         properties |= {"iceberg.rest-catalog.vended-credentials-enabled": "true", "fs.native-s3.enabled": "true"}
         if "s3.endpoint" in address.storage:
             properties |= {"s3.endpoint": address.storage["s3.endpoint"], "s3.path-style-access": "true"}
@@ -144,7 +150,7 @@ def _trino(address: CatalogAddress) -> str:
         properties["fs.hadoop.enabled"] = "true"
     lines = "\n".join(f"{key}={value}" for key, value in properties.items())
     return f"""\
-# etc/catalog/{CATALOG}.properties of every Trino node. If the catalog needs a token, uncomment the last lines.
+# etc/catalog/{CATALOG}.properties of every Trino node. If the catalog needs a token, uncomment the last lines.{keys}
 {address.moment("Trino is started again")}
 {lines}
 #iceberg.rest-catalog.security=OAUTH2

@@ -83,6 +83,7 @@ def test_names_of_columns(database: Database, warehouse: str, spark: SparkSessio
     assert_same(wanted, by_spark(session, schema, table), "by Spark")
 
 
+@pytest.mark.soak
 def test_as_many_columns_as_there_can_be(
     database: Database, warehouse: str, spark: SparkSession, tasks: ThreadTaskRunner
 ) -> None:

@@ -44,11 +44,10 @@ def port() -> int:
     return free_port()
 
 
-@pytest.fixture(params=[pytest.param(False, id="threads"), pytest.param(True, id="cluster", marks=pytest.mark.soak)])
+@pytest.fixture(params=[pytest.param(False, id="threads"), pytest.param(True, id="cluster")])
 def cluster(request: pytest.FixtureRequest) -> bool:
-    """Whether Spark runs: a master, a worker, and the sessions of the pump and the maintainer. That takes a minute, so
-    only `make compose` and `make soak` do it. Otherwise the pump's tasks run in threads, and the maintainer has nothing
-    to do."""
+    """Whether Spark runs: a master, a worker, and the sessions of the pump and the maintainer. Otherwise the pump's
+    tasks run in threads, and the maintainer has nothing to do."""
     return bool(request.param)
 
 
@@ -120,6 +119,7 @@ def _readiness() -> list[str]:
     return command
 
 
+@pytest.mark.soak
 @pytest.mark.unverified("DuckDB, as it verifies other lakes, has no access to this one; `sql` reads it here")
 def test_the_services_mirror_a_table_and_are_monitored(
     cluster: bool,

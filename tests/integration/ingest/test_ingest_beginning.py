@@ -48,6 +48,69 @@ def _insert(connection: psycopg.Connection[tuple[object, ...]], at: int) -> None
         connection.execute(f"INSERT INTO {table} VALUES ({at}, 901, 1, 'inserted')".encode())
 
 
+_ID = "'public.events'::regclass::oid::bigint"
+_BEGIN = f"SELECT modak.begin_cutline({_ID}, 0)"
+_PIN = f"""
+INSERT INTO modak.read_pins (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at)
+SELECT table_id, lake_snapshot_id, tier_key_hi, now() + interval '1 hour' FROM modak.cutline WHERE table_id = {_ID}
+"""
+
+
+def _default(database: Database) -> str:
+    found = "SELECT relation::regclass::text FROM modak.tier_partitions('events'::regclass) WHERE is_default"
+    return str(database.rows(found)[0][0])
+
+
+def test_what_keeps_the_cutline_from_beginning(events: EventsTable) -> None:
+    """Each by itself, whatever the ingest has looked at before."""
+    default = _default(events.database)
+    obstacles = {
+        f"ALTER TABLE {default} DISABLE TRIGGER zz_modak_row": "does not route rows",
+        f"ALTER TABLE {default} ENABLE TRIGGER zz_modak_row": "does not route rows",
+        f"ALTER TABLE events DETACH PARTITION {default}": "moves with its partitions only",
+        f"UPDATE modak.tables SET keep_heap = true WHERE table_id = {_ID}": "moves with its partitions only",
+        "CREATE TABLE older PARTITION OF events FOR VALUES FROM (-10) TO (0)": "older reaches below",
+        _PIN: "of a reader",
+        f"UPDATE modak.cutline SET tier_key_hi = 0 WHERE table_id = {_ID}": "has moved meanwhile",
+    }
+    with events.database.connect(autocommit=False) as connection:
+        for obstacle, reason in obstacles.items():
+            connection.execute(obstacle.encode())
+            found = connection.execute(_BEGIN.encode()).fetchone()
+            assert found is not None
+            assert reason in str(found[0]), obstacle
+            connection.rollback()
+        assert connection.execute(_BEGIN.encode()).fetchone() == (None,)
+        connection.rollback()
+
+
+def test_no_partition_is_attached_once_the_cutline_has_begun(events: EventsTable) -> None:
+    """Not before the end of the transaction. After it, there is no place below the cut-line either."""
+    with (
+        events.database.connect(autocommit=False) as beginning,
+        events.database.connect(autocommit=False) as attaching,
+    ):
+        assert beginning.execute(_BEGIN.encode()).fetchone() == (None,)
+        attaching.execute("SET LOCAL lock_timeout = '50ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            attaching.execute("CREATE TABLE older PARTITION OF events FOR VALUES FROM (-10) TO (0)")
+        attaching.rollback()
+        beginning.rollback()
+
+
+def test_a_default_partition_without_its_trigger(events: EventsTable, scene: IngestScene) -> None:
+    """It may hold rows below all partitions, which nobody would read any more."""
+    default, path = _default(events.database), scene.csv("history.csv", HISTORY)
+    events.database.execute(f"ALTER TABLE {default} DISABLE TRIGGER zz_modak_row")
+    with pytest.raises(TableError, match="does not route rows"):
+        scene.ingest(path)
+    assert _cut(events.database) == NOT_MOVED
+    events.database.execute(f"ALTER TABLE {default} ENABLE ALWAYS TRIGGER zz_modak_row")
+    scene.ingest(path)
+    scene.into_model(HISTORY)
+    events.assert_exact()
+
+
 def test_history_comes_first(events: EventsTable, scene: IngestScene) -> None:
     path = scene.csv("history.csv", HISTORY)
     dry = scene.ingest(path, dry_run=True)

@@ -136,6 +136,33 @@ def test_what_is_no_file_of_the_table_is_refused(table: Table, tmp_path: Path) -
     assert left_behind(table, metadata_of(table)) == []
 
 
+def test_a_file_that_the_table_has_is_refused(warehouse: str) -> None:
+    """By any of its names, also once its manifest was merged, and if another writer adds it at the same time. A file
+    that was removed may come back."""
+    catalog = MemoryCatalog(warehouse, _STORAGE)
+    table, other = Table.create(catalog, NAME, ROWS), Table.open(catalog, NAME)
+    files = [file_of(table, number) for number in range(12)]
+    for file in files:
+        table.commit_append([file])
+    new = file_of(table, 13)
+    before = metadata_of(table)
+    for writer in (table, other, Table.open(catalog, NAME)):
+        for there in (files[0], files[11], files[5].removeprefix("file://")):
+            with pytest.raises(FileRefused, match=f"{Path(there).name} is in the table"):
+                writer.commit_append([new, there])
+    with pytest.raises(FileRefused, match="is in the table"):
+        table.commit_overwrite([files[0]], [files[0]])
+    assert sorted(metadata_of(table)) == sorted(before)
+    # Prepared on the same snapshot: the second one finds the pointer moved, and the file there.
+    other.refresh()
+    table.commit_append([new])
+    with pytest.raises(FileRefused, match="is in the table"):
+        other.commit_append([new])
+    other.commit_overwrite([files[0]], [file_of(table, 14)])
+    table.commit_append([files[0]])
+    assert files_at(table) > set(files)
+
+
 def test_new_nullable_columns_come_with_the_files_that_have_them(table: Table) -> None:
     table.append(rows(1))
     table.append(pa.table({"id": [2], "name": ["n2"], "paid": [Decimal("1.50")]}, schema=wider()))

@@ -103,7 +103,7 @@ PARTITIONED = LakePartitioning(1, "truncate[2]")
 """Three partitions of the keys."""
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     commits=st.lists(COMMITS, min_size=1, max_size=14),
     copying=st.booleans(),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from mirror_pump.source.loads import labels
@@ -42,13 +43,14 @@ def load_some(events: EventsTable, connection: psycopg.Connection[Any], chance: 
     keys = [(chance.randrange(top), chance.randrange(60)) for _ in range(chance.choice((1, 30, 300)))]
     rows = {key: (chance.randrange(1000), f"{chance.random()}") for key in keys}
     row_filter = RowFilter("events", 0)
-    staging.add(
-        [
-            (number, str(at), str(id_), *(() if mode is LoadMode.DELETE else (str(rows[at, id_][0]), rows[at, id_][1])))
-            for number, (at, id_) in enumerate(keys, 1)
-        ],
-        row_filter,
-    )
+    texts = {
+        "number": pa.array(range(1, len(keys) + 1)),
+        "at": pa.array([str(at) for at, _ in keys]),
+        "id": pa.array([str(id_) for _, id_ in keys]),
+    }
+    if mode is not LoadMode.DELETE:
+        texts |= {"n": pa.array([str(rows[key][0]) for key in keys]), "v": pa.array([rows[key][1] for key in keys])}
+    staging.add(pa.table(texts), row_filter)
     label = os.urandom(8).hex()
     assert labels.begin(connection, target, label, {}) is None
     counts = LoadWrites(connection, target, staging, mode, row_filter).write()

@@ -176,6 +176,7 @@ def test_what_the_policy_switches_off_is_not_done_by_the_way(maintained: Maintai
     maintained.assert_equal_by_spark(T)
 
 
+@pytest.mark.soak
 def test_a_large_table_is_compacted_in_parts_that_end(maintained: Maintained) -> None:
     mirror, session = maintained.mirror, maintained.session
     for number in range(1, 5):

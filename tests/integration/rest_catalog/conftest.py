@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,15 +10,41 @@ import pytest
 from mirror_pump.config import Settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.postgres import EmbeddedPostgres
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from mirror_pump.testing.verification import assert_verified
 from tests.support.rest_catalog import ServedMirror, served
 
 
 @pytest.fixture(scope="module")
-def readonly(
-    postgres: EmbeddedPostgres, catalog_template: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServedMirror]:
+def shared_database(postgres: EmbeddedPostgres, catalog_template: str) -> Iterator[Database]:
+    """A database for a module's tests, whose mirror is verified at the end."""
+    database = Database(postgres, f"t_served_{os.urandom(4).hex()}")
+    postgres.create_database(database.name, template=catalog_template)
+    try:
+        yield database
+        assert_verified(database)
+    finally:
+        postgres.drop_database(database.name)
+
+
+@pytest.fixture(scope="module")
+def shared_warehouse(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where its lake is."""
+    return tmp_path_factory.mktemp("served").as_uri()
+
+
+@pytest.fixture(scope="module")
+def shared_tasks() -> Iterator[ThreadTaskRunner]:
+    """The tasks of a module's tests run in threads."""
+    runner = ThreadTaskRunner()
+    yield runner
+    runner.close()
+
+
+@pytest.fixture(scope="module")
+def readonly(postgres: EmbeddedPostgres, catalog_template: str) -> Iterator[ServedMirror]:
     """The catalog of a mirror without tables, for what no table is needed for."""
-    database = Database(postgres, f"t_readonly_{tmp_path_factory.mktemp('r').parent.name.replace('-', '_')}")
+    database = Database(postgres, f"t_readonly_{os.urandom(4).hex()}")
     postgres.create_database(database.name, template=catalog_template)
     try:
         with served(Settings(dsn=database.dsn)) as running:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,17 +17,18 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.rest_catalog import ServedMirror, served
+from tests.support.rest_catalog import ServedMirror, documented_blocks, served
 from tests.support.s3_server import s3_server
 
 _TOKEN = "correct-horse-battery-staple"
 _LOAD = "/v1/mirror/namespaces/public/tables/t"
 
 
-@pytest.fixture
-def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
+@pytest.fixture(scope="module")
+def mirror(shared_database: Database, shared_warehouse: str, shared_tasks: ThreadTaskRunner) -> Mirror:
+    database = shared_database
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'read')")
-    mirror = Mirror.create(database, warehouse, tasks)
+    mirror = Mirror.create(database, shared_warehouse, shared_tasks)
     mirror.register("t")
     mirror.catch_up()
     return mirror
@@ -105,7 +107,10 @@ def test_engines_read_s3_with_the_credentials_that_they_are_given(database: Data
 
 def test_the_program_serves_until_it_is_stopped(mirror: Mirror, tmp_path: Path) -> None:
     program = Program(mirror.database.dsn, tmp_path, {"MIRROR_PUMP_LISTEN_TOKEN": _TOKEN})
-    process = program.start("serve", "--slot", mirror.settings.slot, "--listen", "127.0.0.1:0", log="serve.log")
+    (command,) = documented_blocks("sh", "## Serve it\n")
+    _, *arguments = shlex.split(command)
+    options = ("--slot", mirror.settings.slot, "--listen", "127.0.0.1:0")
+    process = program.start(*arguments, *options, log="serve.log")
     log = tmp_path / "serve.log"
     try:
         await_true(

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
+from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
 from mirror_pump.testing.mirror import Row, normalised
 from tests.support.events_table import EventsTable, RetentionTables
 from tests.support.rest_catalog import ServedMirror, served
 from tests.support.retention_table import WIDTH
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 
 @pytest.fixture
@@ -17,9 +23,19 @@ def events(retention_tables: RetentionTables) -> EventsTable:
     return retention_tables.manual()
 
 
+@functools.cache
+def duckdb() -> DuckDBPyConnection:
+    """One for all tests: it takes longer to start than to attach."""
+    return open_duckdb("httpfs")
+
+
 def rows(catalog: ServedMirror, warehouse: str) -> list[Row]:
-    """What DuckDB reads of the table."""
-    return normalised(catalog.duckdb(warehouse).execute('SELECT "at", id, n, v FROM lake.public.events').fetchall())
+    """What DuckDB reads of the table, once it has attached the warehouse."""
+    connection = duckdb()
+    catalog.attach_in(connection, warehouse, "lake")
+    found = connection.execute('SELECT "at", id, n, v FROM lake.public.events').fetchall()
+    connection.execute("DETACH lake")
+    return normalised(found)
 
 
 def below(events: EventsTable, cut: int) -> list[Row]:

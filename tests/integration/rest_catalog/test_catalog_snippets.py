@@ -21,16 +21,23 @@ from tests.support.rest_catalog import ServedMirror, served
 _TOKEN = "correct-horse-battery-staple"
 
 
-@pytest.fixture
-def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
+@pytest.fixture(scope="module")
+def database(shared_database: Database) -> Database:
+    """The module's, for the program as well."""
+    return shared_database
+
+
+@pytest.fixture(scope="module")
+def mirror(shared_database: Database, shared_warehouse: str, shared_tasks: ThreadTaskRunner) -> Mirror:
+    database = shared_database
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'read from the lake')")
-    mirror = Mirror.create(database, warehouse, tasks)
+    mirror = Mirror.create(database, shared_warehouse, shared_tasks)
     mirror.register("t")
     mirror.catch_up()
     return mirror
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def catalog(mirror: Mirror) -> Iterator[ServedMirror]:
     with served(mirror.settings, _TOKEN) as running:
         yield running

@@ -27,15 +27,16 @@ _ODD = 'we/ird "n%61me"'
 _TABLES = "/v1/mirror/namespaces/public/tables"
 
 
-@pytest.fixture
-def catalog(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Iterator[ServedMirror]:
+@pytest.fixture(scope="module")
+def catalog(shared_database: Database, shared_warehouse: str, shared_tasks: ThreadTaskRunner) -> Iterator[ServedMirror]:
+    database = shared_database
     names = ["public.a", "public.b", "public.c", "other.a"]
     database.execute(
         "CREATE SCHEMA other", 'CREATE SCHEMA "o/d"', f'CREATE TABLE "o/d".{_quoted(_ODD)} (id int PRIMARY KEY)'
     )
     for name in names:
         database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)", f"INSERT INTO {name} VALUES (1, 'one')")
-    mirror = Mirror.create(database, warehouse, tasks)
+    mirror = Mirror.create(database, shared_warehouse, shared_tasks)
     mirror.register(*names, f'"o/d".{_quoted(_ODD)}')
     mirror.catch_up()
     database.execute("UPDATE a SET v = 'two'")

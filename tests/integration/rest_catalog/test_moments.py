@@ -6,27 +6,40 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mirror_pump.lake.metadata.metadata_files import next_location, read_metadata
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
-from mirror_pump.lake.storage import StorageOptions, write_bytes
+from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.moments import by_duckdb, by_pyiceberg, change, two_tables
 from tests.support.rest_catalog import ServedMirror, served
 
-_ROUNDS = 6
+_ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def standing(shared_database: Database, shared_warehouse: str, shared_tasks: ThreadTaskRunner) -> Mirror:
+    return two_tables(shared_database, shared_warehouse, shared_tasks)
 
 
 @pytest.fixture
-def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
-    """Two tables that get the same rows in each transaction."""
-    for name in ("a", "b"):
-        database.execute(f"CREATE TABLE {name} (v int PRIMARY KEY)", f"INSERT INTO {name} VALUES (0)")
-    mirror = Mirror.create(database, warehouse, tasks)
-    mirror.register("a", "b")
-    mirror.catch_up()
-    return mirror
+def database(shared_database: Database) -> Database:
+    return shared_database
+
+
+@pytest.fixture
+def mirror(standing: Mirror) -> Mirror:
+    """The module's mirror. Nobody reads a moment of it."""
+    standing.database.execute("DELETE FROM modak.read_pins")
+    return standing
+
+
+@pytest.fixture
+def base(mirror: Mirror) -> int:
+    """A multiple of 1000: neither table has a value above it."""
+    ((highest,),) = mirror.database.rows("SELECT max(v) FROM a")
+    return (int(highest) // 1000 + 1) * 1000
 
 
 @pytest.fixture
@@ -35,44 +48,31 @@ def catalog(mirror: Mirror) -> Iterator[ServedMirror]:
         yield running
 
 
-def change(mirror: Mirror, value: int) -> int:
-    """Gives both tables a row with this value. Returns a frontier at which they have it. (Without deletes: pyiceberg
-    refuses equality deletes, and the pump may still be reading its key index.)"""
-    mirror.database.execute(f"BEGIN; INSERT INTO a SELECT {value}; INSERT INTO b SELECT {value}; COMMIT")
-    return mirror.await_frontier()
-
-
-def by_duckdb(catalog: ServedMirror, warehouse: str) -> Callable[[str], int]:
-    """Attaches, and returns what reads a table's value."""
-    connection = catalog.duckdb(warehouse)
-    return lambda table: int(connection.execute(f"SELECT max(v) FROM lake.public.{table}").fetchall()[0][0])
-
-
-def by_pyiceberg(catalog: ServedMirror, warehouse: str) -> Callable[[str], int]:
-    client = catalog.pyiceberg(warehouse)
-    return lambda table: max(client.load_table(("public", table)).scan().to_arrow()["v"].to_pylist())
-
-
+@pytest.mark.parametrize("rounds", [_ROUNDS, pytest.param(20, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("attached", [by_duckdb, by_pyiceberg])
 def test_tables_that_are_read_one_after_the_other_are_of_one_frontier(
-    mirror: Mirror, catalog: ServedMirror, attached: Callable[[ServedMirror, str], Callable[[str], int]]
+    mirror: Mirror,
+    base: int,
+    catalog: ServedMirror,
+    attached: Callable[[ServedMirror, str], Callable[[str], int]],
+    rounds: int,
 ) -> None:
     """In all rounds, although a transaction on both is published between the two reads. Without a moment in none."""
     newest = attached(catalog, "mirror")
     with mirror.pumping():
-        for value in range(1, _ROUNDS + 1):
-            change(mirror, 10 * value)
-            moment = attached(catalog, "mirror@latest" if value % 2 else "mirror@now")
+        for value in range(base, base + 10 * rounds, 10):
+            change(mirror, value)
+            moment = attached(catalog, "mirror@now" if value == base else "mirror@latest")
             first, then = moment("a"), newest("a")
-            change(mirror, 10 * value + 1)
-            assert (first, moment("b"), moment("a")) == (10 * value,) * 3
-            assert (then, newest("b")) == (10 * value, 10 * value + 1)
+            change(mirror, value + 1)
+            assert (first, moment("b"), moment("a")) == (value,) * 3
+            assert (then, newest("b")) == (value, value + 1)
 
 
-def test_a_past_moment_is_named_by_a_position_or_a_time(mirror: Mirror, catalog: ServedMirror) -> None:
+def test_a_past_moment_is_named_by_a_position_or_a_time(mirror: Mirror, base: int, catalog: ServedMirror) -> None:
     values = {}
     with mirror.pumping():
-        for value in range(1, 4):
+        for value in range(base, base + 3):
             values[change(mirror, value)] = value
     for frontier, value in values.items():
         text = format_lsn(frontier)
@@ -101,13 +101,13 @@ def _iso(moment_ms: int) -> str:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def test_a_moment_outlives_the_server(mirror: Mirror, database: Database, catalog: ServedMirror) -> None:
+def test_a_moment_outlives_the_server(mirror: Mirror, base: int, database: Database, catalog: ServedMirror) -> None:
     """The lease names its snapshots, whatever the history says by then. A load renews it."""
     prefix = catalog.attach("mirror@latest")
     path = f"/v1/{prefix}/namespaces/public/tables/a"
     kept = catalog.ask(path).document["metadata"]["current-snapshot-id"]
     with mirror.pumping():
-        change(mirror, 1)
+        change(mirror, base)
     database.execute("UPDATE modak.read_pins SET expires_at = now() + interval '1 minute'")
     with served(mirror.settings) as restarted:
         loaded = restarted.ask(path).document
@@ -118,69 +118,6 @@ def test_a_moment_outlives_the_server(mirror: Mirror, database: Database, catalo
         "SELECT min(expires_at - now()) > interval '10 minutes', count(*) FROM modak.read_pins"
     )
     assert (left, count) == (True, 2)
-
-
-def test_a_moment_that_is_gone_says_what_to_do(mirror: Mirror, database: Database) -> None:
-    """First its lease ends, which the history makes up for; then the snapshot leaves the history."""
-    with served(mirror.settings) as catalog:
-        prefix = catalog.attach("mirror@latest")
-    path = f"/v1/{prefix}/namespaces/public/tables/a"
-    with mirror.pumping():
-        change(mirror, 1)
-        change(mirror, 2)
-    with served(mirror.settings) as catalog:
-        database.execute("UPDATE modak.read_pins SET expires_at = now()")
-        again = catalog.ask(path)
-        assert again.status == 200
-        assert catalog.ask(f"/v1/{prefix}/namespaces/public/tables").status == 200
-    database.execute("DELETE FROM modak.read_pins")
-    for table in ("a", "b"):
-        _thin(mirror, f"public.{table}")
-    with served(mirror.settings) as catalog:
-        code, _, message = catalog.ask(path).error
-    assert code == 400
-    assert "gone" in message
-    assert "attach mirror@latest" in message
-    assert database.rows("SELECT * FROM modak.read_pins") == []
-
-
-def _thin(mirror: Mirror, table: str) -> None:
-    """Leaves the newest two snapshots in the history."""
-    old = mirror.location(table)
-    metadata = read_metadata(old, StorageOptions())
-    kept = metadata.document["snapshots"][-2:]
-    named = {entry["snapshot-id"] for entry in kept}
-    log = [entry for entry in metadata.document["snapshot-log"] if entry["snapshot-id"] in named]
-    thinned = TableMetadata({**metadata.document, "snapshots": kept, "snapshot-log": log})
-    new = next_location(metadata, old)
-    write_bytes(new, thinned.to_json(), StorageOptions())
-    mirror.database.execute(
-        f"UPDATE modak.iceberg_tables SET metadata_location = '{new}' WHERE metadata_location = '{old}'"
-    )
-
-
-def test_a_table_that_cannot_be_shown_is_left_out_and_says_why(mirror: Mirror, catalog: ServedMirror) -> None:
-    before = format_lsn(mirror.frontier())
-    mirror.database.execute("CREATE TABLE late (id int PRIMARY KEY)")
-    mirror.register("late")
-    mirror.catch_up()
-    config = catalog.ask(f"/v1/config?warehouse=mirror@{before}").document
-    assert config["defaults"]["mirror-pump.unreadable"] == "public.late"
-    tables = f"/v1/{config['overrides']['prefix']}/namespaces/public/tables"
-    assert [entry["name"] for entry in catalog.ask(tables).document["identifiers"]] == ["a", "b"]
-    code, _, message = catalog.ask(f"{tables}/late").error
-    assert code == 400
-    assert "public.late has been live since frontier" in message
-    assert catalog.ask(f"{tables}/never").error[0] == 404
-    mirror.database.execute("UPDATE modak.mirror_tables SET state = 'failed' WHERE lake_table = 'a'")
-    mirror.database.execute("INSERT INTO b VALUES (2)")
-    mirror.catch_up()
-    config = catalog.ask("/v1/config?warehouse=mirror@latest").document
-    assert config["defaults"]["mirror-pump.unreadable"] == "public.a"
-    _, _, message = catalog.ask(f"/v1/{config['overrides']['prefix']}/namespaces/public/tables/a").error
-    assert "public.a is failed: its lake ends at frontier" in message
-    assert catalog.ask("/v1/mirror/namespaces/public/tables/a").status == 200
-    mirror.database.execute("UPDATE modak.mirror_tables SET state = 'live' WHERE lake_table = 'a'")
 
 
 def test_what_a_moment_needs_is_pinned_and_nobody_waits_for_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.s3_server import S3Server, s3_server
+
+COMMANDS = ("ingest", "load")
+"""Both read files by mirror_pump.ops.row_files."""
 
 KEYS = {
     "MIRROR_PUMP_STORAGE_REGION": "eu-central-1",
@@ -59,45 +63,49 @@ def _rows(database: Database) -> list[tuple[object, ...]]:
     return database.rows("SELECT id, v FROM orders ORDER BY id")
 
 
-@pytest.mark.parametrize("command", ["ingest", "load"])
-def test_files_are_named_or_matched(mirror: Mirror, s3: S3Server, run: RunCommand, command: str) -> None:
-    label = ("--label", "a") if command == "load" else ()
-    result = run(command, "orders", "s3://input/new/*.parquet", *label)
-    assert result.exit_code == 0, result.output
-    parquet = [(number, f"parquet {number}") for number in range(3)]
-    assert _rows(mirror.database) == parquet
-    label = ("--label", "b") if command == "load" else ()
-    result = run(command, "orders", "s3://input/new/a.csv", "s3://input/new/[b-z].csv", *label)
-    assert result.exit_code == 0, result.output
-    assert _rows(mirror.database) == [*parquet, (10, "csv a"), (11, "csv b"), (12, "csv b")]
+def _arguments(command: str, *files: str) -> tuple[str, ...]:
+    """The same for both commands: a load has a label besides, a new one each time."""
+    label = ("--label", os.urandom(8).hex()) if command == "load" else ()
+    return (command, "orders", *files, *label)
+
+
+def test_files_are_named_or_matched(mirror: Mirror, s3: S3Server, run: RunCommand) -> None:
+    for command in COMMANDS:
+        mirror.database.execute("DELETE FROM orders")
+        result = run(*_arguments(command, "s3://input/new/*.parquet"))
+        assert result.exit_code == 0, result.output
+        parquet = [(number, f"parquet {number}") for number in range(3)]
+        assert _rows(mirror.database) == parquet
+        result = run(*_arguments(command, "s3://input/new/a.csv", "s3://input/new/[b-z].csv"))
+        assert result.exit_code == 0, result.output
+        assert _rows(mirror.database) == [*parquet, (10, "csv a"), (11, "csv b"), (12, "csv b")]
     assert s3.keys == {"own"}
     mirror.catch_up()
 
 
-@pytest.mark.parametrize("command", ["ingest", "load"])
 @pytest.mark.unverified("nothing was written")
-def test_what_is_not_there(mirror: Mirror, s3: S3Server, run: RunCommand, command: str) -> None:
-    label = ("--label", "a") if command == "load" else ()
-    for name in (
-        "s3://input/old/*.csv",
-        "s3://input/new/c.csv",
-        "s3://no-such-bucket/a.csv",
-        "s3://no-such-bucket/*.csv",
-    ):
-        result = run(command, "orders", name, *label)
-        assert (result.exit_code, f"there is no object {name}" in result.stderr) == (2, True), result.output
-    s3.forbidden = True
-    for name in ("s3://input/new/a.csv", "s3://input/new/*.csv"):
-        result = run(command, "orders", name, *label)
-        assert result.exit_code == 1, result.output
-        assert "access key" in result.stderr
-        assert KEYS["MIRROR_PUMP_STORAGE_SECRET_KEY"] not in result.output
+def test_what_is_not_there(mirror: Mirror, s3: S3Server, run: RunCommand) -> None:
+    for command in COMMANDS:
+        s3.forbidden = False
+        for name in (
+            "s3://input/old/*.csv",
+            "s3://input/new/c.csv",
+            "s3://no-such-bucket/a.csv",
+            "s3://no-such-bucket/*.csv",
+        ):
+            result = run(*_arguments(command, name))
+            assert (result.exit_code, f"there is no object {name}" in result.stderr) == (2, True), result.output
+        s3.forbidden = True
+        for name in ("s3://input/new/a.csv", "s3://input/new/*.csv"):
+            result = run(*_arguments(command, name))
+            assert result.exit_code == 1, result.output
+            assert "access key" in result.stderr
+            assert KEYS["MIRROR_PUMP_STORAGE_SECRET_KEY"] not in result.output
     assert _rows(mirror.database) == []
 
 
-@pytest.mark.parametrize("command", ["ingest", "load"])
 def test_files_in_the_warehouse_of_a_profile_are_read_with_its_credentials(
-    mirror: Mirror, s3: S3Server, run: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+    mirror: Mirror, s3: S3Server, run: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     secret = tmp_path / "incoming"
     secret.write_text('{"access_key": "theirs", "secret_key": "secret of others"}')
@@ -107,10 +115,11 @@ def test_files_in_the_warehouse_of_a_profile_are_read_with_its_credentials(
         "--region", "eu-central-1", "--credentials", "incoming", "--no-test",
     )  # fmt: skip
     assert added.exit_code == 0, added.output
-    s3.keys.clear()
-    label = ("--label", "a") if command == "load" else ()
-    result = run(command, "orders", "s3://input/new/*.parquet", *label)
-    assert result.exit_code == 0, result.output
-    assert s3.keys == {"theirs"}
-    assert len(_rows(mirror.database)) == 3
+    for command in COMMANDS:
+        mirror.database.execute("DELETE FROM orders")
+        s3.keys.clear()
+        result = run(*_arguments(command, "s3://input/new/*.parquet"))
+        assert result.exit_code == 0, result.output
+        assert s3.keys == {"theirs"}
+        assert len(_rows(mirror.database)) == 3
     mirror.catch_up()

@@ -95,6 +95,7 @@ def quiet(postgres: EmbeddedPostgres) -> Iterator[None]:
             connection.execute("SELECT pg_reload_conf()")
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.usefixtures("quiet")
 def test_an_idle_pump_writes_no_wal_and_uses_no_cpu(

@@ -73,6 +73,25 @@ def test_different_keys_have_different_hashes() -> None:
     assert _packed([pa.array(["a"])], [TEXT]) != _packed([pa.array(["a"])], [TEXT], b"another secret")
 
 
+def test_any_bytes_count_and_null_is_refused() -> None:
+    texts = [b"\xff", b"\xfe", b"\xc3\xbc", b"\xc3", b""]
+    not_utf8 = pa.array(texts, pa.binary()).view(pa.string())
+    assert _packed([not_utf8], [TEXT]) == [_defined([text]) for text in texts]
+    for column in (pa.array(["a", None]), pa.array(["a", None, "b"]).slice(1, 1)):
+        with pytest.raises(ValueError, match="NULL"):
+            _packed([column], [TEXT])
+
+
+def test_a_quarter_of_keys_that_differ_in_one_bit_is_as_random_as_any() -> None:
+    """The bound of the definition is for the upper half of the sums: the lower one would have the same lowest bits."""
+    pairs = 0
+    for secret in range(400):
+        one, other = _packed([pa.array([bytes(4), b"\0\0\0\x80"], pa.binary())], [BINARY], secret.to_bytes(2, "big"))
+        pairs += sum((one[word] ^ other[word]) >> bit & 1 for word in range(2) for bit in range(64))
+    # 51,200 bits, half of which differ on average: 25,600 with a standard deviation of 113.
+    assert abs(pairs - 25_600) < 800
+
+
 @pytest.mark.parametrize("rows", [1, 16_384, 40_000])
 def test_many_rows_and_fixed_widths(rows: int) -> None:
     chance = random.Random(rows)

@@ -1,0 +1,80 @@
+"""Requests of the catalog's clients: bodies, pages of names, entity tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import orjson
+from pydantic import BaseModel, JsonValue, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from mirror_pump.rest_catalog.protocol import bad_request
+
+_PAGE = 1000
+"""Names on a page, unless a client asks for fewer."""
+_MOST_SENT = 4 << 20
+"""Bytes of a request's body."""
+
+_Sent = TypeVar("_Sent", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class CatalogRequest:
+    """A request that fits an endpoint."""
+
+    parts: Mapping[str, str]
+    """The decoded variable parts of the path."""
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes = field(repr=False)
+
+    @property
+    def sent(self) -> JsonValue:
+        """The body. Raises ProtocolError if it is no JSON object."""
+        try:
+            found: JsonValue = orjson.loads(self.body)
+        except orjson.JSONDecodeError as error:
+            raise bad_request(f"the request's body is no JSON: {error}") from error
+        return found
+
+
+def sent_document(kind: type[_Sent], document: JsonValue) -> _Sent:
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        raise bad_request(f"the request cannot be understood: {str(error)[:500]}") from error
+
+
+async def read_body(request: Request) -> bytes | None:
+    """The body; None if it is too large."""
+    found = bytearray()
+    try:
+        async for part in request.stream():
+            found += part
+            if len(found) > _MOST_SENT:
+                return None
+    except ClientDisconnect:
+        return None
+    return bytes(found)
+
+
+def page_of(names: Sequence[str], query: Mapping[str, str]) -> tuple[Sequence[str], str | None]:
+    """A page of names, and the token of the next one: the last name of this page. Without a token in the request,
+    the client knows no pages, and gets all."""
+    token = query.get("pageToken")
+    if token is None and "pageSize" not in query:
+        return names, None
+    try:
+        size = max(1, min(int(query.get("pageSize", _PAGE)), _PAGE))
+    except ValueError:
+        raise bad_request("pageSize is no number") from None
+    left = [name for name in names if not token or name > token]
+    return left[:size], left[size - 1] if len(left) > size else None
+
+
+def names_tag(header: str, etag: str) -> bool:
+    """Whether an If-None-Match header names this entity tag (RFC 9110, 13.1.2)."""
+    return header.strip() == "*" or etag in re.findall(r'(?:W/)?("[^"]*")', header)

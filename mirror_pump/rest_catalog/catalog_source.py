@@ -1,0 +1,103 @@
+"""What warehouses are served from: the mirror, and catalogs of tables of their own.
+
+A namespace is text here: its levels, joined by the separator that the protocol's paths have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import JsonValue
+
+from mirror_pump.lake.storage import StorageOptions
+
+LEVELS = "\x1f"
+"""Between the levels of a namespace."""
+
+
+@dataclass(frozen=True)
+class FoundTable:
+    """A table as a client is to see it."""
+
+    location: str
+    """Its metadata file."""
+    config: dict[str, str]
+    """What the answer says besides."""
+    storage: StorageOptions
+    """How its files are reached."""
+
+
+@dataclass(frozen=True)
+class AttachedWarehouse:
+    """The answer to a client that attaches a warehouse."""
+
+    prefix: str
+    defaults: dict[str, str]
+    writable: bool = False
+    transactions: bool = False
+    """Whether several tables can be changed in one commit, if any can."""
+
+
+@dataclass(frozen=True)
+class SentChange:
+    """A client's change of one table."""
+
+    namespace: str
+    name: str
+    body: JsonValue
+    """`CommitTableRequest` in the protocol."""
+
+
+class TableWriter(Protocol):
+    """Changes the tables behind one prefix. Everything raises ProtocolError, and the catalog's own errors."""
+
+    def create_namespace(self, namespace: str) -> None: ...
+
+    def create(self, namespace: str, body: JsonValue) -> FoundTable | JsonValue:
+        """Creates a table from `CreateTableRequest`. If that only prepares it (`stage-create`): its metadata."""
+        ...
+
+    def commit(self, changes: Sequence[SentChange]) -> Sequence[FoundTable]:
+        """Makes all changes or none, if each table meets its change's requirements."""
+        ...
+
+    def drop(self, namespace: str, name: str, *, purge: bool) -> None: ...
+
+
+class CatalogView(Protocol):
+    """The tables behind one prefix."""
+
+    def namespaces(self) -> Sequence[str]:
+        """All namespaces, and those above them, in order."""
+        ...
+
+    def tables(self, namespace: str) -> Sequence[str]:
+        """Names of a namespace's tables, in order; none for one that does not exist."""
+        ...
+
+    def find(self, namespace: str, name: str) -> FoundTable:
+        """The table of that name. Raises ProtocolError without one."""
+        ...
+
+    def writer(self) -> TableWriter:
+        """Raises ProtocolError, with the reason, if these tables are read-only."""
+        ...
+
+
+class CatalogSource(Protocol):
+    """What warehouses are served from. Threads share it. Everything raises ProtocolError, SourceError and LakeError."""
+
+    @property
+    def warehouses(self) -> Sequence[str]:
+        """What a client may attach, or examples of it."""
+        ...
+
+    def attach(self, warehouse: str) -> AttachedWarehouse | None:
+        """Begins a client's reading of a warehouse; None if it is not of this source."""
+        ...
+
+    def view(self, prefix: str) -> CatalogView | None:
+        """What is behind a prefix; None if it is not of this source."""
+        ...

@@ -1,0 +1,160 @@
+"""A catalog of tables of their own as a warehouse: whatever names their newest metadata, a path, a file or a server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TypeVar
+
+from pydantic import BaseModel, JsonValue, ValidationError
+
+from mirror_pump.errors import UsageError
+from mirror_pump.lake.catalogs.lake_catalog import LakeCatalog, MetadataPointer, TableIdentifier, TableMoved
+from mirror_pump.lake.table.table import Table
+from mirror_pump.rest_catalog.catalog_source import (
+    LEVELS,
+    AttachedWarehouse,
+    CatalogView,
+    FoundTable,
+    SentChange,
+    TableWriter,
+)
+from mirror_pump.rest_catalog.protocol import (
+    bad_request,
+    forbidden,
+    namespace_exists,
+    no_such_namespace,
+    no_such_table,
+    table_exists,
+)
+from mirror_pump.rest_catalog.table_commits import CreateTableRequest, TableCommits, TableUpdates, UpdateTableRequest
+
+_Sent = TypeVar("_Sent", bound=BaseModel)
+
+
+class LakeCatalogSource:
+    """A lake catalog as a CatalogSource: each load gives the newest state of its table."""
+
+    def __init__(self, warehouse: str, catalog: LakeCatalog, *, read_write: bool = False) -> None:
+        """`warehouse`: the name by which clients attach it."""
+        self.warehouses = (warehouse,)
+        self._warehouse = warehouse
+        self._catalog = catalog
+        self._read_write = read_write
+        self._view = LakeCatalogView(warehouse, catalog, read_write=read_write)
+
+    def attach(self, warehouse: str) -> AttachedWarehouse | None:
+        if warehouse != self._warehouse:
+            return None
+        return AttachedWarehouse(
+            self._warehouse, {}, writable=self._read_write, transactions=self._catalog.has_transactions
+        )
+
+    def view(self, prefix: str) -> CatalogView | None:
+        return self._view if prefix == self._warehouse else None
+
+
+class LakeCatalogView:
+    """The tables of a lake catalog; also the TableWriter, if they may be changed."""
+
+    def __init__(self, warehouse: str, catalog: LakeCatalog, *, read_write: bool) -> None:
+        self._warehouse = warehouse
+        self._catalog = catalog
+        self._read_write = read_write
+        self._commits = TableCommits(catalog)
+        self._lock = threading.Lock()
+        self._created: set[str] = set()
+        """Namespaces that clients have created here. In the catalogs, a namespace lasts by its tables."""
+
+    def namespaces(self) -> Sequence[str]:
+        found = {namespace.replace(".", LEVELS) for namespace in self._catalog.namespaces()}
+        with self._lock:
+            found |= self._created
+        for namespace in list(found):
+            levels = namespace.split(LEVELS)
+            found |= {LEVELS.join(levels[:count]) for count in range(1, len(levels))}
+        return sorted(found)
+
+    def tables(self, namespace: str) -> Sequence[str]:
+        if "." in namespace:
+            return []
+        found = self._catalog.tables(namespace.replace(LEVELS, "."))
+        return [table.name for table in found if _identifier(namespace, table.name) is not None]
+
+    def find(self, namespace: str, name: str) -> FoundTable:
+        identifier = _identifier(namespace, name)
+        pointer = None if identifier is None else self._catalog.load(identifier)
+        if pointer is None:
+            raise no_such_table(namespace, name)
+        return self._found(pointer)
+
+    def writer(self) -> TableWriter:
+        if not self._read_write:
+            raise forbidden(
+                f"warehouse {self._warehouse} is served read-only: serve it with --read-write to write here"
+            )
+        return self
+
+    def create_namespace(self, namespace: str) -> None:
+        _required(namespace, "t")
+        if namespace in self.namespaces():
+            raise namespace_exists(namespace)
+        with self._lock:
+            self._created.add(namespace)
+
+    def create(self, namespace: str, body: JsonValue) -> FoundTable | JsonValue:
+        request = _parsed(CreateTableRequest, body)
+        table = _required(namespace, request.name)
+        if namespace not in self.namespaces():
+            raise no_such_namespace(namespace)
+        if self._catalog.load(table) is not None:
+            raise table_exists(namespace, request.name)
+        metadata = self._commits.prepared(table, request)
+        if request.stage_create:
+            return metadata.parsed()
+        try:
+            return self._found(self._commits.create(table, metadata))
+        except TableMoved:
+            raise table_exists(namespace, request.name) from None
+
+    def commit(self, changes: Sequence[SentChange]) -> Sequence[FoundTable]:
+        parsed = [
+            TableUpdates(_required(change.namespace, change.name), _parsed(UpdateTableRequest, change.body))
+            for change in changes
+        ]
+        if len({change.table for change in parsed}) < len(parsed):
+            raise bad_request("a transaction changes each table once")
+        return [self._found(pointer) for pointer in self._commits.commit(parsed)]
+
+    def drop(self, namespace: str, name: str, *, purge: bool) -> None:
+        self.find(namespace, name)
+        Table.drop(self._catalog, _required(namespace, name), purge=purge)
+
+    def _found(self, pointer: MetadataPointer) -> FoundTable:
+        return FoundTable(pointer.metadata_location, {}, self._catalog.storage)
+
+
+def _identifier(namespace: str, name: str) -> TableIdentifier | None:
+    """None for what can be no table's name, in any catalog."""
+    try:
+        found = TableIdentifier.parse(f"{namespace.replace(LEVELS, '.')}.{name}")
+    except UsageError:
+        return None
+    return None if "." in namespace or "." in name else found
+
+
+def _required(namespace: str, name: str) -> TableIdentifier:
+    found = _identifier(namespace, name)
+    if found is None:
+        raise bad_request(
+            f"{namespace.replace(LEVELS, '.')[:100]}.{name[:100]} is not the name of a table: no part may be empty,"
+            " begin with _, or have a dot or a slash"
+        )
+    return found
+
+
+def _parsed(kind: type[_Sent], body: JsonValue) -> _Sent:
+    try:
+        return kind.model_validate(body)
+    except (ValidationError, ValueError, TypeError) as error:
+        raise bad_request(f"the request cannot be understood: {str(error)[:500]}") from error

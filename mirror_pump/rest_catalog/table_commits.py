@@ -1,0 +1,163 @@
+"""Clients' changes of tables in a lake catalog: what the protocol's updates make of a table's metadata.
+
+Invariant: a change is made on the metadata that met all its requirements, and on no other. They are looked at in the
+metadata that the catalog's compare-and-swap builds on; if that moves meanwhile, they are looked at again in the new
+one. A table stays in its directory, and in the format that the library writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, Field, JsonValue, ValidationError
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import ValidationError as UpdateRefused
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata as UpdatedMetadata
+from pyiceberg.table.metadata import TableMetadataUtil, TableMetadataV1, new_table_metadata
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
+from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_metadata
+
+from mirror_pump.lake.catalogs.lake_catalog import (
+    LakeCatalog,
+    MetadataPointer,
+    PointerChange,
+    TableIdentifier,
+    TableMoved,
+)
+from mirror_pump.lake.format.data_files import FORMAT_VERSION
+from mirror_pump.lake.metadata.metadata_files import metadata_directory, read_any_version
+from mirror_pump.lake.metadata.next_metadata import with_unknown_keys
+from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.table.table import LAKE_RETRIES
+from mirror_pump.rest_catalog.protocol import bad_request, commit_failed, no_such_table
+
+_UPDATE_ERRORS = (ValidationError, UpdateRefused, ValueError, TypeError, KeyError, NotImplementedError)
+
+
+class CreateTableRequest(BaseModel):
+    """What a client sends to create a table."""
+
+    name: str
+    location: str | None = None
+    columns: Schema = Field(alias="schema")
+    partition_spec: PartitionSpec | None = Field(default=None, alias="partition-spec")
+    write_order: SortOrder | None = Field(default=None, alias="write-order")
+    stage_create: bool | None = Field(default=None, alias="stage-create")
+    properties: dict[str, str] | None = None
+
+
+class UpdateTableRequest(BaseModel):
+    """What a client sends to change a table, or to create one that it has prepared."""
+
+    requirements: tuple[TableRequirement, ...] = ()
+    updates: tuple[TableUpdate, ...] = ()
+
+    @property
+    def creates(self) -> bool:
+        return any(requirement.type == "assert-create" for requirement in self.requirements)
+
+
+@dataclass(frozen=True)
+class TableUpdates:
+    """A client's change of one table."""
+
+    table: TableIdentifier
+    request: UpdateTableRequest
+
+
+class TableCommits:
+    """Makes clients' changes. Threads share it."""
+
+    def __init__(self, catalog: LakeCatalog) -> None:
+        self._catalog = catalog
+
+    def prepared(self, table: TableIdentifier, request: CreateTableRequest) -> TableMetadata:
+        """The metadata of the table that a client asks for. Raises ProtocolError."""
+        try:
+            made = new_table_metadata(
+                schema=request.columns,
+                partition_spec=request.partition_spec or UNPARTITIONED_PARTITION_SPEC,
+                sort_order=request.write_order or UNSORTED_SORT_ORDER,
+                location=(request.location or self._catalog.table_location(table)).rstrip("/"),
+                properties=dict(request.properties or {}),
+            )
+        except _UPDATE_ERRORS as error:
+            raise bad_request(f"{table} cannot be created: {error}") from error
+        _check_format(table, made)
+        metadata = _document(made)
+        self._check_place(table, metadata, None)
+        return metadata
+
+    def create(self, table: TableIdentifier, metadata: TableMetadata) -> MetadataPointer:
+        """Raises TableMoved if the table exists."""
+        (pointer,) = self._catalog.commit([PointerChange(table, None, metadata)])
+        assert pointer is not None
+        return pointer
+
+    def commit(self, changes: Sequence[TableUpdates]) -> Sequence[MetadataPointer]:
+        """All changes or none. Raises ProtocolError if a table does not meet its requirements, TableMoved if others
+        always came first, and LakeError."""
+        for attempt in LAKE_RETRIES.retrying(lambda error: isinstance(error, TableMoved)):
+            with attempt:
+                made = self._catalog.commit([self._change(change) for change in changes])
+        return [pointer for pointer in made if pointer is not None]
+
+    def _change(self, change: TableUpdates) -> PointerChange:
+        """The next metadata of a table, upon its newest."""
+        base = self._catalog.load(change.table)
+        if base is None and not change.request.creates:
+            raise no_such_table(change.table.namespace, change.table.name)
+        stored = None if base is None else read_any_version(base.metadata_location, self._catalog.storage)
+        if stored is not None and stored.format_version > FORMAT_VERSION:
+            raise bad_request(
+                f"{change.table} has Iceberg format version {stored.format_version}, which is only read here"
+            )
+        known = None if stored is None else TableMetadataUtil.parse_raw(stored.to_json().decode())
+        try:
+            for requirement in change.request.requirements:
+                requirement.validate(known)
+        except CommitFailedException as error:
+            raise commit_failed(f"{change.table}: {error}") from error
+        try:
+            made = update_table_metadata(
+                # What a new table's updates begin with is the version of the format.
+                TableMetadataV1.model_construct(last_column_id=-1, schema=Schema()) if known is None else known,
+                change.request.updates,
+                enforce_validation=known is None,
+                metadata_location=None if base is None else base.metadata_location,
+            )
+        except _UPDATE_ERRORS as error:
+            raise bad_request(f"{change.table} cannot be changed like that: {error}") from error
+        _check_format(change.table, made)
+        metadata = _document(made, stored, known)
+        self._check_place(change.table, metadata, stored)
+        return PointerChange(change.table, base, metadata)
+
+    def _check_place(self, table: TableIdentifier, metadata: TableMetadata, before: TableMetadata | None) -> None:
+        """Raises ProtocolError unless the table is, and its metadata files are to be, in its own directory: no client
+        decides where this process writes."""
+        home = (self._catalog.table_location(table) if before is None else before.location).rstrip("/")
+        if metadata.location.rstrip("/") != home:
+            raise bad_request(f"{table} is in {home}: this catalog chooses the directories of its tables")
+        directory = metadata_directory(metadata)
+        if (before is None or directory != metadata_directory(before)) and directory != f"{home}/metadata":
+            raise bad_request(f"write.metadata.path of {table}: its metadata files are in {home}/metadata")
+
+
+def _check_format(table: TableIdentifier, metadata: UpdatedMetadata) -> None:
+    if metadata.format_version > FORMAT_VERSION:
+        raise bad_request(
+            f"{table} would have Iceberg format version {metadata.format_version}; {FORMAT_VERSION} is the newest that"
+            " is written here"
+        )
+
+
+def _document(
+    made: UpdatedMetadata, before: TableMetadata | None = None, known: UpdatedMetadata | None = None
+) -> TableMetadata:
+    """The document of changed metadata, with what another engine put in and the updates' library does not know."""
+    understood: Mapping[str, JsonValue] = {} if known is None else known.model_dump(by_alias=True)
+    return with_unknown_keys(TableMetadata.from_json(made.model_dump_json().encode()), before, understood)

@@ -1,0 +1,20 @@
+"""What mirror_pump.lake offers to other programs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import mirror_pump.lake
+
+
+def test_each_public_name_is_there() -> None:
+    for name in mirror_pump.lake.__all__:
+        assert getattr(mirror_pump.lake, name).__name__ == name
+    assert set(mirror_pump.lake._MODULES) == set(mirror_pump.lake.__all__)
+    assert not hasattr(mirror_pump.lake, "Tabel")
+
+
+def test_a_task_that_needs_one_module_does_not_import_the_others() -> None:
+    code = "import sys, mirror_pump.lake; sys.exit('pyiceberg' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
