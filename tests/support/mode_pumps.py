@@ -113,6 +113,10 @@ class ModePumps:
     def copy_on(self) -> None:
         self._gate.let_go(self._chance.choice((1, 2, None)))
 
+    def copy_all(self) -> None:
+        """Copies go on, until `hold_copies`: somebody waits for a table to be live."""
+        self._gate.let_go()
+
     def terminate(self, spared: Sequence[int]) -> None:
         """Ends connections of one kind, once the pump has started up: until then a lost connection is final. `spared`:
         backends of the test."""

@@ -218,6 +218,7 @@ class ModeWorld:
         if table is self._bounded:
             self._line = table.line
         if table.kind.streams:
+            self._pumps.copy_all()
             self.mirror.await_live(f"public.{table.name}")
 
     def _maintain(self) -> None:
