@@ -106,13 +106,13 @@ class ExistingRows:
             if not len(found.positions):
                 continue
             positions[file.path] = found.positions
-            hidden = np.zeros(len(found.places), np.bool_)
+            places = found.places
             for delete in equality:
                 if delete.sequence_number > file.sequence_number:
-                    hidden |= np.isin(found.places, self._deleted[delete.path])
-            visible.append(found.places[~hidden])
+                    places = places[~np.isin(places, self._deleted[delete.path])]
+            visible.append(places)
         partitions = {file.path: file.partition for file in data if file.path in positions}
-        return ReplacedRows(positions, partitions, np.unique(np.concatenate(visible)))
+        return ReplacedRows(positions, partitions, _distinct(visible))
 
     def _read(
         self, lake: LakeTable, group: Sequence[LiveFile], positions: Sequence[LiveFile]
@@ -165,6 +165,16 @@ class ExistingRows:
         if not self._spans:
             return None
         return min(low for low, _ in self._spans), max(high for _, high in self._spans)
+
+
+def _distinct(parts: Sequence[_Places]) -> _Places:
+    """All places, ascending, each once. As np.unique, without its copies: these may be as many as the rows."""
+    places = np.concatenate(parts)
+    places.sort()
+    again = places[1:] == places[:-1]
+    if again.any():
+        places = places[np.concatenate([np.ones(1, np.bool_), ~again])]
+    return places
 
 
 def _groups(files: Sequence[LiveFile]) -> list[list[LiveFile]]:

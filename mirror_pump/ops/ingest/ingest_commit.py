@@ -266,13 +266,15 @@ class IngestCommit:
 
     def _count(self, replaced: ReplacedRows) -> int:
         """How many rows that readers saw below the cut-line are replaced."""
-        places = set(replaced.places.tolist())
-        for place, tombstone in self._corrected.items():
-            if tombstone:
-                places.discard(place)
-            else:
-                places.add(place)
-        return len(places)
+        count = len(replaced.places)
+        if not self._corrected:
+            return count
+        # Corrections are few, and replaced rows may be as many as all ingested ones: only numpy's arrays hold those.
+        corrected = np.array(list(self._corrected), np.int64)
+        found = np.isin(corrected, replaced.places)
+        for known, tombstone in zip(found.tolist(), self._corrected.values(), strict=True):
+            count += int(not tombstone) - int(known)
+        return count
 
     def _refuse_existing(self, replaced: ReplacedRows, count: int) -> None:
         if not self._refuses or not count:
