@@ -47,7 +47,7 @@ class TableList(_Document):
     next_page_token: str | None = Field(default=None, serialization_alias="next-page-token")
 
 
-class TableChange(_Document):
+class TransactionPart(_Document):
     """A part of TransactionRequest, which is a `CommitTableRequest` in the protocol."""
 
     identifier: TableReference
@@ -58,7 +58,7 @@ class TableChange(_Document):
 class TransactionRequest(_Document):
     """Body of `POST .../transactions/commit`."""
 
-    table_changes: list[TableChange] = Field(validation_alias="table-changes")
+    table_changes: list[TransactionPart] = Field(validation_alias="table-changes")
 
 
 class StorageCredential(_Document):

@@ -102,4 +102,5 @@ def test_clickhouse(
         mirror.catch_up()
         for table in ("t", "u"):
             assert str(session.query(f"SELECT count(*) FROM lake.`public.{table}`")).strip() == "1"
+        session.query("DROP DATABASE lake")
         session.close()
