@@ -165,6 +165,9 @@ def _clickhouse(address: CatalogAddress) -> str:
     if "s3.endpoint" in address.storage:
         settings["storage_endpoint"] = address.storage["s3.endpoint"]
     lines = ", ".join(f"{key} = {literal(value)}" for key, value in settings.items())
+    if not address.storage:
+        # Otherwise it refuses tables that come without credentials.
+        lines += ", vended_credentials = false"
     return f"""\
 -- ClickHouse. If the catalog needs a token, add: auth_header = 'Authorization: Bearer ...'
 {address.moment("the database is created again").replace("#", "--", 1)}

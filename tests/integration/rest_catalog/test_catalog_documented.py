@@ -94,4 +94,5 @@ def test_clickhouse(catalog: ServedMirror, monkeypatch: pytest.MonkeyPatch, mirr
     for statement in settings:
         session.query(statement)
     assert str(session.query(query)).strip() == "1234"
+    session.query("DROP DATABASE lake")
     session.close()

@@ -82,12 +82,10 @@ def test_clickhouse_is_known_by_the_catalog_only(run: RunCommand, catalog: Serve
 
 
 @pytest.mark.soak
-def test_clickhouse(
-    run: RunCommand, mirror: Mirror, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clickhouse(run: RunCommand, mirror: Mirror, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tables read one after the other, while both change: it loads them with each query."""
     # It reads only local files below the working directory.
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(Path(mirror.settings.require_warehouse().removeprefix("file://")))
     monkeypatch.syspath_prepend(str(CHDB))
     with served(mirror.settings) as catalog:
         database.execute("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'too')")
@@ -102,4 +100,5 @@ def test_clickhouse(
         mirror.catch_up()
         for table in ("t", "u"):
             assert str(session.query(f"SELECT count(*) FROM lake.`public.{table}`")).strip() == "1"
+        session.query("DROP DATABASE lake")
         session.close()
