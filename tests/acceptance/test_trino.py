@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -96,10 +97,10 @@ class TrinoScene:
     def heap(self, query: str) -> list[Row]:
         with self.database.session() as connection:
             connection.execute("SET TimeZone = 'UTC'")
-            return normalised(connection.execute(query.encode()).fetchall())
+            return comparable(connection.execute(query.encode()).fetchall())
 
     def lake(self, query: str) -> list[Row]:
-        return normalised(self.trino.rows(query))
+        return comparable(self.trino.rows(query))
 
     def files(self, table: str) -> set[Path]:
         """The files of a table's directory."""
@@ -112,6 +113,15 @@ class TrinoScene:
             for table in ("a", "b"):
                 connection.execute(f"UPDATE {table} SET v = {value}".encode())
         return self.mirror.await_frontier()
+
+
+def comparable(rows: list[Row]) -> list[Row]:
+    """Normalised, in arrays as well."""
+
+    def plain(value: Any) -> Any:
+        return [normalised([(element,)])[0][0] for element in value] if isinstance(value, list) else value
+
+    return normalised([tuple(map(plain, row)) for row in rows])
 
 
 def printed(program: Program, catalog: ServedMirror, warehouse: str) -> str:
@@ -193,15 +203,16 @@ def test_it_lists_what_is_mirrored(scene: TrinoScene) -> None:
 
 def test_every_value_is_that_of_the_heap(scene: TrinoScene) -> None:
     """Also if it is looked for, by the bounds of files and in them."""
-    columns = ", ".join(f"{_column(number)}::{_AS_SEEN.get(kind, kind)}" for number, (kind, *_) in enumerate(_TYPED))
-    heap = scene.heap(f"SELECT id, {columns} FROM typed")
-    assert_same(heap, scene.lake("SELECT * FROM lake.public.typed"), "typed")
+    assert len(scene.trino.rows("SELECT * FROM lake.public.typed")) == _ROWS
     for number, (kind, *_) in enumerate(_TYPED):
         name = _column(number)
-        found = scene.lake(f"SELECT id FROM lake.public.typed WHERE {name} = (SELECT {name} FROM lake.public.typed"
-                           " WHERE id = 0)")  # fmt: skip
-        wanted = scene.heap(f"SELECT id FROM typed WHERE {name} = (SELECT {name} FROM typed WHERE id = 0)")
-        assert found == wanted, kind
+        heap = scene.heap(f"SELECT id, {name}::{_AS_SEEN.get(kind, kind)} FROM typed")
+        assert_same(heap, scene.lake(f"SELECT id, {name} FROM lake.public.typed"), kind)
+        # SQL says that an array with NULL in it equals none, and so does Trino.
+        if not kind.endswith("[]"):
+            query = "SELECT id FROM {0} WHERE {1} = (SELECT {1} FROM {0} WHERE id = 0)"
+            found = scene.lake(query.format("lake.public.typed", name))
+            assert found == scene.heap(query.format("typed", name)), kind
         nothing = scene.lake(f"SELECT id FROM lake.public.typed WHERE {name} IS NULL")
         assert nothing == [(_ROWS - 1,)], kind
 
