@@ -31,11 +31,7 @@ from mirror_pump.lake.metadata.entry_reader import (
 )
 from mirror_pump.lake.metadata.manifest_entries import Status
 
-FIRST_AFTER, NEXT_AFTER = 50, 250
-"""Entries that no pattern matched, after which another is made: that takes as long as some hundred entries."""
 _DELETED = int(Status.DELETED)
-MOST_PATTERNS = 4
-"""That are tried on an entry."""
 _MOST_SCHEMAS = 64
 
 FileMetrics: TypeAlias = Sequence[Any]
@@ -70,6 +66,11 @@ class KnownPatterns:
     Threads may share it: `known` is replaced as a whole, and what one of them loses of the others' is learnt again.
     """
 
+    first_after, next_after = 50, 250
+    """Entries that no pattern matched, after which one is made: that takes as long as some hundred entries."""
+    most = 4
+    """Patterns that are tried on an entry."""
+
     def __init__(self, schema: str, columns: tuple[int, ...]) -> None:
         self._schema = schema
         self._columns = columns
@@ -95,7 +96,7 @@ class KnownPatterns:
     def learn(self, row: Sequence[Any]) -> None:
         """From all values of an entry that none matched."""
         self._unmatched += 1
-        if self._unmatched < (NEXT_AFTER if self.known else FIRST_AFTER):
+        if self._unmatched < (self.next_after if self.known else self.first_after):
             return
         self._unmatched = 0
         with suppress(NoPattern):
@@ -106,7 +107,7 @@ class KnownPatterns:
                     shape = shape.with_lengths(pattern.shape)
                 else:
                     others.append(pattern)
-            self.known = (entry_pattern(self._schema, shape, self._columns), *others[: MOST_PATTERNS - 1])
+            self.known = (entry_pattern(self._schema, shape, self._columns), *others[: self.most - 1])
 
 
 @lru_cache(maxsize=_MOST_SCHEMAS)

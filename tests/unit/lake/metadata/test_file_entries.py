@@ -34,8 +34,8 @@ COLUMNS = (2, 7, 300)
 
 @pytest.fixture(autouse=True)
 def _patterns_from_the_first_entry_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(file_entries, "FIRST_AFTER", 1)
-    monkeypatch.setattr(file_entries, "NEXT_AFTER", 1)
+    monkeypatch.setattr(file_entries.KnownPatterns, "first_after", 1)
+    monkeypatch.setattr(file_entries.KnownPatterns, "next_after", 1)
     file_entries.known_patterns.cache_clear()
     yield
     file_entries.known_patterns.cache_clear()

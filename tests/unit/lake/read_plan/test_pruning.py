@@ -46,8 +46,8 @@ def test_plans_by_patterns_are_the_same(tmp_path: Path, seed: int) -> None:
         predicate = random_predicate(random)
         expected = list(map(repr, read_plan(table.metadata, STORAGE, predicate).files))
         with pytest.MonkeyPatch.context() as patch:
-            for name, number in (("FIRST_AFTER", 1), ("NEXT_AFTER", 1), ("MOST_PATTERNS", 16)):
-                patch.setattr(file_entries, name, number)
+            for name, number in (("first_after", 1), ("next_after", 1), ("most", 16)):
+                patch.setattr(file_entries.KnownPatterns, name, number)
             # The second time most entries are read by the patterns that were learnt from them.
             for _ in range(2):
                 assert list(map(repr, read_plan(table.metadata, STORAGE, predicate).files)) == expected
