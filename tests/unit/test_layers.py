@@ -236,7 +236,13 @@ def test_what_is_imported_is_declared() -> None:
     modules = ("query", "query_results", "scan_conditions", "statement_moments", "statement_tables", "views")
     reads = {f"mirror_pump.ops.reads.{name}" for name in modules}
     verify = {f"mirror_pump.ops.verify.{name}" for name in ("compare_duckdb", "comparison_engines")}
-    sql = {"mirror_pump.ops.duckdb.duckdb_connection", "mirror_pump.ops.duckdb.query_interrupt", *reads, *verify}
+    sql = {
+        "mirror_pump.ops.duckdb.duckdb_connection",
+        "mirror_pump.ops.duckdb.query_interrupt",
+        "mirror_pump.ops.duckdb.table_scans",
+        *reads,
+        *verify,
+    }
     sql.add("mirror_pump.cli.terminal.shell")
     telemetry = {_distribution(text) for text in extras["telemetry"]}
     lake = {_distribution(text) for text in extras["lake"]}

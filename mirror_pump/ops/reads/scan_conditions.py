@@ -13,14 +13,13 @@ differently. What is not understood is left out, which keeps more rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-
-import orjson
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from decoders.columns import Kind
 from mirror_pump.model import Column, MirroredTable, TableId
 from mirror_pump.ops.duckdb.duckdb_connection import open_planner
+from mirror_pump.ops.duckdb.table_scans import planned_scans
 from mirror_pump.ops.reads.views import create_schema, duckdb_type
 from mirror_pump.quoting import identifier, literal
 
@@ -69,14 +68,13 @@ def heap_conditions(statement: str, tables: Mapping[MirroredTable, Collection[st
     with open_planner() as connection:
         try:
             _create(connection, tables)
-            ((_, text),) = connection.execute(f"EXPLAIN (FORMAT json) {statement}").fetchall()
-            scans = list(_scans(orjson.loads(text)))
-        except (duckdb.Error, ValueError):
-            # The statement is wrong, which running it will say; or it is one that has no plan.
+        except duckdb.Error:
             return {}
+        # Without a plan, the statement is wrong, which running it will say, or of a kind that has none.
+        scans = planned_scans(connection, statement) or []
     found: dict[TableId, str] = {}
     for target, table in by_target.items():
-        conditions = [_condition(filters, table) for name, filters in scans if name == target]
+        conditions = [_condition(scan.filters, table) for scan in scans if scan.table == target]
         if conditions and all(conditions):
             found[table.table_id] = " OR ".join(f"({condition})" for condition in dict.fromkeys(conditions))
     return found
@@ -93,20 +91,7 @@ def _create(connection: duckdb.DuckDBPyConnection, tables: Mapping[MirroredTable
             connection.execute(f"CREATE VIEW {name} AS FROM {_SCHEMA}.t{table.table_id}")
 
 
-def _scans(plan: list[Any]) -> Iterator[tuple[str, list[str]]]:
-    """The scans of tables in a plan: the table, and the filters that a row has to pass."""
-    pending = list(plan)
-    while pending:
-        node = pending.pop()
-        pending += node["children"]
-        more = node.get("extra_info") or {}
-        table = more.get("Table")
-        if isinstance(table, str):
-            filters = more.get("Filters") or []
-            yield table.partition(".")[2], [filters] if isinstance(filters, str) else list(filters)
-
-
-def _condition(filters: list[str], table: MirroredTable) -> str:
+def _condition(filters: Sequence[str], table: MirroredTable) -> str:
     """The condition that the filters amount to, as far as they are understood; empty if none of them is."""
     if not all(_PLAIN.fullmatch(column.name) for column in table.columns):
         return ""

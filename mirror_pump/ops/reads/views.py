@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import orjson
 import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
+from mirror_pump.ops.duckdb.table_scans import planned_scans
 from mirror_pump.ops.reads.table_reads import LakeSide, OutputColumn, TableRead, narrowed
 from mirror_pump.quoting import identifier, literal
 from mirror_pump.source.heap.block_reader import Chunk
@@ -122,27 +122,14 @@ def _scanned(
 
     `columns` holds all columns of each table.
     """
-    import duckdb
-
-    try:
-        ((_, text),) = connection.execute(f"EXPLAIN (FORMAT json) {statement}").fetchall()
-        pending = list(orjson.loads(text))
-    except (duckdb.Error, ValueError):
+    scans = planned_scans(connection, statement)
+    if scans is None:
         return None
     found: dict[str, frozenset[str]] = {}
-    while pending:
-        node = pending.pop()
-        pending += node["children"]
-        more = node.get("extra_info") or {}
-        table = more.get("Table")
-        if isinstance(table, str):
-            names = more.get("Projections", [])
-            listed = {names} if isinstance(names, str) else set(names)
-            table = table.partition(".")[2]
-            # The scan need not project a column that only a filter uses, so every name in the filter's text counts.
-            filters = str(more.get("Filters", ""))
-            listed |= {name for name in columns.get(table, ()) if name in filters}
-            found[table] = found.get(table, frozenset()) | listed
+    for scan in scans:
+        # The scan need not pass on a column that only a filter uses, so every name in the filter's text counts.
+        filtered = {name for name in columns.get(scan.table, ()) if any(name in text for text in scan.filters)}
+        found[scan.table] = found.get(scan.table, frozenset()) | scan.columns | filtered
     return found
 
 
