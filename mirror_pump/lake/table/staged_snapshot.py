@@ -22,7 +22,7 @@ from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.metadata.snapshot_summary import FileTally, summarise
 from mirror_pump.lake.metadata.snapshot_thinning import HistoryRetention
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
-from mirror_pump.lake.storage import StorageOptions, discard, write_all
+from mirror_pump.lake.storage import StorageOptions, write_all
 from mirror_pump.lake.table.described_files import DescribedFiles, current_schema
 from mirror_pump.lake.table.table_errors import ConflictingCommit
 
@@ -89,11 +89,7 @@ def stage_snapshot(
         writer.list(manifests, None if parent is None else parent.snapshot_id),
         metadata.current_schema_id,
     )
-    try:
-        write_all(writer.files, storage)
-    except BaseException:
-        discard((location for location, _ in writer.files), storage)
-        raise
+    write_all(writer.files, storage)
     old = None if state.pointer is None else state.pointer.metadata_location
     after = with_snapshot(metadata, snapshot, old, (), _EVERY_SNAPSHOT)
     return StagedSnapshot(after, manifests, tuple(location for location, _ in writer.files))
