@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import LiteralString
+from dataclasses import replace
 
 import pytest
 
 from mirror_pump.ops.reconcile.reconciliation import reconcile
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.testing.database import Database, keeping_connections
+from mirror_pump.testing.database import keeping_connections
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.postgres import EmbeddedPostgres, free_port
 from tests.integration.without_stream.conftest import SETTINGS
-from tests.support.gate import Gate, gated
+from tests.support.gate import gated
 from tests.support.pipeline import writing
-from tests.support.replicas import DATABASE, directories, following, servers_dsn
+from tests.support.replicas import DATABASE, Replicated, directories, following
 from tests.support.tiered import TieredTables
 
 SENDING = {**SETTINGS, "max_wal_senders": "4", "max_replication_slots": "2"}
@@ -25,40 +24,18 @@ SENDING = {**SETTINGS, "max_wal_senders": "4", "max_replication_slots": "2"}
 FOLLOWING = {**SENDING, "sync_replication_slots": "off"}
 
 
-@dataclass
-class Promotable:
+class Promotable(Replicated):
     """A primary without a stream and its standby."""
-
-    primary: EmbeddedPostgres
-    standby: EmbeddedPostgres
-    gate: Gate
-    """Shut, the standby receives no WAL."""
-
-    @property
-    def dsn(self) -> str:
-        """Whichever is the primary."""
-        return servers_dsn(self.primary, [self.primary.port, self.standby.port])
-
-    @property
-    def before(self) -> Database:
-        return Database(self.primary, DATABASE)
-
-    @property
-    def after(self) -> Database:
-        return Database(self.standby, DATABASE)
 
     def cut_off(self) -> None:
         """The standby has everything up to now, and receives nothing more."""
-        ((end,),) = self.before.rows("SELECT pg_current_wal_flush_lsn()::text")
-        replayed: LiteralString = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
-        await_true(lambda: self.after.rows(replayed, (end,)) == [(True,)], 30, "the standby has replayed everything")
+        self.caught_up()
         self.gate.shut()
 
     def fail_over(self) -> None:
         """The primary crashes, and the standby is promoted with what it has."""
         self.before.reconnect()
-        self.primary.stop("immediate")
-        assert self.after.rows("SELECT pg_promote(true, 30)") == [(True,)]
+        super().fail_over()
 
 
 @pytest.fixture
