@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
-from mirror_pump.config import Settings
+from mirror_pump.config import Settings, warehouse_uri
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.catalogs.lake_catalog import LakeCatalog
 from mirror_pump.lake.catalogs.postgres_catalog import PostgresCatalog
@@ -92,4 +92,7 @@ class CatalogUri:
 
 
 def _uri(place: str) -> str:
-    return place if "://" in place else Path(place).absolute().as_uri()
+    try:
+        return warehouse_uri(place)
+    except ValueError as error:
+        raise UsageError(f"{place!r} is no catalog: {error}", f"give {_FORMS}") from None

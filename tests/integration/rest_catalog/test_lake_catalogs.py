@@ -364,6 +364,14 @@ def test_what_is_not_there_and_what_is_the_pumps_is_not_served(tmp_path: Path) -
         CatalogUri.parse("postgres:").open(settings, read_write=True)
 
 
+def test_a_directory_has_the_location_that_it_has_everywhere(tmp_path: Path) -> None:
+    """Iceberg's locations are not percent-encoded."""
+    directory = tmp_path / "a b ü"
+    directory.mkdir()
+    opened = CatalogUri.parse(f"path:{directory}").open(Settings(), read_write=False)
+    assert opened.catalog.table_location(TableIdentifier("shop", "orders")) == f"file://{directory}/shop/orders"
+
+
 def test_the_program_serves_a_directory_without_a_database(tmp_path: Path) -> None:
     from mirror_pump.lake.catalogs.transaction_log import path_catalog
 
