@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _PASSED = pytest.StashKey[bool]()
 
 _ROOT = Path(__file__).parent
+_SOAK_TIMEOUT = 1800
+"""Seconds for a soak test without a limit of its own: a hang must still end, and a busy machine be no failure."""
 _WITH_CATALOG = (
     "acceptance",
     *(f"integration/{subject}" for subject in ("copy", "ingest", "lake", "loads", "maintenance", "publish", "reads")),
@@ -72,11 +74,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the slow tests first in each worker's share, so that none of them begins when the others have ended.
+    """Gives soak tests their time, and puts the slow tests first in each worker's share, so that none of them begins
+    when the others have ended.
 
     With `--dist worksteal` a worker begins with an equal share of consecutive tests, and takes over others' last ones.
     Tests that share a module's fixture stay together.
     """
+    for item in items:
+        if item.get_closest_marker("soak") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_SOAK_TIMEOUT))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
     if not workers:
         return

@@ -88,12 +88,12 @@ def span_text(kind: TierKind, span: int) -> str:
     left = timedelta(days=span) if kind is TierKind.DATE else timedelta(microseconds=span)
     days, seconds = left.days, left.seconds
     parts = [
-        f"{number} {unit}"
+        f"{number} {unit}{'s' if number > 1 else ''}"
         for number, unit in (
-            (days, "days"),
-            (seconds // 3600, "hours"),
-            (seconds // 60 % 60, "minutes"),
-            (seconds % 60, "seconds"),
+            (days, "day"),
+            (seconds // 3600, "hour"),
+            (seconds // 60 % 60, "minute"),
+            (seconds % 60, "second"),
         )
         if number
     ]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -14,29 +20,38 @@ import pytest
 from mirror_pump.errors import TableError
 from mirror_pump.ops.register.unregistration import abort_restore
 from mirror_pump.ops.restore.restoration import RestoreStep
+from mirror_pump.source.advisory_locks import advisory_key, key_halves
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.lake import duckdb_connection
-from mirror_pump.testing.mirror import assert_same, await_true, normalised
+from mirror_pump.testing.mirror import Mirror, assert_same, await_true, normalised
 from mirror_pump.testing.program import Program
+from tests.support.cli import ThreadedProgram
+from tests.support.error_bounds import printed_seed
 from tests.support.events_table import COLUMNS, EventsTable, RetentionTables, cold_rows, delete, upsert
 from tests.support.ingest_scene import IngestScene
 from tests.support.pipeline import in_thread, writing
-from tests.support.retention_table import WIDTH, run
+from tests.support.retention_table import WIDTH, Row, run
 
 _BOUNDS: LiteralString = (
     "SELECT c.relname, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
     " WHERE i.inhparent = 'events'::regclass ORDER BY 1"
 )
 _REGISTERED: LiteralString = "SELECT count(*) FROM modak.tables"
+_FRONTIER: LiteralString = "SELECT applied_lsn FROM modak.mirror_slots"
+_RESTORING: LiteralString = (
+    "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND (classid::bigint, objid::bigint) = (%s, %s)"
+)
+_LARGE = 100_000
+"""Rows in a partition of the large table."""
 
 
 def _assert_ordinary(events: EventsTable, *partitions: str) -> None:
     """The table is as if it had never been registered: all rows, and these partitions."""
     database = events.database
     with database.session() as connection:
-        heap = run(connection, f"SELECT {events.columns} FROM events").fetchall()
-        model = run(connection, f"SELECT {events.columns} FROM model").fetchall()
-    assert_same(normalised(model), normalised(heap), "the heap")
+        heap, model = (f"SELECT {events.columns} FROM {name}" for name in ("events", "model"))
+        differing = f"({heap} EXCEPT ALL {model}) UNION ALL ({model} EXCEPT ALL {heap}) LIMIT 10"
+        assert run(connection, differing).fetchall() == []
     assert [name for name, _ in database.rows(_BOUNDS)] == sorted(partitions)
     ours: LiteralString = (
         "SELECT t.tgname FROM pg_trigger t JOIN pg_partition_tree('events') p ON p.relid = t.tgrelid"
@@ -346,25 +361,111 @@ def test_a_truncated_partition_is_not_taken_for_what_the_lake_has(retention_tabl
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_a_large_table_comes_back_past_real_kills(retention_tables: RetentionTables, tmp_path: Path) -> None:
-    """2,000,000 rows in 20 partitions, of which 18 have left; the command is killed later each time."""
-    events = retention_tables.automatic(partitions=20, rows=100_000, copy_chunk_bytes=4 << 20)
+    """2,400,000 rows in 24 partitions, of which 22 have left. The command and the pump are processes, and both are
+    killed at random moments while rows are corrected."""
+    events = retention_tables.automatic(partitions=24, rows=_LARGE, copy_chunk_bytes=4 << 20, merge_bytes=0)
     mirror, database = events.mirror, events.database
-    mirror_options = ("--slot", mirror.settings.slot, "--publication", mirror.settings.publication)
-    program = Program(database.dsn, tmp_path)
-    ended: int | None = None
+    seed = printed_seed()
+    chance = random.Random(seed)
     with mirror.pumping():
-        events.await_state(900, **{f"p{number}": "dropped" for number in range(18)})
-        with writing(database, _write(events), random.getrandbits(32)):
-            for lines in range(3, 1000, 9):
-                log = tmp_path / f"restore{lines}.log"
-                process = program.start("unregister", "events", "--restore-heap", *mirror_options, log=log.name)
-                while (ended := process.poll()) is None and len(log.read_text().splitlines()) < lines:
-                    time.sleep(0.02)
-                if ended is not None:
-                    break
-                program.kill(process)
-                assert database.rows(_REGISTERED) == [(1,)]
-    assert ended == 0, log.read_text()
+        events.await_state(1800, **{f"p{number}": "dropped" for number in range(22)})
+    attached = database.rows(_BOUNDS)
+    halves = key_halves(advisory_key(f"restore {events.table_id}"))
+    lock = (halves["high"], halves["low"])
+    with (
+        in_thread(partial(_killed_pumps, mirror, tmp_path, seed), "pump", 120),
+        writing(database, _write_rows(events), seed) as written,
+    ):
+        for attempt in range(13):
+            # The first ones make tables and copy files. The last ones compare rows, and may come to their end.
+            lines, seconds = (chance.randint(1, 12), 0.5) if attempt < 8 else (chance.randint(1, 3), 20)
+            moment = (lines, chance.uniform(0, seconds)) if attempt < 12 else None
+            ended = _killed_restore(mirror, tmp_path, attempt, moment)
+            await_true(
+                lambda: not database.rows(_RESTORING, lock), 120, "the server has noticed that the client is gone"
+            )
+            if not _is_as_before(events, attached):
+                break
+            assert ended is None, (tmp_path / f"restore{attempt}.log").read_text()
+        print(f"the restore was killed {attempt} times", file=sys.stderr)
+        assert database.rows(_REGISTERED) == [(0,)]
+        assert attempt > 2
+        count = written()
+        await_true(lambda: written() > count + 20, 60, "rows are written to an ordinary table")
     gap = [name for name, _ in database.rows(_BOUNDS) if name.startswith("events_restored")]
-    _assert_ordinary(events, *(f"p{number}" for number in range(20)), *gap)
+    _assert_ordinary(events, *(f"p{number}" for number in range(24)), *gap)
+    mirror.catch_up()
+
+
+def _is_as_before(events: EventsTable, attached: Sequence[Row]) -> bool:
+    """Whether the table is registered still, which it is exactly as long as no partition was attached."""
+    with events.database.session(autocommit=False) as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        registered = connection.execute(_REGISTERED).fetchone() == (1,)
+        assert (connection.execute(_BOUNDS).fetchall() == attached) is registered
+    return registered
+
+
+def _killed_restore(mirror: Mirror, directory: Path, attempt: int, moment: tuple[int, float] | None) -> int | None:
+    """Runs the command until it has said that many lines, and kills it that many seconds later. Returns its exit code
+    if it ended before; always without a moment."""
+    program = Program(mirror.database.dsn, directory)
+    log = directory / f"restore{attempt}.log"
+    options = ("--slot", mirror.settings.slot, "--publication", mirror.settings.publication)
+    process = program.start("unregister", "events", "--restore-heap", *options, log=log.name)
+    try:
+        if moment is None:
+            return process.wait(900)
+        lines, seconds = moment
+        while (ended := process.poll()) is None and len(log.read_text().splitlines()) < lines:
+            time.sleep(0.02)
+        with suppress(subprocess.TimeoutExpired):
+            ended = process.wait(seconds)
+        return ended
+    finally:
+        program.kill(process)
+
+
+def _killed_pumps(mirror: Mirror, directory: Path, seed: int, stop: threading.Event) -> None:
+    """Runs one pump after the other. Each is killed some time after it has published."""
+    chance = random.Random(seed)
+    program = ThreadedProgram(mirror.database.dsn, directory, {"MIRROR_PUMP_RETENTION_INTERVAL": "0.1"})
+    for number in itertools.count():
+        before = mirror.database.rows(_FRONTIER)
+        log = f"pump{number}.log"
+        options = ("--slot", mirror.settings.slot, "--publication", mirror.settings.publication)
+        process = program.start("run", *options, log=log)
+        try:
+            while not stop.is_set() and mirror.database.rows(_FRONTIER) == before:
+                assert process.poll() is None, (directory / log).read_text()
+                stop.wait(0.1)
+            stop.wait(chance.uniform(0, 3))
+            assert process.poll() is None, (directory / log).read_text()
+        finally:
+            program.kill(process)
+        if stop.is_set():
+            return
+
+
+def _write_rows(events: EventsTable) -> Any:
+    """Changes single rows of the large table, each of which it finds by its key, and adds some."""
+
+    def write(connection: psycopg.Connection[Any], chance: random.Random) -> None:
+        number = chance.randrange(_LARGE)
+        at, key = chance.randrange(events.partitions) * WIDTH + number * WIDTH // _LARGE, number
+        try:
+            match chance.randrange(3):
+                case 0:
+                    upsert(connection, at, key, f"{chance.random()}")
+                case 1:
+                    delete(connection, at, key)
+                case 2:
+                    upsert(connection, at, chance.randrange(_LARGE, 2 * _LARGE), "new")
+        except psycopg.errors.UndefinedTable:
+            connection.rollback()
+            for table in ("events", "model"):
+                run(connection, f"UPDATE {table} SET n = n + 1 WHERE (at, id) = ({at}, {key})")
+
+    return write

@@ -35,7 +35,7 @@ def test_nothing_is_dropped_before_its_grace(retention_tables: RetentionTables) 
         assert outlook.startswith("the lake holds it: it is dropped after "), outlook
         assert outlook.endswith("+00 (drop_grace)")
         shown = {entry.key: entry.shown for entry in show_retention(mirror.settings, "events")}
-        assert (shown["drop_grace"], shown["detach"]) == ("1 hours", "false")
+        assert (shown["drop_grace"], shown["detach"]) == ("1 hour", "false")
         change_retention(mirror.settings, "events", "heap_retention", "300")
         change_retention(mirror.settings, "events", "drop_grace", "0")
         events.await_state(p0="dropped")
@@ -100,7 +100,7 @@ def test_register_says_what_will_leave_and_asks(mirror: Mirror, run: RunCommand)
     assert "leaves when the newest key reaches 2026-04-01 03:00:00+00" in lines["public.e3"] or (
         "leaves when a row of 2026-04-01 03:00:00+00 or later arrives" in lines["public.e3"]
     )
-    assert "2 of 3 partitions leave at once: each is dropped 1 hours (--drop-grace) after" in shown.stdout
+    assert "2 of 3 partitions leave at once: each is dropped 1 hour (--drop-grace) after" in shown.stdout
     refused = run("register", "events", "unfit", "--dry-run", *arguments)
     assert refused.exit_code == 1
     assert "would not be registered: public.unfit has no primary key" in refused.stderr

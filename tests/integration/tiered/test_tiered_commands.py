@@ -99,7 +99,9 @@ def test_status_and_unregister_know_the_mode(tiered_tables: TieredTables) -> Non
     assert (shown.retention.cut, shown.retention.lag) == ("100", "100")
     with pytest.raises(TableError, match="the lake has the only copy"):
         mirror.unregister("events")
-    mirror.unregister("events", drop_lake=True)
+    with pytest.raises(TableError, match="would destroy the only copy"):
+        mirror.unregister("events", drop_lake=True)
+    mirror.unregister("events", drop_lake=True, yes=True)
     # None is left on a partition.
     assert mirror.database.rows("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'zz_modak%'") == [(0,)]
     assert mirror.database.rows("SELECT count(*) FROM modak.partition_chunks") == [(0,)]
