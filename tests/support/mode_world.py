@@ -103,9 +103,12 @@ class ModeWorld:
     def run(self, until: float) -> None:
         """Does something, and reads, until then. Then everything settles, and is compared."""
         try:
-            with in_thread(self._writer.run, "writer"):
+            with in_thread(self._writer.run, "writer") as writer:
+                # `terminate` has to know which backend to spare.
+                await_true(lambda: self._writer.pid, 60, "the writer connects")
                 # A slow machine may not even have begun.
                 while time.monotonic() < until or not self._found["transactions"]:
+                    assert writer.is_alive(), "the writer has ended"
                     self._act()
             self.settle()
         except BaseException as error:
