@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -36,7 +35,7 @@ from tests.support.mode_pumps import ModePumps
 from tests.support.mode_reads import ModeReads
 from tests.support.mode_tables import ModeKind, ModeTable
 from tests.support.mode_trail import ModeTrail
-from tests.support.mode_writer import REFUSED, ModeWriter
+from tests.support.mode_writer import ModeWriter, OldTransaction
 from tests.support.model_history import ModelHistory
 from tests.support.pipeline import in_thread
 
@@ -76,7 +75,7 @@ class ModeWorld:
         self._maintained = None if spark is None else Maintained(self.mirror, spark)
         history = ModelHistory(database, f"oracle_{os.urandom(4).hex()}")
         # Each draws for itself: how often one is asked depends on the time, and the others draw the same again.
-        of_pumps, of_writer, of_reads, of_inputs = (random.Random(chance.getrandbits(32)) for _ in range(4))
+        of_pumps, of_writer, of_reads, of_inputs, of_old = (random.Random(chance.getrandbits(32)) for _ in range(5))
         self._pumps = ModePumps(self.mirror, gate, of_pumps, found, self._trail)
         self._tables = [ModeTable.of(self.mirror, kind, 90, history) for kind in ModeKind]
         self._writer = ModeWriter(database, self._tables, of_writer, found)
@@ -85,8 +84,8 @@ class ModeWorld:
         self._inputs = ModeInputs(
             self.mirror, directory, of_inputs, found, self._trail, self._disturb, self._reads.release_all
         )
-        self._old = self._closing.enter_context(database.connect(autocommit=False))
-        self._old_open = False
+        connection = self._closing.enter_context(database.connect(autocommit=False))
+        self._old = OldTransaction(connection, of_old, found)
         self._line = self._bounded.line
 
     def __enter__(self) -> Self:
@@ -100,14 +99,14 @@ class ModeWorld:
         with self._closing:
             self._pumps.abandon()
 
-    def run(self, until: float) -> None:
-        """Does something, and reads, until then. Then everything settles, and is compared."""
+    def run(self, goes_on: Callable[[], bool]) -> None:
+        """Does something, and reads, for as long as that says. Then everything settles, and is compared."""
         try:
             with in_thread(self._writer.run, "writer") as writer:
                 # `terminate` has to know which backend to spare.
                 await_true(lambda: self._writer.pid, 60, "the writer connects")
                 # A slow machine may not even have begun.
-                while time.monotonic() < until or not self._found["transactions"]:
+                while goes_on() or not self._found["transactions"]:
                     assert writer.is_alive(), "the writer has ended"
                     self._act()
             self.settle()
@@ -257,31 +256,16 @@ class ModeWorld:
             self._reads.by_protocol()
 
     def _begin_old(self) -> None:
-        """A transaction whose snapshot gets old."""
-        if not self._old_open:
-            self._old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            self._old.execute("SELECT 1")
-            self._old_open = True
+        self._old.begin()
 
     def _end_old(self) -> None:
-        """It writes at last."""
-        if not self._old_open:
-            return
-        self._old_open = False
-        try:
-            self._old.execute("SET LOCAL lock_timeout = '1s'")
-            self._any().write(self._old, self._chance)
-            self._old.commit()
-            self._found["old transactions committed"] += 1
-        except REFUSED as error:
-            self._old.rollback()
-            self._found[f"old transaction: {type(error).__name__}"] += 1
+        self._old.end(self._any())
 
     def _kill(self) -> None:
         self._pumps.kill((self._grow, self._load, self._reads.by_protocol, self._reads.main))
 
     def _terminate(self) -> None:
-        self._pumps.terminate((self._old.info.backend_pid, self._writer.pid))
+        self._pumps.terminate((self._old.pid, self._writer.pid))
 
     def _require_sound(self) -> None:
         """Fails if a pump has ended by an error, a table has failed, a proof found a difference, or the retention line
@@ -302,8 +286,7 @@ class ModeWorld:
 
     def settle(self) -> None:
         """Nothing disturbs any more: all that is due is done, and everything is exact."""
-        if self._old_open:
-            self._end_old()
+        self._end_old()
         for table in self._tables:
             self._reads.release_all(table)
         self._pumps.calm()
