@@ -87,6 +87,9 @@ class GatedCopies:
             number = len(self._waiting) if count is None else min(count, len(self._waiting))
             started = [self._waiting.popleft() for _ in range(number)]
         for future, task in started:
+            # Like a task of a pool that has begun, it cannot be cancelled from here on.
+            if not future.set_running_or_notify_cancel():
+                continue
             self._runner.submit(self._held, task).add_done_callback(partial(_pass_on, future))
 
     def _forget_cancelled(self) -> None:

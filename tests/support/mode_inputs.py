@@ -28,6 +28,7 @@ from mirror_pump.testing.mirror import Mirror, Row, await_true
 from tests.support.ingest_scene import csv_text
 from tests.support.killed_ingest import started_ingest, started_load
 from tests.support.mode_tables import ModeTable
+from tests.support.mode_trail import ModeTrail
 from tests.support.retention_table import WIDTH
 
 _NAMES = ("at", "id", "n", "v")
@@ -53,7 +54,12 @@ CREATE TRIGGER come AFTER UPDATE ON modak.op_log FOR EACH ROW
   WHEN (NEW.op_kind = 'ingest' AND NEW.phase = 'done' AND OLD.phase <> 'done') EXECUTE FUNCTION audit.come();
 CREATE TRIGGER come AFTER UPDATE ON modak.load_labels FOR EACH ROW
   WHEN (NEW.state = 'committed' AND OLD.state <> 'committed') EXECUTE FUNCTION audit.come();
+CREATE FUNCTION audit.ended() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  EXECUTE format('DELETE FROM %s_model WHERE at < $1', OLD.table_id::oid::regclass) USING OLD.retention_line;
+  RETURN NULL; END $$;
+CREATE TRIGGER ended AFTER DELETE ON modak.cutline FOR EACH ROW EXECUTE FUNCTION audit.ended();
 """
+"""The last one: what has expired leaves the model when the registration ends. From then on anybody may write there."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,7 @@ class ModeInputs:
     directory: Path
     chance: random.Random
     found: Counter[str]
+    trail: ModeTrail
     disturb: Callable[[], None]
     unpin: Callable[[ModeTable], None]
     _number: int = 0
@@ -89,8 +96,10 @@ class ModeInputs:
         rows = self._rows(table, new=mode == "refuse")
         path = self._file(rows, bad=mode == "skip")
         self._announce(table, "", rows)
+        self.trail.note(f"  {mode}, {len(rows)} rows: {path.name}")
 
         def observe(progress: IngestProgress) -> None:
+            self.trail.note(f"  {progress.step} {progress.waits_for}")
             if progress.step is IngestStep.WAITING:
                 self.unpin(table)
             elif progress.step is IngestStep.LOOKING and not progress.waits_for:
@@ -120,6 +129,7 @@ class ModeInputs:
         path = self._file(rows)
         self._announce(table, "", rows)
         step = self.chance.choice([step for step in IngestStep if step is not IngestStep.WAITING])
+        self.trail.note(f"  {len(rows)} rows, dies at {step}: {path.name}")
         process = started_ingest(self.mirror.settings, step, table.name, str(path))
         deadline = time.monotonic() + 90
         while process.exitcode is None and time.monotonic() < deadline:
@@ -137,6 +147,7 @@ class ModeInputs:
         label = f"label {self._number}"
         content = csv_text(rows, _NAMES).encode()
         self._announce(table, label, rows, gone=mode is LoadMode.DELETE)
+        self.trail.note(f"  {label}, {mode}, {len(rows)} rows")
         sent = _Load(LoadRequest(table.name, label, FileFormat.CSV, mode), content)
         if self.chance.random() < 0.5:
             self._killed_load(sent)
@@ -242,6 +253,7 @@ class ModeInputs:
         )
 
     def _refused(self, what: str, error: MirrorPumpError) -> None:
+        self.trail.note(f"  refused: {error}")
         self.found[f"refused: {what}: {_shape(str(error))}"] += 1
 
 

@@ -16,6 +16,7 @@ from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies
 from tests.support.crashing_pump import PROVERS
 from tests.support.killed_pump import DoomedPump
+from tests.support.mode_trail import ModeTrail
 
 _DEATHS = (
     Step.RECEIVED, Step.WRITTEN, Step.STAGED, Step.STAGED, Step.PUBLISHED, Step.PUBLISHED, Step.ACKNOWLEDGED,
@@ -23,16 +24,25 @@ _DEATHS = (
     Step.CONVERTED, Step.POSITIONS_WRITTEN, Step.MERGE_WRITTEN, Step.MERGED, Step.INDEX_READY, Step.FILLED,
 )  # fmt: skip
 """Steps at which pumps are killed, or get an error."""
+_QUIET = (
+    Step.RECEIVED, Step.WRITTEN, Step.STAGED, Step.PUBLISHED, Step.ACKNOWLEDGED, Step.CHUNK_COPIED,
+    Step.CHUNKS_PUBLISHED, Step.CONVERTING, Step.POSITIONS_WRITTEN, Step.MERGING, Step.MERGE_WRITTEN,
+    Step.INDEX_BUILDING, Step.INDEX_READY, Step.FILLING,
+)  # fmt: skip
+"""Steps that a failure's trail leaves out: there are too many of them."""
 
 
 class ModePumps:
     """At most one pump at a time, in a thread or in a process of its own. `gate` runs the tasks of those in threads."""
 
-    def __init__(self, mirror: Mirror, gate: GatedCopies, chance: random.Random, found: Counter[str]) -> None:
+    def __init__(
+        self, mirror: Mirror, gate: GatedCopies, chance: random.Random, found: Counter[str], trail: ModeTrail
+    ) -> None:
         self._mirror = mirror
         self._gate = gate
         self._chance = chance
         self._found = found
+        self._trail = trail
         self._fault: tuple[Step, type[Exception]] | None = None
         self._steps = Steps(self._on_step)
         self._streams = 0
@@ -46,7 +56,9 @@ class ModePumps:
     def start(self, **options: Any) -> None:
         """Starts one in a thread, with random settings and these."""
         self._streams = self._steps.count(Step.STREAMING)
-        self._pump = self._mirror.with_options(**{**self._options(), **options}).start(self._steps)
+        chosen = {**self._options(), **options}
+        self._trail.note(f"  a pump starts: {chosen}")
+        self._pump = self._mirror.with_options(**chosen).start(self._steps)
 
     def stop(self) -> None:
         """Ends the pump, however it runs."""
@@ -92,16 +104,19 @@ class ModePumps:
         self._gate.let_go()
         step, nth = self._chance.choice(_DEATHS), self._chance.choice((1, 1, 2, 5))
         options = {**self._options(), "once": "false", "retention_interval": 0.1, "reconnect_backoff_max": 0.3}
+        self._trail.note(f"  a pump that dies at {step}, {nth}: {options}")
         self._pump = doomed = DoomedPump(self._mirror, step, nth, **options)
         deadline = time.monotonic() + self._chance.uniform(1.0, 6.0)
         while doomed.is_alive and time.monotonic() < deadline:
             self._chance.choice(meanwhile)()
+        self._trail.note(f"  dead: {not doomed.is_alive}")
         self._found[f"killed at {step}" if not doomed.is_alive else "killed at random"] += 1
         self.restart()
 
     def plant(self) -> None:
         """The next occurrence of some step fails."""
         self._fault = (self._chance.choice(_DEATHS), self._chance.choice((ConnectionLost, CommitConflict)))
+        self._trail.note(f"  {self._fault}")
 
     def fail_tasks(self) -> None:
         self._gate.fail(self._chance.randint(1, 3))
@@ -124,6 +139,7 @@ class ModePumps:
             return
         await_true(lambda: self._steps.count(Step.STREAMING) > self._streams or pump.error, 60, "the pump starts")
         kind = self._chance.choice(("walsender", "client backend"))
+        self._trail.note(f"  {kind}")
         with self._mirror.database.session() as connection:
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
@@ -137,8 +153,10 @@ class ModePumps:
         while self._steps.count(Step.PUBLISHED) < publishes + 3 and time.monotonic() < deadline:
             time.sleep(0.02)
 
-    def _on_step(self, step: Step, _details: dict[str, object]) -> None:
+    def _on_step(self, step: Step, details: dict[str, object]) -> None:
         """Called in the pump's threads."""
+        if step not in _QUIET:
+            self._trail.note(f"    pump: {step} {details}"[:400])
         fault = self._fault
         if fault is not None and fault[0] is step:
             self._fault = None

@@ -69,3 +69,39 @@ class ModeWriter:
         except REFUSED as error:
             connection.rollback()
             self._found[f"transaction: {type(error).__name__}"] += 1
+
+
+class OldTransaction:
+    """A transaction whose snapshot gets old before it writes."""
+
+    def __init__(self, connection: psycopg.Connection[Any], chance: random.Random, found: Counter[str]) -> None:
+        self._connection = connection
+        self._chance = chance
+        self._found = found
+        self._open = False
+
+    @property
+    def pid(self) -> int:
+        """Of its backend."""
+        return self._connection.info.backend_pid
+
+    def begin(self) -> None:
+        """Takes its snapshot, unless it has one."""
+        if not self._open:
+            self._connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            self._connection.execute("SELECT 1")
+            self._open = True
+
+    def end(self, table: ModeTable) -> None:
+        """It writes at last, if it has begun."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            self._connection.execute("SET LOCAL lock_timeout = '1s'")
+            table.write(self._connection, self._chance)
+            self._connection.commit()
+            self._found["old transactions committed"] += 1
+        except REFUSED as error:
+            self._connection.rollback()
+            self._found[f"old transaction: {type(error).__name__}"] += 1

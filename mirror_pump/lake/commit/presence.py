@@ -110,9 +110,10 @@ def require_known(table: StoredTable, suspect: str, storage: StorageOptions) -> 
     """Checks whether the table lost `suspect`, a file that was missed. Raises FileMissing if it did, and LakeError.
 
     Checks the head files, the directory of `suspect`, and `suspect` itself if readers of the current metadata need it.
-    A file that was replaced in the meantime is not needed.
+    A file that was replaced in the meantime is not needed. Nor is the directory of one outside the table's location:
+    the table has been registered again, and the file went with its former registration.
     """
-    if local_path(suspect) is not None:
+    if local_path(suspect) is not None and suspect.startswith(f"{table.location}/"):
         require_files([_directory(suspect)], storage)
     for location in sorted(table.metadata_files):
         lake = require_head(location, storage)

@@ -13,6 +13,8 @@ import pytest
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.limits import InternalLimits
+from mirror_pump.model import TableId
+from mirror_pump.pipeline.flow.events import LakeFileMissing
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
@@ -151,6 +153,25 @@ def assert_commands_say_it(run: RunCommand, mirror: Mirror, table: str) -> None:
     first, second = json.loads(verified.stdout)["tables"]
     assert first["problem"], verified.stdout
     assert (first["equal"], second["equal"]) == (False, True), verified.stdout
+
+
+def test_a_file_of_a_former_registration_fails_no_table(database: Database, warehouse: str, gate: GatedCopies) -> None:
+    """A thread misses it when the table is unregistered with its files, and says so when it is registered again."""
+    create(database, "t")
+    mirror = Mirror.create(database, warehouse, gate, limits=UNWATCHED)
+    with mirror.pumping() as running:
+        register(mirror, "t")
+        former = lake_of(mirror, "t")
+        mirror.unregister("public.t", drop_lake=True)
+        register(mirror, "t")
+        assert not on_disk(former.location).exists()
+        table_id = TableId(database.rows("SELECT 't'::regclass::oid::bigint")[0][0])
+        for missed in (former.metadata_location, former.manifests[-1].path):
+            running.pump.submit(LakeFileMissing(table_id, missed))
+        change(database, "t")
+        mirror.await_frontier()
+        assert (mirror.state("public.t"), mirror.error("public.t")) == ("live", "")
+        mirror.assert_equal("public.t")
 
 
 def test_a_warehouse_that_is_not_mounted_fails_no_table(database: Database, warehouse: str, gate: GatedCopies) -> None:

@@ -1,4 +1,4 @@
-"""A maintainer's sessions know the catalog's secrets, and Spark does not pass them on."""
+"""A maintainer's sessions know the catalog's secrets, which Spark does not pass on, and outlive the server's own."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_the_catalogs_password_is_in_no_setting_and_no_job(
-    database: Database, warehouse: str, tasks: ThreadTaskRunner, spark: SparkSession
-) -> None:
-    """What a job has of a session's settings goes to the executors and, as it is, into the event log."""
+def _session(database: Database, warehouse: str, tasks: ThreadTaskRunner, spark: SparkSession) -> SparkSession:
+    """A maintainer's session for a mirror of table t with two rows."""
     mirror = Mirror.create(database, warehouse, tasks)
     database.execute("CREATE TABLE public.t (id int PRIMARY KEY)", "INSERT INTO public.t VALUES (1), (2)")
     mirror.register("public.t")
     mirror.catch_up()
+    return LakeSessions(spark, database.dsn).session(warehouse, {})
+
+
+def test_the_catalogs_password_is_in_no_setting_and_no_job(
+    database: Database, warehouse: str, tasks: ThreadTaskRunner, spark: SparkSession
+) -> None:
+    """What a job has of a session's settings goes to the executors and, as it is, into the event log."""
     secret = libpq_access(database.dsn).password
     assert secret
-    session = LakeSessions(spark, database.dsn).session(warehouse, {})
+    session = _session(database, warehouse, tasks, spark)
     assert secret not in str(session.conf.getAll)
 
     def value(name: str) -> Any:
@@ -43,3 +48,18 @@ def test_the_catalogs_password_is_in_no_setting_and_no_job(
     # The catalog works all the same, also in the sessions that procedures derive from this one.
     Procedures(session).rewrite_manifests(TableName("public", "t"))
     assert session.table("lake.public.t").count() == 2
+
+
+def test_a_session_that_the_server_has_ended_between_two_procedures_is_made_anew(
+    database: Database, warehouse: str, tasks: ThreadTaskRunner, spark: SparkSession
+) -> None:
+    """As a restart of the server ends it: Spark keeps its connections to the catalog for the next procedure."""
+    procedures = Procedures(_session(database, warehouse, tasks, spark))
+    procedures.rewrite_manifests(TableName("public", "t"))
+    ended = database.rows(
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name = 'mirror-pump'"
+    )
+    assert ended, "Spark had no connection"
+    assert set(ended) == {(True,)}
+    procedures.rewrite_manifests(TableName("public", "t"))
