@@ -93,7 +93,7 @@ def test_what_the_frontier_claims_and_the_lake_lacks_is_found(
 ) -> None:
     """A change that was never applied, of which neither the slot nor the frontier tells any more."""
     database = mirror.database
-    database.execute(change)  # type: ignore[arg-type]  # one of the literals above
+    database.execute(change)
     database.execute(
         "UPDATE modak.mirror_slots SET applied_lsn = (pg_current_wal_insert_lsn() - '0/0')::bigint",
         "UPDATE modak.cutline SET replicated_lsn = s.applied_lsn FROM modak.mirror_slots s",
