@@ -31,7 +31,8 @@ from tests.support.shared_commits import append_and_die
 NAME = "sales.orders"
 _DYING = "dying writer"
 _SOME = 1
-"""Of the steps of a commit, besides the first and the last ones: `make test` kills at them, `make soak` at each."""
+"""Of the steps of a commit, besides the first and some of the last ones: `make test` kills at them, `make soak` at
+each."""
 
 
 @pytest.fixture
@@ -54,17 +55,22 @@ def place_in(store: S3Server, kind: str = "path") -> CatalogPlace:
 def test_a_writer_that_dies_leaves_the_table_before_or_after_its_commit(place: CatalogPlace) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed of the steps: {seed}")
-    dies_at(place, lambda steps: [0, *random.Random(seed).sample(range(1, steps - 1), _SOME)])
+    dies_at(
+        place,
+        lambda steps: [0, *random.Random(seed).sample(range(1, steps - 1), _SOME)],
+        lambda: chain((0, 1), (1 << number for number in count(1))),
+    )
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("place", PROCESSES, indirect=True)
 def test_a_writer_that_dies_at_each_step(place: CatalogPlace) -> None:
-    dies_at(place, range)
+    dies_at(place, range, count)
 
 
-def dies_at(place: CatalogPlace, chosen: Callable[[int], Iterable[int]]) -> None:
-    """Kills writers at these of the steps of a commit, and at the last ones, until a commit is done."""
+def dies_at(place: CatalogPlace, chosen: Callable[[int], Iterable[int]], last: Callable[[], Iterable[int]]) -> None:
+    """Kills writers at these of the steps of a commit, and then at later ones, until a commit is done. `last`: how many
+    steps behind the last but one of the first commit."""
     table = Table.create(place.open(), NAME, ROWS)
     dying = place if place.kind != "postgres" else replace(place, dsn=make_conninfo(place.dsn, application_name=_DYING))
     expected = frozenset({file_of(table, 0)})
@@ -72,7 +78,7 @@ def dies_at(place: CatalogPlace, chosen: Callable[[int], Iterable[int]]) -> None
     assert steps is not None
     effects = set()
     # The commits that follow do not have exactly as many steps: they read more, and may merge manifests.
-    for number, step in enumerate(chain(chosen(steps), count(steps - 2))):
+    for number, step in enumerate(chain(chosen(steps), (steps - 2 + further for further in last()))):
         file = file_of(table, number)
         died = append_and_die(dying, NAME, file, step) is None
         if place.kind == "postgres":

@@ -194,7 +194,7 @@ def _compared(
     ]
     reasons = {table.table_id: _before_comparison(table, altered) for table in tables}
     live = [table for table in tables if not reasons[table.table_id]]
-    reports = compare_at(settings, point, live, engine, observe) if live else {}
+    reports = compare_at(settings, point.snapshot, live, engine, observe) if live else {}
     return [(table, reasons[table.table_id] or _difference(reports[table.table_id], point.lsn)) for table in tables]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mirror_pump.config import ENV_PREFIX, Settings
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableId, format_lsn
-from mirror_pump.ops.status.wait_for_frontier import wait_for
+from mirror_pump.ops.status.wait_for_frontier import wait_on
 from mirror_pump.source.connect import connect
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.leader import is_led
@@ -37,7 +37,7 @@ def reach(settings: Settings, target: Lsn) -> None:
     """Return once the frontier has reached `target`. Raises SourceError if it does not within an hour."""
     deadline = time.monotonic() + _PATIENCE
     while True:
-        with connect(settings.require_dsn(), autocommit=True) as connection:
+        with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-wait") as connection:
             if not is_led(connection, settings.slot):
                 try:
                     _pump(settings, "--until-lsn", format_lsn(target))
@@ -45,7 +45,7 @@ def reach(settings: Settings, target: Lsn) -> None:
                     # If another pump has taken the lead meanwhile, that one catches up.
                     if not is_led(connection, settings.slot):
                         raise
-        result = wait_for(settings, target, _LOOK_INTERVAL)
+            result = wait_on(connection, settings, target, _LOOK_INTERVAL)
         if result.error is None:
             return
         if time.monotonic() > deadline:

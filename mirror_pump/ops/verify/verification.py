@@ -47,7 +47,7 @@ from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, Engines, EnginesBySize, SingleEngine
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
 from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, read_heap, with_changes
-from mirror_pump.pipeline.lake_storage import lake_storage
+from mirror_pump.pipeline.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
@@ -172,7 +172,7 @@ def verify(
         chosen = _choose(connection, settings, names)
         live = [table for table in chosen if table.state is TableState.LIVE]
         tables = {table.table_id: table for table in live if table.mode is TableMode.MIRRORED}
-        storage = lake_storage(settings, fsync=False)
+        storage = _storage(settings, connection)
         with EnginesBySize(settings, storage) if engine is None else nullcontext(SingleEngine(engine)) as engines:
             reports = _Verification(settings, storage, connection, engines, observe).run(tables)
             for table in live:
@@ -215,22 +215,28 @@ def _compare_tiered(
 
 def compare_at(
     settings: Settings,
-    point: ConsistentPoint,
+    snapshot: str,
     tables: Sequence[MirroredTable],
     engine: ComparisonEngine | None = None,
     observe: Callable[[TableProgress], None] = lambda _: None,
 ) -> dict[TableId, TableReport]:
-    """Compare live tables, as they are in the lake at present, with their heaps at a consistent point of the caller's.
+    """Compare live tables, as they are in the lake at present, with their heaps in a database snapshot that the caller
+    exports (pg_export_snapshot).
 
     Nobody may publish meanwhile. A table that cannot be compared has a report with the problem.
     """
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-verify") as connection:
+        storage = _storage(settings, connection)
+        with EnginesBySize(settings, storage) if engine is None else nullcontext(SingleEngine(engine)) as engines:
+            verification = _Verification(settings, storage, connection, engines, observe)
+            return verification.compare_at({table.table_id: table for table in tables}, snapshot)
+
+
+def _storage(settings: Settings, connection: PgConnection) -> StorageOptions:
     storage = lake_storage(settings, fsync=False)
-    with (
-        connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-verify") as connection,
-        EnginesBySize(settings, storage) if engine is None else nullcontext(SingleEngine(engine)) as engines,
-    ):
-        verification = _Verification(settings, storage, connection, engines, observe)
-        return verification.compare_at({table.table_id: table for table in tables}, point)
+    # Else it would open a connection of its own for them.
+    refresh_profiles(storage, connection)
+    return storage
 
 
 def _choose(connection: PgConnection, settings: Settings, names: Sequence[str]) -> list[MirroredTable]:
@@ -295,17 +301,17 @@ class _Verification:
                 tables = self._live_again(list(disturbed), reports)
         return reports
 
-    def compare_at(self, tables: Mapping[TableId, MirroredTable], point: ConsistentPoint) -> dict[TableId, TableReport]:
-        """A report on each table: the lake as it is, held against the heap at the consistent point."""
+    def compare_at(self, tables: Mapping[TableId, MirroredTable], snapshot: str) -> dict[TableId, TableReport]:
+        """A report on each table: the lake as it is, held against the heap in the database snapshot."""
         scratch = join(self._settings.require_warehouse(), f".verify-{uuid.uuid4().hex[:12]}")
         try:
-            with self._reader(point) as reader, self._pinned(tables) as (frontier, locations, cuts):
+            with self._reader(snapshot) as reader, self._pinned(tables) as (frontier, locations, cuts):
                 reports = {}
                 for table_id, table in tables.items():
                     name = str(table.name)
                     try:
                         refuse_missing(self._connection, table, self._storage)
-                        heap = self._read_heap(table, point, reader, join(scratch, str(table_id)))
+                        heap = self._read_heap(table, snapshot, reader, join(scratch, str(table_id)))
                         line = CutLine.of(table, cuts[table_id])
                         found = self._compare_table(heap, CatchUpTable(table), reader, locations[table_id], line)
                     except ConnectionLost:
@@ -345,12 +351,15 @@ class _Verification:
         scratch = {join(warehouse_of(table.location), directory) for table in tables.values()}
         slot = f"mirror_pump_verify_{uuid.uuid4().hex[:12]}"
         try:
-            with ConsistentPoint(settings.require_dsn(), slot, _POINT_TIMEOUT) as point, self._reader(point) as reader:
+            with (
+                ConsistentPoint(settings.require_dsn(), slot, _POINT_TIMEOUT) as point,
+                self._reader(point.snapshot) as reader,
+            ):
                 heaps = {}
                 for table_id, table in tables.items():
                     try:
                         heaps[table_id] = self._read_heap(
-                            table, point, reader, join(warehouse_of(table.location), directory, str(table_id))
+                            table, point.snapshot, reader, join(warehouse_of(table.location), directory, str(table_id))
                         )
                     except Disturbed as disturbed:
                         outcomes[table_id] = disturbed
@@ -398,9 +407,7 @@ class _Verification:
                     outcomes[table_id] = TableReport(str(table.name), found, frontier=frontier)
         return outcomes
 
-    def _read_heap(
-        self, table: MirroredTable, point: ConsistentPoint, reader: PgConnection, location: str
-    ) -> _CopiedHeap:
+    def _read_heap(self, table: MirroredTable, snapshot: str, reader: PgConnection, location: str) -> _CopiedHeap:
         chunks = plan_chunks(reader, table.table_id, _CHUNK_BYTES)
         with source_errors(f"looking how large {table.name} is"):
             relations = {"relations": sorted({chunk.relation_id for chunk in chunks})}
@@ -416,7 +423,7 @@ class _Verification:
             self._observe(progress)
 
         dsn = portable_dsn(self._settings.require_dsn(), reader)
-        heap = read_heap(table, chunks, point.snapshot, engine.runner, dsn, self._storage, location, chunk_read)
+        heap = read_heap(table, chunks, snapshot, engine.runner, dsn, self._storage, location, chunk_read)
         self._observe(replace(progress, phase=VerifyPhase.READ))
         return _CopiedHeap(heap, nbytes)
 
@@ -436,13 +443,13 @@ class _Verification:
         return found
 
     @contextmanager
-    def _reader(self, point: ConsistentPoint) -> Iterator[PgConnection]:
-        """A connection with a transaction that sees the consistent point."""
+    def _reader(self, snapshot: str) -> Iterator[PgConnection]:
+        """A connection with a transaction that sees the database snapshot."""
         dsn = self._settings.require_dsn()
         with connect(dsn, autocommit=True, application_name="mirror-pump-verify") as connection:
-            with source_errors("importing the consistent point's snapshot"):
+            with source_errors("importing a database snapshot"):
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                connection.execute(f"SET TRANSACTION SNAPSHOT '{point.snapshot}'".encode())
+                connection.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
             yield connection
 
     @contextmanager
