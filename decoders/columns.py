@@ -1,11 +1,15 @@
-"""Column types of mirrored values and their Arrow types (docs/types.md)."""
+"""Column types of mirrored values and their Arrow types (docs/types.md). Arrow is loaded with the first of
+these."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Kind(StrEnum):
@@ -27,20 +31,25 @@ class Kind(StrEnum):
     LIST = "list"
 
 
-_ARROW: dict[Kind, pa.DataType] = {
-    Kind.BOOLEAN: pa.bool_(),
-    Kind.INT: pa.int32(),
-    Kind.LONG: pa.int64(),
-    Kind.FLOAT: pa.float32(),
-    Kind.DOUBLE: pa.float64(),
-    Kind.STRING: pa.string(),
-    Kind.BINARY: pa.binary(),
-    Kind.UUID: pa.binary(16),
-    Kind.DATE: pa.date32(),
-    Kind.TIME: pa.time64("us"),
-    Kind.TIMESTAMP: pa.timestamp("us"),
-    Kind.TIMESTAMPTZ: pa.timestamp("us", tz="UTC"),
-}
+@cache
+def _arrow_types() -> dict[Kind, pa.DataType]:
+    """The Arrow types of kinds that have one each."""
+    import pyarrow as pa
+
+    return {
+        Kind.BOOLEAN: pa.bool_(),
+        Kind.INT: pa.int32(),
+        Kind.LONG: pa.int64(),
+        Kind.FLOAT: pa.float32(),
+        Kind.DOUBLE: pa.float64(),
+        Kind.STRING: pa.string(),
+        Kind.BINARY: pa.binary(),
+        Kind.UUID: pa.binary(16),
+        Kind.DATE: pa.date32(),
+        Kind.TIME: pa.time64("us"),
+        Kind.TIMESTAMP: pa.timestamp("us"),
+        Kind.TIMESTAMPTZ: pa.timestamp("us", tz="UTC"),
+    }
 
 
 _PARTIAL = frozenset({Kind.DECIMAL, Kind.DATE, Kind.TIME, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.LIST})
@@ -67,12 +76,14 @@ class ColumnType:
     @property
     def arrow(self) -> pa.DataType:
         """The Arrow type that both the stream and the copy produce for this column."""
+        if self.kind not in (Kind.DECIMAL, Kind.LIST):
+            return _arrow_types()[self.kind]
+        import pyarrow as pa
+
         if self.kind is Kind.DECIMAL:
             return pa.decimal128(self.precision, self.scale)
-        if self.kind is Kind.LIST:
-            assert self.element is not None
-            return pa.list_(self.element.arrow)
-        return _ARROW[self.kind]
+        assert self.element is not None
+        return pa.list_(self.element.arrow)
 
     def __str__(self) -> str:
         """Iceberg's notation: `decimal(14,2)`, `list<long>`."""

@@ -1,6 +1,7 @@
 """Logs: structlog to stderr. Metrics and traces are in mirror_pump.monitoring.
 
-Stdout is reserved for the result of a command. Everything else is a log line on stderr.
+Stdout is reserved for the result of a command. Everything else is a log line on stderr. structlog is loaded with the
+first line: most commands write none.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import sys
 import threading
 import warnings
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, TextIO, cast
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
-import structlog
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 LogFormat = Literal["auto", "human", "json"]
 
@@ -38,12 +41,46 @@ def _redact_event(_logger: object, _method: str, event: MutableMapping[str, Any]
     return event
 
 
+@dataclass
+class _LineFormat:
+    """How log lines of this process look."""
+
+    configured: bool = False
+    human: bool = False
+    level: str = "info"
+    structlog_knows: bool = False
+
+
+_format = _LineFormat()
+
+
 def configure_logging(log_format: LogFormat = "auto", level: str = "info") -> None:
     """Sends log lines to stderr: readable text with `human` (or `auto` on a terminal), else one JSON object per line.
 
     The standard library's `logging` and `warnings` go the same way.
     """
-    human = log_format == "human" or (log_format == "auto" and sys.stderr.isatty())
+    _format.configured = True
+    _format.human = log_format == "human" or (log_format == "auto" and sys.stderr.isatty())
+    _format.level = level
+    _format.structlog_knows = False
+    # py4j and pyiceberg log through the standard library. Their messages matter only when something is wrong.
+    root = logging.getLogger()
+    root.setLevel(logging.WARNING)
+    # psycopg warns when it cannot roll back on a connection that Ctrl-C interrupted in the middle of a query. The
+    # connection is closed then, and nothing is wrong.
+    logging.getLogger("psycopg").setLevel(logging.ERROR)
+    if not any(isinstance(handler, _Forward) for handler in root.handlers):
+        root.addHandler(_Forward())
+    warnings.showwarning = _show_warning
+
+
+def _structlog() -> Any:
+    """structlog, configured like this process."""
+    import structlog
+
+    if _format.structlog_knows or not _format.configured:
+        return structlog
+    human = _format.human
     renderer: Any
     if human:
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
@@ -58,19 +95,12 @@ def configure_logging(log_format: LogFormat = "auto", level: str = "info") -> No
             _redact_event,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, _format.level.upper())),
         logger_factory=lambda *_: _Stderr(),
         cache_logger_on_first_use=False,
     )
-    # py4j and pyiceberg log through the standard library. Their messages matter only when something is wrong.
-    root = logging.getLogger()
-    root.setLevel(logging.WARNING)
-    # psycopg warns when it cannot roll back on a connection that Ctrl-C interrupted in the middle of a query. The
-    # connection is closed then, and nothing is wrong.
-    logging.getLogger("psycopg").setLevel(logging.ERROR)
-    if not any(isinstance(handler, _Forward) for handler in root.handlers):
-        root.addHandler(_Forward())
-    warnings.showwarning = _show_warning
+    _format.structlog_knows = True
+    return structlog
 
 
 class _Stderr:
@@ -169,17 +199,42 @@ def _uncaught(what: str, kind: type[BaseException], error: BaseException | None,
 
 def logs_json() -> bool:
     """Whether log lines are JSON. Before logging is configured: whether stderr is not a terminal."""
-    if not structlog.is_configured():
-        return not sys.stderr.isatty()
-    return isinstance(structlog.get_config()["processors"][-1], structlog.processors.JSONRenderer)
+    return not _format.human if _format.configured else not sys.stderr.isatty()
 
 
 def say_always(component: str, event: str, level: str, **fields: object) -> None:
     """Writes a log line regardless of the configured level: output that a command was asked for."""
+    structlog = _structlog()
     logger = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET))
     getattr(logger.bind(component=component), level)(event, **fields)
 
 
-def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
+class Logger:
+    """Writes log lines of one component, in the format and from the level on that are configured when it writes."""
+
+    def __init__(self, component: str) -> None:
+        self._component = component
+
+    def _bound(self) -> FilteringBoundLogger:
+        return cast("FilteringBoundLogger", _structlog().get_logger(component=self._component))
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self._bound().debug(event, **fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self._bound().info(event, **fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self._bound().warning(event, **fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        self._bound().error(event, **fields)
+
+    def log(self, level: int, event: str, **fields: Any) -> None:
+        """`level`: a number of the standard library's logging."""
+        self._bound().log(level, event, **fields)
+
+
+def get_logger(name: str) -> Logger:
     """A logger whose lines carry `component=name`."""
-    return cast("structlog.typing.FilteringBoundLogger", structlog.get_logger(component=name))
+    return Logger(name)

@@ -1,45 +1,88 @@
-"""The program `mirror-pump`: a list of commands, implemented in mirror_pump.ops and mirror_pump.pipeline."""
+"""The program `mirror-pump`: a list of commands, implemented in mirror_pump.ops and mirror_pump.pipeline.
+
+A process imports the module of the command that it runs, and no other.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, Any
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
 
-from mirror_pump.cli.commands import (
-    config,
-    connect,
-    doctor,
-    ingest,
-    init,
-    lake,
-    load,
-    maintain,
-    policy,
-    profile,
-    reader,
-    reconcile,
-    register,
-    resync,
-    retain,
-    run,
-    serve,
-    sql,
-    status,
-    verify,
-    wait,
-)
 from mirror_pump.cli.terminal.output import remark, say
 from mirror_pump.config import ENV_PREFIX
 from mirror_pump.telemetry import configure_logging
 
+MODULES = {
+    "init": "init",
+    "register": "register",
+    "unregister": "register",
+    "run": "run",
+    "status": "status",
+    "wait": "wait",
+    "verify": "verify",
+    "sql": "sql",
+    "serve": "serve",
+    "reader": "reader",
+    "connect": "connect",
+    "lake": "lake",
+    "load": "load",
+    "maintain": "maintain",
+    "policy": "policy",
+    "retain": "retain",
+    "ingest": "ingest",
+    "profile": "profile",
+    "resync": "resync",
+    "reconcile": "reconcile",
+    "doctor": "doctor",
+    "config": "config",
+}
+"""Each command's module in mirror_pump.cli.commands, in the order in which a new user needs them."""
+
+_Command = TyperCommand | TyperGroup
+
+
+class _Commands(MutableMapping[str, _Command]):
+    """The commands by name. One is imported when it is looked up; to list their names imports none."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, _Command] = {}
+
+    def __getitem__(self, name: str) -> _Command:
+        if name not in self._loaded:
+            part = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+            import_module(f"mirror_pump.cli.commands.{MODULES[name]}").add(part)
+            self._loaded.update(get_group(part).commands)  # type: ignore[arg-type]  # typer makes no other commands
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: _Command) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        raise TypeError("commands stay")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(MODULES)
+
+    def __len__(self) -> int:
+        return len(MODULES)
+
 
 class CommandGroup(TyperGroup):
     """Reports command-line errors like other errors: as a JSON line if log lines are JSON."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = cast("MutableMapping[str, Any]", _Commands())
+
+    def list_commands(self, ctx: object) -> list[str]:  # noqa: ARG002 - typer gives it
+        return list(self.commands)
 
     def main(self, *args: Any, **extra: Any) -> Any:
         early = os.environ.get(f"{ENV_PREFIX}LOG_FORMAT")
@@ -77,6 +120,9 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
+        # Imported here, since it takes 20 ms, for a mail parser.
+        from importlib.metadata import PackageNotFoundError, version
+
         try:
             say(f"mirror-pump {version('mirror-pump')}")
         except PackageNotFoundError:
@@ -98,32 +144,6 @@ def main(
     [bold]status[/bold], [bold]wait --now --timeout 60[/bold] and [bold]verify[/bold].
     """
 
-
-# In the order in which a new user needs them.
-for _module in (
-    init,
-    register,
-    run,
-    status,
-    wait,
-    verify,
-    sql,
-    serve,
-    reader,
-    connect,
-    lake,
-    load,
-    maintain,
-    policy,
-    retain,
-    ingest,
-    profile,
-    resync,
-    reconcile,
-    doctor,
-    config,
-):
-    _module.add(app)
 
 if __name__ == "__main__":
     app()

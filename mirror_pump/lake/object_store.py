@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-import pyarrow as pa
 from tenacity import Retrying
 
 from mirror_pump.backoff import Backoff
@@ -58,7 +57,15 @@ def _may_pass(error: BaseException) -> bool:
     """Whether a LakeError, or an error of Arrow's, is of a kind that passes by itself."""
     if isinstance(error, FileMissing | CredentialsError | StorageFull):
         return False
-    return isinstance(error, LakeError | OSError | pa.ArrowException) and _TRANSIENT.search(str(error)) is not None
+    known = isinstance(error, LakeError | OSError) or is_arrow_error(error)
+    return known and _TRANSIENT.search(str(error)) is not None
+
+
+def is_arrow_error(error: BaseException) -> bool:
+    """Whether it is one of Arrow's own errors. Most of its errors about files are an OSError."""
+    import pyarrow as pa
+
+    return isinstance(error, pa.ArrowException)
 
 
 @lru_cache(maxsize=16)

@@ -11,13 +11,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from mirror_pump.credentials import without_secrets
 from mirror_pump.errors import CredentialsError, FileMissing, LakeError, StorageFull
-from mirror_pump.lake.object_store import attempts, open_store, refuses_credentials
+from mirror_pump.lake.object_store import attempts, is_arrow_error, open_store, refuses_credentials
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _Result = TypeVar("_Result")
 
@@ -130,6 +131,8 @@ def _read_whole(filesystem: Any, key: str) -> bytes:
 @contextmanager
 def open_input(location: str, storage: StorageOptions) -> Iterator[pa.NativeFile]:
     """Opens a file for reading at any position. Raises FileMissing, and LakeError if it cannot be read."""
+    import pyarrow as pa
+
     with lake_errors("read", location, storage):
         path = local_path(location)
         if path is not None:
@@ -401,6 +404,8 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
     Raises LakeError. After an error in the block nothing is left under the name (a remote store may keep an
     unreferenced object).
     """
+    import pyarrow as pa
+
     path = local_path(location)
     if path is None:
         with lake_errors("write", location, storage):
@@ -451,8 +456,9 @@ def lake_errors(verb: str, location: str, storage: StorageOptions | None) -> Ite
     """Turns errors in the block into LakeError. `storage`: None for what is local."""
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
-        if isinstance(error, pa.ArrowInvalid):
+    except Exception as error:
+        # ArrowInvalid is a ValueError: about content, not storage.
+        if not isinstance(error, OSError) and (isinstance(error, ValueError) or not is_arrow_error(error)):
             raise
         if no_room(error):
             raise StorageFull(f"no space left to {verb} {location}: {error}", _FULL_REMEDY) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +86,10 @@ def _run(
         configure_logging(settings.log_format, "debug" if debug else settings.log_level)
         if needs_dsn:
             settings.require_dsn()
+        if not gc.isenabled():
+            # The program has just begun (mirror_pump.cli.__main__).
+            gc.freeze()
+            gc.enable()
         return function(settings, **arguments) or 0
     except typer.Exit:
         raise

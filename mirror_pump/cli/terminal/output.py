@@ -6,13 +6,15 @@ import os
 import re
 import shutil
 import sys
-from typing import Any, BinaryIO, Literal, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO
 
 import orjson
-from rich.console import Console
 
 from mirror_pump.errors import Interrupted, MirrorPumpError
 from mirror_pump.telemetry import logs_json, redact, say_always
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _FILE_WIDTH = 240
 """Width of output that goes to a file or pipe, in columns, so that tables are not cut off there."""
@@ -31,7 +33,7 @@ def fitted_stdout() -> Console:
     columns = os.environ.get("COLUMNS", "")
     if sys.stdout.isatty() or not columns.isdecimal() or not int(columns):
         return stdout()
-    return Console(file=sys.stdout, highlight=False, width=int(columns))
+    return _console(sys.stdout, int(columns))
 
 
 def stderr() -> Console:
@@ -39,8 +41,10 @@ def stderr() -> Console:
     return _console(sys.stderr)
 
 
-def _console(stream: TextIO) -> Console:
-    return Console(file=stream, highlight=False, width=None if stream.isatty() else _FILE_WIDTH)
+def _console(stream: TextIO, width: int | None = None) -> Console:
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False, width=width or (None if stream.isatty() else _FILE_WIDTH))
 
 
 def say(line: str) -> None:

@@ -6,12 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
-
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING, Protocol
 
 from mirror_pump.cli.terminal.output import count_text, stderr
 from mirror_pump.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 _LIVE = "live"
 """mirror_pump.model.TableState.LIVE, which is not imported since --help would then load Arrow."""
@@ -53,6 +54,8 @@ def copy_progress() -> Iterator[Show]:
 
 @contextmanager
 def _bars() -> Iterator[Show]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -107,6 +110,8 @@ def verify_progress() -> Iterator[Callable[[ComparisonProgress], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -156,6 +161,8 @@ def file_progress(event: str, *, logs: bool = True) -> Iterator[Callable[[FilePr
     if not sys.stderr.isatty():
         yield _FileLines(event).show if logs else lambda _: None
         return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

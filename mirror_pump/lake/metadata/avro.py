@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from pyiceberg.avro.codecs import KNOWN_CODECS
+from pyiceberg.avro.codecs.codec import Codec
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.file import MAGIC, META_SCHEMA, SYNC_SIZE, AvroFile, AvroFileHeader, D
 from pyiceberg.avro.reader import Reader
-from pyiceberg.avro.resolver import construct_writer, resolve_reader
+from pyiceberg.avro.resolver import construct_reader, construct_writer, resolve_reader
 from pyiceberg.io import InputFile
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
@@ -101,6 +103,19 @@ _MOST_READERS = 256
 """Limit of the cache of readers. Files have few distinct schemas: one for each engine and partition type."""
 
 
+class _FileHeader(AvroFileHeader):
+    """pyiceberg's header of an Avro file, without the import of all of pyiceberg's tables for a default."""
+
+    def compression_codec(self) -> type[Codec] | None:
+        """The codec that the file names; none means that blocks are not compressed (Avro spec, required codecs).
+        Raises ValueError for an unknown one."""
+        name = self.meta.get("avro.codec", "null")
+        if name not in KNOWN_CODECS:
+            raise ValueError(f"Unsupported codec: {name}")
+        codec: type[Codec] | None = KNOWN_CODECS[name]
+        return codec
+
+
 class OpenedFile(AvroFile[D]):
     """pyiceberg's AvroFile, with one tree of readers shared by all files of a schema.
 
@@ -128,6 +143,10 @@ class OpenedFile(AvroFile[D]):
         self.schema, self.reader = known
         self.read_schema = self.read_schema or self.schema
         return self
+
+    def _read_header(self) -> AvroFileHeader:
+        header: AvroFileHeader = construct_reader(META_SCHEMA, {-1: _FileHeader}).read(self.decoder)
+        return header
 
 
 class BytesInput(InputFile):

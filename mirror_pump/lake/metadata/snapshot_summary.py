@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.model import Lsn, parse_lsn
+
+if TYPE_CHECKING:
+    from mirror_pump.lake.format.partitioning import PartitionTuple
 
 FRONTIER_PROPERTY = "mirror-pump.frontier"
 """Entry: a frontier, in Postgres's notation, at which the table's rows are the snapshot's. Each snapshot of a live
@@ -152,8 +154,10 @@ class FileTally:
     partitions: set[PartitionTuple] = field(default_factory=set)
     """The lake partitions of the files."""
 
-    def count(self, content: int, records: int, size: int, partition: PartitionTuple = UNPARTITIONED) -> None:
+    def count(self, content: int, records: int, size: int, partition: PartitionTuple = ()) -> None:
         """Counts one file."""
+        from mirror_pump.lake.format.data_files import FileContent
+
         self.size += size
         self.partitions.add(partition)
         if content == FileContent.DATA:

@@ -11,15 +11,11 @@ import secrets
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
-from pyiceberg.types import StructType
 
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.format.data_files import FORMAT_VERSION
-from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.metadata.partition_specs import LAST_PARTITION_ID, PartitionSpec, spec_of
 from mirror_pump.lake.metadata.snapshot import (
     Snapshot,
     SnapshotList,
@@ -29,6 +25,12 @@ from mirror_pump.lake.metadata.snapshot import (
 )
 from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE
 from mirror_pump.model import LakePartitioning, SequenceNumber, SnapshotId
+
+if TYPE_CHECKING:
+    from pyiceberg.types import StructType
+
+    from mirror_pump.lake.format.schema import LakeSchema
+    from mirror_pump.lake.metadata.partition_specs import PartitionSpec
 
 MAIN = "main"
 """The branch that `current-snapshot-id` follows."""
@@ -60,6 +62,9 @@ class TableMetadata:
     ) -> TableMetadata:
         """Metadata of a table without snapshots (Iceberg spec, table metadata, v2). Raises ValueError for a
         partitioning that does not apply to the schema."""
+        from mirror_pump.lake.format.data_files import FORMAT_VERSION
+        from mirror_pump.lake.metadata.partition_specs import LAST_PARTITION_ID, spec_of
+
         spec = spec_of(schema, partitioning)
         return cls(
             {
@@ -159,6 +164,8 @@ class TableMetadata:
 
     def schema(self, schema_id: int) -> LakeSchema:
         """A schema of the table. ForeignTable if it has a type that the mirror does not write."""
+        from mirror_pump.lake.format.schema import LakeSchema
+
         return LakeSchema.from_iceberg_json(self.schema_document(schema_id))
 
     @property
@@ -181,6 +188,8 @@ class TableMetadata:
     def readable_schemas(self) -> list[LakeSchema]:
         """All schemas, but those with a type that the mirror does not write: another engine may have added, and
         dropped, such a column."""
+        from mirror_pump.lake.format.schema import LakeSchema
+
         found = []
         for document in self.document["schemas"]:
             try:
@@ -205,6 +214,8 @@ class TableMetadata:
     @property
     def partition_specs(self) -> list[PartitionSpec]:
         """The current one and former ones."""
+        from mirror_pump.lake.metadata.partition_specs import PartitionSpec
+
         return list(map(PartitionSpec, self.document["partition-specs"]))
 
     @property
@@ -221,11 +232,7 @@ class TableMetadata:
     def is_partitioned(self) -> bool:
         """Whether new files belong to partitions."""
         default = self.document.get("default-spec-id")
-        return any(
-            spec.fields
-            for spec in map(PartitionSpec, self.document.get("partition-specs", ()))
-            if spec.spec_id == default
-        )
+        return any(spec["fields"] for spec in self.document.get("partition-specs", ()) if spec["spec-id"] == default)
 
     def partition_type(self, spec_id: int) -> StructType | None:
         """The type of partitions under a spec; None for a spec that the mirror does not write."""

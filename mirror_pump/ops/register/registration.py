@@ -50,11 +50,11 @@ from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
 from mirror_pump.pipeline.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.pipeline.publish.publisher import lake_props
-from mirror_pump.pipeline.session.listener import COPY, RETAIN, notify_pump
 from mirror_pump.pipeline.session.pump import Pump
 from mirror_pump.source.catalog.catalog_slot import require_stream
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
 from mirror_pump.source.catalog.profiles import find_profile, profile_of, require_unchanged
+from mirror_pump.source.catalog.pump_channel import COPY, RETAIN, notify_pump
 from mirror_pump.source.catalog.registered_names import registered_as
 from mirror_pump.source.catalog.tables import delete_table, generated_left_out, insert_table, load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors

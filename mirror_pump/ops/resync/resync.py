@@ -15,10 +15,10 @@ from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.resync.new_slot import Say, begin_again
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
 from mirror_pump.pipeline.lake_storage import lake_storage
-from mirror_pump.pipeline.session.listener import RESYNC, notify_pump
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.stream_start import examine_start
 from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot, require_stream
+from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
 from mirror_pump.source.catalog.resync import (
     ResyncCandidate,
     mark_tables,

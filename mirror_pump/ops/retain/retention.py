@@ -15,7 +15,7 @@ from mirror_pump.config import Settings
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import MirroredTable, TableId, TableMode, Tier, TierKind
 from mirror_pump.ops.maintenance.policies import PolicyEntry
-from mirror_pump.pipeline.session.listener import RETAIN, notify_pump
+from mirror_pump.source.catalog.pump_channel import RETAIN, notify_pump
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.relations.relations import resolve_name

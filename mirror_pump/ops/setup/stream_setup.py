@@ -9,7 +9,7 @@ from mirror_pump.config import Settings
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.setup.undo import Undo
-from mirror_pump.pipeline.session.listener import COPY, notify_pump
+from mirror_pump.source.catalog.pump_channel import COPY, notify_pump
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.publication import altered_tables, make_publication, record_published

@@ -13,7 +13,7 @@ from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.setup.stored_settings import complete_from
 from mirror_pump.ops.status.alerts import failing
 from mirror_pump.ops.status.slot_state import slot_error
-from mirror_pump.pipeline.session.listener import notify_pump
+from mirror_pump.source.catalog.pump_channel import notify_pump
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.rows import fetch_row

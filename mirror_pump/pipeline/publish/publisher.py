@@ -16,7 +16,6 @@ from datetime import datetime
 from typing import TypeVar
 
 import psycopg
-import pyiceberg.table  # noqa: F401 - else its first use, in the middle of the first batch, takes the half second it needs
 from psycopg.types.json import Jsonb
 
 from mirror_pump.backoff import RetryPolicy

@@ -1,8 +1,4 @@
-"""Wakes the pump when a client waits for the frontier, a table was registered, tables were marked to be copied again,
-or partitions have to be checked again.
-
-The channel is `mirror_pump`. The payload is the wanted frontier, `copy`, `resync` or `retain`.
-"""
+"""Receives what commands tell the pump by its channel (mirror_pump.source.catalog.pump_channel)."""
 
 from __future__ import annotations
 
@@ -14,27 +10,12 @@ from mirror_pump.model import parse_lsn
 from mirror_pump.pipeline.flow.events import FrontierWanted, TablesMarked
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.session_threads import session_thread
-from mirror_pump.source.connect import PgConnection, source_errors
-
-CHANNEL = "mirror_pump"
-COPY = "copy"
-"""The payload that tells the pump of a new registration, or of a stream that `init` has added."""
-RETAIN = "retain"
-"""The payload that asks the pump to retry the postponed steps of heap retention."""
-RESYNC = "resync"
-"""The payload that tells the pump that tables were marked to be copied again."""
+from mirror_pump.source.catalog.pump_channel import CHANNEL, RESYNC, RETAIN
+from mirror_pump.source.connect import source_errors
 
 _LOOK_INTERVAL = 5.0
 """Seconds between checks for notifications that libpq has buffered without the socket becoming readable. Other
 notifications and a stop request wake the thread at once."""
-
-
-def notify_pump(connection: PgConnection, payload: str) -> None:
-    """Wakes the pump, once the connection's transaction is committed. Raises psycopg.Error.
-
-    `payload`: the wanted frontier as a WAL position in Postgres's notation, or COPY, RESYNC or RETAIN.
-    """
-    connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, payload))
 
 
 class Listener:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import orjson
@@ -12,8 +13,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from mirror_pump.cli import commands
 from mirror_pump.cli.arguments.options import command
-from mirror_pump.cli.main import app
+from mirror_pump.cli.main import MODULES, app
 from mirror_pump.config import Settings
 from mirror_pump.errors import SourceError
 
@@ -192,3 +194,17 @@ def test_help_needs_neither_spark_nor_arrow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES.values())))
+def test_a_module_has_the_commands_that_name_it(module: str) -> None:
+    """A command that is missing in the list could not be called, and nothing else would say so."""
+    part = typer.Typer()
+    import_module(f"mirror_pump.cli.commands.{module}").add(part)
+    named = [name for name, of in MODULES.items() if of == module]
+    assert [*(command.name for command in part.registered_commands), *(g.name for g in part.registered_groups)] == named
+
+
+def test_every_module_of_commands_is_named() -> None:
+    modules = {path.stem for path in Path(commands.__path__[0]).glob("*.py")} - {"__init__", "lake_tables"}
+    assert modules == set(MODULES.values())
