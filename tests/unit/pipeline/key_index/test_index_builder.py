@@ -15,6 +15,7 @@ from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, pl
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId
+from mirror_pump.pipeline.flow.urgent_work import UrgentWork
 from mirror_pump.pipeline.key_index.index_builder import IndexBuilder, IndexJob
 from mirror_pump.pipeline.key_index.table_index import IndexPhase, TableIndex
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -45,7 +46,7 @@ def test_of_two_rewrites_the_younger_rows_count(warehouse: str) -> None:
     runner = ThreadTaskRunner(1)
     try:
         job = IndexJob(TableId(1), 0, table, PACKING, frozenset({"f1", "f2"}), 1 << 20)
-        followed = IndexBuilder(runner, SimpleQueue())._follow(job, frozenset({"f1", "f2"}))
+        followed = IndexBuilder(runner, SimpleQueue(), UrgentWork())._follow(job, frozenset({"f1", "f2"}))
     finally:
         runner.close()
     assert tracked.followed(followed)
