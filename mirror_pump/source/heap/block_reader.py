@@ -1,6 +1,7 @@
 """Reads a range of a heap's blocks as Arrow batches, with exactly the types that the stream gives to the same values.
 
-Runs inside Spark tasks. Each chunk opens its own connection and one short transaction.
+Runs inside Spark tasks. Each chunk opens its own connection and one short transaction. Columns come packed where that
+is possible (mirror_pump.source.heap.packed_columns), otherwise row by row.
 
 Numeric values are read as text and go through the stream's parser; dates and times are read in ADBC's binary form. Of
 the alternatives, this took the fewest CPU seconds of client and server together, measured for 4,300,000 rows of

@@ -25,9 +25,9 @@ from mirror_pump.errors import SourceError
 from mirror_pump.model import Column
 from mirror_pump.quoting import identifier
 
-BLOCKS = 256
-"""Blocks of a range: 2 MiB of heap. Values that are compressed within their rows may take a hundred times as much in
-the server's memory."""
+RANGE_BYTES = 2 << 20
+"""Bytes of heap in a range. Values that are compressed within their rows, at least four in a block, may take 255 times
+as much when PostgreSQL puts them together: half of what a bytea can hold."""
 
 _EPOCH_DAYS = 10_957
 """From 1970-01-01, where Arrow begins to count, to 2000-01-01, where PostgreSQL does (datatype/timestamp.h)."""
@@ -90,7 +90,7 @@ class PackedColumns:
             column for column in columns if not column.not_null and (column.type_oid, column.type.kind) in _FIXED
         ]
 
-    def select(self, table: str, lo: int, hi: int, blocks: int = BLOCKS) -> str:
+    def select(self, table: str, lo: int, hi: int, blocks: int) -> str:
         """SQL for the blocks lo .. hi - 1 of a table, whose name is quoted, with a row for each `blocks` of them."""
         aggregates = ["pg_catalog.count(*)"]
         for column in self._columns:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Column, TableName
-from mirror_pump.source.heap.packed_columns import BLOCKS, REPORTED, PackedColumns
+from mirror_pump.source.heap.packed_columns import RANGE_BYTES, REPORTED, PackedColumns
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PackedRead:
 
     def statement(self, batch_bytes: int) -> str:
         """The query, with rows of at most `batch_bytes` of heap."""
-        blocks = max(1, min(BLOCKS, batch_bytes // self.block_bytes))
+        blocks = max(1, min(RANGE_BYTES, batch_bytes) // self.block_bytes)
         return self.packed.select(self.table.quoted, self.lo, self.hi, blocks)
 
     def arrays(self, cursor: Any, statement: str) -> Iterator[list[pa.Array]]:
@@ -51,8 +51,11 @@ class PackedRead:
         are all that there are, in order."""
         # Without a scan of its own blocks each range would read the whole heap, and compiling the expressions takes
         # longer than most chunks.
-        for setting in ("enable_seqscan = off", "enable_tidscan = on", "jit = off"):
-            cursor.execute(f"SET LOCAL {setting}")
+        chosen = {"enable_seqscan": "off", "enable_tidscan": "on", "jit": "off"}
+        cursor.execute(
+            "SELECT " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in chosen.items())
+        )
+        cursor.fetchone()
         cursor.execute(statement)
         begin = self.lo
         for batch in cursor.fetch_record_batch():

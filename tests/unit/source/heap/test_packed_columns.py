@@ -55,6 +55,9 @@ class Cursor:
     def execute(self, statement: str) -> None:
         pass
 
+    def fetchone(self) -> None:
+        pass
+
     def fetch_record_batch(self) -> list[pa.RecordBatch]:
         return [self._batch]
 
@@ -94,7 +97,7 @@ def test_columns_of_different_lengths_are_refused(wrong: dict[str, Any]) -> None
     "ranges", [(THREE,), (NOTHING,), (THREE, THREE), (NOTHING, THREE), (THREE, NOTHING | {"lo": 9}), ()]
 )
 def test_a_missing_or_repeated_range_is_refused(ranges: tuple[dict[str, Any], ...]) -> None:
-    with pytest.raises(SourceError, match="PostgreSQL returned (block|nothing)"):
+    with pytest.raises(SourceError, match=r"PostgreSQL returned (block|nothing)"):
         read(result(*ranges), 0, 12)
 
 
