@@ -86,9 +86,8 @@ class PackedColumns:
     def __init__(self, columns: Sequence[Column]) -> None:
         """The columns must be `packable`."""
         self._columns = columns
-        self._masked = [
-            column for column in columns if not column.not_null and (column.type_oid, column.type.kind) in _FIXED
-        ]
+        # Also those that had no NULL when the mirror saw them last.
+        self._masked = [column for column in columns if (column.type_oid, column.type.kind) in _FIXED]
 
     def select(self, table: str, lo: int, hi: int, blocks: int) -> str:
         """SQL for the blocks lo .. hi - 1 of a table, whose name is quoted, with a row for each `blocks` of them."""
@@ -132,8 +131,8 @@ def _aggregates(column: Column) -> list[str]:
     kind, name = (column.type_oid, column.type.kind), _named(column)
     if kind in _FIXED:
         fixed = _FIXED[kind]
-        value = name if column.not_null else f"coalesce({name}, {fixed.zero})"
-        return [_together(f"pg_catalog.{fixed.send.format(value)}", "bytea")]
+        value = fixed.send.format(f"coalesce({name}, {fixed.zero})")
+        return [_together(f"pg_catalog.{value}", "bytea")]
     if kind in _NUMBERS:
         printed = f"pg_catalog.textin(pg_catalog.numeric_out({name}))"
         return [f"pg_catalog.string_agg(coalesce({printed}, ''), E'\\n')"]

@@ -285,11 +285,16 @@ def test_packed_columns_are_the_rows_that_the_server_sends_one_by_one(database: 
         for number, (_, type_) in enumerate(quoted)
     )
     conn.execute(f"CREATE TABLE t (id int PRIMARY KEY, {defined})".encode())
+    # The columns as the mirror knows them, since when NULL was allowed in the first one.
+    description = describe(conn, resolve_name(conn, "t")[1]).columns
     conn.execute(f"INSERT INTO t SELECT i, {filled} FROM generate_series(1, 4000) i".encode())
     conn.execute("DELETE FROM t WHERE id BETWEEN 1000 AND 2000")
     conn.execute("VACUUM t")
     conn.execute("DELETE FROM t WHERE id % 3 = 0")
-    chunk, description = one_chunk(conn, "t")
+    conn.execute("ALTER TABLE t DROP CONSTRAINT t_pkey")
+    conn.execute("ALTER TABLE t ALTER id DROP NOT NULL")
+    conn.execute("INSERT INTO t DEFAULT VALUES")
+    (chunk,) = plan_chunks(conn, resolve_name(conn, "t")[1], 1 << 30)
     assert packable(description)
     packed = pa.Table.from_batches(read_chunk(database.dsn, chunk, description, batch_bytes=1 << 16))
     rows = pa.Table.from_batches(read_chunk(database.dsn, chunk, description, where="true"))

@@ -34,7 +34,7 @@ THREE = {
     "note": b"\xc3\xa9",
     "price": b"1.50\n\n-2.00",
     "flag": b"\x01\x00\x00",
-    "mask": whole([0, 0, 1], "i"),
+    "mask": whole([0, 0, 2], "i"),
 }
 NOTHING = dict.fromkeys(THREE) | {"lo": 8, "hi": 12, "rows": 0}
 
