@@ -170,6 +170,14 @@ BEGIN
                   modak.row_image(leaf, tier, keys, true, 't'), modak.key_match(leaf, keys, from_row));
 END $$;
 
+-- As held_image(), of the first of two rows, $1[1] and $1[2]. The op is 2 higher if their keys differ.
+CREATE OR REPLACE FUNCTION modak.held_image_of_two(leaf oid, tier int, keys int[]) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN format('SELECT h.tier, h.pk, (h.op + 2 * coalesce((%s), 0))::smallint, h.image FROM (%s) h',
+                  modak.key_changed(leaf, keys), modak.held_image(leaf, tier, keys, '(($1)[1])'));
+END $$;
+
 -- Corrections between two tier values, with their keys as texts, and how the heap partition differs from each: the row is
 -- `missing` in the heap, `extra` in the heap, or `different`.
 CREATE OR REPLACE FUNCTION modak.delta_against(root oid, leaf oid, lo bigint, hi bigint)

@@ -408,6 +408,9 @@ class Publisher:
         """Shows readers what was copied again or filled, with its archive branch if that was refreshed. Raises
         CommitConflict if another engine committed meanwhile."""
         swaps = staged.swaps
+        if not swaps:
+            # Writers may wait for the end of this transaction.
+            return
         cursor.execute(
             _SQL["swap_in"],
             {
@@ -429,6 +432,8 @@ class Publisher:
         """Marks the `expected` tables as live and returns them: those whose snapshots say that they go live. Raises
         CommitConflict if one of them is not due any more: its copy, or that of another table of its resync, was given
         up or restarted since these were staged."""
+        if not expected:
+            return ()
         cursor.execute(
             _SQL["go_live"],
             {

@@ -50,7 +50,7 @@ _SWEPT = "a sweep may have removed a file of it before it was recorded: that chu
 _BEHIND = "the mirror has not followed a change of the table's columns yet"
 
 
-_TURN = 5.0
+_TURN = 20.0
 """Seconds after which no further chunk of a partition is begun before other tables have had their turn."""
 
 _CHUNKS = 4
@@ -97,7 +97,8 @@ class PartitionCopier:
         left = [chunk for chunk in chunks if not chunk.done]
         if not left:
             return CopyTurn(copied=0, left=0, rows=0)
-        refused = self._read(connection, table, partition, left)
+        with self._context.urgent.under_way():
+            refused = self._read(connection, table, partition, left)
         if refused is not None:
             raise NotCopied(refused)
         chunks = read_chunks(connection, table.table_id, partition.partition_id)

@@ -320,7 +320,8 @@ class PartitionShedding:
     def _prove(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> str | None:
         began = time.monotonic()
         try:
-            proof = self._prover.prove(table, partition)
+            with self._context.urgent.under_way():
+                proof = self._prover.prove(table, partition)
         except ConnectionLost:
             raise
         except (TableError, LakeError, SourceError, TaskFailed) as error:

@@ -1,6 +1,7 @@
 """Reads a range of a heap's blocks as Arrow batches, with exactly the types that the stream gives to the same values.
 
-Runs inside Spark tasks. Each chunk opens its own connection and one short transaction.
+Runs inside Spark tasks. Each chunk opens its own connection and one short transaction. Columns come packed where that
+is possible (mirror_pump.source.heap.packed_columns), otherwise row by row.
 
 Numeric values are read as text and go through the stream's parser; dates and times are read in ADBC's binary form. Of
 the alternatives, this took the fewest CPU seconds of client and server together, measured for 4,300,000 rows of
@@ -40,6 +41,8 @@ from mirror_pump.source.connect import (
     connect,
     source_errors,
 )
+from mirror_pump.source.heap.packed_columns import packable
+from mirror_pump.source.heap.packed_read import PackedRead
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
@@ -158,15 +161,24 @@ def read_chunk(
         _begin(cursor, chunk, snapshot)
         _check_columns(cursor, chunk, columns)
         output = _output_functions(cursor, chunk, columns)
+        packed = (
+            None
+            if where or raw_text_columns or not packable(columns)
+            else PackedRead.of(cursor, chunk.relation_id, chunk.table, chunk.lo_block, chunk.hi_block, columns)
+        )
         cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(batch_bytes)})
-        statement = _select(chunk, columns, output, raw_text_columns, where)
-        cursor.execute(statement)
+        if packed is None:
+            statement = _select(chunk, columns, output, raw_text_columns, where)
+            read = _rows(cursor, statement)
+        else:
+            statement = packed.statement(batch_bytes)
+            read = packed.arrays(cursor, statement)
         schema = pa.schema([pa.field(column.name, column.type.arrow) for column in columns])
         texts = [pa.field(column.name, pa.string()) for column in columns if column.name in raw_text_columns]
-        for batch in cursor.fetch_record_batch():
+        for arrays in read:
             parsed = [
                 _convert(array, column, chunk, as_text=column.name in raw_text_columns)
-                for array, column in zip(batch.columns, columns, strict=True)
+                for array, column in zip(arrays, columns, strict=True)
             ]
             flagged = {
                 column.name
@@ -177,11 +189,18 @@ def read_chunk(
                 raise RawTextNeeded(frozenset(flagged))
             raw = [
                 _texts_where(array, result.unrepresentable)
-                for array, result, column in zip(batch.columns, parsed, columns, strict=True)
+                for array, result, column in zip(arrays, parsed, columns, strict=True)
                 if column.name in raw_text_columns
             ]
-            arrays = [*(result.values for result in parsed), *raw]
-            yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*schema, *texts]))
+            values = [*(result.values for result in parsed), *raw]
+            yield pa.RecordBatch.from_arrays(values, schema=pa.schema([*schema, *texts]))
+
+
+def _rows(cursor: Any, statement: str) -> Iterator[list[pa.Array]]:
+    """The columns of batches of rows."""
+    cursor.execute(statement)
+    for batch in cursor.fetch_record_batch():
+        yield batch.columns
 
 
 _FIRST_USER_OID = 16384
