@@ -11,13 +11,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
 from mirror_pump.credentials import without_secrets
 from mirror_pump.errors import CredentialsError, FileMissing, LakeError, StorageFull
 from mirror_pump.lake.object_store import attempts, open_store, refuses_credentials
+
+if TYPE_CHECKING:
+    from mirror_pump.config import Settings
 
 _Result = TypeVar("_Result")
 
@@ -77,6 +80,11 @@ class StorageOptions:
     def remedy_of(self, location: str) -> str:
         """What to do if the store does not accept the credentials for a location."""
         return _REFUSED_REMEDY if self.profiles is None else self.profiles.remedy_of(location)
+
+
+def storage_of(settings: Settings) -> StorageOptions:
+    """How the settings reach tables that are in no storage profile."""
+    return StorageOptions(settings.storage_properties, fsync=settings.storage_fsync)
 
 
 def join(base: str, *parts: str) -> str:

@@ -55,6 +55,10 @@ class TableWriter(Protocol):
 
     def create_namespace(self, namespace: str) -> None: ...
 
+    def drop_namespace(self, namespace: str) -> None:
+        """One with nothing in it."""
+        ...
+
     def create(self, namespace: str, body: JsonValue) -> FoundTable | JsonValue:
         """Creates a table from `CreateTableRequest`. If that only prepares it (`stage-create`): its metadata."""
         ...

@@ -212,6 +212,10 @@ class CatalogEndpoints:
         writer.create_namespace(LEVELS.join(sent.namespace))
         return json_answer(Namespace(namespace=sent.namespace))
 
+    def drop_namespace(self, request: CatalogRequest) -> Response:
+        self._view(request).writer().drop_namespace(request.parts["namespace"])
+        return Response(status_code=204)
+
     def create_table(self, request: CatalogRequest) -> Response:
         writer = self._view(request).writer()
         made = writer.create(request.parts["namespace"], request.sent)
@@ -294,6 +298,7 @@ ENDPOINTS = (
 """What this catalog can do. Clients get the list, and do not try anything else."""
 WRITE_ENDPOINTS = (
     Endpoint("POST", _NAMESPACES, CatalogEndpoints.create_namespace),
+    Endpoint("DELETE", _NAMESPACE, CatalogEndpoints.drop_namespace),
     Endpoint("POST", f"{_NAMESPACE}/tables", CatalogEndpoints.create_table),
     Endpoint("POST", _TABLE, CatalogEndpoints.commit_table),
     Endpoint("DELETE", _TABLE, CatalogEndpoints.drop_table),

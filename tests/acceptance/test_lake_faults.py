@@ -267,8 +267,8 @@ class InterruptedLog(LoggedPathCatalog):
 
     other: Callable[[], object] | None = None
 
-    def _checked(self, *arguments: Any) -> Any:
-        found = super()._checked(*arguments)
+    def _checked_tables(self, *arguments: Any) -> Any:
+        found = super()._checked_tables(*arguments)
         other, self.other = self.other, None
         if other is not None:
             other()

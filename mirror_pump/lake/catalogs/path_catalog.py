@@ -18,7 +18,15 @@ from dataclasses import replace
 import orjson
 
 from mirror_pump.errors import FileMissing, LakeError
-from mirror_pump.lake.catalogs.lake_catalog import MetadataPointer, PointerChange, TableIdentifier, TableMoved
+from mirror_pump.lake.catalogs.lake_catalog import (
+    MetadataPointer,
+    NamespaceNotEmpty,
+    PointerChange,
+    TableIdentifier,
+    TableMoved,
+    require_empty,
+    require_namespace,
+)
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.put_if_absent import put_if_absent, require_put_if_absent
 from mirror_pump.lake.storage import (
@@ -28,6 +36,7 @@ from mirror_pump.lake.storage import (
     join,
     list_directories,
     list_files,
+    local_path,
     read_bytes,
     size_of,
     write_bytes,
@@ -37,6 +46,9 @@ LOG = "_transactions"
 """Directory of the log of a warehouse with transactions (mirror_pump.lake.catalogs.transaction_log)."""
 FIRST_ENTRY = f"{0:020d}.json"
 
+_NAMESPACE = "_namespace"
+"""An empty file in the directory of a namespace that was created: object stores have no directories, and others may
+lose empty ones when they are copied. Iceberg's HadoopCatalog takes the directory for the namespace as well."""
 _NUMBERED = re.compile(r"v(\d+)(\.gz)?\.metadata\.json")
 _DROPPED = "mirror-pump.dropped"
 _SMALL = 400
@@ -69,6 +81,39 @@ class PathCatalog:
 
     def namespaces(self) -> Sequence[str]:
         return sorted(namespace for namespace, _ in self._directories())
+
+    def create_namespace(self, namespace: str) -> bool:
+        require_namespace(namespace)
+        there = namespace in self.namespaces()
+        if not there:
+            write_bytes(join(self._namespace_directory(namespace), _NAMESPACE), b"", self.storage)
+        return not there
+
+    def drop_namespace(self, namespace: str) -> bool:
+        require_namespace(namespace)
+        namespaces = self.namespaces()
+        if namespace not in namespaces:
+            return False
+        require_empty(namespace, self.tables(namespace), namespaces)
+        directory = self._namespace_directory(namespace)
+        marker = join(directory, _NAMESPACE)
+        if any(file.location != marker for file in list_files(directory, self.storage)):
+            raise NamespaceNotEmpty(
+                namespace, f"files in {directory}", "it stays, since dropped tables leave their last number there"
+            )
+        delete(marker, self.storage)
+        path = local_path(directory)
+        if path is not None:
+            # Not if somebody has put something into it meanwhile.
+            with suppress(OSError):
+                path.rmdir()
+        return True
+
+    def close(self) -> None:
+        """There is no connection."""
+
+    def _namespace_directory(self, namespace: str) -> str:
+        return join(self._root, *namespace.split("."))
 
     def tables(self, namespace: str) -> Sequence[TableIdentifier]:
         found = dict(self._directories()).get(namespace, ())

@@ -72,6 +72,7 @@ def test_the_endpoints_are_those_that_iceberg_knows(spark: SparkSession) -> None
         "V1_LOAD_VIEW",
         "V1_VIEW_EXISTS",
         "V1_CREATE_NAMESPACE",
+        "V1_DELETE_NAMESPACE",
         "V1_CREATE_TABLE",
         "V1_UPDATE_TABLE",
         "V1_DELETE_TABLE",
