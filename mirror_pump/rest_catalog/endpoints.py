@@ -176,14 +176,17 @@ class CatalogEndpoints:
         snapshots = request.query.get(_SNAPSHOTS, "all")
         if snapshots not in ("all", "refs"):
             raise bad_request(f"snapshots={snapshots[:20]!r}: only `all` and `refs` are known")
-        delegation = request.headers.get("x-iceberg-access-delegation", "")
-        wanted = self._vends and "vended-credentials" in delegation
+        wanted = self._wants_credentials(request)
         config = found.config | storage_hints(found.location, found.storage, credentials=wanted)
         document = self._documents.answer(found.location, found.storage, config, refs_only=snapshots == "refs")
         headers = {"ETag": document.etag, "Cache-Control": "private, no-cache"}
         if names_tag(request.headers.get("if-none-match", ""), document.etag):
             return Response(status_code=304, headers=headers)
         return Response(document.body, headers=headers, media_type="application/json")
+
+    def _wants_credentials(self, request: CatalogRequest) -> bool:
+        """Whether the client asks for credentials, and gets some."""
+        return self._vends and "vended-credentials" in request.headers.get("x-iceberg-access-delegation", "")
 
     def table_exists(self, request: CatalogRequest) -> Response:
         self._find(request)
@@ -221,7 +224,9 @@ class CatalogEndpoints:
         made = writer.create(request.parts["namespace"], request.sent)
         if isinstance(made, FoundTable):
             return self._loaded(request, made)
-        return Response(orjson.dumps({"metadata": made, "config": {}}), media_type="application/json")
+        # The client writes files before the table exists.
+        config = storage_hints(made.location, made.storage, credentials=self._wants_credentials(request))
+        return Response(orjson.dumps({"metadata": made.metadata, "config": config}), media_type="application/json")
 
     def commit_table(self, request: CatalogRequest) -> Response:
         writer = self._view(request).writer()

@@ -21,6 +21,7 @@ from mirror_pump.rest_catalog.catalog_source import (
     AttachedWarehouse,
     CatalogView,
     FoundTable,
+    PreparedTable,
     SentChange,
     TableWriter,
 )
@@ -112,7 +113,7 @@ class LakeCatalogView:
         if not dropped:
             raise no_such_namespace(namespace)
 
-    def create(self, namespace: str, body: JsonValue) -> FoundTable | JsonValue:
+    def create(self, namespace: str, body: JsonValue) -> FoundTable | PreparedTable:
         request = _parsed(CreateTableRequest, body)
         table = _required(namespace, request.name)
         if namespace not in self.namespaces():
@@ -121,7 +122,7 @@ class LakeCatalogView:
             raise table_exists(namespace, request.name)
         metadata = self._commits.prepared(table, request)
         if request.stage_create:
-            return metadata.parsed()
+            return PreparedTable(metadata.parsed(), metadata.location, self._catalog.storage)
         try:
             return self._found(self._commits.create(table, metadata))
         except TableMoved:
@@ -166,5 +167,8 @@ def _required(namespace: str, name: str) -> TableIdentifier:
 def _parsed(kind: type[_Sent], body: JsonValue) -> _Sent:
     try:
         return kind.model_validate(body)
-    except (ValidationError, ValueError, TypeError) as error:
+    except ValidationError as error:
+        reasons = [f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()]
+        raise bad_request(f"the request cannot be understood: {'; '.join(reasons)[:1000]}") from error
+    except (ValueError, TypeError) as error:
         raise bad_request(f"the request cannot be understood: {str(error)[:500]}") from error

@@ -129,12 +129,14 @@ class LoggedPathCatalog:
 
     def drop_namespace(self, namespace: str) -> bool:
         with self._lock:
-            while namespace in (found := self.namespaces()):
+            while True:
+                found = self.namespaces()
                 require_empty(namespace, self.pointers(), found)
+                if namespace not in found:
+                    return False
                 if self._put_entry(LogEntry({}, {namespace: False})):
                     self._follow_up()
                     return True
-        return False
 
     def close(self) -> None:
         """There is no connection."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,9 @@ from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.lake.table.table import Table
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
-from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true, lake_rows
-from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.program import Program
-from tests.support.catalog_kinds import KINDS, ROWS, TRANSACTIONS, CatalogPlace, rows
+from tests.support.catalog_kinds import KINDS, ROWS, TRANSACTIONS, rows
 from tests.support.rest_catalog import ServedMirror, documented_blocks, serving
 
 _SCHEMA = {
@@ -35,34 +32,6 @@ _SCHEMA = {
     "schema-id": 0,
     "fields": [{"id": 1, "name": "id", "required": False, "type": "long"}],
 }
-
-
-@pytest.fixture(scope="module")
-def catalogs(
-    postgres: EmbeddedPostgres, catalog_template: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[str, StoredCatalog]]:
-    """An empty catalog of each kind."""
-    root = tmp_path_factory.mktemp("lakes")
-    database = Database(postgres, f"t_lakes_{os.urandom(4).hex()}")
-    postgres.create_database(database.name, template=catalog_template)
-    made: dict[str, StoredCatalog] = {}
-    for kind in KINDS:
-        (root / kind).mkdir()
-        place = CatalogPlace(kind, (root / kind).as_uri(), database.dsn)
-        made[kind] = place.open()
-    try:
-        yield made
-    finally:
-        for catalog in made.values():
-            catalog.close()
-        postgres.drop_database(database.name)
-
-
-@pytest.fixture(scope="module")
-def writable(catalogs: Mapping[str, StoredCatalog]) -> Iterator[ServedMirror]:
-    """All kinds, each as the warehouse of its name."""
-    with serving(*(LakeCatalogSource(kind, catalog, read_write=True) for kind, catalog in catalogs.items())) as server:
-        yield server
 
 
 @pytest.fixture
