@@ -20,7 +20,6 @@ import orjson
 from mirror_pump.errors import FileMissing, LakeError
 from mirror_pump.lake.catalogs.lake_catalog import (
     MetadataPointer,
-    NamespaceNotEmpty,
     PointerChange,
     TableIdentifier,
     TableMoved,
@@ -36,7 +35,6 @@ from mirror_pump.lake.storage import (
     join,
     list_directories,
     list_files,
-    local_path,
     read_bytes,
     size_of,
     write_bytes,
@@ -47,8 +45,8 @@ LOG = "_transactions"
 FIRST_ENTRY = f"{0:020d}.json"
 
 _NAMESPACE = "_namespace"
-"""An empty file in the directory of a namespace that was created: object stores have no directories, and others may
-lose empty ones when they are copied. Iceberg's HadoopCatalog takes the directory for the namespace as well."""
+"""A file in the directory of a namespace that was created, since object stores have no directories: empty, or with a
+text once it was dropped. Directories without it are namespaces too, as in Iceberg's HadoopCatalog."""
 _NUMBERED = re.compile(r"v(\d+)(\.gz)?\.metadata\.json")
 _DROPPED = "mirror-pump.dropped"
 _SMALL = 400
@@ -80,40 +78,34 @@ class PathCatalog:
         return None if found is None or self._is_dropped(found) else found
 
     def namespaces(self) -> Sequence[str]:
-        return sorted(namespace for namespace, _ in self._directories())
+        return sorted(
+            namespace
+            for namespace, tables in self._directories()
+            if not size_of(self._marker(namespace), self.storage) or any(self.load(table) for table in tables)
+        )
 
     def create_namespace(self, namespace: str) -> bool:
         require_namespace(namespace)
         there = namespace in self.namespaces()
         if not there:
-            write_bytes(join(self._namespace_directory(namespace), _NAMESPACE), b"", self.storage)
+            write_bytes(self._marker(namespace), b"", self.storage)
         return not there
 
     def drop_namespace(self, namespace: str) -> bool:
         require_namespace(namespace)
         namespaces = self.namespaces()
-        if namespace not in namespaces:
-            return False
         require_empty(namespace, self.tables(namespace), namespaces)
-        directory = self._namespace_directory(namespace)
-        marker = join(directory, _NAMESPACE)
-        if any(file.location != marker for file in list_files(directory, self.storage)):
-            raise NamespaceNotEmpty(
-                namespace, f"files in {directory}", "it stays, since dropped tables leave their last number there"
-            )
-        delete(marker, self.storage)
-        path = local_path(directory)
-        if path is not None:
-            # Not if somebody has put something into it meanwhile.
-            with suppress(OSError):
-                path.rmdir()
-        return True
+        there = namespace in namespaces
+        if there:
+            # The directory stays: dropped tables have left their last numbers in it.
+            write_bytes(self._marker(namespace), b"dropped", self.storage)
+        return there
 
     def close(self) -> None:
         """There is no connection."""
 
-    def _namespace_directory(self, namespace: str) -> str:
-        return join(self._root, *namespace.split("."))
+    def _marker(self, namespace: str) -> str:
+        return join(self._root, *namespace.split("."), _NAMESPACE)
 
     def tables(self, namespace: str) -> Sequence[TableIdentifier]:
         found = dict(self._directories()).get(namespace, ())

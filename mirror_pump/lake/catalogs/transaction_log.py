@@ -120,6 +120,7 @@ class LoggedPathCatalog:
 
     def create_namespace(self, namespace: str) -> bool:
         require_namespace(namespace)
+        self._require_store()
         with self._lock:
             while namespace not in self.namespaces():
                 if self._put_entry(LogEntry({}, {namespace: True})):
@@ -128,6 +129,7 @@ class LoggedPathCatalog:
         return False
 
     def drop_namespace(self, namespace: str) -> bool:
+        self._require_store()
         with self._lock:
             while True:
                 found = self.namespaces()
@@ -150,6 +152,7 @@ class LoggedPathCatalog:
             return {table: pointer for table, logged in self._tables.items() if (pointer := logged.pointer) is not None}
 
     def commit(self, changes: Sequence[PointerChange]) -> Sequence[MetadataPointer | None]:
+        self._require_store()
         for change in changes:
             if change.metadata is not None:
                 plain_content(change.metadata)
@@ -173,6 +176,11 @@ class LoggedPathCatalog:
                 return entry
             self._catch_up()
 
+    def _require_store(self) -> None:
+        if not self._checked:
+            require_put_if_absent(self._root, self.storage)
+            self._checked = True
+
     def _follow_up(self) -> None:
         """The commit is done. This is for readers of other kinds, and for those who open the warehouse later; the next
         writer does it otherwise."""
@@ -183,9 +191,6 @@ class LoggedPathCatalog:
 
     def _put_entry(self, entry: LogEntry) -> bool:
         """Creates the next entry, and counts it in. False if its number is taken."""
-        if not self._checked:
-            require_put_if_absent(self._root, self.storage)
-            self._checked = True
         # So that a writer knows its own entry, even one that drops a table and so names no file.
         content = orjson.dumps({**entry.to_json(), "commit": uuid.uuid4().hex})
         if not put_if_absent(self._location(self._entry + 1), content, self.storage):
