@@ -7,6 +7,7 @@ part of a file, as it could after O_EXCL. In S3 it is a PUT with `If-None-Match:
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -31,6 +32,8 @@ from mirror_pump.lake.storage import (
 _TRIES = Backoff(first=0.1, longest=2.0, jitter=0.5)
 _MOST = 4
 """Attempts to find out about a request without an answer; obstore makes several within each."""
+_NOT_KNOWN = re.compile(r"NotImplemented|status code: 501")
+"""In the answer of a store that has no conditional PUT, and so has done nothing."""
 _CLIENT: Any = {"timeout": "30s", "connect_timeout": "5s", "allow_http": True}
 _OPTIONS = {
     "s3.endpoint": "endpoint",
@@ -64,10 +67,15 @@ def require_put_if_absent(directory: str, storage: StorageOptions) -> None:
         with suppress(LakeError):
             delete(location, storage)
     if not refused:
-        raise LakeError(
-            f"the object store of {directory} ignores If-None-Match, so writers would overwrite each other's commits",
-            "use a store with conditional writes, such as Amazon S3, or a catalog in PostgreSQL or SQLite",
-        )
+        raise _no_conditions(directory, "ignores")
+
+
+def _no_conditions(location: str, verb: str) -> LakeError:
+    return LakeError(
+        f"the object store of {location} {verb} If-None-Match, so writers would overwrite each other's commits",
+        "use a store with conditional writes, such as Amazon S3, or a catalog in PostgreSQL or SQLite; a proxy before"
+        " the store has to pass the header on",
+    )
 
 
 def _linked(path: Path, content: bytes, storage: StorageOptions) -> bool:
@@ -118,7 +126,9 @@ def _put(location: str, content: bytes, storage: StorageOptions) -> bool:
             raise CredentialsError(
                 f"cannot write {location}: {type(error).__name__}", storage.remedy_of(location)
             ) from None
-        except exceptions.BaseError:
+        except exceptions.BaseError as error:
+            if _NOT_KNOWN.search(str(error)):
+                raise _no_conditions(location, "refuses") from None
             found = _content(location, storage)
             if found is not None:
                 return found == content

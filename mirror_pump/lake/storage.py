@@ -20,6 +20,8 @@ from mirror_pump.lake.object_store import attempts, is_arrow_error, open_store, 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from mirror_pump.config import Settings
+
 _Result = TypeVar("_Result")
 
 _LOCAL = "file://"
@@ -78,6 +80,11 @@ class StorageOptions:
     def remedy_of(self, location: str) -> str:
         """What to do if the store does not accept the credentials for a location."""
         return _REFUSED_REMEDY if self.profiles is None else self.profiles.remedy_of(location)
+
+
+def storage_of(settings: Settings) -> StorageOptions:
+    """How the settings reach tables that are in no storage profile."""
+    return StorageOptions(settings.storage_properties, fsync=settings.storage_fsync)
 
 
 def join(base: str, *parts: str) -> str:

@@ -30,6 +30,17 @@ class FoundTable:
 
 
 @dataclass(frozen=True)
+class PreparedTable:
+    """A table that a client is about to write, and then to create by a commit."""
+
+    metadata: JsonValue
+    location: str
+    """Root URI of its files."""
+    storage: StorageOptions
+    """How its files are reached."""
+
+
+@dataclass(frozen=True)
 class AttachedWarehouse:
     """The answer to a client that attaches a warehouse."""
 
@@ -55,8 +66,12 @@ class TableWriter(Protocol):
 
     def create_namespace(self, namespace: str) -> None: ...
 
-    def create(self, namespace: str, body: JsonValue) -> FoundTable | JsonValue:
-        """Creates a table from `CreateTableRequest`. If that only prepares it (`stage-create`): its metadata."""
+    def drop_namespace(self, namespace: str) -> None:
+        """One with nothing in it."""
+        ...
+
+    def create(self, namespace: str, body: JsonValue) -> FoundTable | PreparedTable:
+        """Creates a table from `CreateTableRequest`, or only prepares it (`stage-create`)."""
         ...
 
     def commit(self, changes: Sequence[SentChange]) -> Sequence[FoundTable]:

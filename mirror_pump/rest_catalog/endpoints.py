@@ -176,14 +176,17 @@ class CatalogEndpoints:
         snapshots = request.query.get(_SNAPSHOTS, "all")
         if snapshots not in ("all", "refs"):
             raise bad_request(f"snapshots={snapshots[:20]!r}: only `all` and `refs` are known")
-        delegation = request.headers.get("x-iceberg-access-delegation", "")
-        wanted = self._vends and "vended-credentials" in delegation
+        wanted = self._wants_credentials(request)
         config = found.config | storage_hints(found.location, found.storage, credentials=wanted)
         document = self._documents.answer(found.location, found.storage, config, refs_only=snapshots == "refs")
         headers = {"ETag": document.etag, "Cache-Control": "private, no-cache"}
         if names_tag(request.headers.get("if-none-match", ""), document.etag):
             return Response(status_code=304, headers=headers)
         return Response(document.body, headers=headers, media_type="application/json")
+
+    def _wants_credentials(self, request: CatalogRequest) -> bool:
+        """Whether the client asks for credentials, and gets some."""
+        return self._vends and "vended-credentials" in request.headers.get("x-iceberg-access-delegation", "")
 
     def table_exists(self, request: CatalogRequest) -> Response:
         self._find(request)
@@ -212,12 +215,18 @@ class CatalogEndpoints:
         writer.create_namespace(LEVELS.join(sent.namespace))
         return json_answer(Namespace(namespace=sent.namespace))
 
+    def drop_namespace(self, request: CatalogRequest) -> Response:
+        self._view(request).writer().drop_namespace(request.parts["namespace"])
+        return Response(status_code=204)
+
     def create_table(self, request: CatalogRequest) -> Response:
         writer = self._view(request).writer()
         made = writer.create(request.parts["namespace"], request.sent)
         if isinstance(made, FoundTable):
             return self._loaded(request, made)
-        return Response(orjson.dumps({"metadata": made, "config": {}}), media_type="application/json")
+        # The client writes files before the table exists.
+        config = storage_hints(made.location, made.storage, credentials=self._wants_credentials(request))
+        return Response(orjson.dumps({"metadata": made.metadata, "config": config}), media_type="application/json")
 
     def commit_table(self, request: CatalogRequest) -> Response:
         writer = self._view(request).writer()
@@ -294,6 +303,7 @@ ENDPOINTS = (
 """What this catalog can do. Clients get the list, and do not try anything else."""
 WRITE_ENDPOINTS = (
     Endpoint("POST", _NAMESPACES, CatalogEndpoints.create_namespace),
+    Endpoint("DELETE", _NAMESPACE, CatalogEndpoints.drop_namespace),
     Endpoint("POST", f"{_NAMESPACE}/tables", CatalogEndpoints.create_table),
     Endpoint("POST", _TABLE, CatalogEndpoints.commit_table),
     Endpoint("DELETE", _TABLE, CatalogEndpoints.drop_table),

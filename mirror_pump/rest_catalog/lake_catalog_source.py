@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from mirror_pump.errors import UsageError
-from mirror_pump.lake.catalogs.lake_catalog import LakeCatalog, MetadataPointer, TableIdentifier, TableMoved
+from mirror_pump.lake.catalogs.lake_catalog import (
+    MetadataPointer,
+    NamespaceNotEmpty,
+    StoredCatalog,
+    TableIdentifier,
+    TableMoved,
+)
 from mirror_pump.lake.table.table import Table
 from mirror_pump.rest_catalog.catalog_source import (
     LEVELS,
     AttachedWarehouse,
     CatalogView,
     FoundTable,
+    PreparedTable,
     SentChange,
     TableWriter,
 )
@@ -23,6 +29,7 @@ from mirror_pump.rest_catalog.protocol import (
     bad_request,
     forbidden,
     namespace_exists,
+    namespace_not_empty,
     no_such_namespace,
     no_such_table,
     table_exists,
@@ -35,7 +42,7 @@ _Sent = TypeVar("_Sent", bound=BaseModel)
 class LakeCatalogSource:
     """A lake catalog as a CatalogSource: each load gives the newest state of its table."""
 
-    def __init__(self, warehouse: str, catalog: LakeCatalog, *, read_write: bool = False) -> None:
+    def __init__(self, warehouse: str, catalog: StoredCatalog, *, read_write: bool = False) -> None:
         """`warehouse`: the name by which clients attach it."""
         self.warehouses = (warehouse,)
         self._warehouse = warehouse
@@ -57,19 +64,14 @@ class LakeCatalogSource:
 class LakeCatalogView:
     """The tables of a lake catalog; also the TableWriter, if they may be changed."""
 
-    def __init__(self, warehouse: str, catalog: LakeCatalog, *, read_write: bool) -> None:
+    def __init__(self, warehouse: str, catalog: StoredCatalog, *, read_write: bool) -> None:
         self._warehouse = warehouse
         self._catalog = catalog
         self._read_write = read_write
         self._commits = TableCommits(catalog)
-        self._lock = threading.Lock()
-        self._created: set[str] = set()
-        """Namespaces that clients have created here. In the catalogs, a namespace lasts by its tables."""
 
     def namespaces(self) -> Sequence[str]:
         found = {namespace.replace(".", LEVELS) for namespace in self._catalog.namespaces()}
-        with self._lock:
-            found |= self._created
         for namespace in list(found):
             levels = namespace.split(LEVELS)
             found |= {LEVELS.join(levels[:count]) for count in range(1, len(levels))}
@@ -97,12 +99,21 @@ class LakeCatalogView:
 
     def create_namespace(self, namespace: str) -> None:
         _required(namespace, "t")
-        if namespace in self.namespaces():
+        # One above another is there without having been created.
+        if namespace in self.namespaces() or not self._catalog.create_namespace(namespace.replace(LEVELS, ".")):
             raise namespace_exists(namespace)
-        with self._lock:
-            self._created.add(namespace)
 
-    def create(self, namespace: str, body: JsonValue) -> FoundTable | JsonValue:
+    def drop_namespace(self, namespace: str) -> None:
+        if namespace not in self.namespaces() or "." in namespace:
+            raise no_such_namespace(namespace)
+        try:
+            dropped = self._catalog.drop_namespace(namespace.replace(LEVELS, "."))
+        except NamespaceNotEmpty as error:
+            raise namespace_not_empty(f"{error}; {error.remedy}") from None
+        if not dropped:
+            raise no_such_namespace(namespace)
+
+    def create(self, namespace: str, body: JsonValue) -> FoundTable | PreparedTable:
         request = _parsed(CreateTableRequest, body)
         table = _required(namespace, request.name)
         if namespace not in self.namespaces():
@@ -111,7 +122,7 @@ class LakeCatalogView:
             raise table_exists(namespace, request.name)
         metadata = self._commits.prepared(table, request)
         if request.stage_create:
-            return metadata.parsed()
+            return PreparedTable(metadata.parsed(), metadata.location, self._catalog.storage)
         try:
             return self._found(self._commits.create(table, metadata))
         except TableMoved:
@@ -156,5 +167,8 @@ def _required(namespace: str, name: str) -> TableIdentifier:
 def _parsed(kind: type[_Sent], body: JsonValue) -> _Sent:
     try:
         return kind.model_validate(body)
-    except (ValidationError, ValueError, TypeError) as error:
+    except ValidationError as error:
+        reasons = [f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()]
+        raise bad_request(f"the request cannot be understood: {'; '.join(reasons)[:1000]}") from error
+    except (ValueError, TypeError) as error:
         raise bad_request(f"the request cannot be understood: {str(error)[:500]}") from error

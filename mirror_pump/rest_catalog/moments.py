@@ -21,18 +21,18 @@ from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.metadata.next_metadata import moment_metadata
 from mirror_pump.lake.storage import StorageOptions, exists, write_bytes
 from mirror_pump.model import Lsn, SnapshotId, TableId, format_lsn
-from mirror_pump.ops.reads.time_travel import (
-    PastPoint,
-    SnapshotHistory,
-    history,
-    not_after,
-    refuse_future,
-    snapshot_at,
-    time_text,
-)
+from mirror_pump.ops.reads.time_travel import PastPoint, SnapshotHistory, history, refuse_future
 from mirror_pump.rest_catalog.attachment_names import Attachment, Latest, View
 from mirror_pump.rest_catalog.moment_files import moment_location
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request
+from mirror_pump.rest_catalog.readable_moments import (
+    ATTACH_ANEW,
+    chosen_frontier,
+    moments_instead,
+    newest_frontier,
+    snapshot_or_reason,
+    why_unreadable,
+)
 from mirror_pump.source.catalog.served_tables import ServedCatalog, ServedTable
 
 _LEASE = "mirror-pump serves "
@@ -40,7 +40,6 @@ _LEASE = "mirror-pump serves "
 _PARALLEL_READS = 8
 _RENEWED_AFTER = 1 / 3
 """Share of a lease's duration after which a load renews it."""
-_ATTACH_ANEW = "attach {name}@latest, which shows the present"
 
 Name = tuple[str, str]
 """Namespace and name of a table."""
@@ -128,14 +127,14 @@ class Moments:
     def _latest(self, view: View) -> ServedMoment:
         tables, pins = self._catalog.published(self._lease)
         try:
-            frontier = _newest(tables)
+            frontier = newest_frontier(tables)
             frontier = self._catalog.frontier() if frontier is None else frontier
             chosen: dict[Name, MomentTable] = {}
             missing: dict[Name, str] = {}
             further: dict[TableId, SnapshotId] = {}
             for table in tables:
                 name = table.namespace, table.name
-                reason = _unreadable(table, frontier)
+                reason = why_unreadable(table, frontier)
                 if reason is not None:
                     missing[name] = reason
                     continue
@@ -157,22 +156,22 @@ class Moments:
 
     def _past(self, view: View, when: PastPoint) -> ServedMoment:
         tables = self._catalog.tables()
-        present = _newest(tables)
+        present = newest_frontier(tables)
         if present is None:
             raise bad_request(
-                f"no table of this mirror has a frontier yet, so there is no past; {_ATTACH_ANEW.format(name=view)}"
+                f"no table of this mirror has a frontier yet, so there is no past; {ATTACH_ANEW.format(name=view)}"
             )
         try:
             refuse_future(when, present, time.time_ns() // 1_000_000)
         except UsageError as error:
-            raise bad_request(f"{error}; {_ATTACH_ANEW.format(name=view)}") from None
+            raise bad_request(f"{error}; {ATTACH_ANEW.format(name=view)}") from None
         histories = self._histories(view, [table for table in tables if table.readable and not table.is_tiered])
-        frontier = _chosen(when, histories, tables, present, view)
+        frontier = chosen_frontier(when, histories, tables, present, view)
         chosen: dict[Name, MomentTable] = {}
         missing: dict[Name, str] = {}
         for table in tables:
             name = table.namespace, table.name
-            found = _snapshot_or_reason(table, histories.get(table.table_id), frontier)
+            found = snapshot_or_reason(table, histories.get(table.table_id), frontier, view, present)
             if isinstance(found, str):
                 missing[name] = found
             else:
@@ -180,7 +179,8 @@ class Moments:
         attachment = Attachment(view, frontier)
         if not chosen:
             reasons = "; ".join(sorted(missing.values())[:3])
-            raise bad_request(f"nothing can be read at {format_lsn(frontier)}: {reasons}")
+            instead = moments_instead(view, histories.values(), frontier, present)
+            raise bad_request(f"nothing can be read at {format_lsn(frontier)}: {reasons}; {instead}")
         further = {table.table_id: table.snapshot_id for table in chosen.values()}
         return self._pinned(attachment, chosen, missing, further, ())
 
@@ -213,7 +213,7 @@ class Moments:
                     # A sweep refuses to work while a snapshot is pinned that it does not find.
                     self._catalog.release([own.pop(table.table_id)] if table.table_id in own else [])
                     missing[name] = (
-                        f"{'.'.join(name)} was thinned out while it was attached: {_ATTACH_ANEW.format(name='mirror')}"
+                        f"{'.'.join(name)} was thinned out while it was attached: {ATTACH_ANEW.format(name='mirror')}"
                     )
         except BaseException:
             self._catalog.release(held)
@@ -260,7 +260,7 @@ class Moments:
             else:
                 missing[name] = (
                     f"{'.'.join(name)} was not part of the moment {attachment.prefix} when it was attached;"
-                    f" {_ATTACH_ANEW.format(name=attachment.view)}"
+                    f" {ATTACH_ANEW.format(name=attachment.view)}"
                 )
         return ServedMoment(attachment, chosen, missing, pins, time.monotonic())
 
@@ -273,7 +273,7 @@ class Moments:
         except ProtocolError as error:
             raise bad_request(
                 f"the moment {attachment.prefix} is gone: its lease ended after {self._lease:g} s without a load, and"
-                f" {error}; {_ATTACH_ANEW.format(name=attachment.view)}"
+                f" {error}"
             ) from None
         moment.attachment = attachment
         self._catalog.name_lease(_lease_of(attachment), moment.pins)
@@ -306,87 +306,24 @@ class Moments:
             return written
         snapshot = metadata.snapshot(table.snapshot_id)
         if snapshot is None:
-            raise bad_request(
-                f"snapshot {table.snapshot_id} of {'.'.join(name)} is not in its history any more;"
-                f" {_ATTACH_ANEW.format(name=moment.attachment.view)}"
-            )
+            raise self._left_history(moment.attachment, name, present)
         if snapshot.summary.seam_metadata:
             # Archive snapshots have a file of this kind, which stays with them.
             return snapshot.summary.seam_metadata
         write_bytes(written, moment_metadata(metadata, snapshot).to_json(), self._storage)
         return written
 
+    def _left_history(self, attachment: Attachment, name: Name, table: ServedTable) -> ProtocolError:
+        """The answer for a table of a moment whose snapshot nobody finds any more."""
+        assert attachment.frontier is not None
+        instead = ATTACH_ANEW.format(name=attachment.view)
+        if table.frontier is not None and table.readable:
+            histories = self._histories(attachment.view, [table]).values()
+            instead = moments_instead(attachment.view, histories, attachment.frontier, table.frontier)
+        return bad_request(
+            f"the history of {'.'.join(name)} does not have the moment {attachment.prefix} any more; {instead}"
+        )
+
 
 def _lease_of(attachment: Attachment) -> str:
     return _LEASE + attachment.prefix
-
-
-def _newest(tables: Sequence[ServedTable]) -> Lsn | None:
-    """The mirror's frontier; None if no table has one."""
-    return max((table.frontier for table in tables if table.frontier is not None), default=None)
-
-
-def _unreadable(table: ServedTable, frontier: Lsn) -> str | None:
-    """Why a table cannot be shown at the mirror's present frontier; None if it can."""
-    name = f"{table.namespace}.{table.name}"
-    if not table.readable:
-        return f"{name} is still being copied into the lake; attach again when `mirror-pump status` shows it live"
-    if table.frontier is not None and table.frontier < frontier:
-        return (
-            f"{name} is {table.state}: its lake ends at frontier {format_lsn(table.frontier)}, so it cannot be read at"
-            f" {format_lsn(frontier)}; see `mirror-pump status`, or attach the warehouse `mirror`, in which each table"
-            " is as of its own frontier"
-        )
-    return None
-
-
-def _chosen(
-    when: PastPoint,
-    histories: Mapping[TableId, SnapshotHistory],
-    tables: Sequence[ServedTable],
-    present: Lsn,
-    view: View,
-) -> Lsn:
-    """The newest published frontier that is not after `when`. Raises ProtocolError if there is none."""
-    if when.frontier == present:
-        return present
-    promised = {table.table_id: table.frontier for table in tables}
-    published = {
-        snapshot.frontier
-        for table_id, past in histories.items()
-        for snapshot in past.snapshots
-        if not_after(snapshot, when) and snapshot.frontier <= (promised[table_id] or 0)
-    }
-    if published:
-        return max(published)
-    firsts = [past.snapshots[0] for past in histories.values() if past.snapshots]
-    if not firsts:
-        raise bad_request("the mirrored tables have no history")
-    oldest = min(firsts, key=lambda first: first.frontier)
-    raise bad_request(
-        "the history of the mirrored tables does not go back that far; the oldest moment that can be read is"
-        f" {Attachment(view, oldest.frontier).warehouse} ({time_text(oldest.moment_ms)})"
-    )
-
-
-def _snapshot_or_reason(table: ServedTable, past: SnapshotHistory | None, frontier: Lsn) -> SnapshotId | str:
-    name = f"{table.namespace}.{table.name}"
-    if table.is_tiered:
-        return (
-            f"{name} is a tiered table, which has no frontier: it can be read as it is now only;"
-            f" {_ATTACH_ANEW.format(name='mirror')}"
-        )
-    reason = _unreadable(table, frontier)
-    if reason is not None:
-        return reason
-    assert past is not None
-    snapshot = snapshot_at(past.snapshots, frontier)
-    if snapshot is not None:
-        return SnapshotId(snapshot.snapshot_id)
-    if past.begins and past.snapshots and frontier < past.snapshots[0].frontier:
-        first = past.snapshots[0]
-        return (
-            f"{name} has been live since frontier {format_lsn(first.frontier)} ({time_text(first.moment_ms)}): before"
-            f" that it was being copied"
-        )
-    return f"the history of {name} is thinned out around frontier {format_lsn(frontier)}; attach another moment"

@@ -127,6 +127,10 @@ def namespace_exists(name: str) -> ProtocolError:
     return ProtocolError(409, "AlreadyExistsException", f"Namespace already exists: {name}")
 
 
+def namespace_not_empty(message: str) -> ProtocolError:
+    return ProtocolError(409, "NamespaceNotEmptyException", message)
+
+
 def table_exists(namespace: str, name: str) -> ProtocolError:
     return ProtocolError(409, "AlreadyExistsException", f"Table already exists: {namespace}.{name}")
 

@@ -8,8 +8,8 @@ from typing import Self
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
+from mirror_pump.lake.catalogs.lake_catalog import StoredCatalog
 from mirror_pump.pipeline.lake_storage import lake_storage
-from mirror_pump.rest_catalog.catalog_uris import OpenedCatalog
 from mirror_pump.rest_catalog.endpoints import CatalogEndpoints
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
 from mirror_pump.rest_catalog.mirror_catalog import MirrorCatalog
@@ -36,14 +36,13 @@ class CatalogService:
         moments = Moments(catalog, storage, settings.lease_timeout, settings.limits.served_moments)
         self.endpoints.sources = [*self.endpoints.sources, MirrorCatalog(catalog, moments, storage)]
 
-    def add(self, opened: OpenedCatalog, *, read_write: bool) -> None:
-        """Serve a lake catalog as well, and close it at the end. Raises UsageError if its name is taken."""
-        self._closed.callback(opened.close)
-        if any(opened.warehouse in source.warehouses for source in self.endpoints.sources):
-            raise UsageError(
-                f"there are two catalogs named {opened.warehouse}", "give them names: --catalog-uri NAME=path:DIRECTORY"
-            )
-        source = LakeCatalogSource(opened.warehouse, opened.catalog, read_write=read_write)
+    def add(self, warehouse: str, catalog: StoredCatalog, *, read_write: bool) -> None:
+        """Serve a lake catalog as well, as the warehouse of this name, and close it at the end. Raises UsageError if
+        the name is taken."""
+        self._closed.callback(catalog.close)
+        if any(warehouse in source.warehouses for source in self.endpoints.sources):
+            raise UsageError(f"there are two catalogs named {warehouse}", "give them names: --catalog-uri NAME=URI")
+        source = LakeCatalogSource(warehouse, catalog, read_write=read_write)
         self.endpoints.sources = [*self.endpoints.sources, source]
 
     def __enter__(self) -> Self:

@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata as UpdatedMetadata
 from pyiceberg.table.metadata import TableMetadataUtil, TableMetadataV1, new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
-from pyiceberg.table.update import TableRequirement, TableUpdate, update_table_metadata
+from pyiceberg.table.update import AssertRefSnapshotId, TableRequirement, TableUpdate, update_table_metadata
 
 from mirror_pump.lake.catalogs.lake_catalog import (
     LakeCatalog,
@@ -118,7 +118,7 @@ class TableCommits:
         known = None if stored is None else TableMetadataUtil.parse_raw(stored.to_json().decode())
         try:
             for requirement in change.request.requirements:
-                requirement.validate(known)
+                _require(requirement, known)
         except CommitFailedException as error:
             raise commit_failed(f"{change.table}: {error}") from error
         try:
@@ -145,6 +145,18 @@ class TableCommits:
         directory = metadata_directory(metadata)
         if (before is None or directory != metadata_directory(before)) and directory != f"{home}/metadata":
             raise bad_request(f"write.metadata.path of {table}: its metadata files are in {home}/metadata")
+
+
+def _require(requirement: TableRequirement, known: UpdatedMetadata | None) -> None:
+    """Raises CommitFailedException if the requirement is not met."""
+    if known is not None and isinstance(requirement, AssertRefSnapshotId) and not known.snapshots:
+        # The library allows only `main` in a table without snapshots; the protocol asks whether the reference exists.
+        if requirement.snapshot_id is not None:
+            raise CommitFailedException(
+                f"Requirement failed: branch or tag {requirement.ref} is missing, expected {requirement.snapshot_id}"
+            )
+        return
+    requirement.validate(known)
 
 
 def _check_format(table: TableIdentifier, metadata: UpdatedMetadata) -> None:

@@ -23,6 +23,12 @@ DELETE FROM modak.iceberg_tables
 INSERT INTO modak.iceberg_namespace_properties (catalog_name, namespace, property_key, property_value)
 VALUES (%s, %s, 'exists', 'true') ON CONFLICT DO NOTHING;
 
+-- name: delete_namespace
+DELETE FROM modak.iceberg_namespace_properties n
+ WHERE catalog_name = %s AND namespace = %s
+   AND NOT EXISTS (SELECT FROM modak.iceberg_tables t
+                    WHERE t.catalog_name = n.catalog_name AND t.table_namespace = n.namespace);
+
 -- name: list
 SELECT table_namespace AS namespace, table_name AS name, metadata_location FROM modak.iceberg_tables
  WHERE catalog_name = %s AND metadata_location IS NOT NULL AND (iceberg_type = 'TABLE' OR iceberg_type IS NULL);

@@ -128,11 +128,14 @@ def test_a_put_whose_answer_is_lost_counts_once(store: S3Server, kind: str) -> N
         catalog.commit([PointerChange(table.identifier, first, table.metadata)])
 
 
-def test_an_object_store_without_conditions_is_refused(store: S3Server) -> None:
+@pytest.mark.parametrize("kind", ["path", "log"])
+@pytest.mark.parametrize("verb", ["ignores", "refuses"])
+def test_an_object_store_without_conditions_is_refused(store: S3Server, kind: str, verb: str) -> None:
     store.conditions = False
-    with pytest.raises(LakeError, match="ignores If-None-Match"):
-        Table.create(place_in(store).open(), NAME, ROWS)
-    assert not [key for key in store.objects if key.endswith("v1.metadata.json")]
+    store.knows_conditions = verb == "ignores"
+    with pytest.raises(LakeError, match=f"{verb} If-None-Match"):
+        Table.create(place_in(store, kind).open(), NAME, ROWS)
+    assert not [key for key in store.objects if key.endswith(".json")]
 
 
 @pytest.mark.parametrize("kind", ["path", "log"])
@@ -273,8 +276,8 @@ class InterruptedLog(LoggedPathCatalog):
 
     other: Callable[[], object] | None = None
 
-    def _checked(self, *arguments: Any) -> Any:
-        found = super()._checked(*arguments)
+    def _checked_tables(self, *arguments: Any) -> Any:
+        found = super()._checked_tables(*arguments)
         other, self.other = self.other, None
         if other is not None:
             other()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from mirror_pump.lake.catalogs.lake_catalog import LakeCatalog
+from mirror_pump.lake.catalogs.lake_catalog import StoredCatalog
 from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
 from mirror_pump.lake.catalogs.postgres_catalog import PostgresCatalog
 from mirror_pump.lake.catalogs.sqlite_catalog import SqliteCatalog
@@ -41,7 +41,7 @@ class CatalogPlace:
     catalog: str = CATALOG
     """The catalog's name in a database, which several can share."""
 
-    def open(self) -> LakeCatalog:
+    def open(self) -> StoredCatalog:
         """A catalog object of its own, as another process has it. Not for the kind memory."""
         # Nothing here survives a power failure, and each fsync costs.
         storage = StorageOptions(self.properties, fsync=False)

@@ -108,9 +108,9 @@ class ServedMirror:
 
 
 @contextmanager
-def serving(*sources: CatalogSource) -> Iterator[ServedMirror]:
-    """Serves lake catalogs during the block, without a mirror."""
-    endpoints = CatalogEndpoints(TableDocuments(1 << 20), vends=False)
+def serving(*sources: CatalogSource, vends: bool = False) -> Iterator[ServedMirror]:
+    """Serves lake catalogs during the block, without a mirror. `vends`: clients that ask for credentials get some."""
+    endpoints = CatalogEndpoints(TableDocuments(1 << 20), vends=vends)
     endpoints.sources = sources
     with HttpServer("127.0.0.1", 0, application(endpoints.routes(), Access.at("127.0.0.1", None))) as server:
         yield ServedMirror(int(server.url.rpartition(":")[2]))

@@ -30,6 +30,8 @@ class S3Server(ThreadingHTTPServer):
         """Answers every request with 403."""
         self.conditions = True
         """Whether it honours If-None-Match; older stores ignore it."""
+        self.knows_conditions = True
+        """Whether it does not answer NotImplemented to If-None-Match."""
         self.lost_answers = ""
         """The next conditional PUT of a key that this regular expression matches is done, and its answer lost."""
         self.unlisted = ""
@@ -86,6 +88,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         path, query = self._target()
         content = self._body()
+        if self.headers.get("If-None-Match") and not self.server.knows_conditions:
+            return self._answer(400, _error("NotImplemented"))
         if "uploadId" in query:
             self.server.parts[query["uploadId"]][int(query["partNumber"])] = content
         elif "/" in path and self.headers.get("If-None-Match") == "*" and self.server.conditions:

@@ -84,7 +84,7 @@ def _create(
     names = schema.names if isinstance(schema, pa.Schema) else [field.name for field in schema.fields]
     spec = partition_spec_of(partition or (), names)
     pairs = _pairs(properties or ())
-    opened = open_catalog(catalog, settings, transactions=transactions)
+    opened = open_catalog(catalog, settings, create=True, transactions=transactions)
     table = Table.create(opened, name, schema, spec, pairs)
     document = table_document(table.metadata_location, table.storage)
     if json:

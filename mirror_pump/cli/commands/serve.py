@@ -20,9 +20,9 @@ CatalogUris = Annotated[
     list[str] | None,
     typer.Option(
         "--catalog-uri",
-        metavar="URI",
-        help=r"Serve a catalog of other tables, too: \[NAME=]path:DIRECTORY, \[NAME=]sqlite:FILE or"
-        r" \[NAME=]postgres:?name=CATALOG. NAME is the warehouse \[lake]. Can be given several times",
+        metavar="[NAME=]URI",
+        help="Serve a catalog of other tables, too: path:DIR or an s3:// URI, sqlite:FILE, postgres:?name=CATALOG,"
+        r" postgresql://... or memory:DIR. NAME is the warehouse \[lake]. Can be given several times",
         show_default=False,
     ),
 ]
@@ -56,17 +56,17 @@ def _serve(settings: Settings, catalog_uris: Sequence[str], stopped: threading.E
     try:
         from mirror_pump.monitoring.access import Access
         from mirror_pump.monitoring.http_server import HttpServer, application
-        from mirror_pump.rest_catalog.catalog_uris import CatalogUri
         from mirror_pump.rest_catalog.endpoints import CATALOG_PATH
+        from mirror_pump.rest_catalog.named_catalogs import NamedCatalog
         from mirror_pump.rest_catalog.service import CatalogService
     except ModuleNotFoundError as error:
         raise UsageError(
             f"serve needs a package that is not installed: {error.name}", "pip install 'mirror-pump[telemetry]'"
         ) from None
-    from mirror_pump.ops.setup.stored_settings import complete
+    from mirror_pump.ops.setup.stored_settings import complete, with_stored_storage
 
-    uris = list(map(CatalogUri.parse, catalog_uris))
-    if not uris or settings.dsn:
+    catalogs = list(map(NamedCatalog.parse, catalog_uris))
+    if not catalogs or settings.dsn:
         settings.require_dsn()
         settings = complete(settings)
     host, port = host_and_port(settings.listen or _ADDRESS)
@@ -75,8 +75,9 @@ def _serve(settings: Settings, catalog_uris: Sequence[str], stopped: threading.E
     with CatalogService(settings) as service:
         if settings.dsn:
             service.begin(settings)
-        for uri in uris:
-            service.add(uri.open(settings, read_write=read_write), read_write=read_write)
+        for catalog in catalogs:
+            opened = catalog.open(settings, with_stored_storage, read_write=read_write)
+            service.add(catalog.warehouse, opened, read_write=read_write)
         server = HttpServer(host, port, application(service.endpoints.routes(), access))
         with server:
             remark(

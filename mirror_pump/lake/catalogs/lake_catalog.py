@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from mirror_pump.errors import CommitConflict, MirrorPumpError, OutcomeUnknown, UsageError
+from mirror_pump.errors import CommitConflict, LakeError, MirrorPumpError, OutcomeUnknown, UsageError
 from mirror_pump.lake.metadata.metadata_files import next_location
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, discard, write_all
@@ -66,6 +66,13 @@ class TableMoved(CommitConflict):
         super().__init__(f"somebody else committed to {names} meanwhile", "load the table and try again")
 
 
+class NamespaceNotEmpty(LakeError):
+    """A namespace with something in it was to be dropped. Nothing was changed."""
+
+    def __init__(self, namespace: str, content: str, remedy: str) -> None:
+        super().__init__(f"namespace {namespace} has {content}", remedy)
+
+
 class LakeCatalog(Protocol):
     """A catalog of Iceberg tables. Threads may share one."""
 
@@ -109,6 +116,38 @@ class LakeCatalog(Protocol):
     def table_location(self, table: TableIdentifier) -> str:
         """Root URI of the files of a new table of this name."""
         ...
+
+
+class StoredCatalog(LakeCatalog, Protocol):
+    """A catalog that also remembers namespaces without tables. A namespace is there if it was created, or has tables,
+    so creating a table in one that is dropped meanwhile needs no care."""
+
+    def create_namespace(self, namespace: str) -> bool:
+        """Durable on return. False if it was there already. Raises UsageError for what is no name, and LakeError."""
+        ...
+
+    def drop_namespace(self, namespace: str) -> bool:
+        """False if it is not there. Raises NamespaceNotEmpty if it has tables, or namespaces below, and LakeError."""
+        ...
+
+    def close(self) -> None:
+        """Close its connection, if it has one. Another call opens it again."""
+        ...
+
+
+def require_namespace(namespace: str) -> None:
+    """Raises UsageError for what cannot be the namespace of a table."""
+    TableIdentifier.parse(f"{namespace}.table")
+
+
+def require_empty(namespace: str, tables: Iterable[TableIdentifier], namespaces: Iterable[str]) -> None:
+    """Raises NamespaceNotEmpty if one of these tables is in the namespace, or one of these namespaces below it."""
+    found = sorted(str(table) for table in tables if table.namespace == namespace)
+    below = sorted(other for other in namespaces if other.startswith(f"{namespace}."))
+    if found:
+        raise NamespaceNotEmpty(namespace, f"tables: {', '.join(found[:3])}", "drop its tables first")
+    if below:
+        raise NamespaceNotEmpty(namespace, f"namespaces below it: {', '.join(below[:3])}", "drop these first")
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from mirror_pump.lake.catalogs.lake_catalog import (
     PointerChange,
     TableIdentifier,
     TableMoved,
+    require_empty,
+    require_namespace,
     staged_metadata,
 )
 from mirror_pump.lake.storage import StorageOptions, join
@@ -26,13 +28,36 @@ class MemoryCatalog:
         self._warehouse = warehouse
         self._lock = threading.Lock()
         self._pointers: dict[TableIdentifier, MetadataPointer] = {}
+        self._created: set[str] = set()
+        """Namespaces that were created."""
+
+    def close(self) -> None:
+        """There is no connection. What it knows stays."""
 
     def load(self, table: TableIdentifier) -> MetadataPointer | None:
         with self._lock:
             return self._pointers.get(table)
 
     def namespaces(self) -> Sequence[str]:
-        return sorted({table.namespace for table in self.pointers()})
+        with self._lock:
+            return self._namespaces()
+
+    def _namespaces(self) -> Sequence[str]:
+        return sorted(self._created | {table.namespace for table in self._pointers})
+
+    def create_namespace(self, namespace: str) -> bool:
+        require_namespace(namespace)
+        with self._lock:
+            there = namespace in self._namespaces()
+            self._created.add(namespace)
+        return not there
+
+    def drop_namespace(self, namespace: str) -> bool:
+        with self._lock:
+            require_empty(namespace, self._pointers, self._namespaces())
+            there = namespace in self._created
+            self._created.discard(namespace)
+        return there
 
     def tables(self, namespace: str) -> Sequence[TableIdentifier]:
         return sorted(table for table in self.pointers() if table.namespace == namespace)

@@ -18,7 +18,14 @@ from dataclasses import replace
 import orjson
 
 from mirror_pump.errors import FileMissing, LakeError
-from mirror_pump.lake.catalogs.lake_catalog import MetadataPointer, PointerChange, TableIdentifier, TableMoved
+from mirror_pump.lake.catalogs.lake_catalog import (
+    MetadataPointer,
+    PointerChange,
+    TableIdentifier,
+    TableMoved,
+    require_empty,
+    require_namespace,
+)
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.put_if_absent import put_if_absent, require_put_if_absent
 from mirror_pump.lake.storage import (
@@ -37,6 +44,9 @@ LOG = "_transactions"
 """Directory of the log of a warehouse with transactions (mirror_pump.lake.catalogs.transaction_log)."""
 FIRST_ENTRY = f"{0:020d}.json"
 
+_NAMESPACE = "_namespace"
+"""A file in the directory of a namespace that was created, since object stores have no directories: empty, or with a
+text once it was dropped. Directories without it are namespaces too, as in Iceberg's HadoopCatalog."""
 _NUMBERED = re.compile(r"v(\d+)(\.gz)?\.metadata\.json")
 _DROPPED = "mirror-pump.dropped"
 _SMALL = 400
@@ -68,7 +78,34 @@ class PathCatalog:
         return None if found is None or self._is_dropped(found) else found
 
     def namespaces(self) -> Sequence[str]:
-        return sorted(namespace for namespace, _ in self._directories())
+        return sorted(
+            namespace
+            for namespace, tables in self._directories()
+            if not size_of(self._marker(namespace), self.storage) or any(self.load(table) for table in tables)
+        )
+
+    def create_namespace(self, namespace: str) -> bool:
+        require_namespace(namespace)
+        there = namespace in self.namespaces()
+        if not there:
+            write_bytes(self._marker(namespace), b"", self.storage)
+        return not there
+
+    def drop_namespace(self, namespace: str) -> bool:
+        require_namespace(namespace)
+        namespaces = self.namespaces()
+        require_empty(namespace, self.tables(namespace), namespaces)
+        there = namespace in namespaces
+        if there:
+            # The directory stays: dropped tables have left their last numbers in it.
+            write_bytes(self._marker(namespace), b"dropped", self.storage)
+        return there
+
+    def close(self) -> None:
+        """There is no connection."""
+
+    def _marker(self, namespace: str) -> str:
+        return join(self._root, *namespace.split("."), _NAMESPACE)
 
     def tables(self, namespace: str) -> Sequence[TableIdentifier]:
         found = dict(self._directories()).get(namespace, ())

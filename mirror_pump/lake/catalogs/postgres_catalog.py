@@ -26,10 +26,13 @@ from mirror_pump.lake.catalogs.lake_catalog import (
     PointerChange,
     TableIdentifier,
     TableMoved,
+    require_empty,
+    require_namespace,
     staged_metadata,
 )
 from mirror_pump.lake.commit.catalog import (
     CATALOG,
+    delete_namespace,
     delete_pointer,
     ensure_namespace,
     insert_pointer,
@@ -85,6 +88,17 @@ class PostgresCatalog:
         with self._connection() as connection:
             rows = connection.execute(_SQL["namespaces"], (self._name,)).fetchall()
         return sorted({namespace for (namespace,) in rows} | {table.namespace for table in self.pointers()})
+
+    def create_namespace(self, namespace: str) -> bool:
+        require_namespace(namespace)
+        there = namespace in self.namespaces()
+        with self._connection() as connection:
+            return ensure_namespace(connection, namespace, self._name) and not there
+
+    def drop_namespace(self, namespace: str) -> bool:
+        require_empty(namespace, self.pointers(), self.namespaces())
+        with self._connection() as connection:
+            return delete_namespace(connection, namespace, self._name)
 
     def tables(self, namespace: str) -> Sequence[TableIdentifier]:
         return sorted(table for table in self.pointers() if table.namespace == namespace)

@@ -20,6 +20,8 @@ from mirror_pump.lake.catalogs.lake_catalog import (
     PointerChange,
     TableIdentifier,
     TableMoved,
+    require_empty,
+    require_namespace,
     staged_metadata,
 )
 from mirror_pump.lake.storage import StorageOptions, join
@@ -28,6 +30,8 @@ _WAIT = 30.0
 """Seconds to wait for other writers. Each holds the lock for one small transaction."""
 
 _SCHEMA = resources.files("sql").joinpath("sqlite_catalog.sql")
+_ADD_NAMESPACE = "INSERT OR IGNORE INTO iceberg_namespace_properties VALUES (?, ?, 'exists', 'true')"
+_DROP_NAMESPACE = "DELETE FROM iceberg_namespace_properties WHERE catalog_name = ? AND namespace = ?"
 _KEYS = "catalog_name, table_namespace, table_name"
 _KEY = "catalog_name = ? AND table_namespace = ? AND table_name = ?"
 
@@ -71,6 +75,18 @@ class SqliteCatalog:
                 "SELECT DISTINCT namespace FROM iceberg_namespace_properties WHERE catalog_name = ?", (self._name,)
             ).fetchall()
         return sorted({namespace for (namespace,) in rows} | {table.namespace for table in self.pointers()})
+
+    def create_namespace(self, namespace: str) -> bool:
+        require_namespace(namespace)
+        with self._writing() as connection:
+            there = namespace in self.namespaces()
+            connection.execute(_ADD_NAMESPACE, (self._name, namespace))
+        return not there
+
+    def drop_namespace(self, namespace: str) -> bool:
+        with self._writing() as connection:
+            require_empty(namespace, self.pointers(), self.namespaces())
+            return connection.execute(_DROP_NAMESPACE, (self._name, namespace)).rowcount > 0
 
     def tables(self, namespace: str) -> Sequence[TableIdentifier]:
         return sorted(table for table in self.pointers() if table.namespace == namespace)
@@ -139,9 +155,7 @@ class SqliteCatalog:
         if change.base is None:
             if pointer is None or self._location(connection, change.table) is not None:
                 return pointer is None
-            connection.execute(
-                "INSERT OR IGNORE INTO iceberg_namespace_properties VALUES (?, ?, 'exists', 'true')", key[:2]
-            )
+            connection.execute(_ADD_NAMESPACE, key[:2])
             connection.execute(
                 f"INSERT INTO iceberg_tables ({_KEYS}, metadata_location) VALUES (?, ?, ?, ?)",
                 (*key, pointer.metadata_location),
@@ -159,6 +173,19 @@ class SqliteCatalog:
 
     def table_location(self, table: TableIdentifier) -> str:
         return join(self._warehouse, *table.namespace.split("."), table.name)
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction of which repeating does no harm, so an error says that it may have happened."""
+        with self._connection() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:

@@ -1,8 +1,9 @@
 """A path catalog with transactions over several tables: a log of commits in the warehouse decides.
 
 Commit N is `<root>/_transactions/<N, 20 digits>.json`, created if absent. It names for each of its tables the new
-metadata file. A commit that finds its number taken reads the entry that took it. If that concerns none of its tables it
-takes the next number, else it conflicts. So every reader of the log up to N sees all tables at one moment.
+metadata file, and namespaces that are created or dropped. A commit that finds its number taken reads the entry that
+took it. If that concerns none of its tables it takes the next number, else it conflicts. So every reader of the log up
+to N sees all tables at one moment.
 
 The tables' own `v<N>.metadata.json` are put after the entry, for readers that know Iceberg's HadoopCatalog only. If a
 writer dies in between, the next one puts them.
@@ -26,6 +27,8 @@ from mirror_pump.lake.catalogs.lake_catalog import (
     PointerChange,
     TableIdentifier,
     TableMoved,
+    require_empty,
+    require_namespace,
     staged_metadata,
 )
 from mirror_pump.lake.catalogs.path_catalog import (
@@ -66,6 +69,20 @@ class LoggedTable:
         return {"version": self.version, "metadata-location": self.location}
 
 
+@dataclass(frozen=True)
+class LogEntry:
+    """What an entry changes, or all that a checkpoint knows."""
+
+    tables: Mapping[TableIdentifier, LoggedTable]
+    namespaces: Mapping[str, bool]
+    """Whether they were created; False if they were dropped."""
+
+    def to_json(self) -> dict[str, Any]:
+        """In the form of the log."""
+        tables = {str(table): logged.to_json() for table, logged in self.tables.items()}
+        return {"format": _FORMAT, "tables": tables, "namespaces": dict(self.namespaces)}
+
+
 class LoggedPathCatalog:
     """A catalog in a directory or a bucket, with transactions, for any number of processes. Threads may share it."""
 
@@ -83,6 +100,11 @@ class LoggedPathCatalog:
         self._entry = 0
         """Number of the newest entry that was read."""
         self._tables: dict[TableIdentifier, LoggedTable] = {}
+        self._created: set[str] = set()
+        """Namespaces that were created, and not dropped since."""
+        self._checked = False
+        """Whether the store is known to create only what is absent: not every way to it need be like the one by which
+        the log was made."""
         self._to_put: list[tuple[TableIdentifier, LoggedTable]] = []
         """What the entries since the last checkpoint name, and may not be under the tables' numbers yet."""
         if not exists(self._location(0), self.storage):
@@ -93,7 +115,33 @@ class LoggedPathCatalog:
         return self.pointers().get(table)
 
     def namespaces(self) -> Sequence[str]:
-        return sorted({table.namespace for table in self.pointers()})
+        with self._lock:
+            return sorted({table.namespace for table in self.pointers()} | self._created)
+
+    def create_namespace(self, namespace: str) -> bool:
+        require_namespace(namespace)
+        self._require_store()
+        with self._lock:
+            while namespace not in self.namespaces():
+                if self._put_entry(LogEntry({}, {namespace: True})):
+                    self._follow_up()
+                    return True
+        return False
+
+    def drop_namespace(self, namespace: str) -> bool:
+        self._require_store()
+        with self._lock:
+            while True:
+                found = self.namespaces()
+                require_empty(namespace, self.pointers(), found)
+                if namespace not in found:
+                    return False
+                if self._put_entry(LogEntry({}, {namespace: False})):
+                    self._follow_up()
+                    return True
+
+    def close(self) -> None:
+        """There is no connection."""
 
     def tables(self, namespace: str) -> Sequence[TableIdentifier]:
         return sorted(table for table in self.pointers() if table.namespace == namespace)
@@ -104,6 +152,7 @@ class LoggedPathCatalog:
             return {table: pointer for table, logged in self._tables.items() if (pointer := logged.pointer) is not None}
 
     def commit(self, changes: Sequence[PointerChange]) -> Sequence[MetadataPointer | None]:
+        self._require_store()
         for change in changes:
             if change.metadata is not None:
                 plain_content(change.metadata)
@@ -111,38 +160,45 @@ class LoggedPathCatalog:
             self._catch_up()
             self._put_versions()
             entry = self._append(changes, staged)
-            pointers = [entry[change.table].pointer for change in changes]
-            # The commit is done. What follows is for readers of other kinds, and the next writer does it otherwise.
-            with suppress(LakeError):
-                self._put_versions()
-                if self._entry % self._checkpoint_every == 0:
-                    self._checkpoint()
+            pointers = [entry.tables[change.table].pointer for change in changes]
+            self._follow_up()
         return pointers
 
     def table_location(self, table: TableIdentifier) -> str:
         return table_directory(self._root, table)
 
-    def _append(
-        self, changes: Sequence[PointerChange], staged: Sequence[MetadataPointer | None]
-    ) -> Mapping[TableIdentifier, LoggedTable]:
+    def _append(self, changes: Sequence[PointerChange], staged: Sequence[MetadataPointer | None]) -> LogEntry:
         """Creates the next entry. Raises TableMoved if a table is not at its base. Each number that is taken was taken
         by somebody's commit, so all writers together get on."""
         while True:
-            entry = self._checked(changes, staged)
-            content = orjson.dumps(
-                {
-                    "format": _FORMAT,
-                    # So that a writer knows its own entry, even one that drops a table and so names no file.
-                    "commit": uuid.uuid4().hex,
-                    "tables": {str(table): logged.to_json() for table, logged in entry.items()},
-                }
-            )
-            if put_if_absent(self._location(self._entry + 1), content, self.storage):
-                self._apply(self._entry + 1, entry)
+            entry = LogEntry(self._checked_tables(changes, staged), {})
+            if self._put_entry(entry):
                 return entry
             self._catch_up()
 
-    def _checked(
+    def _require_store(self) -> None:
+        if not self._checked:
+            require_put_if_absent(self._root, self.storage)
+            self._checked = True
+
+    def _follow_up(self) -> None:
+        """The commit is done. This is for readers of other kinds, and for those who open the warehouse later; the next
+        writer does it otherwise."""
+        with suppress(LakeError):
+            self._put_versions()
+            if self._entry % self._checkpoint_every == 0:
+                self._checkpoint()
+
+    def _put_entry(self, entry: LogEntry) -> bool:
+        """Creates the next entry, and counts it in. False if its number is taken."""
+        # So that a writer knows its own entry, even one that drops a table and so names no file.
+        content = orjson.dumps({**entry.to_json(), "commit": uuid.uuid4().hex})
+        if not put_if_absent(self._location(self._entry + 1), content, self.storage):
+            return False
+        self._apply(self._entry + 1, entry)
+        return True
+
+    def _checked_tables(
         self, changes: Sequence[PointerChange], staged: Sequence[MetadataPointer | None]
     ) -> dict[TableIdentifier, LoggedTable]:
         """The next entry. Raises TableMoved, and LakeError if another program bypassed the log."""
@@ -171,7 +227,8 @@ class LoggedPathCatalog:
         with suppress(FileMissing, ValueError):
             number = int(read_bytes(join(self._log, _HINT), self.storage))
             state = self._read(self._checkpoint_location(number))
-            self._entry, self._tables = number, state
+            self._apply(number, state)
+            self._to_put = []
 
     def _catch_up(self) -> None:
         """Reads the entries that others have added."""
@@ -179,10 +236,12 @@ class LoggedPathCatalog:
             while True:
                 self._apply(self._entry + 1, self._read(self._location(self._entry + 1)))
 
-    def _apply(self, number: int, entry: Mapping[TableIdentifier, LoggedTable]) -> None:
+    def _apply(self, number: int, entry: LogEntry) -> None:
         self._entry = number
-        self._tables |= entry
-        self._to_put += entry.items()
+        self._tables |= entry.tables
+        self._to_put += entry.tables.items()
+        for namespace, created in entry.namespaces.items():
+            (self._created.add if created else self._created.discard)(namespace)
 
     def _put_versions(self) -> None:
         """Puts metadata files under the tables' numbers, as far as nobody has."""
@@ -209,21 +268,22 @@ class LoggedPathCatalog:
 
     def _checkpoint(self) -> None:
         """Leaves the state as of this entry. What it names is under the tables' numbers by now."""
-        tables = {str(table): logged.to_json() for table, logged in self._tables.items()}
-        content = orjson.dumps({"format": _FORMAT, "tables": tables}, option=orjson.OPT_SORT_KEYS)
+        state = LogEntry(self._tables, dict.fromkeys(self._created, True))
+        content = orjson.dumps(state.to_json(), option=orjson.OPT_SORT_KEYS)
         put_if_absent(self._checkpoint_location(self._entry), content, self.storage)
         write_bytes(join(self._log, _HINT), b"%d" % self._entry, replace(self.storage, fsync=False))
 
-    def _read(self, location: str) -> dict[TableIdentifier, LoggedTable]:
+    def _read(self, location: str) -> LogEntry:
         content = read_bytes(location, self.storage)
         with decoding(location, "an entry of a transaction log"):
             document = orjson.loads(content)
             if document["format"] != _FORMAT:
                 raise LakeError(f"{location} has format {document['format']}", "use a newer version of mirror-pump")
-            return {
+            tables = {
                 TableIdentifier.parse(name): LoggedTable(int(logged["version"]), logged["metadata-location"])
                 for name, logged in document["tables"].items()
             }
+            return LogEntry(tables, dict(document.get("namespaces", {})))
 
     def _location(self, number: int) -> str:
         return join(self._log, f"{number:020d}.json")

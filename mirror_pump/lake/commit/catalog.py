@@ -68,9 +68,12 @@ def delete_pointer(executor: Executor, namespace: str, table: str, catalog: str 
     return cursor.rowcount == 1
 
 
-def ensure_namespace(executor: Executor, namespace: str, catalog: str = CATALOG) -> None:
-    """Creates the namespace, so that engines see it even without tables. JdbcCatalog writes the same property."""
-    executor.execute(
-        _SQL["ensure_namespace"],
-        (catalog, namespace),
-    )
+def ensure_namespace(executor: Executor, namespace: str, catalog: str = CATALOG) -> bool:
+    """Creates the namespace, so that engines see it even without tables. JdbcCatalog writes the same property. Returns
+    False if it has been created before."""
+    return executor.execute(_SQL["ensure_namespace"], (catalog, namespace)).rowcount == 1
+
+
+def delete_namespace(executor: Executor, namespace: str, catalog: str = CATALOG) -> bool:
+    """Forgets a namespace, unless the catalog has tables or views in it. Returns False if nothing was there."""
+    return executor.execute(_SQL["delete_namespace"], (catalog, namespace)).rowcount > 0

@@ -207,16 +207,20 @@ def snapshot_at(steps: Sequence[PastSnapshot], frontier: Lsn) -> PastSnapshot | 
     return newest if newest.followed or newest.frontier == frontier else None
 
 
+def readable_points(
+    histories: Collection[SnapshotHistory], published: Collection[Lsn], around: Lsn | None = None
+) -> list[Lsn]:
+    """Some of the published frontiers at which all of the tables can be read, in order: those nearest to `around`."""
+    points = [point for point in published if all(snapshot_at(past.snapshots, point) is not None for past in histories)]
+    if around is not None:
+        points.sort(key=lambda point: abs(point - around))
+    return sorted(points[:_NAMED])
+
+
 def _readable(
     histories: Mapping[TableName, SnapshotHistory], published: Collection[Lsn], around: Lsn | None = None
 ) -> str:
-    points = [
-        point
-        for point in published
-        if all(snapshot_at(past.snapshots, point) is not None for past in histories.values())
-    ]
+    points = readable_points(histories.values(), published, around)
     if not points:
         return "no frontier of the past is left for all of these tables; read them one by one"
-    if around is not None:
-        points.sort(key=lambda point: abs(point - around))
-    return f"readable, for example: --at {', '.join(format_lsn(point) for point in sorted(points[:_NAMED]))}"
+    return f"readable, for example: --at {', '.join(map(format_lsn, points))}"

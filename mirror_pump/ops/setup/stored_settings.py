@@ -51,16 +51,33 @@ def complete_from(connection: PgConnection, settings: Settings) -> Settings:
     with source_errors("reading the mirror's settings"):
         require_current(connection)
         slots = connection.execute(_SLOTS).fetchall()
-        profile = connection.execute(_PROFILE).fetchone()
-    warehouse, options = profile or ("", {})
-    if not slots or not warehouse:
+        if not slots:
+            raise _not_initialised(connection)
+        storage = _stored_storage(connection, settings)
+    slot = _slot(settings, {str(slot): str(publication) for slot, publication in slots})
+    return settings.model_copy(update=storage | slot)
+
+
+def with_stored_storage(settings: Settings) -> Settings:
+    """Return `settings` with the warehouse and the storage options that the database has stored, for tables that are no
+    mirror's. Raises SourceError if it was not initialised."""
+    with (
+        connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-settings") as connection,
+        source_errors("reading the mirror's settings"),
+    ):
+        require_current(connection)
+        return settings.model_copy(update=_stored_storage(connection, settings))
+
+
+def _stored_storage(connection: PgConnection, settings: Settings) -> dict[str, Any]:
+    warehouse, options = connection.execute(_PROFILE).fetchone() or ("", {})
+    if not warehouse:
         raise _not_initialised(connection)
     update: dict[str, Any] = {"warehouse": warehouse}
-    update |= _slot(settings, {str(slot): str(publication) for slot, publication in slots})
     for key, field in REMEMBERED_STORAGE.items():
         if getattr(settings, field) is None and options.get(key) is not None:
             update[field] = str(options[key])
-    return settings.model_copy(update=update)
+    return update
 
 
 def _slot(settings: Settings, publications: dict[str, str]) -> dict[str, str]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from mirror_pump.config import Settings
+from mirror_pump.lake.catalogs.lake_catalog import StoredCatalog
+from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
-from tests.support.rest_catalog import ServedMirror, served
+from tests.support.catalog_kinds import KINDS, CatalogPlace
+from tests.support.rest_catalog import ServedMirror, served, serving
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +54,35 @@ def readonly(postgres: EmbeddedPostgres, catalog_template: str) -> Iterator[Serv
             yield running
     finally:
         postgres.drop_database(database.name)
+
+
+@pytest.fixture(scope="module")
+def places(
+    postgres: EmbeddedPostgres, catalog_template: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, CatalogPlace]]:
+    """Where a catalog of each kind is, which a module's tests share."""
+    root = tmp_path_factory.mktemp("lakes")
+    database = Database(postgres, f"t_lakes_{os.urandom(4).hex()}")
+    postgres.create_database(database.name, template=catalog_template)
+    for kind in KINDS:
+        (root / kind).mkdir()
+    try:
+        yield {kind: CatalogPlace(kind, (root / kind).as_uri(), database.dsn) for kind in KINDS}
+    finally:
+        postgres.drop_database(database.name)
+
+
+@pytest.fixture(scope="module")
+def catalogs(places: Mapping[str, CatalogPlace]) -> Iterator[Mapping[str, StoredCatalog]]:
+    """A catalog of each kind."""
+    made = {kind: place.open() for kind, place in places.items()}
+    yield made
+    for catalog in made.values():
+        catalog.close()
+
+
+@pytest.fixture(scope="module")
+def writable(catalogs: Mapping[str, StoredCatalog]) -> Iterator[ServedMirror]:
+    """All kinds, each as the warehouse of its name."""
+    with serving(*(LakeCatalogSource(kind, catalog, read_write=True) for kind, catalog in catalogs.items())) as server:
+        yield server

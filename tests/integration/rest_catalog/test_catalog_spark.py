@@ -1,11 +1,17 @@
-"""Spark reads the mirror by Iceberg's own client of the protocol, which knows its paths and documents."""
+"""Spark reads the mirror, and writes other tables, by Iceberg's own client of the protocol, which knows its paths and
+documents."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import date
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
+from mirror_pump.lake.catalogs.lake_catalog import StoredCatalog
+from mirror_pump.lake.table.table import Table
 from mirror_pump.rest_catalog.endpoints import ENDPOINTS, TRANSACTION_ENDPOINT, WRITE_ENDPOINTS
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
@@ -56,6 +62,58 @@ def test_spark_reads_tables_of_one_frontier(
     assert mirror.heap("a") == [(1, 1)]
 
 
+_CREATED = (
+    "CREATE NAMESPACE own.shop",
+    """CREATE TABLE own.shop.orders (id bigint NOT NULL, name string, day date) USING iceberg
+       PARTITIONED BY (bucket(2, id))
+       TBLPROPERTIES ('write.merge.mode' = 'merge-on-read', 'write.delete.mode' = 'merge-on-read')""",
+    "INSERT INTO own.shop.orders VALUES (1, 'a', DATE '2026-01-01'), (2, 'b', NULL), (3, NULL, DATE '2026-01-03')",
+)
+_CHANGED = (
+    """MERGE INTO own.shop.orders t USING (SELECT * FROM VALUES (2, 'B'), (4, 'd') s (id, name)) s ON t.id = s.id
+       WHEN MATCHED THEN UPDATE SET name = s.name WHEN NOT MATCHED THEN INSERT (id, name) VALUES (s.id, s.name)""",
+    "DELETE FROM own.shop.orders WHERE id = 1",
+    "ALTER TABLE own.shop.orders ADD COLUMN more int",
+    "INSERT INTO own.shop.orders VALUES (6, 'f', NULL, 66)",
+    "CREATE TABLE own.shop.few USING iceberg AS SELECT id, more FROM own.shop.orders WHERE id > 4",
+)
+
+
+@pytest.mark.parametrize(
+    "kind", ["log", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("path", "sqlite", "postgres"))]
+)
+def test_what_spark_writes_everybody_reads(
+    spark: SparkSession, catalogs: Mapping[str, StoredCatalog], writable: ServedMirror, kind: str
+) -> None:
+    session = attached(spark, writable, kind, "own")
+    for statement in _CREATED:
+        session.sql(statement)
+    table = Table.open(catalogs[kind], "shop.orders")
+    columns = table.scan().to_arrow().schema
+    table.append(pa.Table.from_pylist([{"id": 5, "name": "ours"}], columns))
+    for statement in _CHANGED:
+        session.sql(statement)
+    expected = [
+        (2, "B", None, None),
+        (3, None, date(2026, 1, 3), None),
+        (4, "d", None, None),
+        (5, "ours", None, None),
+        (6, "f", None, 66),
+    ]
+    assert session.sql("SELECT * FROM own.shop.orders ORDER BY id").collect() == expected
+    rows = table.refresh().scan().to_arrow().sort_by("id").to_pylist()
+    assert [tuple(row.values()) for row in rows] == expected
+    few = Table.open(catalogs[kind], "shop.few").scan().to_arrow().sort_by("id").to_pylist()
+    assert few == [{"id": 5, "more": None}, {"id": 6, "more": 66}]
+    with writable.duckdb(kind) as duckdb:
+        assert duckdb.execute("SELECT * FROM lake.shop.orders ORDER BY id").fetchall() == expected
+    with pytest.raises(Exception, match=r"NamespaceNotEmpty|not empty"):
+        session.sql("DROP NAMESPACE own.shop")
+    for statement in ("DROP TABLE own.shop.orders PURGE", "DROP TABLE own.shop.few"):
+        session.sql(statement)
+    assert list(catalogs[kind].tables("shop")) == []
+
+
 def test_the_endpoints_are_those_that_iceberg_knows(spark: SparkSession) -> None:
     """By the constants of Iceberg's library: method and path, as clients compare them."""
     assert spark._jvm is not None
@@ -72,6 +130,7 @@ def test_the_endpoints_are_those_that_iceberg_knows(spark: SparkSession) -> None
         "V1_LOAD_VIEW",
         "V1_VIEW_EXISTS",
         "V1_CREATE_NAMESPACE",
+        "V1_DELETE_NAMESPACE",
         "V1_CREATE_TABLE",
         "V1_UPDATE_TABLE",
         "V1_DELETE_TABLE",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,17 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.types import StringType
 
-from mirror_pump.config import Settings
-from mirror_pump.errors import UsageError
-from mirror_pump.lake.catalogs.lake_catalog import LakeCatalog, PointerChange, TableIdentifier, TableMoved
+from mirror_pump.lake.catalogs.lake_catalog import PointerChange, StoredCatalog, TableIdentifier, TableMoved
 from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
 from mirror_pump.lake.metadata.metadata_files import read_any_version
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.lake.table.table import Table
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
-from mirror_pump.rest_catalog.catalog_uris import CatalogUri
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
-from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true, lake_rows
-from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.program import Program
-from tests.support.catalog_kinds import KINDS, ROWS, TRANSACTIONS, CatalogPlace, rows
+from tests.support.catalog_kinds import KINDS, ROWS, TRANSACTIONS, rows
 from tests.support.rest_catalog import ServedMirror, documented_blocks, serving
 
 _SCHEMA = {
@@ -38,34 +32,6 @@ _SCHEMA = {
     "schema-id": 0,
     "fields": [{"id": 1, "name": "id", "required": False, "type": "long"}],
 }
-
-
-@pytest.fixture(scope="module")
-def catalogs(
-    postgres: EmbeddedPostgres, catalog_template: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[str, LakeCatalog]]:
-    """An empty catalog of each kind."""
-    root = tmp_path_factory.mktemp("lakes")
-    database = Database(postgres, f"t_lakes_{os.urandom(4).hex()}")
-    postgres.create_database(database.name, template=catalog_template)
-    made: dict[str, LakeCatalog] = {}
-    for kind in KINDS:
-        (root / kind).mkdir()
-        place = CatalogPlace(kind, (root / kind).as_uri(), database.dsn)
-        made[kind] = place.open()
-    try:
-        yield made
-    finally:
-        for kind in ("sqlite", "postgres"):
-            made[kind].close()  # type: ignore[attr-defined]
-        postgres.drop_database(database.name)
-
-
-@pytest.fixture(scope="module")
-def writable(catalogs: Mapping[str, LakeCatalog]) -> Iterator[ServedMirror]:
-    """All kinds, each as the warehouse of its name."""
-    with serving(*(LakeCatalogSource(kind, catalog, read_write=True) for kind, catalog in catalogs.items())) as server:
-        yield server
 
 
 @pytest.fixture
@@ -78,7 +44,7 @@ def ids(table: Table) -> list[int]:
     return sorted(row[0] for row in lake_rows(table.refresh().metadata_location))
 
 
-def test_every_kind_of_catalog_is_read_by_engines(catalogs: Mapping[str, LakeCatalog]) -> None:
+def test_every_kind_of_catalog_is_read_by_engines(catalogs: Mapping[str, StoredCatalog]) -> None:
     """The newest state with each load, as the catalog has it, and nothing is written."""
     tables = {}
     for kind, catalog in catalogs.items():
@@ -114,7 +80,7 @@ def test_every_kind_of_catalog_is_read_by_engines(catalogs: Mapping[str, LakeCat
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pyiceberg_creates_tables_and_writes_to_them(
-    catalogs: Mapping[str, LakeCatalog], writable: ServedMirror, kind: str
+    catalogs: Mapping[str, StoredCatalog], writable: ServedMirror, kind: str
 ) -> None:
     client = writable.pyiceberg(kind)
     client.create_namespace("own")
@@ -144,7 +110,7 @@ def test_pyiceberg_creates_tables_and_writes_to_them(
 
 @pytest.mark.parametrize("kind", ["sqlite", "log"])
 def test_duckdb_creates_tables_and_writes_to_them(
-    catalogs: Mapping[str, LakeCatalog], writable: ServedMirror, kind: str
+    catalogs: Mapping[str, StoredCatalog], writable: ServedMirror, kind: str
 ) -> None:
     with open_duckdb("httpfs") as duckdb:
         writable.attach_in(duckdb, kind, "lake")
@@ -202,7 +168,7 @@ def test_a_requirement_that_is_not_met_changes_nothing(memory: MemoryCatalog) ->
 
 @pytest.mark.parametrize("kind", ["path", *TRANSACTIONS])
 def test_changes_that_do_not_exclude_each_other_all_happen(
-    catalogs: Mapping[str, LakeCatalog], writable: ServedMirror, kind: str
+    catalogs: Mapping[str, StoredCatalog], writable: ServedMirror, kind: str
 ) -> None:
     """The server repeats the attempt of a client that another one overtook, with its requirements looked at again."""
     table = Table.create(catalogs[kind], "race.t", ROWS)
@@ -329,47 +295,6 @@ def test_a_table_that_is_prepared_exists_once_it_is_committed(memory: MemoryCata
         assert location is not None
         assert server.ask(f"{path}/t?purgeRequested=true", "DELETE").status == 204
         assert [found for found in Path(location).rglob("*") if found.is_file()] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("path:/srv/lake", CatalogUri("lake", "path", "/srv/lake", "lake", None)),
-        ("path:s3://bucket/lake", CatalogUri("lake", "path", "s3://bucket/lake", "lake", None)),
-        ("shop=path:/srv/a=b", CatalogUri("shop", "path", "/srv/a=b", "lake", None)),
-        ("sqlite:/srv/lake.db?name=x&warehouse=/srv", CatalogUri("lake", "sqlite", "/srv/lake.db", "x", "/srv")),
-        ("postgres:?name=own", CatalogUri("lake", "postgres", "", "own", None)),
-        ("own=postgres:", CatalogUri("own", "postgres", "", "lake", None)),
-    ],
-)
-def test_catalogs_are_named_by_a_text(text: str, expected: CatalogUri) -> None:
-    assert CatalogUri.parse(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text", ["/srv/lake", "hive:x", "path:", "sqlite:", "postgres:x", "path:/x?name=y", "mirror=path:/x", "memory:"]
-)
-def test_other_texts_name_none(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        CatalogUri.parse(text)
-    assert caught.value.remedy
-
-
-def test_what_is_not_there_and_what_is_the_pumps_is_not_served(tmp_path: Path) -> None:
-    settings = Settings(dsn="host=nowhere", warehouse="file:///nowhere")
-    for text in (f"path:{tmp_path}/none", f"sqlite:{tmp_path}/none.db", f"sqlite:{tmp_path}/none/none.db"):
-        with pytest.raises(UsageError, match="there is no"):
-            CatalogUri.parse(text).open(settings, read_write=text.endswith("none/none.db"))
-    with pytest.raises(UsageError, match="the mirror's own catalog"):
-        CatalogUri.parse("postgres:").open(settings, read_write=True)
-
-
-def test_a_directory_has_the_location_that_it_has_everywhere(tmp_path: Path) -> None:
-    """Iceberg's locations are not percent-encoded."""
-    directory = tmp_path / "a b ü"
-    directory.mkdir()
-    opened = CatalogUri.parse(f"path:{directory}").open(Settings(), read_write=False)
-    assert opened.catalog.table_location(TableIdentifier("shop", "orders")) == f"file://{directory}/shop/orders"
 
 
 def test_the_program_serves_a_directory_without_a_database(tmp_path: Path) -> None:

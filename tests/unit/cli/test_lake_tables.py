@@ -184,6 +184,11 @@ def test_init_by_a_file_with_partitions_and_a_log(tmp_path: Path) -> None:
         ("info", "sqlite://host/file", ()),
         ("info", "sqlite:///no/directory/c.db", ()),
         ("info", "ftp://host/lake", ()),
+        ("info", "lake", ()),
+        ("info", "path:none", ()),
+        ("info", "sqlite:none.db", ()),
+        ("init", "path:none/none", ("--column", "id long")),
+        ("init", "memory:.", ("--column", "id long")),
         ("info", "postgres", ()),
         ("gc", "path:lake", ("--older-than", "5 min")),
         ("gc", "path:lake", ("--older-than", "soon")),
@@ -197,5 +202,6 @@ def test_wrong_usage(verb: str, catalog: str, arguments: tuple[str, ...]) -> Non
 
 
 def test_a_table_that_is_not_there() -> None:
+    Path("lake").mkdir()
     result = lake("info", "path:lake")
     assert (result.exit_code, "no table sales.orders" in result.stderr) == (1, True)
