@@ -21,9 +21,9 @@ from tests.support.mode_world import ModeWorld
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SEED = 15
-"""Of the short form, unless the environment has another one: `make test` draws the same for everybody."""
-ACTIONS = 12
+SEED = 803
+"""Of the short form, unless the environment has another one: a kill, ingests, a load, a restore, and what they need."""
+ACTIONS = 8
 """How many things happen in the short form, before they settle."""
 WORLD_SECONDS = 60.0
 """How long one database is used in the long form."""
@@ -31,7 +31,7 @@ WORLD_SECONDS = 60.0
 
 @pytest.mark.soak
 @pytest.mark.slow
-def test_a_dozen_things_happen_to_tables_of_all_modes(database: Database, tmp_path: Path) -> None:
+def test_a_few_things_happen_to_tables_of_all_modes(database: Database, tmp_path: Path) -> None:
     found: Counter[str] = Counter()
     actions = iter(range(ACTIONS))
     chance = random.Random(printed_seed(SEED))

@@ -86,6 +86,7 @@ class ModeWorld:
         )
         connection = self._closing.enter_context(database.connect(autocommit=False))
         self._old = OldTransaction(connection, of_old, found)
+        self._order = random.Random(chance.getrandbits(32))
         self._line = self._bounded.line
 
     def __enter__(self) -> Self:
@@ -116,7 +117,7 @@ class ModeWorld:
 
     def _act(self) -> None:
         actions = self._actions()
-        action = self._chance.choices(list(actions), list(actions.values()))[0]
+        action = self._order.choices(list(actions), list(actions.values()))[0]
         name = action.__name__.strip("_")
         self._trail.note(name)
         action()
