@@ -150,13 +150,11 @@ class Publisher:
         timeline: int,
         *,
         streams: bool = True,
-        connection: PgConnection | None = None,
     ) -> None:
         """`timeline`: the server's, as far as the caller has examined its history. `streams`: whether the mirror had a
-        stream then. `connection`: one of the caller's, for queries of the same thread between publishes, which is used
-        in place of an own one as long as it is not lost. In autocommit mode."""
+        stream then."""
         self._connect = connect
-        self._connection = connection or connect()
+        self._connection = connect()
         self._slot = slot
         self._epoch = epoch
         self._timeline = timeline

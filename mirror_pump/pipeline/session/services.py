@@ -51,7 +51,7 @@ class SessionServices:
     applied: Lsn
     """The frontier at the start."""
     connection: PgConnection
-    """The loop's own connection, for short queries. The publisher uses it as well."""
+    """The loop's own connection, for short queries."""
     publisher: Publisher
     applier: BatchApplier
     stream: SessionStream
@@ -78,7 +78,7 @@ def start_services(
     connection = context.connect()
     closing.callback(connection.close)
     start = check_start(connection, context.settings, context.storage, run_state, context.observer)
-    publisher = _publisher(context, connection, epoch, indexes, start)
+    publisher = _publisher(context, epoch, indexes, start)
     closing.callback(publisher.close)
     shared = SharedConnection(context.connect)
     closing.callback(shared.close)
@@ -149,9 +149,7 @@ def _source(
     )
 
 
-def _publisher(
-    context: SessionContext, connection: PgConnection, epoch: int, indexes: KeyIndexes, start: StreamStart
-) -> Publisher:
+def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes, start: StreamStart) -> Publisher:
     return Publisher(
         context.connect,
         context.slot,
@@ -162,7 +160,6 @@ def _publisher(
         staged=lambda request: context.observer(Step.STAGED, frontier=request.frontier),
         timeline=start.followed.timeline,
         streams=start.publication is not None,
-        connection=connection,
     )
 
 
