@@ -18,7 +18,7 @@ from mirror_pump.errors import MirrorPumpError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import TableMode, TableState
+from mirror_pump.model import TableState
 from mirror_pump.ops.verify import compare_duckdb, compare_spark
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import compare_at, verify
@@ -41,7 +41,7 @@ _BARELY: dict[str, Any] = {"batch_age": 0.0, "index_memory": 0, "merge_bytes": 0
 
 _AT_REST = frozenset({TableState.LIVE, TableState.FAILED, TableState.DROPPED})
 
-_NOT_NOTED = queries("shape")["differing"]
+_SHAPES = queries("shape")
 
 _PENDING = """
 SELECT p.lsn
@@ -118,7 +118,7 @@ def equal_at_rest(connection: PgConnection, settings: Settings, engine: Comparis
     with suppress(MirrorPumpError, psycopg.Error):
         tables = load_tables(connection, slot)
         live = [table for table in tables if table.state is TableState.LIVE]
-        if any(table.mode is not TableMode.MIRRORED or table.state not in _AT_REST for table in tables):
+        if any(table.state not in _AT_REST for table in tables):
             return None
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -137,7 +137,8 @@ def _is_behind(connection: PgConnection, settings: Settings) -> bool:
     parameters = {"slot": slot, "publication": identifier(settings.publication)}
     return bool(
         altered_tables(connection, slot)
-        or connection.execute(_NOT_NOTED, parameters).fetchall()
+        or connection.execute(_SHAPES["differing"], parameters).fetchall()
+        or connection.execute(_SHAPES["tiered_differing"], parameters).fetchall()
         or connection.execute(_PENDING, parameters).fetchall()
     )
 

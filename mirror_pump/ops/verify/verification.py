@@ -223,13 +223,19 @@ def compare_at(
     """Compare live tables, as they are in the lake at present, with their heaps in a database snapshot that the caller
     exports (pg_export_snapshot).
 
-    Nobody may publish meanwhile. A table that cannot be compared has a report with the problem.
+    Of a tiered table, what both hold is compared as it is now, as `verify` does. Nobody may publish meanwhile. A table
+    that cannot be compared has a report with the problem.
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-verify") as connection:
         storage = _storage(settings, connection)
         with EnginesBySize(settings, storage) if engine is None else nullcontext(SingleEngine(engine)) as engines:
             verification = _Verification(settings, storage, connection, engines, observe)
-            return verification.compare_at({table.table_id: table for table in tables}, snapshot)
+            streamed = {table.table_id: table for table in tables if table.mode is TableMode.MIRRORED}
+            reports = verification.compare_at(streamed, snapshot) if streamed else {}
+            for table in tables:
+                if table.mode is TableMode.TIERED:
+                    reports[table.table_id] = _compare_tiered(settings, storage, connection, engines, observe, table)
+    return reports
 
 
 def _storage(settings: Settings, connection: PgConnection) -> StorageOptions:

@@ -96,6 +96,9 @@ def refuse_former_primary(timeline: int, run_state: RunState) -> None:
 
 def history_of(dsn: str, timeline: int) -> TimelineHistory:
     """The history of the server that writes `timeline`. Raises ConnectionLost if the DSN leads to another one now."""
+    if timeline == 1:
+        # The first timeline has no history: nothing to connect for.
+        return TimelineHistory(timeline, {})
     history = read_timelines(dsn)
     if history.timeline != timeline:
         raise ConnectionLost(
