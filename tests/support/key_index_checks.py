@@ -11,7 +11,6 @@ from mirror_pump.lake.key_index.index_plan import FileNumbers
 from mirror_pump.lake.key_index.key_index import KeyIndex
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
-from mirror_pump.pipeline.flow.urgent_work import UrgentWork
 from mirror_pump.pipeline.key_index.index_builder import IndexBuilder, IndexJob
 from mirror_pump.pipeline.key_index.table_index import IndexPhase, TableIndex
 from mirror_pump.pipeline.session.pump import Pump
@@ -37,8 +36,7 @@ def _exact(table_id: TableId, tracked: TableIndex, runner: TaskRunner) -> bool:
     location = tracked.location
     known = contents(tracked.index, tracked.numbers)
     lake = LakeTable.load(location, StorageOptions())
-    job = IndexJob(table_id, 0, lake, tracked.packing, None, 1 << 40)
-    built = IndexBuilder(runner, SimpleQueue(), UrgentWork())._build(job)
+    built = IndexBuilder(runner, SimpleQueue())._build(IndexJob(table_id, 0, lake, tracked.packing, None, 1 << 40))
     return known == contents(built.index, built.numbers) and tracked.index.alive == built.index.alive == len(known)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,6 @@ from mirror_pump.config import Settings
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.events import Event
 from mirror_pump.pipeline.flow.steps import Observer
-from mirror_pump.pipeline.flow.urgent_work import UrgentWork
 from mirror_pump.source.connect import PgConnection, connect
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ class SessionContext:
     observer: Observer
     inbox: SimpleQueue[Event]
     """The queue of the session's loop."""
-    urgent: UrgentWork = field(default_factory=UrgentWork)
-    """Work for which indexes, conversions and merges stand back."""
 
     @property
     def dsn(self) -> str:

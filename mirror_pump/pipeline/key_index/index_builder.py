@@ -25,7 +25,6 @@ from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.events import Event, IndexRead, LakeFileMissing
 from mirror_pump.pipeline.flow.session_threads import session_thread
 from mirror_pump.pipeline.flow.tasks import Tasks
-from mirror_pump.pipeline.flow.urgent_work import UrgentWork
 
 if TYPE_CHECKING:
     # Importing it would load pyspark.
@@ -78,10 +77,8 @@ class FollowedFiles:
 class IndexBuilder:
     """A thread that does one job after the other, and puts the answers into the inbox as IndexRead."""
 
-    def __init__(self, runner: TaskRunner, inbox: SimpleQueue[Event], urgent: UrgentWork) -> None:
-        """`urgent`: work that comes before these jobs."""
+    def __init__(self, runner: TaskRunner, inbox: SimpleQueue[Event]) -> None:
         self._inbox = inbox
-        self._urgent = urgent
         self._jobs: SimpleQueue[IndexJob | None] = SimpleQueue()
         self._thread = session_thread("index builder", self._run, inbox, interrupt=lambda: self._jobs.put(None))
         self._tasks = Tasks(runner, self._thread.stopping)
@@ -99,7 +96,6 @@ class IndexBuilder:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None and not self._thread.stopping():
-            self._urgent.await_end(self._thread.stopping)
             try:
                 answer = self._build(job) if job.known is None else self._follow(job, job.known)
             except (LakeError, TaskFailed) as error:

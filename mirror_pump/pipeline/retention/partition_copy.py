@@ -97,8 +97,7 @@ class PartitionCopier:
         left = [chunk for chunk in chunks if not chunk.done]
         if not left:
             return CopyTurn(copied=0, left=0, rows=0)
-        with self._context.urgent.under_way():
-            refused = self._read(connection, table, partition, left)
+        refused = self._read(connection, table, partition, left)
         if refused is not None:
             raise NotCopied(refused)
         chunks = read_chunks(connection, table.table_id, partition.partition_id)

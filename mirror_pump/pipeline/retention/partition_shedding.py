@@ -320,8 +320,7 @@ class PartitionShedding:
     def _prove(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> str | None:
         began = time.monotonic()
         try:
-            with self._context.urgent.under_way():
-                proof = self._prover.prove(table, partition)
+            proof = self._prover.prove(table, partition)
         except ConnectionLost:
             raise
         except (TableError, LakeError, SourceError, TaskFailed) as error:

@@ -85,7 +85,7 @@ def start_services(
     copier = Copier(context, shared, epoch)
     upkeep = Upkeep(context, shared, _upkeep_jobs(context, indexes))
     folder = Folder(context, shared, indexes)
-    builder = IndexBuilder(context.runner, context.inbox, context.urgent)
+    builder = IndexBuilder(context.runner, context.inbox)
     indexes.attach(builder, context.observer)
     stream: SessionStream
     if start.publication is None:

@@ -5,8 +5,7 @@ that is current by then. `mirror_pump.lake.commit.file_rewrite` and `mirror_pump
 this changes no row for any reader, and refuse what they cannot prove. A refused result is discarded and computed again.
 
 Each job has a thread of its own, so that a small merge never waits for the conversion of another table's deletes, which
-may take minutes. Only one job works on a table at a time, since each job replaces files that the other relies on. Jobs
-for which no reader waits, those that may not use all of their time, stand back for urgent work.
+may take minutes. Only one job works on a table at a time, since each job replaces files that the other relies on.
 """
 
 from __future__ import annotations
@@ -162,8 +161,6 @@ class Upkeep:
             self._begin()
         while not self._stopping():
             self._clear_garbage()
-            if job.share < 1.0:
-                self._context.urgent.await_end(self._stopping)
             with self._changed:
                 table_id = self._take(job)
                 if table_id is None:

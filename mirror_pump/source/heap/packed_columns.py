@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -158,7 +159,7 @@ def _decoder(column: Column, rows: int, parts: Iterator[_Bytes]) -> Callable[[di
     return lambda _: array
 
 
-def _fixed(found: npt.NDArray[np.generic], column: Column, valid: pa.Array | None) -> pa.Array:
+def _fixed(found: npt.NDArray[Any], column: Column, valid: pa.Array | None) -> pa.Array:
     fixed, arrow = _FIXED[column.type_oid, column.type.kind], column.type.arrow
     validity = None if valid is None else valid.buffers()[1]
     if column.type.kind is Kind.BOOLEAN:
@@ -195,7 +196,7 @@ def _lines(content: _Bytes, rows: int) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), rows, [validity, pa.py_buffer(offsets), pa.py_buffer(kept)])
 
 
-def _numbers(content: _Bytes, dtype: str, rows: int) -> npt.NDArray[np.generic]:
+def _numbers(content: _Bytes, dtype: str, rows: int) -> npt.NDArray[Any]:
     kind = np.dtype(dtype)
     _require(len(content) == rows * kind.itemsize, "of fixed size")
     return content.view(kind)

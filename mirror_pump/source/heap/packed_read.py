@@ -31,13 +31,13 @@ class PackedRead:
         blocks from `lo` on. None if the heap cannot be read in this form: there are values outside of their rows, or
         the database is not in UTF-8."""
         cursor.execute(
-            "SELECT (pg_relation_size(c.oid) / current_setting('block_size')::int)::bigint,"
-            " current_setting('block_size')::int,"
-            " getdatabaseencoding() = 'UTF8' AND coalesce(pg_relation_size(nullif(c.reltoastrelid, 0)), 0) = 0"
-            f" FROM pg_class c WHERE c.oid = {relation_id}"
+            "SELECT CASE WHEN getdatabaseencoding() = 'UTF8'"
+            " AND coalesce(pg_relation_size(nullif(c.reltoastrelid, 0)), 0) = 0"
+            " THEN pg_relation_size(c.oid) / current_setting('block_size')::bigint END,"
+            f" current_setting('block_size')::bigint FROM pg_class c WHERE c.oid = {relation_id}"
         )
-        blocks, block_bytes, possible = cursor.fetchone()
-        if not possible:
+        blocks, block_bytes = cursor.fetchone()
+        if blocks is None:
             return None
         return cls(table, lo, blocks if hi is None else hi, block_bytes, PackedColumns(columns))
 

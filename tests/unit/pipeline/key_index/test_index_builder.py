@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles
@@ -16,9 +15,7 @@ from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, pl
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, TableId
-from mirror_pump.pipeline.flow.events import Event, IndexRead
-from mirror_pump.pipeline.flow.urgent_work import UrgentWork
-from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, IndexBuilder, IndexJob
+from mirror_pump.pipeline.key_index.index_builder import IndexBuilder, IndexJob
 from mirror_pump.pipeline.key_index.table_index import IndexPhase, TableIndex
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
@@ -48,30 +45,10 @@ def test_of_two_rewrites_the_younger_rows_count(warehouse: str) -> None:
     runner = ThreadTaskRunner(1)
     try:
         job = IndexJob(TableId(1), 0, table, PACKING, frozenset({"f1", "f2"}), 1 << 20)
-        followed = IndexBuilder(runner, SimpleQueue(), UrgentWork())._follow(job, frozenset({"f1", "f2"}))
+        followed = IndexBuilder(runner, SimpleQueue())._follow(job, frozenset({"f1", "f2"}))
     finally:
         runner.close()
     assert tracked.followed(followed)
     places = tracked.index.find(keys)
     assert NOWHERE not in places
     assert [tracked.numbers.path(number) for number in files_of(places)] == [new.path, old.path, new.path]
-
-
-def test_an_index_is_built_after_urgent_work(warehouse: str) -> None:
-    table = LakeTable.create(SCHEMA, f"{warehouse}/t", STORAGE, {}, 0).table
-    runner = ThreadTaskRunner(1)
-    urgent = UrgentWork(longest=600.0, apart=0.0)
-    inbox: SimpleQueue[Event] = SimpleQueue()
-    builder = IndexBuilder(runner, inbox, urgent)
-    builder.start()
-    try:
-        with urgent.under_way():
-            builder.submit(IndexJob(TableId(1), 7, table, PACKING, None, 1 << 20))
-            with pytest.raises(Empty):
-                inbox.get(timeout=0.5)
-        answer = inbox.get(timeout=60)
-        assert isinstance(answer, IndexRead)
-        assert isinstance(answer.result, BuiltIndex)
-    finally:
-        builder.stop()
-        runner.close()

@@ -46,7 +46,7 @@ def result(*ranges: dict[str, Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(list(ranges), SCHEMA)
 
 
-class Cursor:
+class PreparedCursor:
     """Answers with a result that was prepared, as ADBC's cursor does."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
@@ -64,7 +64,7 @@ class Cursor:
 
 def read(batch: pa.RecordBatch, lo: int, hi: int) -> list[list[pa.Array]]:
     packed = PackedRead(TableName("public", "t"), lo, hi, 8192, PackedColumns(COLUMNS))
-    return list(packed.arrays(Cursor(batch), packed.statement(1 << 20)))
+    return list(packed.arrays(PreparedCursor(batch), packed.statement(1 << 20)))
 
 
 def test_rows_are_made_of_columns() -> None:
