@@ -154,7 +154,9 @@ class Moments:
         self._catalog.release([pin for pin in pins.values() if pin not in used])
         return self._pinned(attachment, chosen, missing, further, used)
 
-    def _past(self, view: View, when: PastPoint) -> ServedMoment:
+    def _past(self, view: View, when: PastPoint, *, attached: Lsn | None = None) -> ServedMoment:
+        """The moment of the newest published frontier that is not after `when`. `attached`: the frontier itself, which
+        somebody read already: at another one there may be other rows, so none takes its place."""
         tables = self._catalog.tables()
         present = newest_frontier(tables)
         if present is None:
@@ -166,12 +168,12 @@ class Moments:
         except UsageError as error:
             raise bad_request(f"{error}; {ATTACH_ANEW.format(name=view)}") from None
         histories = self._histories(view, [table for table in tables if table.readable and not table.is_tiered])
-        frontier = chosen_frontier(when, histories, tables, present, view)
+        frontier = attached or chosen_frontier(when, histories, tables, present, view)
         chosen: dict[Name, MomentTable] = {}
         missing: dict[Name, str] = {}
         for table in tables:
             name = table.namespace, table.name
-            found = snapshot_or_reason(table, histories.get(table.table_id), frontier, view, present)
+            found = snapshot_or_reason(table, histories.get(table.table_id), frontier)
             if isinstance(found, str):
                 missing[name] = found
             else:
@@ -181,6 +183,10 @@ class Moments:
             reasons = "; ".join(sorted(missing.values())[:3])
             instead = moments_instead(view, histories.values(), frontier, present)
             raise bad_request(f"nothing can be read at {format_lsn(frontier)}: {reasons}; {instead}")
+        for table in tables:
+            name = table.namespace, table.name
+            if name in missing and table.table_id in histories and why_unreadable(table, frontier) is None:
+                missing[name] += f"; {moments_instead(view, [histories[table.table_id]], frontier, present)}"
         further = {table.table_id: table.snapshot_id for table in chosen.values()}
         return self._pinned(attachment, chosen, missing, further, ())
 
@@ -269,13 +275,12 @@ class Moments:
         assert attachment.frontier is not None
         self._make_room(attachment.view)
         try:
-            moment = self._past(attachment.view, PastPoint(attachment.frontier, None))
+            moment = self._past(attachment.view, PastPoint(attachment.frontier, None), attached=attachment.frontier)
         except ProtocolError as error:
             raise bad_request(
                 f"the moment {attachment.prefix} is gone: its lease ended after {self._lease:g} s without a load, and"
                 f" {error}"
             ) from None
-        moment.attachment = attachment
         self._catalog.name_lease(_lease_of(attachment), moment.pins)
         return moment
 

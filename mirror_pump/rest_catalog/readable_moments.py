@@ -79,10 +79,8 @@ def chosen_frontier(
     )
 
 
-def snapshot_or_reason(
-    table: ServedTable, past: SnapshotHistory | None, frontier: Lsn, view: View, present: Lsn
-) -> SnapshotId | str:
-    """The snapshot that shows a table at a published frontier, or why none does. `present`: the mirror's frontier."""
+def snapshot_or_reason(table: ServedTable, past: SnapshotHistory | None, frontier: Lsn) -> SnapshotId | str:
+    """The snapshot that shows a table at a published frontier, or why none does."""
     name = f"{table.namespace}.{table.name}"
     if table.is_tiered:
         return (
@@ -102,5 +100,4 @@ def snapshot_or_reason(
             f"{name} has been live since frontier {format_lsn(first.frontier)} ({time_text(first.moment_ms)}): before"
             f" that it was being copied"
         )
-    instead = moments_instead(view, [past], frontier, present)
-    return f"the history of {name} is thinned out around frontier {format_lsn(frontier)}; {instead}"
+    return f"the history of {name} is thinned out around frontier {format_lsn(frontier)}"

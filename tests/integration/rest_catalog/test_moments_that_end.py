@@ -54,6 +54,24 @@ def test_a_moment_that_is_gone_says_what_to_do(mirror: Mirror, database: Databas
     database.execute("DELETE FROM modak.read_pins")
 
 
+def test_an_older_moment_does_not_take_the_place_of_one_that_is_gone(mirror: Mirror, database: Database) -> None:
+    """The history still has the states before and after it, of both tables."""
+    with mirror.pumping():
+        _, attached, _ = (change(mirror, value) for value in (1, 2, 3))
+    with served(mirror.settings) as catalog:
+        path = f"/v1/{catalog.attach(f'mirror@{format_lsn(attached)}')}/namespaces/public/tables"
+        loaded = {table: catalog.ask(f"{path}/{table}").document for table in ("a", "b")}
+        assert lake_rows(loaded["a"]["metadata-location"]) == [(0,), (1,), (2,)]
+    database.execute("DELETE FROM modak.read_pins")
+    for table, document in loaded.items():
+        _thin(mirror, f"public.{table}", without=document["metadata"]["current-snapshot-id"])
+    with served(mirror.settings) as catalog:
+        code, _, message = catalog.ask(f"{path}/a").error
+        assert (code, "is gone" in message) == (400, True)
+        _assert_readable(catalog, message)
+    database.execute("DELETE FROM modak.read_pins")
+
+
 def _assert_readable(catalog: ServedMirror, message: str) -> None:
     """What the answer says to attach instead can be attached, and has both tables."""
     named = re.findall(r"mirror@(?:[0-9A-F]+-[0-9A-F]+|latest)", message)
@@ -92,11 +110,16 @@ def test_a_snapshot_that_is_thinned_out_right_after_it_was_found_is_read_neverth
     database.execute("DELETE FROM modak.read_pins")
 
 
-def _thin(mirror: Mirror, table: str) -> None:
-    """Leaves the newest two snapshots in the history."""
+def _thin(mirror: Mirror, table: str, *, without: int | None = None) -> None:
+    """Leaves the newest two snapshots in the history, or all but one."""
     old = mirror.location(table)
     metadata = read_metadata(old, StorageOptions())
-    kept = metadata.document["snapshots"][-2:]
+    kept = metadata.document["snapshots"]
+    if without is None:
+        kept = kept[-2:]
+    else:
+        kept = [entry for entry in kept if entry["snapshot-id"] != without]
+        assert len(kept) < len(metadata.document["snapshots"])
     named = {entry["snapshot-id"] for entry in kept}
     log = [entry for entry in metadata.document["snapshot-log"] if entry["snapshot-id"] in named]
     thinned = TableMetadata({**metadata.document, "snapshots": kept, "snapshot-log": log})
