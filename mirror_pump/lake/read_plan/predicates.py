@@ -36,7 +36,7 @@ from pyiceberg.expressions import (
 from pyiceberg.expressions.literals import FloatLiteral
 from pyiceberg.expressions.visitors import BooleanExpressionVisitor, rewrite_not, visit
 from pyiceberg.schema import Schema
-from pyiceberg.types import FloatType
+from pyiceberg.types import FloatType, IcebergType
 
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.read_plan.fitted_literals import Beyond, fitted_literal
@@ -112,26 +112,27 @@ class _Binder(BooleanExpressionVisitor[BooleanExpression]):
         return bound
 
     def _compared(self, predicate: LiteralPredicate) -> BooleanExpression:
-        term = predicate.term
-        kind = term.bind(self._schema, case_sensitive=True).ref().field.field_type
+        kind = predicate.term.bind(self._schema, case_sensitive=True).ref().field.field_type
         literal = fitted_literal(predicate.literal, kind)
         if isinstance(literal, Beyond):
-            if isinstance(predicate, EqualTo):
-                return AlwaysFalse()
-            if isinstance(predicate, NotEqualTo):
-                return self._null_test(term, BoundNotNull)
-            above = literal is Beyond.ABOVE
-            less = isinstance(predicate, LessThan | LessThanOrEqual)
-            if not isinstance(kind, FloatType):
-                return self._null_test(term, BoundNotNull) if less is above else AlwaysFalse()
-            # Infinity is beyond it, too.
-            infinity = FloatLiteral(math.inf if above else -math.inf)
-            if above:
-                predicate = LessThan(term, infinity) if less else EqualTo(term, infinity)
-            else:
-                predicate = EqualTo(term, infinity) if less else GreaterThan(term, infinity)
-            literal = infinity
-        return self._bound(type(predicate)(term, literal))
+            return self._beyond(predicate, literal, kind)
+        return self._bound(type(predicate)(predicate.term, literal))
+
+    def _beyond(self, predicate: LiteralPredicate, literal: Beyond, kind: IcebergType) -> BooleanExpression:
+        """A comparison with what the column's type cannot hold. Of real numbers, infinity is beyond it, too."""
+        term = predicate.term
+        if isinstance(predicate, EqualTo):
+            return AlwaysFalse()
+        if isinstance(predicate, NotEqualTo):
+            return self._null_test(term, BoundNotNull)
+        above = literal is Beyond.ABOVE
+        finite_match = isinstance(predicate, LessThan | LessThanOrEqual) is above
+        if not isinstance(kind, FloatType):
+            return self._null_test(term, BoundNotNull) if finite_match else AlwaysFalse()
+        infinity = FloatLiteral(math.inf if above else -math.inf)
+        if not finite_match:
+            return self._bound(EqualTo(term, infinity))
+        return self._bound(LessThan(term, infinity) if above else GreaterThan(term, infinity))
 
     def _among(self, predicate: SetPredicate) -> BooleanExpression:
         """Without literals beyond the range of the column's type, which equal none of its values."""

@@ -20,7 +20,7 @@ from tests.support.random_lake import matches, random_predicate, random_table
 STORAGE = StorageOptions(fsync=False)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**64))
 def test_a_scan_has_the_rows_that_match(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
