@@ -19,6 +19,7 @@ from mirror_pump.lake.catalogs.path_catalog import PathCatalog
 from mirror_pump.lake.catalogs.transaction_log import LoggedPathCatalog, path_catalog
 from mirror_pump.lake.put_if_absent import put_if_absent
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.table import turns
 from mirror_pump.lake.table.table import Table
 from mirror_pump.lake.table.transaction import transaction
 from mirror_pump.testing.database import Database
@@ -280,8 +281,11 @@ class InterruptedLog(LoggedPathCatalog):
 
 
 @pytest.mark.parametrize("name", ["db.x", "db.y"])
-def test_an_entry_that_is_taken_is_not_overwritten(warehouse: str, name: str) -> None:
+def test_an_entry_that_is_taken_is_not_overwritten(
+    warehouse: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a commit to the same table, or to another one, which is in nobody's way."""
+    monkeypatch.setattr(turns, "LONGEST_WAIT", 0.0)
     other = path_catalog(warehouse, transactions=True)
     for each in ("db.x", "db.y"):
         Table.create(other, each, ROWS)
