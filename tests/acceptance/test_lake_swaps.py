@@ -1,5 +1,5 @@
-"""The one step that all guarantees of tables without a server hang on: what each catalog's swap refuses, and what it says
-when its own answer gets lost."""
+"""The one step that all guarantees of tables without a server hang on: what each catalog's swap refuses, and what it
+says when its own answer gets lost."""
 
 from __future__ import annotations
 

@@ -126,7 +126,10 @@ def test_a_table_of_pyiceberg(tmp_path: Path, version: str) -> None:
 
 _AWKWARD: Mapping[str, tuple[pa.DataType, Sequence[Any]]] = {
     "f": (pa.float32(), (0.1, -0.0, math.inf, math.nan, None)),
-    "dec": (pa.decimal128(38, 10), (Decimal("9999999999999999999999999999.9999999999"), Decimal("-1E-10"), *[None] * 3)),
+    "dec": (
+        pa.decimal128(38, 10),
+        (Decimal("9999999999999999999999999999.9999999999"), Decimal("-1E-10"), *[None] * 3),
+    ),
     "day": (pa.date32(), (-1_000_000, -1, 0, 2_932_897, None)),
     "ts": (pa.timestamp("us"), (-86_400_000_001, -1, 0, 1_700_000_000_000_001, None)),
     "tz": (pa.timestamp("us", "UTC"), (-86_400_000_001, -1, 0, 1_700_000_000_000_001, None)),

@@ -40,7 +40,7 @@ def duckdb() -> Iterator[DuckDBPyConnection]:
         yield connection
 
 
-class _History:
+class _KnownRows:
     """A table, and what its rows are."""
 
     def __init__(self, directory: Path, *, partitioned: bool) -> None:
@@ -89,7 +89,7 @@ class _History:
 @given(st.integers(0, 2**64))
 def test_a_plan_and_its_deletes_are_the_table(tmp_path: Path, duckdb: DuckDBPyConnection, seed: int) -> None:
     random = Random(seed)
-    history = _History(tmp_path / str(seed), partitioned=random.random() < 0.5)
+    history = _KnownRows(tmp_path / str(seed), partitioned=random.random() < 0.5)
     for _ in range(random.randint(2, 7)):
         keys = [(random.randint(-1, 6), random.choice("ab")) for _ in range(random.randint(1, 6))]
         step = random.choice(("insert", "insert", "keys", "positions")) if history.live else "insert"
