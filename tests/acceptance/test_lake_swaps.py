@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 from mirror_pump.errors import LakeError, OutcomeUnknown
 from mirror_pump.lake.catalogs.lake_catalog import PointerChange, TableMoved
+from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
 from mirror_pump.lake.catalogs.postgres_catalog import PostgresCatalog
 from mirror_pump.lake.catalogs.sqlite_catalog import SqliteCatalog
 from mirror_pump.lake.put_if_absent import put_if_absent
@@ -55,19 +58,48 @@ def test_one_table_that_moved_stops_all_changes_of_a_commit(place: CatalogPlace)
     """Whichever of them it is."""
     catalog = place.open()
     tables = [Table.create(catalog, f"sales.t{number}", ROWS) for number in range(3)]
-    bases = [catalog.load(table.identifier) for table in tables]
-    states = [table.metadata for table in tables]
     for moved in range(3):
+        bases = [(table.identifier, catalog.load(table.identifier), table.metadata) for table in tables]
         tables[moved].append(rows(moved))
         before = catalog.pointers()
-        changes = [
-            PointerChange(table.identifier, base, metadata)
-            for table, base, metadata in zip(tables, bases, states, strict=True)
-        ]
         with pytest.raises(TableMoved) as refused:
-            catalog.commit(changes)
-        assert refused.value.tables <= {tables[number].identifier for number in range(moved + 1)}
+            catalog.commit([PointerChange(*base) for base in bases])
+        assert refused.value.tables == {tables[moved].identifier}
         assert catalog.pointers() == before
+
+
+class LockWithGuest:
+    """Lets another writer in at the first moment at which it is free."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.guest: Callable[[], object] | None = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        guest, self.guest = self.guest, None
+        if guest is not None:
+            guest()
+
+
+def test_the_catalog_in_memory_compares_and_swaps_in_one_step(tmp_path: Path) -> None:
+    catalog = MemoryCatalog(tmp_path.as_uri(), StorageOptions(fsync=False))
+    table = Table.create(catalog, NAME, ROWS)
+    change = PointerChange(table.identifier, catalog.load(table.identifier), table.metadata)
+    landed: list[str] = []
+
+    def commit(name: str) -> None:
+        with suppress(TableMoved):
+            catalog.commit([change])
+            landed.append(name)
+
+    catalog._lock = lock = LockWithGuest()  # type: ignore[assignment]
+    lock.guest = lambda: commit("guest")
+    commit("host")
+    assert landed == ["host"]
 
 
 class FailingConnection(sqlite3.Connection):
@@ -140,7 +172,7 @@ def test_a_commit_of_sqlite_whose_outcome_is_unknown_keeps_its_files(
 def test_commits_to_a_database_are_flushed_whatever_its_settings_say(database: Database, warehouse: str) -> None:
     name = database.rows("SELECT current_database()")[0][0]
     with psycopg.connect(database.dsn, autocommit=True) as connection:
-        connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off')  # type: ignore[arg-type]
+        connection.execute(f'ALTER DATABASE "{name}" SET synchronous_commit = off')
     settings: list[Any] = []
 
     class Looking(PostgresCatalog):

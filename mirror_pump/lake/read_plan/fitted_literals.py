@@ -65,6 +65,7 @@ def _single(literal: Literal[Any], found: Literal[Any]) -> Literal[Any] | Beyond
 def _within(found: Literal[Any], kind: IcebergType) -> Literal[Any] | Beyond:
     """Of the types whose range pyiceberg does not look at."""
     least: Any
+    most: Any
     if isinstance(kind, DecimalType):
         most = Decimal((0, (9,) * kind.precision, -kind.scale))
         least = Decimal((1, (9,) * kind.precision, -kind.scale))

@@ -130,15 +130,14 @@ class _Binder(BooleanExpressionVisitor[BooleanExpression]):
         if not isinstance(kind, FloatType):
             return self._null_test(term, BoundNotNull) if finite_match else AlwaysFalse()
         infinity = FloatLiteral(math.inf if above else -math.inf)
-        if not finite_match:
-            return self._bound(EqualTo(term, infinity))
-        return self._bound(LessThan(term, infinity) if above else GreaterThan(term, infinity))
+        comparison: Any = (LessThan if above else GreaterThan) if finite_match else EqualTo
+        return self._bound(comparison(term, infinity))
 
     def _among(self, predicate: SetPredicate) -> BooleanExpression:
         """Without literals beyond the range of the column's type, which equal none of its values."""
         kind = predicate.term.bind(self._schema, case_sensitive=True).ref().field.field_type
         literals = {fitted_literal(literal, kind) for literal in predicate.literals} - set(Beyond)
-        found = type(predicate)(predicate.term, literals)
+        found: Any = type(predicate)(predicate.term, literals)
         if not isinstance(found, SetPredicate | LiteralPredicate):
             return AlwaysFalse() if isinstance(predicate, In) else self._null_test(predicate.term, BoundNotNull)
         return self._bound(found)

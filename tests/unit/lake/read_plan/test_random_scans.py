@@ -41,4 +41,5 @@ def _plain_rows(table: pa.Table) -> list[dict[str, Any]]:
         if pa.types.is_temporal(values.type):
             values = values.view(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
         columns[name] = values
-    return pa.table(columns).to_pylist()
+    rows: list[dict[str, Any]] = pa.table(columns).to_pylist()
+    return rows
