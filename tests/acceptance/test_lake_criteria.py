@@ -28,6 +28,7 @@ from mirror_pump.lake.metadata.manifest_entries import Status
 from mirror_pump.lake.metadata.manifest_list import read_list
 from mirror_pump.lake.metadata.manifests import entries_of
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.table import turns
 from mirror_pump.lake.table.table import Table
 from mirror_pump.lake.table.table_errors import ConflictingCommit, SchemaMismatch
 from mirror_pump.lake.table.transaction import Transaction, transaction
@@ -81,6 +82,12 @@ def catalog(place: CatalogPlace) -> LakeCatalog:
     return place.open()
 
 
+@pytest.fixture
+def no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers of this process do not wait for each other: as if they were on several machines."""
+    monkeypatch.setattr(turns, "LONGEST_WAIT", 0.0)
+
+
 def every(kinds: Sequence[str] = KINDS) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("place", kinds, indirect=True)
 
@@ -107,6 +114,7 @@ def test_criterion_2_ten_appends_leave_eleven_snapshots_in_a_chain(catalog: Lake
 
 
 @every()
+@pytest.mark.usefixtures("no_turns")
 def test_criterion_3_of_two_appends_at_once_one_conflicts_and_both_land(catalog: LakeCatalog) -> None:
     table = Table.create(catalog, NAME, ROWS)
     lined_up = LinedUp(catalog, threading.Barrier(2))
@@ -141,6 +149,7 @@ def test_criterion_4_an_overwrite_removes_and_adds_in_one_snapshot(catalog: Lake
 
 
 @every()
+@pytest.mark.usefixtures("no_turns")
 def test_criterion_4_of_two_overwrites_of_one_file_one_wins(catalog: LakeCatalog) -> None:
     table = Table.create(catalog, NAME, ROWS)
     old, kept = file_of(table, 1), file_of(table, 2)

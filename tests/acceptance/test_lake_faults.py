@@ -19,6 +19,7 @@ from mirror_pump.lake.catalogs.path_catalog import PathCatalog
 from mirror_pump.lake.catalogs.transaction_log import LoggedPathCatalog, path_catalog
 from mirror_pump.lake.put_if_absent import put_if_absent
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.table import turns
 from mirror_pump.lake.table.table import Table
 from mirror_pump.lake.table.transaction import transaction
 from mirror_pump.testing.database import Database
@@ -33,6 +34,7 @@ _DYING = "dying writer"
 _SOME = 1
 """Of the steps of a commit, besides the first and some of the last ones: `make test` kills at them, `make soak` at
 each."""
+_PARTS = 4
 
 
 @pytest.fixture
@@ -63,9 +65,12 @@ def test_a_writer_that_dies_leaves_the_table_before_or_after_its_commit(place: C
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("part", range(_PARTS))
 @pytest.mark.parametrize("place", PROCESSES, indirect=True)
-def test_a_writer_that_dies_at_each_step(place: CatalogPlace) -> None:
-    dies_at(place, range, count)
+def test_a_writer_that_dies_at_each_step(place: CatalogPlace, part: int) -> None:
+    """Each part takes every so many steps, on a table of its own, so that none of them grows long."""
+    dies_at(place, lambda steps: range(part, steps, _PARTS), count)
 
 
 def dies_at(place: CatalogPlace, chosen: Callable[[int], Iterable[int]], last: Callable[[], Iterable[int]]) -> None:
@@ -285,8 +290,11 @@ class InterruptedLog(LoggedPathCatalog):
 
 
 @pytest.mark.parametrize("name", ["db.x", "db.y"])
-def test_an_entry_that_is_taken_is_not_overwritten(warehouse: str, name: str) -> None:
+def test_an_entry_that_is_taken_is_not_overwritten(
+    warehouse: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a commit to the same table, or to another one, which is in nobody's way."""
+    monkeypatch.setattr(turns, "LONGEST_WAIT", 0.0)
     other = path_catalog(warehouse, transactions=True)
     for each in ("db.x", "db.y"):
         Table.create(other, each, ROWS)

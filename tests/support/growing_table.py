@@ -49,12 +49,18 @@ class GrowingTable:
         self.manifests.append(manifest)
         location = writer.list(self.manifests, None)
         write_all(writer.files, STORAGE)
-        snapshot: dict[str, Any] = {"snapshot-id": self.number, "timestamp-ms": 0, "manifest-list": location}
+        snapshot: dict[str, Any] = {
+            "snapshot-id": self.number,
+            "sequence-number": self.number,
+            "timestamp-ms": 0,
+            "manifest-list": location,
+            "summary": {"operation": "append"},
+        }
         if self.number > 1:
             snapshot["parent-snapshot-id"] = self.number - 1
         document = dict(self.metadata.document)
         document["snapshots"] = [*document["snapshots"], snapshot]
-        document["current-snapshot-id"] = self.number
+        document["current-snapshot-id"] = document["last-sequence-number"] = self.number
         self.metadata = TableMetadata(document)
 
     def store(self) -> str:

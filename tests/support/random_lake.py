@@ -1,13 +1,15 @@
-"""Random lake tables whose manifests are real and whose rows are known: what plans of them are compared with.
+"""Random lake tables whose rows are known: what plans and scans of them are compared with.
 
 Rows are in the form of Iceberg's single values: dates and times are integers. Metrics are those of real footers, taken
-by pyiceberg; manifests and their lists are written by pyiceberg too, in format version 1 or 2.
+by pyiceberg; manifests and their lists are written by pyiceberg too, in format version 1 or 2. Data files have row
+groups of few rows.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import struct
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,6 +77,7 @@ SCHEMA = Schema(
     NestedField(10, "u", UUIDType(), required=False),
     NestedField(11, "bo", BooleanType(), required=False),
     NestedField(12, "late", StringType(), required=False),
+    NestedField(13, "f", FloatType(), required=False),
     schema_id=1,
 )
 OLD_SCHEMA = Schema(
@@ -94,6 +97,9 @@ OLD_SCHEMA = Schema(
 
 _DAY = 86_400_000_000
 _LONG_TEXT = "a" * 16
+_TENTH: float = struct.unpack("<f", struct.pack("<f", 0.1))[0]
+_BEYOND: Mapping[str, Sequence[Any]] = {"i": (2**40, -(2**40)), "f": (1e39, -1e39), "dec": (10**9, -(10**9))}
+"""Literals that no value of the column equals, since its type cannot hold them."""
 POOLS: Mapping[str, Sequence[Any]] = {
     "i": (-(2**31), -11, -10, -1, 0, 1, 5, 9, 10, 11, 2**31 - 1),
     "l": (-(2**31), -10, -1, 0, 1, 5, 10, 2**31 - 1),
@@ -118,6 +124,7 @@ POOLS: Mapping[str, Sequence[Any]] = {
     "u": tuple(uuid.UUID(int=number).bytes for number in (0, 1, 2**127, 2**128 - 1)),
     "bo": (False, True),
     "late": ("", "x", "y"),
+    "f": (math.nan, math.inf, -math.inf, -0.0, 0.0, _TENTH, -1.5, 2.0**-149),
 }
 """Values of the rows and of the predicates' literals, at and beside all kinds of ends."""
 
@@ -125,6 +132,7 @@ _TRANSFORMS: Mapping[str, Sequence[str]] = {
     "i": ("identity", "bucket[4]", "truncate[10]"),
     "l": ("identity", "bucket[3]", "truncate[4]"),
     "d": ("identity",),
+    "f": ("identity",),
     "s": ("identity", "bucket[4]", "truncate[1]", "truncate[16]"),
     "b": ("identity", "bucket[2]", "truncate[2]"),
     "dec": ("identity", "bucket[4]", "truncate[50]"),
@@ -166,6 +174,10 @@ def random_table(random: Random, directory: Path) -> RandomLakeTable:
                 writer.add_entry(_entry(random, path, rows, partition, schema, spec))
         written.append(writer.to_manifest_file())
     listed = f"file://{directory}/list.avro"
+    snapshot: dict[str, Any] = {"snapshot-id": 1, "timestamp-ms": 0, "manifest-list": listed}
+    if version == 1 and random.random() < 0.3:
+        # As the first writers of this version had it.
+        snapshot = {"snapshot-id": 1, "timestamp-ms": 0, "manifests": [each.manifest_path for each in written]}
     with write_manifest_list(version, io.new_output(listed), 1, None, 1, "deflate") as manifest_list:
         manifest_list.add_manifests(written)
     document = {
@@ -176,7 +188,7 @@ def random_table(random: Random, directory: Path) -> RandomLakeTable:
         "partition-specs": [spec.model_dump(mode="json") for spec in specs],
         "default-spec-id": 0,
         "current-snapshot-id": 1,
-        "snapshots": [{"snapshot-id": 1, "timestamp-ms": 0, "manifest-list": listed}],
+        "snapshots": [snapshot],
     }
     return RandomLakeTable(TableMetadata(document), files, [manifest.manifest_path for manifest in written])
 
@@ -193,8 +205,7 @@ def random_predicate(random: Random, depth: int = 2) -> BooleanExpression:
     values = [value for value in POOLS[name] if value == value]
     if name == "u":
         values = [uuid.UUID(bytes=value) for value in values]
-    if name == "i":
-        values += [2**40, -(2**40)]
+    values += _BEYOND.get(name, ())
     value = random.choice(values)
     comparisons: list[Any] = [expressions.EqualTo, expressions.NotEqualTo]
     if name not in ("u", "bo"):
@@ -207,7 +218,7 @@ def random_predicate(random: Random, depth: int = 2) -> BooleanExpression:
         comparisons += [expressions.StartsWith, expressions.NotStartsWith]
     choice = random.random()
     if choice < 0.15:
-        nan = [expressions.IsNaN, expressions.NotNaN] if name == "d" else []
+        nan = [expressions.IsNaN, expressions.NotNaN] if name in ("d", "f") else []
         unary: BooleanExpression = random.choice([expressions.IsNull, expressions.NotNull, *nan])(name)
         return unary
     if choice < 0.35:
@@ -219,10 +230,10 @@ def random_predicate(random: Random, depth: int = 2) -> BooleanExpression:
 
 
 def _beyond(expression: BooleanExpression) -> bool:
-    """Whether it compares with literals beyond the range of `i` alone: that says no more than that `i` is not NULL."""
+    """Whether it compares with literals beyond the column's range alone: that says no more than that it is not NULL."""
     found: Any = getattr(expression, "literals", None) or [getattr(expression, "literal", None)]
-    values = [getattr(literal, "value", None) for literal in found]
-    return all(isinstance(value, int) and abs(value) == 2**40 for value in values)
+    beyond = [value for values in _BEYOND.values() for value in values]
+    return all(getattr(literal, "value", None) in beyond for literal in found)
 
 
 def _negated(predicate: BooleanExpression) -> BooleanExpression:
@@ -324,16 +335,17 @@ def _entry(
     old = schema is OLD_SCHEMA
     arrow = schema.as_arrow()
     names = {field.field_id: field.name for field in SCHEMA.fields}
-    columns = {}
+    columns, fields = [], []
     for field in schema.fields:
         name = names[field.field_id]
         kind = arrow.field(field.name).type
         values = [row[name] for row in rows]
         kind = _WRITTEN.get(name, kind) if name == "u" or (old and name in _WRITTEN) else kind
-        columns[field.name] = pa.array(values, kind)
-    table = pa.table(columns)
+        columns.append(pa.array(values, kind))
+        fields.append(arrow.field(field.name).with_type(kind))
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
+    pq.write_table(pa.table(columns, pa.schema(fields)), sink, row_group_size=random.choice((1, 2, 4)))
+    Path(path.removeprefix("file://")).write_bytes(sink.getvalue())
     footer = pq.read_metadata(pa.BufferReader(sink.getvalue()))
     found = data_file_statistics_from_parquet_metadata(
         footer,
@@ -344,8 +356,10 @@ def _entry(
         # pyiceberg cannot round up U+D7FF, so text is cut by our own writer's rule.
         for field_id, kind in ((4, Kind.STRING), (5, Kind.BINARY), (12, Kind.STRING)):
             _cut(found, field_id, ColumnType(kind))
-    nans = sum(row["d"] is not None and math.isnan(row["d"]) for row in rows)
-    found["nan_value_counts"] = {3: nans}
+    for field_id, name in ((3, "d"), (13, "f")):
+        if field_id in found["value_counts"]:
+            nans = sum(row[name] is not None and math.isnan(row[name]) for row in rows)
+            found["nan_value_counts"][field_id] = nans
     for key in ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds"):
         kept = {field_id: value for field_id, value in found[key].items() if random.random() < 0.9}
         found[key] = kept if random.random() < 0.9 else None

@@ -17,7 +17,10 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from mirror_pump.lake.catalogs.lake_catalog import LakeCatalog
+from mirror_pump.lake.table import turns
 from mirror_pump.lake.table.table import Table
 from mirror_pump.lake.table.table_errors import ConflictingCommit
 from tests.support.catalog_kinds import CatalogPlace, file_of, files_at
@@ -26,6 +29,8 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.support.shared_commits", "psycopg_binary"])
 _SECONDS = 120
 """For one writer."""
+_NO_TURNS = 0.0
+"""Seconds that a writer waits for the others of this machine: none, as if each were on a machine of its own."""
 WRITER = "test.writer"
 """Summary entry with a commit's name."""
 
@@ -63,7 +68,8 @@ def commit_at_random(work: Round, writers: int, shared: LakeCatalog | None = Non
     print(f"seed of the commits: {seed}")
     rounds = [Round(work.place, work.table, work.commits, seed + number) for number in range(writers)]
     if shared is not None:
-        with ThreadPoolExecutor(writers) as pool:
+        with ThreadPoolExecutor(writers) as pool, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(turns, "LONGEST_WAIT", _NO_TURNS)
             return [tried for found in pool.map(lambda each: _work(each, shared), rounds) for tried in found]
     with ThreadPoolExecutor(writers) as pool:
         return [tried for found in pool.map(_in_process, rounds) for tried in found]
@@ -138,6 +144,7 @@ def _in_process(work: Round) -> list[TriedCommit]:
 
 
 def _report(work: Round, answer: Connection[Any, Any]) -> None:
+    turns.LONGEST_WAIT = _NO_TURNS
     answer.send(_work(work, work.place.open()))
 
 

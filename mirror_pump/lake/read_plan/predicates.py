@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
@@ -14,22 +15,31 @@ from pyiceberg.expressions import (
     BoundNotNull,
     BoundPredicate,
     BoundReference,
+    EqualTo,
+    GreaterThan,
     In,
     IsNull,
+    LessThan,
+    LessThanOrEqual,
     LiteralPredicate,
+    NotEqualTo,
     NotNaN,
     NotNull,
+    NotStartsWith,
     Or,
     SetPredicate,
+    StartsWith,
     UnboundPredicate,
     UnboundTerm,
     parser,
 )
-from pyiceberg.expressions.literals import AboveMax, BelowMin
+from pyiceberg.expressions.literals import FloatLiteral
 from pyiceberg.expressions.visitors import BooleanExpressionVisitor, rewrite_not, visit
 from pyiceberg.schema import Schema
+from pyiceberg.types import FloatType, IcebergType
 
 from mirror_pump.errors import UsageError
+from mirror_pump.lake.read_plan.fitted_literals import Beyond, fitted_literal
 
 Predicate: TypeAlias = BooleanExpression | str
 """An expression of pyiceberg, or its text, such as `day >= '2026-01-01' and region = 'eu'`."""
@@ -92,21 +102,50 @@ class _Binder(BooleanExpressionVisitor[BooleanExpression]):
         if isinstance(predicate, IsNull | NotNull):
             return self._null_test(predicate.term, BoundIsNull if isinstance(predicate, IsNull) else BoundNotNull)
         if isinstance(predicate, SetPredicate):
-            found = self._in_range(predicate)
-            if not isinstance(found, SetPredicate | LiteralPredicate):
-                return AlwaysFalse() if isinstance(predicate, In) else self._null_test(predicate.term, BoundNotNull)
-            predicate = found
+            return self._among(predicate)
+        if isinstance(predicate, LiteralPredicate) and not isinstance(predicate, StartsWith | NotStartsWith):
+            return self._compared(predicate)
         bound = predicate.bind(self._schema, case_sensitive=True)
-        if bound is AlwaysTrue() and isinstance(predicate, LiteralPredicate | SetPredicate | NotNaN):
+        if bound is AlwaysTrue() and isinstance(predicate, LiteralPredicate | NotNaN):
             return self._null_test(predicate.term, BoundNotNull)
         assert isinstance(bound, BooleanExpression)
         return bound
 
-    def _in_range(self, predicate: SetPredicate) -> BooleanExpression:
-        """Without literals beyond the range of the column's type, each of which pyiceberg takes for the type's end."""
+    def _compared(self, predicate: LiteralPredicate) -> BooleanExpression:
         kind = predicate.term.bind(self._schema, case_sensitive=True).ref().field.field_type
-        literals = {literal for literal in predicate.literals if not isinstance(literal.to(kind), AboveMax | BelowMin)}
-        return predicate if len(literals) == len(predicate.literals) else type(predicate)(predicate.term, literals)
+        literal = fitted_literal(predicate.literal, kind)
+        if isinstance(literal, Beyond):
+            return self._beyond(predicate, literal, kind)
+        return self._bound(type(predicate)(predicate.term, literal))
+
+    def _beyond(self, predicate: LiteralPredicate, literal: Beyond, kind: IcebergType) -> BooleanExpression:
+        """A comparison with what the column's type cannot hold. Of real numbers, infinity is beyond it, too."""
+        term = predicate.term
+        if isinstance(predicate, EqualTo):
+            return AlwaysFalse()
+        if isinstance(predicate, NotEqualTo):
+            return self._null_test(term, BoundNotNull)
+        above = literal is Beyond.ABOVE
+        finite_match = isinstance(predicate, LessThan | LessThanOrEqual) is above
+        if not isinstance(kind, FloatType):
+            return self._null_test(term, BoundNotNull) if finite_match else AlwaysFalse()
+        infinity = FloatLiteral(math.inf if above else -math.inf)
+        comparison: Any = (LessThan if above else GreaterThan) if finite_match else EqualTo
+        return self._bound(comparison(term, infinity))
+
+    def _among(self, predicate: SetPredicate) -> BooleanExpression:
+        """Without literals beyond the range of the column's type, which equal none of its values."""
+        kind = predicate.term.bind(self._schema, case_sensitive=True).ref().field.field_type
+        literals = {fitted_literal(literal, kind) for literal in predicate.literals} - set(Beyond)
+        found: Any = type(predicate)(predicate.term, literals)
+        if not isinstance(found, SetPredicate | LiteralPredicate):
+            return AlwaysFalse() if isinstance(predicate, In) else self._null_test(predicate.term, BoundNotNull)
+        return self._bound(found)
+
+    def _bound(self, predicate: UnboundPredicate) -> BooleanExpression:
+        found = predicate.bind(self._schema, case_sensitive=True)
+        assert isinstance(found, BoundPredicate)
+        return found
 
     def _null_test(self, term: UnboundTerm, kind: type[Any]) -> BooleanExpression:
         reference = term.bind(self._schema, case_sensitive=True)

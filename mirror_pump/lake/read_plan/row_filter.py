@@ -25,6 +25,7 @@ from pyiceberg.expressions import (
     BoundNotNull,
     BoundNotStartsWith,
     BoundPredicate,
+    BoundSetPredicate,
     BoundStartsWith,
     Or,
 )
@@ -94,8 +95,7 @@ def _compared(column: pa.Array, predicate: BoundPredicate) -> pa.Array:
         case BoundNotNaN():
             return pc.invert(pc.is_nan(column))
         case BoundIn() | BoundNotIn():
-            literals = pa.array([literal.value for literal in predicate.literals], column.type)
-            found = pc.and_kleene(pc.is_in(column, value_set=literals), _valid_or_null(column))
+            found = _among(column, predicate)
             return found if isinstance(predicate, BoundIn) else pc.invert(found)
         case BoundStartsWith():
             return pc.starts_with(column, predicate.literal.value)
@@ -105,6 +105,12 @@ def _compared(column: pa.Array, predicate: BoundPredicate) -> pa.Array:
     return _COMPARISONS[type(predicate)](column, pa.scalar(literal, column.type))  # type: ignore[index]
 
 
-def _valid_or_null(column: pa.Array) -> pa.Array:
-    """True where there is a value, NULL where there is none."""
-    return pc.if_else(column.is_valid(), pa.scalar(True), pa.scalar(None, pa.bool_()))  # noqa: FBT003 - a value
+def _among(column: pa.Array, predicate: BoundSetPredicate) -> pa.Array:
+    """Whether each value is one of the literals; NULL for NULL, which pyarrow takes for a value that is not."""
+    literals = pa.array([literal.value for literal in predicate.literals], column.type)
+    valid = column.is_valid()
+    if pa.types.is_floating(column.type):
+        # By its hash, -0.0 is not 0.0.
+        zero = pa.scalar(0.0, column.type)
+        column, literals = pc.add(column, zero), pc.add(literals, zero)
+    return pc.if_else(valid, pc.is_in(column, value_set=literals), pa.scalar(None, pa.bool_()))

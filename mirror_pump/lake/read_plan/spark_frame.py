@@ -28,8 +28,17 @@ from pyiceberg.expressions import (
     BoundStartsWith,
     Or,
 )
-from pyiceberg.schema import Schema
-from pyiceberg.types import BinaryType, DateType, FixedType, IcebergType, TimestampType, TimestamptzType, UUIDType
+from pyiceberg.schema import Accessor, Schema
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    FixedType,
+    IcebergType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    UUIDType,
+)
 
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.iceberg_io import table_frame
@@ -74,9 +83,7 @@ def _compared(predicate: BoundPredicate, schema: Schema) -> Column:
     import pyspark.sql.functions as f
 
     field = predicate.term.ref().field
-    name = schema.find_column_name(field.field_id)
-    assert name is not None
-    column = f.col(".".join(map(spark_identifier, name.split("."))))
+    column = f.col(".".join(map(spark_identifier, _path(predicate.term.ref().accessor, schema))))
     match predicate:
         case BoundIsNull():
             return column.isNull()
@@ -111,6 +118,20 @@ def _compared(predicate: BoundPredicate, schema: Schema) -> Column:
         case BoundNotStartsWith():
             return ~column.startswith(literal)
     raise NotImplementedError(str(predicate))
+
+
+def _path(accessor: Accessor, schema: Schema) -> list[str]:
+    """The names from a column to the field in its structs. Any of them may have dots."""
+    fields = schema.fields
+    names = []
+    inner: Accessor | None = accessor
+    while inner is not None:
+        field = fields[inner.position]
+        names.append(field.name)
+        if isinstance(field.field_type, StructType):
+            fields = field.field_type.fields
+        inner = inner.inner
+    return names
 
 
 def _literal(value: Any, kind: IcebergType) -> Column:

@@ -20,7 +20,7 @@ from mirror_pump.lake.catalogs.lake_catalog import (
 )
 from mirror_pump.lake.format.data_files import FORMAT_VERSION
 from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
-from mirror_pump.lake.metadata.metadata_files import read_any_version
+from mirror_pump.lake.metadata.metadata_files import metadata_directory, read_any_version
 from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.read_plan.plan import read_plan
@@ -35,6 +35,7 @@ from mirror_pump.lake.table.new_table import new_metadata
 from mirror_pump.lake.table.row_files import write_rows
 from mirror_pump.lake.table.staged_snapshot import StagedSnapshot, TableVersion, stage_snapshot
 from mirror_pump.lake.table.table_errors import ConflictingCommit, TableExists, TableMissing
+from mirror_pump.lake.table.turns import turn
 
 LAKE_RETRIES = RetryPolicy(attempts=16, longest_pause=2.0, first_pause=0.01)
 """Of commits to tables of a catalog: an attempt takes milliseconds, unlike a publish of the pump's."""
@@ -234,7 +235,7 @@ class Table:
         planned = self._state
         described: dict[int, DescribedFiles] = {}
         for attempt in self._retry.retrying(_moved):
-            with attempt:
+            with attempt, turn(metadata_directory(self.metadata)):
                 self.refresh()
                 if removed:
                     _require_no_deletes_since(planned, self._state)

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import uuid
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyiceberg import expressions as pyiceberg_expressions
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.expressions import BooleanExpression
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
+from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
 from mirror_pump.lake.metadata.metadata_files import read_any_version
 from mirror_pump.lake.read_plan.plan import read_plan
 from mirror_pump.lake.read_plan.scan import Scan
 from mirror_pump.lake.storage import StorageOptions, list_files
+from mirror_pump.lake.table.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STORAGE = StorageOptions(fsync=False)
+expressions: Any = pyiceberg_expressions
 
 _PREDICATES = (
     None,
@@ -114,3 +122,41 @@ def test_a_table_of_pyiceberg(tmp_path: Path, version: str) -> None:
         expected = table.scan().to_arrow() if predicate is None else table.scan(predicate).to_arrow()
         plan = read_plan(metadata, STORAGE) if predicate is None else read_plan(metadata, STORAGE, predicate)
         assert _rows(Scan(plan).to_arrow().to_pylist()) == _rows(expected.to_pylist()), predicate
+
+
+_AWKWARD: Mapping[str, tuple[pa.DataType, Sequence[Any]]] = {
+    "f": (pa.float32(), (0.1, -0.0, math.inf, math.nan, None)),
+    "dec": (
+        pa.decimal128(38, 10),
+        (Decimal("9999999999999999999999999999.9999999999"), Decimal("-1E-10"), *[None] * 3),
+    ),
+    "day": (pa.date32(), (-1_000_000, -1, 0, 2_932_897, None)),
+    "ts": (pa.timestamp("us"), (-86_400_000_001, -1, 0, 1_700_000_000_000_001, None)),
+    "tz": (pa.timestamp("us", "UTC"), (-86_400_000_001, -1, 0, 1_700_000_000_000_001, None)),
+    "b": (pa.binary(), (b"", b"\x80", b"'", b"a", None)),
+    "a.b": (pa.string(), ("", "it's", "\\", "\U0010ffff", None)),
+    "o.p": (pa.struct([("in.ner", pa.string())]), ({"in.ner": "%"}, {"in.ner": None}, {"in.ner": "b_"}, None, None)),
+}
+"""Values in a column of each type, in the form of their storage."""
+
+
+def test_spark_reads_the_same_rows_by_awkward_literals(spark: SparkSession, tmp_path: Path) -> None:
+    """In a session of another time zone, by names that have dots."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "America/New_York")
+    kinds = pa.schema([("id", pa.int64()), *((name, kind) for name, (kind, _) in _AWKWARD.items())])
+    table = Table.create(MemoryCatalog(tmp_path.as_uri(), STORAGE), "db.t", kinds)
+    columns = [pa.array(range(5), pa.int64()), *(pa.array(values, kind) for kind, values in _AWKWARD.values())]
+    table.append(pa.table(columns, kinds))
+    predicates: list[BooleanExpression] = []
+    for name, (_, values) in _AWKWARD.items():
+        literals = [value for value in values[:3] if value is not None]
+        if name == "o.p":
+            name, literals = "o.p.in.ner", ["%", "b_"]
+            predicates.append(expressions.StartsWith(name, "b_"))
+        predicates += [expressions.In(name, literals), expressions.NotIn(name, literals[:1])]
+        predicates += [expressions.LessThanOrEqual(name, literals[0]), expressions.GreaterThan(name, literals[1])]
+    for predicate in predicates:
+        scan = table.scan(predicate, ["id"])
+        found = sorted(row.id for row in scan.to_spark(session).collect())
+        assert found == sorted(scan.to_arrow()["id"].to_pylist()), predicate

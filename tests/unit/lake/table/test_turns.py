@@ -1,0 +1,126 @@
+"""Writers of one machine take turns at a table, and commit all the same where they cannot."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mirror_pump.lake.catalogs.lake_catalog import MetadataPointer, PointerChange, TableMoved
+from mirror_pump.lake.catalogs.sqlite_catalog import SqliteCatalog
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.table import turns
+from mirror_pump.lake.table.table import Table
+from mirror_pump.lake.table.turns import turn
+from tests.support.catalog_kinds import ROWS, file_of, files_at
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "LONGEST_WAIT", 240.0)
+
+
+@pytest.mark.usefixtures("patient")
+def test_one_at_a_time(tmp_path: Path) -> None:
+    inside: list[int] = []
+
+    def enter(number: int) -> None:
+        for _ in range(25):
+            with turn(tmp_path.as_uri()):
+                inside.append(number)
+                assert inside == [number]
+                inside.remove(number)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(enter, range(4)))
+
+
+class CountingSwaps(SqliteCatalog):
+    conflicts = 0
+
+    def commit(self, changes: Sequence[PointerChange]) -> Sequence[MetadataPointer | None]:
+        try:
+            return super().commit(changes)
+        except TableMoved:
+            self.conflicts += 1
+            raise
+
+
+@pytest.mark.usefixtures("patient")
+def test_writers_of_one_machine_do_not_meet(tmp_path: Path) -> None:
+    storage = StorageOptions(fsync=False)
+    catalogs = [CountingSwaps(tmp_path / "catalog.db", tmp_path.as_uri(), storage) for _ in range(4)]
+    table = Table.create(catalogs[0], "a.b", ROWS)
+    files = [[file_of(table, number) for number in range(8)] for _ in catalogs]
+    begin = threading.Barrier(len(catalogs))
+
+    def commit(catalog: CountingSwaps, own: Sequence[str]) -> None:
+        opened = Table.open(catalog, "a.b")
+        begin.wait(60)
+        for file in own:
+            opened.commit_append([file])
+
+    with ThreadPoolExecutor(len(catalogs)) as pool:
+        list(pool.map(commit, catalogs, files))
+    assert files_at(table.refresh()) == {file for own in files for file in own}
+    assert sum(catalog.conflicts for catalog in catalogs) == 0
+
+
+def test_a_writer_that_hangs_keeps_nobody_from_committing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "LONGEST_WAIT", 0.02)
+    catalog = SqliteCatalog(tmp_path / "catalog.db", tmp_path.as_uri(), StorageOptions(fsync=False))
+    table = Table.create(catalog, "a.b", ROWS)
+    file = file_of(table, 1)
+    with turn(f"{table.location}/metadata"):
+        table.commit_append([file])
+    assert files_at(table) == {file}
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_process_that_dies_leaves_no_lock(tmp_path: Path) -> None:
+    program = (
+        "import sys; from mirror_pump.lake.table.turns import turn\n"
+        "with turn(sys.argv[1]): print('in', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, tmp_path.as_uri()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"in\n"
+        descriptor = os.open(tmp_path, os.O_RDONLY)
+        assert not turns._try_lock(descriptor), "the other process has no lock"
+        process.kill()
+        process.wait()
+        assert turns._try_lock(descriptor)
+        os.close(descriptor)
+
+
+def test_a_process_that_was_forked_meanwhile_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    real = os.open
+
+    def copying(*given: object) -> int:
+        # What a fork does to a descriptor.
+        descriptor = real(*given)  # type: ignore[arg-type]
+        opened.append(os.dup(descriptor))
+        return descriptor
+
+    monkeypatch.setattr(os, "open", copying)
+    with turn(tmp_path.as_uri()):
+        pass
+    descriptor = real(tmp_path, os.O_RDONLY)
+    assert turns._try_lock(descriptor)
+    for each in (descriptor, *opened):
+        os.close(each)
+
+
+@pytest.mark.parametrize("location", ["s3://bucket/table/metadata", "file:///nowhere/at/all"])
+def test_where_there_are_no_locks_nobody_waits(location: str) -> None:
+    with turn(location), turn(location):
+        pass
