@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import uuid
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -130,6 +131,7 @@ def read_position_deletes(
     Skips row groups that refer to none of the wanted files. Memory: one row group and the result. Raises LakeError.
     """
     found: dict[str, list[Positions]] = {}
+    wanted = frozenset(wanted)
     names = sorted(wanted)
     for file in files:
         with open_parquet(file, storage, ["file_path"]) as parquet:
@@ -151,11 +153,12 @@ def leaf_of(parquet: pq.ParquetFile, name: str) -> int:
 
 
 def _may_name(chunk: pq.ColumnChunkMetaData, names: Sequence[str]) -> bool:
+    """Whether one of the names, which are sorted, may be in a chunk of paths."""
     statistics = chunk.statistics
     if statistics is None or not statistics.has_min_max:
         return True
-    low, high = statistics.min, statistics.max
-    return any(low <= name <= high for name in names)
+    first = bisect_left(names, statistics.min)
+    return first < len(names) and names[first] <= statistics.max
 
 
 def _by_path(table: pa.Table, wanted: Collection[str]) -> Iterator[tuple[str, Positions]]:

@@ -2,33 +2,39 @@
 
 Data files never change, so what was found in a file stays true as long as the file is part of the table. Files that
 came since (a fold's, a merge's) are looked at again, before the ingest's transaction and within it.
+
+Work: each file's keys are read once and written to disk in parts, as those of the ingested rows are; then each part of
+both is read once. So it grows with the rows on either side, not with their product. Memory: see `ExistingRows.look`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from mirror_pump.engine.lake_reads.index_keys import FileKeys, KeysTask, read_keys
+from mirror_pump.engine.lake_reads.index_keys import KeysTask, read_keys
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming
 from mirror_pump.lake.format.bounds import ordered
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.partitioning import PartitionTuple
-from mirror_pump.lake.format.position_deletes import PATH_ID, Positions
+from mirror_pump.lake.format.position_deletes import PATH_ID, Positions, read_position_deletes
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.key_index.key_index import Places, files_of, place_of, positions_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.ingest.ingested_keys import IngestedKeys
+from mirror_pump.ops.ingest.key_parts import PARTS, KeyParts
 
-_TASK_ROWS = 2_000_000
+_READ_ROWS = 500_000
+"""Rows whose keys a thread reads at a time, of one file at least."""
 
-_Places = npt.NDArray[np.int64]
 _NOTHING = np.zeros(0, np.int64)
 
 
@@ -38,9 +44,8 @@ class _KeysInFile:
 
     positions: Positions
     """Rows of the file, ascending, that no position delete hid when it was read."""
-    places: _Places
+    places: Places
     """The ingested row of each."""
-    sequence_number: int
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class ReplacedRows:
     """By URI of a data file."""
     partitions: Mapping[str, PartitionTuple]
     """The lake partitions of these files, by URI."""
-    places: _Places
+    places: Places
     """Of the ingested rows whose key has a row that readers see; ascending, each once."""
 
 
@@ -66,39 +71,57 @@ class ExistingRows:
     keys: IngestedKeys
     ingested: Sequence[WrittenFile]
     workers: int
+    read_rows: int = _READ_ROWS
     _found: dict[str, _KeysInFile] = field(default_factory=dict)
-    _deleted: dict[str, _Places] = field(default_factory=dict)
+    _deleted: dict[str, Places] = field(default_factory=dict)
     """By URI of an equality-delete file: the ingested rows whose keys it deletes."""
 
     def __post_init__(self) -> None:
         self._listing = Listing(self.storage, (self.tier.field_id, PATH_ID))
-        self._spans = [span for file in self.ingested if (span := self._span(file)) is not None]
+        self._spans = _united(span for file in self.ingested if (span := self._span(file)) is not None)
+        self._ends = [last for _, last in self._spans]
 
     def unknown(self, lake: LakeTable) -> bool:
         """Whether files that may hold ingested keys have not been looked at."""
         data, equality, _ = self._files(lake)
-        return any(file.path not in self._found for file in data) or any(
-            file.path not in self._deleted for file in equality
-        )
+        return bool(self._new(data, equality))
 
     def look(self, lake: LakeTable) -> None:
-        """Looks at files that have not been looked at. Raises LakeError."""
+        """Looks at files that have not been looked at. Raises LakeError.
+
+        Memory: 16 bytes for each row found, and 24 more while they are put in order; 8 for each row that position
+        deletes hide in files in which one was found; and for each thread some 25 MB of keys. On disk, in the directory
+        of the ingested keys: 16 or 24 bytes for each row of these files, until it ends.
+        """
         data, equality, positions = self._files(lake)
-        new = [file for file in data if file.path not in self._found]
-        deletes = [file for file in equality if file.path not in self._deleted]
-        groups = [*((group, positions) for group in _groups(new)), *((group, ()) for group in _groups(deletes))]
-        sequence = {file.path: file.sequence_number for file in (*new, *deletes)}
-        with ThreadPoolExecutor(self.workers, thread_name_prefix="keys") as pool:
-            for result in pool.map(lambda group: self._read(lake, *group), groups):
-                for path, rows, places, is_data in result:
-                    if is_data:
-                        self._found[path] = _KeysInFile(rows, places, sequence[path])
-                    else:
-                        self._deleted[path] = np.sort(places)
+        new = self._new(data, equality)
+        if not new:
+            return
+        others = self.keys.others("lake-keys")
+        try:
+            with ThreadPoolExecutor(self.workers, thread_name_prefix="keys") as pool:
+                for _ in pool.map(lambda group: self._gather(lake, group, others), self._groups(new)):
+                    pass
+                others.end()
+                matches = list(pool.map(lambda part: self.keys.matches(others, part), range(PARTS)))
+                rows, places = _in_order(matches)
+                limits = np.searchsorted(files_of(rows), np.arange(len(new) + 1))
+                rows = positions_of(rows)
+                found = [file.path for number, file in enumerate(new) if limits[number] < limits[number + 1]]
+                hidden = self._hidden(pool, positions, found)
+        finally:
+            others.close()
+        for number, file in enumerate(new):
+            own = slice(limits[number], limits[number + 1])
+            if file.content is FileContent.DATA:
+                self._found[file.path] = _seen(rows[own], places[own], hidden.get(file.path, _NOTHING))
+            else:
+                self._deleted[file.path] = places[own]
 
     def replaced(self, lake: LakeTable) -> ReplacedRows:
         """What the ingested rows replace in this state, all of whose files were looked at."""
         data, equality, _ = self._files(lake)
+        deleted, deleted_at = self._deletions(equality)
         positions = {}
         visible = [_NOTHING]
         for file in data:
@@ -107,29 +130,67 @@ class ExistingRows:
                 continue
             positions[file.path] = found.positions
             places = found.places
-            for delete in equality:
-                if delete.sequence_number > file.sequence_number:
-                    places = places[~np.isin(places, self._deleted[delete.path])]
+            if len(deleted):
+                at = np.minimum(np.searchsorted(deleted, places), len(deleted) - 1)
+                places = places[(deleted[at] != places) | (deleted_at[at] <= file.sequence_number)]
             visible.append(places)
         partitions = {file.path: file.partition for file in data if file.path in positions}
         return ReplacedRows(positions, partitions, _distinct(visible))
 
-    def _read(
-        self, lake: LakeTable, group: Sequence[LiveFile], positions: Sequence[LiveFile]
-    ) -> list[tuple[str, Positions, _Places, bool]]:
-        """Path, rows and ingested places of the ingested keys in some files, and whether these are data files."""
-        paths = tuple(file.path for file in group)
-        task = KeysTask(paths, naming(positions, paths), lake.schema, self.packing, self.storage)
-        read: list[FileKeys] = read_keys(task)
-        places = self.keys.find(PackedKeys.concatenated([file.keys for file in read], self.packing.words))
-        found = []
-        begin = 0
-        for file, live in zip(read, group, strict=True):
-            own = places[begin : begin + len(file.keys)]
-            begin += len(file.keys)
-            hits = np.flatnonzero(own >= 0)
-            found.append((file.path, file.positions[hits], own[hits], live.content is FileContent.DATA))
-        return found
+    def _deletions(self, equality: Sequence[LiveFile]) -> tuple[Places, npt.NDArray[np.int64]]:
+        """The ingested rows whose keys equality deletes name, ascending, and the highest sequence number of those that
+        name each."""
+        parts = [self._deleted[file.path] for file in equality]
+        places = np.concatenate([_NOTHING, *parts])
+        numbers = np.repeat(
+            np.array([file.sequence_number for file in equality], np.int64), [len(part) for part in parts]
+        )
+        order = np.lexsort((numbers, places))
+        places, numbers = places[order], numbers[order]
+        last = np.append(places[1:] != places[:-1], np.ones(min(len(places), 1), np.bool_))
+        return places[last], numbers[last]
+
+    def _new(self, data: Sequence[LiveFile], equality: Sequence[LiveFile]) -> list[LiveFile]:
+        """The files that have not been looked at."""
+        return [
+            *(file for file in data if file.path not in self._found),
+            *(file for file in equality if file.path not in self._deleted),
+        ]
+
+    def _groups(self, files: Sequence[LiveFile]) -> list[list[tuple[int, LiveFile]]]:
+        """The files with their numbers, in groups that are read at a time."""
+        groups: list[list[tuple[int, LiveFile]]] = []
+        rows = 0
+        for number, file in enumerate(files):
+            if not groups or rows + file.records > self.read_rows:
+                groups.append([])
+                rows = 0
+            groups[-1].append((number, file))
+            rows += file.records
+        return groups
+
+    def _gather(self, lake: LakeTable, group: Sequence[tuple[int, LiveFile]], others: KeyParts) -> None:
+        """Writes the keys of files to `others`, with file numbers and rows as places."""
+        paths = tuple(file.path for _, file in group)
+        read = read_keys(KeysTask(paths, (), lake.schema, self.packing, self.storage))
+        places = [place_of(number, np.arange(len(file.keys))) for (number, _), file in zip(group, read, strict=True)]
+        keys = PackedKeys.concatenated([file.keys for file in read], self.packing.words)
+        others.add(keys, np.concatenate(places))
+
+    def _hidden(
+        self, pool: ThreadPoolExecutor, positions: Sequence[LiveFile], paths: Sequence[str]
+    ) -> Mapping[str, Positions]:
+        """The rows of these files that position deletes hide, ascending. Each delete file is read once."""
+        if not paths:
+            return {}
+        wanted = frozenset(paths)
+        found: dict[str, list[Positions]] = {}
+        for part in pool.map(
+            lambda file: read_position_deletes([file], wanted, self.storage), naming(positions, paths)
+        ):
+            for path, rows in part.items():
+                found.setdefault(path, []).append(rows)
+        return {path: np.unique(np.concatenate(parts)) for path, parts in found.items()}
 
     def _files(self, lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFile]]:
         """The data files that may hold ingested keys, and all files with deletes. Raises LakeError."""
@@ -148,7 +209,8 @@ class ExistingRows:
         """Whether a file may have rows between the lowest and the highest tier key of an ingested file: the tier key is
         part of the key."""
         low, high = self._bounds(file)
-        return any((low is None or low <= last) and (high is None or high >= first) for first, last in self._spans)
+        first = 0 if low is None else bisect_left(self._ends, low)
+        return first < len(self._spans) and (high is None or self._spans[first][0] <= high)
 
     def _span(self, file: WrittenFile) -> tuple[int, int] | None:
         low, high = self._bounds(file)
@@ -162,12 +224,39 @@ class ExistingRows:
     @property
     def range(self) -> tuple[int, int] | None:
         """The lowest and the highest tier value of the ingested rows; None without rows."""
-        if not self._spans:
-            return None
-        return min(low for low, _ in self._spans), max(high for _, high in self._spans)
+        return (self._spans[0][0], self._spans[-1][1]) if self._spans else None
 
 
-def _distinct(parts: Sequence[_Places]) -> _Places:
+def _united(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans, both ends included, as disjoint ones in order."""
+    united: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if united and first <= united[-1][1]:
+            united[-1] = (united[-1][0], max(last, united[-1][1]))
+        else:
+            united.append((first, last))
+    return united
+
+
+def _in_order(matches: list[tuple[Places, Places]]) -> tuple[Places, Places]:
+    """Rows and the ingested row of each, by rows. Empties the list, so that there are no two copies for long."""
+    rows = np.concatenate([part for part, _ in matches])
+    places = np.concatenate([part for _, part in matches])
+    matches.clear()
+    order = np.argsort(rows)
+    return rows[order], places[order]
+
+
+def _seen(positions: Positions, places: Places, hidden: Positions) -> _KeysInFile:
+    """Rows of a file but those that are hidden."""
+    if not len(hidden):
+        return _KeysInFile(positions, places)
+    at = np.minimum(np.searchsorted(hidden, positions), len(hidden) - 1)
+    seen = hidden[at] != positions
+    return _KeysInFile(positions[seen], places[seen])
+
+
+def _distinct(parts: Sequence[Places]) -> Places:
     """All places, ascending, each once. As np.unique, without its copies: these may be as many as the rows."""
     places = np.concatenate(parts)
     places.sort()
@@ -175,15 +264,3 @@ def _distinct(parts: Sequence[_Places]) -> _Places:
     if again.any():
         places = places[np.concatenate([np.ones(1, np.bool_), ~again])]
     return places
-
-
-def _groups(files: Sequence[LiveFile]) -> list[list[LiveFile]]:
-    groups: list[list[LiveFile]] = []
-    rows = 0
-    for file in files:
-        if not groups or rows + file.records > _TASK_ROWS:
-            groups.append([])
-            rows = 0
-        groups[-1].append(file)
-        rows += file.records
-    return groups

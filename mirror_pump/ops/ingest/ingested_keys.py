@@ -1,127 +1,109 @@
 """The keys of all ingested rows below the cut-line, and where each of these rows is: on disk, in parts by hash.
 
-Memory: one part at a time, some 24 bytes a row divided by the number of parts.
+Memory: one part for each thread, some 24 bytes a row divided by the number of parts.
 """
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from mirror_pump.lake.key_index.key_index import NOWHERE
-from mirror_pump.lake.key_index.packed_keys import MULTIPLIER, PackedKeys
-
-_PARTS = 64
-_SHIFT = np.uint64(58)
-"""The upper 6 bits of a product choose one of the 64 parts."""
-
-Places = npt.NDArray[np.int64]
+from mirror_pump.lake.key_index.key_index import NOWHERE, Places
+from mirror_pump.lake.key_index.packed_keys import PackedKeys
+from mirror_pump.ops.ingest.key_parts import PARTS, KeyParts, Rows, part_of
 
 
 class IngestedKeys:
     """Threads may add keys at the same time. After `finish` there are look-ups only."""
 
     def __init__(self, directory: str, words: int) -> None:
-        """`directory` is for this object's files alone. `words`: the number of words of a packed key."""
-        self._paths = [Path(directory) / f"keys-{part}" for part in range(_PARTS)]
-        self._width = words + 1
-        self._locks = [threading.Lock() for _ in range(_PARTS)]
-        self._files = [path.open("ab") for path in self._paths]
+        """`directory` is for temporary files. `words`: the number of words of a packed key."""
+        self._parts = KeyParts(directory, "keys", words)
+        self._locks = [threading.Lock() for _ in range(PARTS)]
         self._in_order: set[int] = set()
         """The parts that are sorted."""
         self.rows = 0
 
     def add(self, keys: PackedKeys, places: Places) -> None:
         """Adds rows with the places at which they are."""
-        parts = _parts_of(keys)
-        order = np.argsort(parts, kind="stable")
-        rows = np.empty((len(keys), self._width), np.int64)
-        rows[:, 0] = keys.first
-        if keys.second is not None:
-            rows[:, 1] = keys.second
-        rows[:, -1] = places
-        rows = rows[order]
-        limits = np.searchsorted(parts[order], np.arange(_PARTS + 1))
-        for part in range(_PARTS):
-            if limits[part] < limits[part + 1]:
-                content = rows[limits[part] : limits[part + 1]].tobytes()
-                with self._locks[part]:
-                    self._files[part].write(content)
+        self._parts.add(keys, places)
 
     def finish(self, workers: int = 1, most: int = 3) -> list[tuple[int, int]]:
         """Ends the files. Returns the places of rows whose key another row has: some pairs, at most `most`. `workers`:
         number of threads."""
+        self._parts.end()
         with ThreadPoolExecutor(workers, thread_name_prefix="keys") as pool:
-            parts = list(pool.map(lambda part: self._twins(part, most), range(_PARTS)))
+            parts = list(pool.map(lambda part: self._twins(part, most), range(PARTS)))
         self.rows += sum(rows for rows, _ in parts)
         return [twins for _, found in parts for twins in found][:most]
 
     def _twins(self, part: int, most: int) -> tuple[int, list[tuple[int, int]]]:
         """The number of rows of one part, and pairs as `finish` returns them."""
-        self._files[part].close()
-        rows = self._load(part)
+        rows = self._parts.load(part)
         first = np.sort(rows[:, 0])
         if not (first[1:] == first[:-1]).any():
             return len(rows), []
         # Different keys of two words may share the first one.
-        rows = rows[np.lexsort(tuple(rows[:, column] for column in reversed(range(self._width - 1))))]
+        rows = rows[np.lexsort(tuple(rows[:, column] for column in reversed(range(self._parts.words))))]
         same = np.flatnonzero((rows[1:, :-1] == rows[:-1, :-1]).all(axis=1))
         return len(rows), [(int(rows[row, -1]), int(rows[row + 1, -1])) for row in same[:most]]
 
     def find(self, keys: PackedKeys) -> Places:
-        """The place of the ingested row of each key; NOWHERE for keys that have none."""
+        """The place of the ingested row of each key; NOWHERE for keys that have none. Reads every part that has one of
+        the keys, so ask for few keys, once."""
         found = np.full(len(keys), NOWHERE, np.int64)
-        parts = _parts_of(keys)
+        parts = part_of(keys)
         for part in np.unique(parts):
             wanted = np.flatnonzero(parts == part)
-            rows = self._sorted(int(part))
-            if len(rows):
-                found[wanted] = self._find_in(rows, keys.take(wanted))
+            found[wanted] = _find_in(self._sorted(int(part)), keys.take(wanted))
         return found
+
+    def others(self, name: str) -> KeyParts:
+        """An empty collection of other rows' keys, for `matches`, with files of this name beside these."""
+        return KeyParts(self._parts.directory, name, self._parts.words)
+
+    def matches(self, others: KeyParts, part: int) -> tuple[Places, Places]:
+        """Those of the other rows in a part that have the key of an ingested row: their places, and the ingested row of
+        each."""
+        rows = others.load(part)
+        if not len(rows):
+            return rows[:, -1], rows[:, -1]
+        found = _find_in(self._sorted(part), others.keys(rows))
+        hits = np.flatnonzero(found != NOWHERE)
+        return rows[hits, -1], found[hits]
 
     def close(self) -> None:
-        for file, path in zip(self._files, self._paths, strict=True):
-            file.close()
-            with suppress(OSError):
-                path.unlink()
+        """Removes the files."""
+        self._parts.close()
 
-    def _find_in(self, rows: npt.NDArray[np.int64], keys: PackedKeys) -> Places:
-        found = np.full(len(keys), NOWHERE, np.int64)
-        first = rows[:, 0]
-        at = np.searchsorted(first, keys.first)
-        # Keys of two words that share the first one follow each other: mostly there is one.
-        open_ = np.flatnonzero(at < len(first))
-        while len(open_):
-            open_ = open_[first[at[open_]] == keys.first[open_]]
-            equal = np.ones(len(open_), np.bool_)
-            if keys.second is not None:
-                equal = rows[at[open_], 1] == keys.second[open_]
-            found[open_[equal]] = rows[at[open_[equal]], -1]
-            open_ = open_[~equal]
-            at[open_] += 1
-            open_ = open_[at[open_] < len(first)]
-        return found
-
-    def _sorted(self, part: int) -> npt.NDArray[np.int64]:
+    def _sorted(self, part: int) -> Rows:
         """One part's rows, by their first words. Sorted when they are first asked for: history that overlaps nothing in
         the lake is never looked up."""
         with self._locks[part]:
-            rows = self._load(part)
+            rows = self._parts.load(part)
             if part not in self._in_order:
                 rows = rows[np.argsort(rows[:, 0])]
-                rows.tofile(self._paths[part])
+                self._parts.replace(part, rows)
                 self._in_order.add(part)
         return rows
 
-    def _load(self, part: int) -> npt.NDArray[np.int64]:
-        return np.fromfile(self._paths[part], np.int64).reshape(-1, self._width)
 
-
-def _parts_of(keys: PackedKeys) -> npt.NDArray[np.uint8]:
-    parts = (keys.first.view(np.uint64) * MULTIPLIER) >> _SHIFT
-    return parts.astype(np.uint8)
+def _find_in(rows: Rows, keys: PackedKeys) -> Places:
+    """The place in the row of each key, of rows ordered by their first words; NOWHERE for keys that have none."""
+    found = np.full(len(keys), NOWHERE, np.int64)
+    first = np.ascontiguousarray(rows[:, 0])
+    at = np.searchsorted(first, keys.first)
+    # Keys of two words that share the first one follow each other: mostly there is one.
+    open_ = np.flatnonzero(at < len(first))
+    while len(open_):
+        open_ = open_[first[at[open_]] == keys.first[open_]]
+        equal = np.ones(len(open_), np.bool_)
+        if keys.second is not None:
+            equal = rows[at[open_], 1] == keys.second[open_]
+        found[open_[equal]] = rows[at[open_[equal]], -1]
+        open_ = open_[~equal]
+        at[open_] += 1
+        open_ = open_[at[open_] < len(first)]
+    return found
