@@ -7,6 +7,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from mirror_pump.lake.catalogs.lake_catalog import PointerChange, TableMoved
 from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
 from mirror_pump.lake.catalogs.postgres_catalog import PostgresCatalog
 from mirror_pump.lake.catalogs.sqlite_catalog import SqliteCatalog
+from mirror_pump.lake.commit.catalog import swap_pointer
 from mirror_pump.lake.put_if_absent import put_if_absent
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.lake.table.table import Table
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import await_true
 from tests.support.catalog_kinds import KINDS, ROWS, TRANSACTIONS, CatalogPlace, file_of, files_at, rows
 
 NAME = "sales.orders"
@@ -100,6 +103,24 @@ def test_the_catalog_in_memory_compares_and_swaps_in_one_step(tmp_path: Path) ->
     lock.guest = lambda: commit("guest")
     commit("host")
     assert landed == ["host"]
+
+
+def test_postgres_compares_again_once_it_has_the_row(database: Database, warehouse: str) -> None:
+    """Another writer has changed the row, and commits while this one waits for it."""
+    catalog = PostgresCatalog(database.dsn, warehouse, StorageOptions(fsync=False))
+    table = Table.create(catalog, NAME, ROWS)
+    change = PointerChange(table.identifier, catalog.load(table.identifier), table.metadata)
+    with psycopg.connect(database.dsn) as other, ThreadPoolExecutor(1) as pool:
+        assert swap_pointer(other, "sales", "orders", table.metadata_location, "file:///newer")
+        waiting = pool.submit(catalog.commit, [change])
+        query = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted"
+        await_true(lambda: database.rows(query) == [(True,)], 60, "the commit waits for the row")
+        other.commit()
+        with pytest.raises(TableMoved):
+            waiting.result(60)
+    newest = catalog.load(table.identifier)
+    assert newest is not None
+    assert newest.metadata_location == "file:///newer"
 
 
 class FailingConnection(sqlite3.Connection):
