@@ -290,9 +290,7 @@ class InterruptedLog(LoggedPathCatalog):
 
 
 @pytest.mark.parametrize("name", ["db.x", "db.y"])
-def test_an_entry_that_is_taken_is_not_overwritten(
-    warehouse: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_that_is_taken_is_not_overwritten(warehouse: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a commit to the same table, or to another one, which is in nobody's way."""
     monkeypatch.setattr(turns, "LONGEST_WAIT", 0.0)
     other = path_catalog(warehouse, transactions=True)
