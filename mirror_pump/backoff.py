@@ -76,6 +76,9 @@ class RetryPolicy:
     """Seconds."""
     jitter: float = 1.0
     """Share of each pause that chance may take away."""
+    longest_turn: float = 2.0
+    """Seconds for which an attempt on a table of a lake catalog lets other writers of this machine finish theirs: the
+    longest delay by one that hangs in the middle of a commit (lake/table/turns.py)."""
 
     def retrying(self, curable: Callable[[BaseException], bool]) -> Retrying:
         """The attempts, as those of a Backoff."""

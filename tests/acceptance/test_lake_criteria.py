@@ -28,11 +28,10 @@ from mirror_pump.lake.metadata.manifest_entries import Status
 from mirror_pump.lake.metadata.manifest_list import read_list
 from mirror_pump.lake.metadata.manifests import entries_of
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.lake.table import turns
 from mirror_pump.lake.table.table import Table
 from mirror_pump.lake.table.table_errors import ConflictingCommit, SchemaMismatch
 from mirror_pump.lake.table.transaction import Transaction, transaction
-from tests.support.catalog_kinds import KINDS, ROWS, TRANSACTIONS, CatalogPlace, file_of, files_at, rows
+from tests.support.catalog_kinds import KINDS, NO_TURNS, ROWS, TRANSACTIONS, CatalogPlace, file_of, files_at, rows
 from tests.support.shared_commits import Round, commit_at_random, replayed
 
 NAME = "sales.orders"
@@ -82,12 +81,6 @@ def catalog(place: CatalogPlace) -> LakeCatalog:
     return place.open()
 
 
-@pytest.fixture
-def no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writers of this process do not wait for each other: as if they were on several machines."""
-    monkeypatch.setattr(turns, "LONGEST_WAIT", 0.0)
-
-
 def every(kinds: Sequence[str] = KINDS) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("place", kinds, indirect=True)
 
@@ -114,12 +107,11 @@ def test_criterion_2_ten_appends_leave_eleven_snapshots_in_a_chain(catalog: Lake
 
 
 @every()
-@pytest.mark.usefixtures("no_turns")
 def test_criterion_3_of_two_appends_at_once_one_conflicts_and_both_land(catalog: LakeCatalog) -> None:
     table = Table.create(catalog, NAME, ROWS)
     lined_up = LinedUp(catalog, threading.Barrier(2))
     files = [file_of(table, 1), file_of(table, 2)]
-    writers = [Table.open(lined_up, NAME) for _ in files]
+    writers = [Table.open(lined_up, NAME, retry=NO_TURNS) for _ in files]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda writer, file: writer.commit_append([file]), writers, files))
     assert lined_up.refused == 1
@@ -149,13 +141,12 @@ def test_criterion_4_an_overwrite_removes_and_adds_in_one_snapshot(catalog: Lake
 
 
 @every()
-@pytest.mark.usefixtures("no_turns")
 def test_criterion_4_of_two_overwrites_of_one_file_one_wins(catalog: LakeCatalog) -> None:
     table = Table.create(catalog, NAME, ROWS)
     old, kept = file_of(table, 1), file_of(table, 2)
     table.commit_append([old, kept])
     lined_up = LinedUp(catalog, threading.Barrier(2))
-    writers = [Table.open(lined_up, NAME) for _ in range(2)]
+    writers = [Table.open(lined_up, NAME, retry=NO_TURNS) for _ in range(2)]
     new = [file_of(table, 3), file_of(table, 4)]
 
     def overwrite(writer: Table, file: str) -> tuple[str, ...] | None:

@@ -19,12 +19,11 @@ from mirror_pump.lake.catalogs.path_catalog import PathCatalog
 from mirror_pump.lake.catalogs.transaction_log import LoggedPathCatalog, path_catalog
 from mirror_pump.lake.put_if_absent import put_if_absent
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.lake.table import turns
 from mirror_pump.lake.table.table import Table
 from mirror_pump.lake.table.transaction import transaction
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
-from tests.support.catalog_kinds import PROCESSES, ROWS, CatalogPlace, file_of, files_at, rows
+from tests.support.catalog_kinds import NO_TURNS, PROCESSES, ROWS, CatalogPlace, file_of, files_at, rows
 from tests.support.proxy import Loss, Proxy
 from tests.support.s3_server import S3Server, s3_server
 from tests.support.shared_commits import append_and_die
@@ -290,14 +289,13 @@ class InterruptedLog(LoggedPathCatalog):
 
 
 @pytest.mark.parametrize("name", ["db.x", "db.y"])
-def test_an_entry_that_is_taken_is_not_overwritten(warehouse: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_is_taken_is_not_overwritten(warehouse: str, name: str) -> None:
     """By a commit to the same table, or to another one, which is in nobody's way."""
-    monkeypatch.setattr(turns, "LONGEST_WAIT", 0.0)
     other = path_catalog(warehouse, transactions=True)
     for each in ("db.x", "db.y"):
         Table.create(other, each, ROWS)
     catalog = InterruptedLog(warehouse)
-    table, second = Table.open(catalog, "db.x"), Table.open(other, name)
+    table, second = Table.open(catalog, "db.x"), Table.open(other, name, retry=NO_TURNS)
     catalog.other = lambda: second.append(rows(2))
     with transaction(catalog) as begun:
         Table.open(begun, "db.x" if name == "db.y" else "db.y").append(rows(1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,12 +19,14 @@ from mirror_pump.lake.metadata.manifest_list import read_list
 from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.lake.table.row_files import write_rows
-from mirror_pump.lake.table.table import Table
+from mirror_pump.lake.table.table import LAKE_RETRIES, Table
 
 KINDS = ("memory", "sqlite", "postgres", "path", "log")
 PROCESSES = ("sqlite", "postgres", "path", "log")
 """Those that several processes can share."""
 TRANSACTIONS = ("memory", "sqlite", "postgres", "log")
+NO_TURNS = replace(LAKE_RETRIES, longest_turn=0.0)
+"""Retries of a writer that does not wait for the others of this machine, as if each were on one of its own."""
 ROWS = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
 
 

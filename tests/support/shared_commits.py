@@ -17,20 +17,15 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
 
-import pytest
-
 from mirror_pump.lake.catalogs.lake_catalog import LakeCatalog
-from mirror_pump.lake.table import turns
 from mirror_pump.lake.table.table import Table
 from mirror_pump.lake.table.table_errors import ConflictingCommit
-from tests.support.catalog_kinds import CatalogPlace, file_of, files_at
+from tests.support.catalog_kinds import NO_TURNS, CatalogPlace, file_of, files_at
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.support.shared_commits", "psycopg_binary"])
 _SECONDS = 120
 """For one writer."""
-_NO_TURNS = 0.0
-"""Seconds that a writer waits for the others of this machine: none, as if each were on a machine of its own."""
 WRITER = "test.writer"
 """Summary entry with a commit's name."""
 
@@ -68,8 +63,7 @@ def commit_at_random(work: Round, writers: int, shared: LakeCatalog | None = Non
     print(f"seed of the commits: {seed}")
     rounds = [Round(work.place, work.table, work.commits, seed + number) for number in range(writers)]
     if shared is not None:
-        with ThreadPoolExecutor(writers) as pool, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(turns, "LONGEST_WAIT", _NO_TURNS)
+        with ThreadPoolExecutor(writers) as pool:
             return [tried for found in pool.map(lambda each: _work(each, shared), rounds) for tried in found]
     with ThreadPoolExecutor(writers) as pool:
         return [tried for found in pool.map(_in_process, rounds) for tried in found]
@@ -144,13 +138,12 @@ def _in_process(work: Round) -> list[TriedCommit]:
 
 
 def _report(work: Round, answer: Connection[Any, Any]) -> None:
-    turns.LONGEST_WAIT = _NO_TURNS
     answer.send(_work(work, work.place.open()))
 
 
 def _work(work: Round, catalog: LakeCatalog) -> list[TriedCommit]:
     chance = random.Random(work.seed)
-    table = Table.open(catalog, work.table)
+    table = Table.open(catalog, work.table, retry=NO_TURNS)
     done = []
     for number in range(work.commits):
         name = f"{work.seed}-{number}"

@@ -235,7 +235,7 @@ class Table:
         planned = self._state
         described: dict[int, DescribedFiles] = {}
         for attempt in self._retry.retrying(_moved):
-            with attempt, turn(metadata_directory(self.metadata)):
+            with attempt, turn(metadata_directory(self.metadata), self._retry.longest_turn):
                 self.refresh()
                 if removed:
                     _require_no_deletes_since(planned, self._state)

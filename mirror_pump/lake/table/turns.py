@@ -18,18 +18,17 @@ from pathlib import Path
 from mirror_pump.backoff import Backoff
 from mirror_pump.lake.storage import local_path
 
-LONGEST_WAIT = 2.0
-"""Seconds to wait for one's turn, and so the longest delay by a writer that hangs in the middle of a commit."""
 _LOOKS = Backoff(first=0.001, longest=0.004, jitter=0.75)
 """Between looks whether the lock is free. Random, so that no writer is always later than another."""
 
 
 @contextmanager
-def turn(location: str) -> Iterator[None]:
-    """Keeps other writers of this machine waiting for the time of the block, if it can. `location`: URI of the
-    directory of the table's metadata. In an object store, and on a file system without such locks, it does nothing."""
+def turn(location: str, longest: float) -> Iterator[None]:
+    """Keeps other writers of this machine waiting for the time of the block, if it gets its turn within `longest`
+    seconds. `location`: URI of the directory of the table's metadata. In an object store, and on a file system without
+    such locks, it does nothing."""
     directory = local_path(location)
-    descriptor = None if directory is None else _locked(directory)
+    descriptor = None if directory is None else _locked(directory, longest)
     try:
         yield
     finally:
@@ -39,13 +38,13 @@ def turn(location: str) -> Iterator[None]:
             os.close(descriptor)
 
 
-def _locked(directory: Path) -> int | None:
+def _locked(directory: Path, longest: float) -> int | None:
     """The directory, open and locked; None without the lock."""
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         return None
-    deadline = time.monotonic() + LONGEST_WAIT
+    deadline = time.monotonic() + longest
     looks = 0
     with suppress(OSError):
         while not _try_lock(descriptor):

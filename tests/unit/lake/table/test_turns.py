@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,24 +16,20 @@ import pytest
 from mirror_pump.lake.catalogs.lake_catalog import MetadataPointer, PointerChange, TableMoved
 from mirror_pump.lake.catalogs.sqlite_catalog import SqliteCatalog
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.lake.table import turns
-from mirror_pump.lake.table.table import Table
-from mirror_pump.lake.table.turns import turn
+from mirror_pump.lake.table.table import LAKE_RETRIES, Table
+from mirror_pump.lake.table.turns import _try_lock, turn
 from tests.support.catalog_kinds import ROWS, file_of, files_at
 
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "LONGEST_WAIT", 240.0)
+_PATIENT = 240.0
+"""Seconds."""
 
 
-@pytest.mark.usefixtures("patient")
 def test_one_at_a_time(tmp_path: Path) -> None:
     inside: list[int] = []
 
     def enter(number: int) -> None:
         for _ in range(25):
-            with turn(tmp_path.as_uri()):
+            with turn(tmp_path.as_uri(), _PATIENT):
                 inside.append(number)
                 assert inside == [number]
                 inside.remove(number)
@@ -52,7 +49,6 @@ class CountingSwaps(SqliteCatalog):
             raise
 
 
-@pytest.mark.usefixtures("patient")
 def test_writers_of_one_machine_do_not_meet(tmp_path: Path) -> None:
     storage = StorageOptions(fsync=False)
     catalogs = [CountingSwaps(tmp_path / "catalog.db", tmp_path.as_uri(), storage) for _ in range(4)]
@@ -61,7 +57,7 @@ def test_writers_of_one_machine_do_not_meet(tmp_path: Path) -> None:
     begin = threading.Barrier(len(catalogs))
 
     def commit(catalog: CountingSwaps, own: Sequence[str]) -> None:
-        opened = Table.open(catalog, "a.b")
+        opened = Table.open(catalog, "a.b", retry=replace(LAKE_RETRIES, longest_turn=_PATIENT))
         begin.wait(60)
         for file in own:
             opened.commit_append([file])
@@ -72,21 +68,19 @@ def test_writers_of_one_machine_do_not_meet(tmp_path: Path) -> None:
     assert sum(catalog.conflicts for catalog in catalogs) == 0
 
 
-def test_a_writer_that_hangs_keeps_nobody_from_committing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "LONGEST_WAIT", 0.02)
+def test_a_writer_that_hangs_keeps_nobody_from_committing(tmp_path: Path) -> None:
     catalog = SqliteCatalog(tmp_path / "catalog.db", tmp_path.as_uri(), StorageOptions(fsync=False))
-    table = Table.create(catalog, "a.b", ROWS)
+    table = Table.create(catalog, "a.b", ROWS, retry=replace(LAKE_RETRIES, longest_turn=0.02))
     file = file_of(table, 1)
-    with turn(f"{table.location}/metadata"):
+    with turn(f"{table.location}/metadata", _PATIENT):
         table.commit_append([file])
     assert files_at(table) == {file}
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_process_that_dies_leaves_no_lock(tmp_path: Path) -> None:
     program = (
         "import sys; from mirror_pump.lake.table.turns import turn\n"
-        "with turn(sys.argv[1]): print('in', flush=True); sys.stdin.read()"
+        "with turn(sys.argv[1], 240.0): print('in', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, tmp_path.as_uri()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -94,10 +88,10 @@ def test_a_process_that_dies_leaves_no_lock(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"in\n"
         descriptor = os.open(tmp_path, os.O_RDONLY)
-        assert not turns._try_lock(descriptor), "the other process has no lock"
+        assert not _try_lock(descriptor), "the other process has no lock"
         process.kill()
         process.wait()
-        assert turns._try_lock(descriptor)
+        assert _try_lock(descriptor)
         os.close(descriptor)
 
 
@@ -112,15 +106,15 @@ def test_a_process_that_was_forked_meanwhile_keeps_no_lock(tmp_path: Path, monke
         return descriptor
 
     monkeypatch.setattr(os, "open", copying)
-    with turn(tmp_path.as_uri()):
+    with turn(tmp_path.as_uri(), _PATIENT):
         pass
     descriptor = real(tmp_path, os.O_RDONLY)
-    assert turns._try_lock(descriptor)
+    assert _try_lock(descriptor)
     for each in (descriptor, *opened):
         os.close(each)
 
 
 @pytest.mark.parametrize("location", ["s3://bucket/table/metadata", "file:///nowhere/at/all"])
 def test_where_there_are_no_locks_nobody_waits(location: str) -> None:
-    with turn(location), turn(location):
+    with turn(location, _PATIENT), turn(location, _PATIENT):
         pass
