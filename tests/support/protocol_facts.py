@@ -91,8 +91,10 @@ class _OpenApiDocument:
 
 
 def _properties(schema: Mapping[str, Any]) -> Iterator[str]:
-    for name in schema.get("properties", {}):
-        yield name + "!" * (name in schema.get("required", ()))
+    """The names. Some may be required without a type."""
+    required = schema.get("required", ())
+    for name in dict.fromkeys((*schema.get("properties", {}), *required)):
+        yield name + "!" * (name in required)
 
 
 def shape_of(schema: Mapping[str, Any]) -> Shape:
@@ -120,7 +122,7 @@ def shape_of(schema: Mapping[str, Any]) -> Shape:
 
 def _object(schema: Mapping[str, Any]) -> Shape:
     properties = schema.get("properties", {})
-    found = {key: shape_of(properties[key.removesuffix("!")]) for key in _properties(schema)}
+    found = {key: shape_of(properties.get(key.removesuffix("!"), {})) for key in _properties(schema)}
     others = schema.get("additionalProperties")
     if isinstance(others, Mapping):
         found["*"] = shape_of(others)
