@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint audit bench soak trino compose fixture wheel try-wheel first-hour requirements clean distclean
+.PHONY: help setup demo test lint audit bench soak trino kit openapi compose fixture wheel try-wheel first-hour requirements clean distclean
 
 # Tests start hundreds of processes. Without bytecode on the disk, each compiles what it imports, for a second or two of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -18,6 +18,7 @@ DEPLOY_TOOLS := build/deploy-tools/.ready
 PROMETHEUS := build/prometheus.ready
 OBJECT_STORE := build/seaweedfs/.ready
 TRINO := build/trino/.ready
+KIT := build/iceberg-kit/.ready
 SPARK_CLASSES := build/spark.jsa
 # A uv on the PATH may be a shim that starts nothing, so it is run before it is relied on.
 UV = $$(if uv --version >/dev/null 2>&1; then echo uv; else echo $(BOOTSTRAP)/bin/uv; fi)
@@ -30,6 +31,8 @@ help:
 	@echo 'make bench         speed beside the limits of this machine; results in build/bench/'
 	@echo 'make soak          hours of faults'
 	@echo 'make trino         Trino reads a mirror by its REST catalog; fetches 0.9 GB'
+	@echo 'make kit           Iceberg'"'"'s own tests of REST catalogs; fetches 20 MB'
+	@echo 'make openapi       the REST catalog held against Iceberg'"'"'s OpenAPI document: DOCUMENT=FILE'
 	@echo 'make compose       the services of deploy/compose as processes, with its Spark cluster'
 	@echo 'make fixture       freeze a mirror of this version in tests/migration/released/, once for each release'
 	@echo 'make setup         only the environment in .venv'
@@ -129,6 +132,21 @@ $(TRINO): requirements/trino.txt tests/support/trino_package.py | $(READY)
 
 trino: $(READY) $(TRINO)
 	$(BIN)/python -m pytest -m trino --numprocesses 0 $(ARGS) tests/acceptance/test_trino.py
+
+$(KIT): requirements/iceberg-kit.txt tests/support/iceberg_kit.py | $(READY)
+	@echo "setting up Iceberg's tests of REST catalogs ..." >&2
+	@$(BIN)/python -m tests.support.iceberg_kit
+	@touch $@
+
+# Two minutes.
+kit: $(READY) $(KIT)
+	$(BIN)/python -m pytest -m kit --numprocesses 0 $(ARGS) tests/acceptance/test_iceberg_kit.py
+
+# The document is open-api/rest-catalog-open-api.yaml in the source of a release of Apache Iceberg; no package has it.
+openapi: $(READY) $(SPARK_CLASSES)
+	@test -f '$(DOCUMENT)' || { echo 'which document? make openapi DOCUMENT=rest-catalog-open-api.yaml' >&2; exit 2; }
+	ICEBERG_OPENAPI="$$(realpath '$(DOCUMENT)')" $(BIN)/python -m pytest -m 'not soak' --numprocesses 0 $(ARGS) \
+		tests/integration/rest_catalog
 
 # Two minutes.
 compose: $(READY) $(PROMETHEUS)

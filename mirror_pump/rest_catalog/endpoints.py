@@ -6,24 +6,28 @@ engines ask for when they look whether `schema.table` is one, does not exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from urllib.parse import unquote_to_bytes
 
 import orjson
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.rest_catalog.answers import as_protocol_error, error_response, json_answer
 from mirror_pump.rest_catalog.catalog_requests import CatalogRequest, names_tag, page_of, read_body, sent_document
 from mirror_pump.rest_catalog.catalog_source import LEVELS, CatalogSource, CatalogView, FoundTable, SentChange
+from mirror_pump.rest_catalog.endpoint import Endpoint
+from mirror_pump.rest_catalog.openapi import OPENAPI_PATH, openapi_document
 from mirror_pump.rest_catalog.protocol import (
     CatalogConfig,
+    CommitTableAnswer,
+    LoadTableAnswer,
     Namespace,
     NamespaceList,
+    NoTokens,
     ProtocolError,
     TableList,
     TableReference,
@@ -33,6 +37,7 @@ from mirror_pump.rest_catalog.protocol import (
     no_such_view,
 )
 from mirror_pump.rest_catalog.storage_hints import storage_hints
+from mirror_pump.rest_catalog.table_commits import CreateTableRequest, UpdateTableRequest
 from mirror_pump.rest_catalog.table_documents import TableDocuments
 
 CATALOG_PATH = "/iceberg"
@@ -40,37 +45,8 @@ CATALOG_PATH = "/iceberg"
 _SNAPSHOTS = "snapshots"
 """Query parameter: `all`, or `refs` for those that branches and tags name."""
 _METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]
-
-
-_AnsweredBy = Callable[["CatalogEndpoints", CatalogRequest], Response]
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A path of the protocol's document, and who answers it."""
-
-    method: str
-    path: str
-    answer: _AnsweredBy
-
-    @property
-    def name(self) -> str:
-        """As in the list that clients get."""
-        return f"{self.method} {self.path}"
-
-    def match(self, method: str, segments: Sequence[bytes]) -> dict[str, str] | None:
-        """The variable parts of a path that fits; None if it does not."""
-        wanted = self.path.strip("/").split("/")
-        if method != self.method or len(wanted) != len(segments):
-            return None
-        found = {}
-        for name, given in zip(wanted, segments, strict=True):
-            text = unquote_to_bytes(given).decode("utf-8", "replace")
-            if name.startswith("{"):
-                found[name.strip("{}")] = text
-            elif name != text:
-                return None
-        return found
+_DELEGATION = "X-Iceberg-Access-Delegation"
+_IF_NONE_MATCH = "If-None-Match"
 
 
 class CatalogEndpoints:
@@ -85,7 +61,14 @@ class CatalogEndpoints:
 
     def routes(self) -> Sequence[BaseRoute]:
         """The part of the application that this is."""
-        return (Route(f"{CATALOG_PATH}/{{path:path}}", self.serve, methods=_METHODS),)
+        return (
+            Route(f"{CATALOG_PATH}{OPENAPI_PATH}", self.openapi, methods=["GET"]),
+            Route(f"{CATALOG_PATH}/{{path:path}}", self.serve, methods=_METHODS),
+        )
+
+    async def openapi(self, _: Request) -> Response:
+        """The document of all that is served here, in the warehouses that can be written to."""
+        return JSONResponse(openapi_document((*ENDPOINTS, *WRITE_ENDPOINTS, TRANSACTION_ENDPOINT)))
 
     async def serve(self, request: Request) -> Response:
         """Answer any request below CATALOG_PATH."""
@@ -108,20 +91,18 @@ class CatalogEndpoints:
         for endpoint in (*ENDPOINTS, *WRITE_ENDPOINTS, TRANSACTION_ENDPOINT):
             parts = endpoint.match(method, segments)
             if parts is not None:
-                return endpoint.answer(self, CatalogRequest(parts, request.query_params, request.headers, body))
+                return endpoint.answer(self, CatalogRequest(parts, *_read(request, endpoint), body))
         if segments[0] != b"v1":
             raise ProtocolError(404, "NoSuchEndpointException", "the catalog's paths begin with v1/")
         if method in ("GET", "HEAD"):
             raise ProtocolError(404, "NoSuchEndpointException", f"this catalog has no {method} {raw}")
         if segments[1:] == [b"oauth", b"tokens"]:
-            raise ProtocolError(
-                404, "NoSuchEndpointException", "this catalog gives no tokens: configure the token itself as `token`"
-            )
+            return json_answer(NoTokens(), 400)
         prefix = unquote_to_bytes(segments[1]).decode("utf-8", "replace") if len(segments) > 1 else ""
         view = self._view_of(prefix)
         if view is not None:
             view.writer()
-        raise ProtocolError(406, "UnsupportedOperationException", f"this catalog has no {method} {raw}")
+        raise ProtocolError(501, "UnsupportedOperationException", f"this catalog has no {method} {raw}")
 
     # Configuration
 
@@ -180,13 +161,13 @@ class CatalogEndpoints:
         config = found.config | storage_hints(found.location, found.storage, credentials=wanted)
         document = self._documents.answer(found.location, found.storage, config, refs_only=snapshots == "refs")
         headers = {"ETag": document.etag, "Cache-Control": "private, no-cache"}
-        if names_tag(request.headers.get("if-none-match", ""), document.etag):
+        if names_tag(request.headers.get(_IF_NONE_MATCH, ""), document.etag):
             return Response(status_code=304, headers=headers)
         return Response(document.body, headers=headers, media_type="application/json")
 
     def _wants_credentials(self, request: CatalogRequest) -> bool:
         """Whether the client asks for credentials, and gets some."""
-        return self._vends and "vended-credentials" in request.headers.get("x-iceberg-access-delegation", "")
+        return self._vends and "vended-credentials" in request.headers.get(_DELEGATION, "")
 
     def table_exists(self, request: CatalogRequest) -> Response:
         self._find(request)
@@ -232,7 +213,8 @@ class CatalogEndpoints:
         writer = self._view(request).writer()
         change = SentChange(request.parts["namespace"], request.parts["table"], request.sent)
         (made,) = writer.commit([change])
-        return self._loaded(request, made)
+        document = self._documents.answer(made.location, made.storage, None)
+        return Response(document.body, headers={"ETag": document.etag}, media_type="application/json")
 
     def commit_transaction(self, request: CatalogRequest) -> Response:
         writer = self._view(request).writer()
@@ -287,27 +269,57 @@ _NAMESPACE = f"{_NAMESPACES}/{{namespace}}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
 _VIEW = f"{_NAMESPACE}/views/{{view}}"
 
+_PAGES = ("pageToken", "pageSize")
+
 ENDPOINTS = (
-    Endpoint("GET", "/v1/config", CatalogEndpoints.config),
-    Endpoint("GET", _NAMESPACES, CatalogEndpoints.namespaces),
-    Endpoint("GET", _NAMESPACE, CatalogEndpoints.namespace),
-    Endpoint("HEAD", _NAMESPACE, CatalogEndpoints.namespace_exists),
-    Endpoint("GET", f"{_NAMESPACE}/tables", CatalogEndpoints.tables),
-    Endpoint("GET", _TABLE, CatalogEndpoints.table),
-    Endpoint("HEAD", _TABLE, CatalogEndpoints.table_exists),
-    Endpoint("POST", f"{_TABLE}/metrics", CatalogEndpoints.metrics),
-    Endpoint("GET", f"{_NAMESPACE}/views", CatalogEndpoints.views),
-    Endpoint("GET", _VIEW, CatalogEndpoints.no_view),
-    Endpoint("HEAD", _VIEW, CatalogEndpoints.no_view),
+    Endpoint("GET", "/v1/config", CatalogEndpoints.config, query=("warehouse",), gives=CatalogConfig, refuses=()),
+    Endpoint("GET", _NAMESPACES, CatalogEndpoints.namespaces, query=("parent", *_PAGES), gives=NamespaceList),
+    Endpoint("GET", _NAMESPACE, CatalogEndpoints.namespace, gives=Namespace),
+    Endpoint("HEAD", _NAMESPACE, CatalogEndpoints.namespace_exists, status=204),
+    Endpoint("GET", f"{_NAMESPACE}/tables", CatalogEndpoints.tables, query=_PAGES, gives=TableList),
+    Endpoint(
+        *("GET", _TABLE, CatalogEndpoints.table),
+        query=(_SNAPSHOTS,),
+        headers=(_DELEGATION, _IF_NONE_MATCH),
+        gives=LoadTableAnswer,
+    ),
+    Endpoint("HEAD", _TABLE, CatalogEndpoints.table_exists, status=204),
+    Endpoint("POST", f"{_TABLE}/metrics", CatalogEndpoints.metrics, status=204),
+    Endpoint("GET", f"{_NAMESPACE}/views", CatalogEndpoints.views, gives=TableList),
+    Endpoint("GET", _VIEW, CatalogEndpoints.no_view, status=None),
+    Endpoint("HEAD", _VIEW, CatalogEndpoints.no_view, status=None),
 )
 """What this catalog can do. Clients get the list, and do not try anything else."""
 WRITE_ENDPOINTS = (
-    Endpoint("POST", _NAMESPACES, CatalogEndpoints.create_namespace),
-    Endpoint("DELETE", _NAMESPACE, CatalogEndpoints.drop_namespace),
-    Endpoint("POST", f"{_NAMESPACE}/tables", CatalogEndpoints.create_table),
-    Endpoint("POST", _TABLE, CatalogEndpoints.commit_table),
-    Endpoint("DELETE", _TABLE, CatalogEndpoints.drop_table),
+    Endpoint("POST", _NAMESPACES, CatalogEndpoints.create_namespace, takes=Namespace, gives=Namespace, refuses=(409,)),
+    Endpoint("DELETE", _NAMESPACE, CatalogEndpoints.drop_namespace, status=204, refuses=(404, 409)),
+    Endpoint(
+        *("POST", f"{_NAMESPACE}/tables", CatalogEndpoints.create_table),
+        headers=(_DELEGATION,),
+        takes=CreateTableRequest,
+        gives=LoadTableAnswer,
+        refuses=(404, 409),
+    ),
+    Endpoint(
+        *("POST", _TABLE, CatalogEndpoints.commit_table),
+        takes=UpdateTableRequest,
+        gives=CommitTableAnswer,
+        refuses=(404, 409),
+    ),
+    Endpoint("DELETE", _TABLE, CatalogEndpoints.drop_table, query=("purgeRequested",), status=204),
 )
 """What it can do besides in a warehouse that is served for writing."""
-TRANSACTION_ENDPOINT = Endpoint("POST", "/v1/{prefix}/transactions/commit", CatalogEndpoints.commit_transaction)
+TRANSACTION_ENDPOINT = Endpoint(
+    *("POST", "/v1/{prefix}/transactions/commit", CatalogEndpoints.commit_transaction),
+    takes=TransactionRequest,
+    status=204,
+    refuses=(404, 409),
+)
 """And in one whose catalog changes several tables at once."""
+
+
+def _read(request: Request, endpoint: Endpoint[CatalogEndpoints]) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """The parameters and headers of a request that an endpoint knows. The protocol has If-None-Match for loads only: a
+    commit that has happened is not to be answered by 304."""
+    query = {name: request.query_params[name] for name in endpoint.query if name in request.query_params}
+    return query, {name: request.headers[name] for name in endpoint.headers if name in request.headers}

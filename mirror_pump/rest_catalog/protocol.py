@@ -14,9 +14,9 @@ class _Document(BaseModel):
 class CatalogConfig(_Document):
     """Answer of `GET /v1/config`."""
 
-    defaults: dict[str, str] = {}
-    overrides: dict[str, str] = {}
-    endpoints: list[str] = []
+    defaults: dict[str, str]
+    overrides: dict[str, str]
+    endpoints: list[str]
 
 
 class TableReference(_Document):
@@ -34,10 +34,10 @@ class NamespaceList(_Document):
 
 
 class Namespace(_Document):
-    """Answer of `GET .../namespaces/{namespace}`."""
+    """Answer of `GET .../namespaces/{namespace}`, and body of `POST .../namespaces`. It has no properties: an empty
+    object would say that the catalog could keep some."""
 
     namespace: list[str]
-    properties: dict[str, str] = {}
 
 
 class TableList(_Document):
@@ -45,6 +45,24 @@ class TableList(_Document):
 
     identifiers: list[TableReference]
     next_page_token: str | None = Field(default=None, serialization_alias="next-page-token")
+
+
+class LoadTableAnswer(_Document):
+    """Answer of `GET .../tables/{table}`, and of `POST .../tables`."""
+
+    metadata: dict[str, JsonValue]
+    """The table's metadata file."""
+    metadata_location: str | None = Field(default=None, serialization_alias="metadata-location")
+    """None for a table that is prepared, but not there yet."""
+    config: dict[str, str] = {}
+    """What else is to be known to read it."""
+
+
+class CommitTableAnswer(_Document):
+    """Answer of `POST .../tables/{table}`."""
+
+    metadata: dict[str, JsonValue]
+    metadata_location: str = Field(serialization_alias="metadata-location")
 
 
 class TransactionPart(_Document):
@@ -61,19 +79,6 @@ class TransactionRequest(_Document):
     table_changes: list[TransactionPart] = Field(validation_alias="table-changes")
 
 
-class StorageCredential(_Document):
-    """Credentials for the locations that begin with `prefix`."""
-
-    prefix: str
-    config: dict[str, str] = Field(repr=False)
-
-
-class Credentials(_Document):
-    """Answer of `GET .../tables/{table}/credentials`."""
-
-    storage_credentials: list[StorageCredential] = Field(serialization_alias="storage-credentials")
-
-
 class ErrorModel(_Document):
     """What happened, and what to do."""
 
@@ -86,6 +91,13 @@ class ErrorResponse(_Document):
     """The body of every answer that is an error."""
 
     error: ErrorModel
+
+
+class NoTokens(_Document):
+    """Answer to a client that asks for a token, in the form of OAuth (RFC 6749, 5.2)."""
+
+    error: str = "unsupported_grant_type"
+    error_description: str = "this catalog gives no tokens: configure the token itself as `token`"
 
 
 class ProtocolError(Exception):

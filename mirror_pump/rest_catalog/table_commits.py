@@ -32,9 +32,22 @@ from mirror_pump.lake.metadata.metadata_files import metadata_directory, read_an
 from mirror_pump.lake.metadata.next_metadata import with_unknown_keys
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.table.table import LAKE_RETRIES
+from mirror_pump.rest_catalog.added_numbers import numbered
 from mirror_pump.rest_catalog.protocol import bad_request, commit_failed, no_such_table
 
 _UPDATE_ERRORS = (ValidationError, UpdateRefused, ValueError, TypeError, KeyError, NotImplementedError)
+
+_FAILED = {
+    "assert-create": "Requirement failed: table already exists",
+    "assert-table-uuid": "Requirement failed: UUID does not match",
+    "assert-ref-snapshot-id": "Requirement failed: branch or tag changed",
+    "assert-last-assigned-field-id": "Requirement failed: last assigned field id changed",
+    "assert-current-schema-id": "Requirement failed: current schema changed",
+    "assert-last-assigned-partition-id": "Requirement failed: last assigned partition id changed",
+    "assert-default-spec-id": "Requirement failed: default partition spec changed",
+    "assert-default-sort-order-id": "Requirement failed: default sort order changed",
+}
+"""How the messages of other catalogs begin, for people who know these."""
 
 
 class CreateTableRequest(BaseModel):
@@ -120,12 +133,15 @@ class TableCommits:
             for requirement in change.request.requirements:
                 _require(requirement, known)
         except CommitFailedException as error:
-            raise commit_failed(f"{change.table}: {error}") from error
+            raise commit_failed(f"{_FAILED[requirement.type]} ({change.table}: {error})") from error
+        updates = (
+            change.request.updates if known is None else numbered(str(change.table), change.request.updates, known)
+        )
         try:
             made = update_table_metadata(
                 # What a new table's updates begin with is the version of the format.
                 TableMetadataV1.model_construct(last_column_id=-1, schema=Schema()) if known is None else known,
-                change.request.updates,
+                tuple(updates),
                 enforce_validation=known is None,
                 metadata_location=None if base is None else base.metadata_location,
             )

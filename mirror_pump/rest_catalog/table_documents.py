@@ -1,4 +1,4 @@
-"""Answers of table loads: a metadata file's bytes as they are, with a few bytes before and behind them.
+"""Answers of table loads and commits: a metadata file's bytes as they are, with a few bytes before and behind them.
 
 Metadata files never change, so an answer is made once for each file and kept.
 """
@@ -26,7 +26,7 @@ class TableDocument:
     """The answer of one load."""
 
     body: bytes = field(repr=False)
-    """JSON: `LoadTableResult` in the protocol. May contain credentials."""
+    """JSON: LoadTableAnswer, or CommitTableAnswer. May contain credentials."""
     etag: str
 
 
@@ -41,10 +41,10 @@ class TableDocuments:
         self._size = 0
 
     def answer(
-        self, location: str, storage: StorageOptions, config: Mapping[str, str], *, refs_only: bool
+        self, location: str, storage: StorageOptions, config: Mapping[str, str] | None, *, refs_only: bool = False
     ) -> TableDocument:
-        """The answer for a metadata file. `config`: what a client needs besides to read the table. `refs_only`:
-        of the snapshots only those that a branch or tag names. Raises LakeError."""
+        """The answer for a metadata file. `config`: what a client needs besides to read the table; None: that is not
+        said. `refs_only`: of the snapshots only those that a branch or tag names. Raises LakeError."""
         etag = etag_of(location, config, refs_only=refs_only)
         with self._lock:
             known = self._kept.get(etag)
@@ -57,7 +57,8 @@ class TableDocuments:
         if refs_only:
             content = only_referenced(TableMetadata.from_json(content)).to_json()
         head = b'{"metadata-location":' + orjson.dumps(location) + b',"metadata":'
-        made = TableDocument(head + content + b',"config":' + orjson.dumps(dict(config)) + b"}", etag)
+        tail = b"}" if config is None else b',"config":' + orjson.dumps(dict(config)) + b"}"
+        made = TableDocument(head + content + tail, etag)
         self._keep(made)
         return made
 
@@ -72,7 +73,7 @@ class TableDocuments:
                 self._size -= len(dropped.body)
 
 
-def etag_of(location: str, config: Mapping[str, str], *, refs_only: bool) -> str:
+def etag_of(location: str, config: Mapping[str, str] | None, *, refs_only: bool) -> str:
     """The answer's entity tag: equal if all of the answer is equal."""
-    content = orjson.dumps([location, dict(config), refs_only], option=orjson.OPT_SORT_KEYS)
+    content = orjson.dumps([location, None if config is None else dict(config), refs_only], option=orjson.OPT_SORT_KEYS)
     return f'"{hashlib.sha256(content).hexdigest()[:32]}"'

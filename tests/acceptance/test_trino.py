@@ -181,7 +181,7 @@ def scene(
         catalog = _serve(stack, program, mirror.settings.slot, directory / "serve.log")
         properties = printed(program, catalog, "mirror")
         with (
-            trino_server(directory, {"lake": properties}, **_ENVIRONMENT) as trino,
+            trino_server(directory, {"lake": properties}, **_ENVIRONMENT, PGPASSWORD=database.server.password) as trino,
             mirror.pumping() as running,
         ):
             yield TrinoScene(database, mirror, running, events, program, catalog, directory, trino)
@@ -315,6 +315,22 @@ def test_writes_are_refused_by_the_catalog_as_well(scene: TrinoScene) -> None:
             scene.trino.rows(statement)
     assert scene.lake("SELECT * FROM writer.public.calm") == [(1, 1)]
     scene.trino.rows("DROP CATALOG writer")
+
+
+def test_the_jdbc_catalog_shows_the_same_and_is_not_written(scene: TrinoScene) -> None:
+    """With the settings for those who serve no REST catalog, of the role that could write."""
+    scene.trino.attach("direct", scene.program.run("connect", "--engine", "trino"))
+    assert ("changed",) in scene.trino.rows("SHOW TABLES FROM direct.public")
+    scene.mirror.await_frontier()
+    for table in ("typed", "changed"):
+        found = scene.lake(f"SELECT * FROM direct.public.{table}")
+        assert_same(scene.lake(f"SELECT * FROM lake.public.{table}"), found, table)
+    before = scene.files("calm")
+    for statement in ("INSERT INTO {} VALUES (2, 2)", "DROP TABLE {}", "ALTER TABLE {} EXECUTE optimize"):
+        with pytest.raises(TrinoFailed, match="Access Denied: "):
+            scene.trino.rows(statement.format("direct.public.calm"))
+    assert scene.files("calm") == before
+    scene.trino.rows("DROP CATALOG direct")
 
 
 @pytest.mark.unverified("DuckDB, as it verifies other lakes, has no access to this one")

@@ -21,6 +21,7 @@ from mirror_pump.rest_catalog.catalog_source import CatalogSource
 from mirror_pump.rest_catalog.endpoints import CATALOG_PATH, CatalogEndpoints
 from mirror_pump.rest_catalog.service import CatalogService
 from mirror_pump.rest_catalog.table_documents import TableDocuments
+from tests.support.protocol_check import faults_of_answer
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -35,6 +36,18 @@ def documented_blocks(language: str, heading: str) -> list[str]:
         r"^#+ ", DOCUMENT.read_text(encoding="utf-8").partition(heading)[2], maxsplit=1, flags=re.MULTILINE
     )[0]
     return re.findall(rf"^```{language}\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+
+
+def not_served() -> list[str]:
+    """The endpoints of the protocol of which docs/rest-catalog.md says that they are not served, by the protocol's
+    names."""
+    (section,) = re.findall(r"^Not served: (.*?)\n\n", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    found = re.findall(r"`([A-Z]+ [^`]*)`", section)
+    assert len(found) > 10
+    return [
+        name.replace(" .../tables/{table}", " .../namespaces/{namespace}/tables/{table}").replace("...", "/v1/{prefix}")
+        for name in found
+    ]
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,15 @@ class ServedMirror:
         return f"http://127.0.0.1:{self.port}{CATALOG_PATH}"
 
     def ask(self, path: str, method: str = "GET", body: str | None = None, **headers: str) -> CatalogAnswer:
-        """Sends a request for a path below the catalog's."""
+        """Sends a request for a path below the catalog's. Fails if the OpenAPI document has no such answer:
+        this server's own, or Iceberg's (tests.support.protocol_check)."""
+        found = self.send(path, method, body, **headers)
+        kind = found.headers.get("content-type", "")
+        assert not (faults := faults_of_answer(method, path, found.status, kind, found.body)), faults
+        return found
+
+    def send(self, path: str, method: str = "GET", body: str | None = None, **headers: str) -> CatalogAnswer:
+        """The same, whatever the answer is."""
         given = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
@@ -108,12 +129,12 @@ class ServedMirror:
 
 
 @contextmanager
-def serving(*sources: CatalogSource, vends: bool = False) -> Iterator[ServedMirror]:
+def serving(*sources: CatalogSource, vends: bool = False, token: str | None = None) -> Iterator[ServedMirror]:
     """Serves lake catalogs during the block, without a mirror. `vends`: clients that ask for credentials get some."""
     endpoints = CatalogEndpoints(TableDocuments(1 << 20), vends=vends)
     endpoints.sources = sources
-    with HttpServer("127.0.0.1", 0, application(endpoints.routes(), Access.at("127.0.0.1", None))) as server:
-        yield ServedMirror(int(server.url.rpartition(":")[2]))
+    with HttpServer("127.0.0.1", 0, application(endpoints.routes(), Access.at("127.0.0.1", token))) as server:
+        yield ServedMirror(int(server.url.rpartition(":")[2]), token)
 
 
 @contextmanager

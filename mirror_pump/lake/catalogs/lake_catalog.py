@@ -70,7 +70,7 @@ class NamespaceNotEmpty(LakeError):
     """A namespace with something in it was to be dropped. Nothing was changed."""
 
     def __init__(self, namespace: str, content: str, remedy: str) -> None:
-        super().__init__(f"namespace {namespace} has {content}", remedy)
+        super().__init__(f"namespace {namespace} is not empty: it has {content}", remedy)
 
 
 class LakeCatalog(Protocol):

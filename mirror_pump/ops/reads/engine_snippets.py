@@ -1,4 +1,4 @@
-"""Ready-to-paste settings for reading the mirror with other engines. The tests run every snippet except Trino's.
+"""Settings for reading the mirror with other engines, to paste. Tests run all of them, Trino's in `make trino`.
 
 Snippets never contain a password: they read it from the environment variable PGPASSWORD, as libpq does.
 """
@@ -265,6 +265,8 @@ def _trino(settings: Settings, access: LibpqAccess, namespace: str, name: str) -
         "iceberg.jdbc-catalog.connection-password": f"${{ENV:{PASSWORD}}}",
         "iceberg.jdbc-catalog.schema-version": "V1",
         "iceberg.jdbc-catalog.default-warehouse-dir": settings.require_warehouse(),
+        # The role may not write the catalog, but Trino would write files first.
+        "iceberg.security": "read_only",
     }
     if settings.require_warehouse().startswith("s3://"):
         properties["fs.native-s3.enabled"] = "true"

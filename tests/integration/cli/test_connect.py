@@ -119,3 +119,5 @@ def test_trino_settings_name_the_catalog_that_spark_uses(
     )
     assert "currentSchema=modak" in lines["iceberg.jdbc-catalog.connection-url"]
     assert lines["iceberg.jdbc-catalog.connection-password"] == "${ENV:PGPASSWORD}"
+    # The role that is printed unless another one is asked for could commit.
+    assert lines["iceberg.security"] == "read_only"

@@ -140,7 +140,7 @@ def test_a_pump_serves_the_catalog_at_its_port(mirror: Mirror) -> None:
             if catalog:
                 assert ServedMirror(port).ask(_LOAD).error[0] == 503
             monitor.watch(settings)
-            assert ServedMirror(port).ask(_LOAD).status == status
+            assert ServedMirror(port).send(_LOAD).status == status
             assert json.loads(_get(port, "/healthz"))["status"] == "ok"
 
 

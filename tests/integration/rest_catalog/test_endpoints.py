@@ -12,9 +12,11 @@ from pyiceberg.catalog.rest import (
     ListNamespaceResponse,
     ListTablesResponse,
     NamespaceResponse,
+    RestCatalog,
     TableResponse,
 )
 from pyiceberg.catalog.rest.response import ErrorResponse
+from pyiceberg.exceptions import OAuthError
 
 from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
@@ -173,9 +175,13 @@ def test_what_is_not_there(readonly: ServedMirror, path: str, code: int, text: s
 
 
 def test_tokens_are_configured_not_given(readonly: ServedMirror) -> None:
-    code, _, message = readonly.ask(
-        "/v1/oauth/tokens", "POST", "grant_type=client_credentials&client_secret=s3cr3t"
-    ).error
-    assert code == 404
-    assert "`token`" in message
-    assert "s3cr3t" not in message
+    """In OAuth's form, which clients show."""
+    answer = readonly.ask("/v1/oauth/tokens", "POST", "grant_type=client_credentials&client_secret=s3cr3t")
+    assert answer.status == 400
+    assert "`token`" in answer.document["error_description"]
+    assert b"s3cr3t" not in answer.body
+    with pytest.raises(OAuthError, match="configure the token itself"):
+        RestCatalog(
+            "lake",
+            **{"uri": readonly.uri, "credential": "id:s3cr3t", "oauth2-server-uri": f"{readonly.uri}/v1/oauth/tokens"},
+        )
