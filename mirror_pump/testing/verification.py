@@ -88,6 +88,8 @@ def _verified(database: Database, slot: str, publication: str, warehouse: str) -
         with duckdb_connection() as duckdb:
             engine = ComparisonEngine(tasks, partial(compare_duckdb.compare, duckdb))
             with database.session() as connection:
+                # As the product's connections: JSON of the catalog is read as UTF-8, whatever the database's encoding.
+                connection.execute("SET client_encoding = 'UTF8'")
                 led = is_led(connection, slot)
                 equal = None if led else equal_at_rest(connection, settings, engine)
             if equal is not None:

@@ -150,8 +150,8 @@ def test_a_pump_follows_a_promotion_under_writes(template: Path, warehouse: str)
                 30,
                 "the pump refuses the former primary",
             )
-            servers.primary.stop("immediate")
             streaming = steps.count(Step.STREAMING)
+            servers.primary.stop("immediate")
             await_true(lambda: steps.count(Step.STREAMING) > streaming, 30, "it goes on with the present one")
             after.await_frontier()
             assert pump.error is None
