@@ -132,6 +132,15 @@ class ModePumps:
         """Copies go on, until `hold_copies`: somebody waits for a table to be live."""
         self._gate.let_go()
 
+    def await_live(self, table: str) -> None:
+        """Returns once the table is live. Raises AssertionError with the pump's error if the pump has ended."""
+
+        def is_live() -> bool:
+            self.require_alive()
+            return self._mirror.state(f"public.{table}") == "live"
+
+        await_true(is_live, 90, f"{table} is live")
+
     def terminate(self, spared: Sequence[int]) -> None:
         """Ends connections of one kind, once the pump has started up: until then a lost connection is final. `spared`:
         backends of the test."""

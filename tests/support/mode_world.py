@@ -236,7 +236,7 @@ class ModeWorld:
             self._line = table.line
         if table.kind.streams:
             self._pumps.copy_all()
-            self.mirror.await_live(f"public.{table.name}")
+            self._pumps.await_live(table.name)
 
     def _maintain(self) -> None:
         """Spark compacts and expires whatever it may, at once."""
