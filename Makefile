@@ -59,7 +59,7 @@ demo: $(READY)
 	@$(BIN)/python -m mirror_pump.testing.demo $(ARGS)
 
 # Each worker has a PostgreSQL and a Spark of its own, 3 GB: most tests wait for one of these. WORKERS=0: one test at a time.
-WORKERS ?= 3
+WORKERS ?= 4
 test: $(READY) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS) $(OBJECT_STORE)
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 

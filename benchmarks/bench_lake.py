@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -22,10 +22,10 @@ import pyarrow as pa
 
 from benchmarks.outcome import BenchmarkResult, Line, Options
 from benchmarks.pumping import BenchmarkFailed
-from mirror_pump.lake.catalogs.lake_catalog import MetadataPointer, PointerChange, TableMoved
-from mirror_pump.lake.catalogs.sqlite_catalog import SqliteCatalog
+from mirror_pump.lake.catalogs.lake_catalog import TableMoved
 from mirror_pump.lake.table.row_files import write_rows
 from mirror_pump.lake.table.table import Table
+from tests.support.counting_catalog import CountingCatalog
 
 WRITERS = (1, 4, 16)
 SECONDS = 8
@@ -47,19 +47,6 @@ class WriterCount:
     """Of one commit."""
     exhausted: int
     """Commits that had used up their attempts."""
-
-
-class CountingCatalog(SqliteCatalog):
-    """Counts the attempts that found the pointer moved."""
-
-    conflicts = 0
-
-    def commit(self, changes: Sequence[PointerChange]) -> Sequence[MetadataPointer | None]:
-        try:
-            return super().commit(changes)
-        except TableMoved:
-            self.conflicts += 1
-            raise
 
 
 def run(directory: Path, options: Options) -> BenchmarkResult:

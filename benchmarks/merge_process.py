@@ -8,14 +8,11 @@ copy. A failure is an answer with `error`.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import orjson
+from benchmarks.answering import AnswerRequest, answer_requests
 
 _MEMORY = "2g"
 _COPY = "own.bench.aging"
@@ -28,28 +25,12 @@ WHEN NOT MATCHED AND c.op = 0 THEN
 """
 SUMS = "SELECT count(*), sum(id), sum(balance), sum(length(note)) FROM {}"
 
-Merge = Callable[[dict[str, Any]], dict[str, Any]]
-
 
 def main() -> None:
-    # Spark's output must not get between the answers.
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    merge: Merge | None = None
-    for line in sys.stdin.buffer:
-        request: dict[str, Any] = orjson.loads(line)
-        try:
-            if merge is None:
-                version, merge = _prepared(request)
-                answer: dict[str, Any] = {"version": version}
-            else:
-                answer = merge(request)
-        except Exception as error:  # noqa: BLE001 - the answer to whoever asked; what Spark raises is its own affair
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(orjson.dumps(answer) + b"\n")
+    answer_requests(_prepared)
 
 
-def _prepared(request: dict[str, Any]) -> tuple[str, Merge]:
+def _prepared(request: dict[str, Any]) -> tuple[str, AnswerRequest]:
     """Copies the table, with Iceberg's recommended settings for frequent merges: position deletes, and files are left
     in place."""
     from mirror_pump.engine.spark_runtime.session import ICEBERG_PACKAGE, SparkSettings, jdbc_catalog, spark_session

@@ -7,33 +7,22 @@ answer with `error`.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from benchmarks import engines
+from benchmarks.answering import AnswerRequest, answer_requests
 
 
 def main() -> None:
-    # Output of the engines must not get between the answers.
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    engine: engines.Engine | None = None
-    for line in sys.stdin.buffer:
-        request: dict[str, Any] = orjson.loads(line)
-        try:
-            if engine is None:
-                engine = _started(request)
-                answer: dict[str, Any] = {"version": engine.version}
-            else:
-                answer = _read(engine, request)
-        except Exception as error:  # noqa: BLE001 - the answer to whoever asked; what an engine raises is its own affair
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(orjson.dumps(answer) + b"\n")
+    answer_requests(_prepared)
+
+
+def _prepared(request: dict[str, Any]) -> tuple[str, AnswerRequest]:
+    engine = _started(request)
+    return engine.version, partial(_read, engine)
 
 
 def _started(request: dict[str, Any]) -> engines.Engine:

@@ -9,16 +9,13 @@ pins, and the `result`: CHECKS of engines.py, or the number of rows. A failure i
 from __future__ import annotations
 
 import importlib.metadata
-import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from benchmarks.aging import TABLE
+from benchmarks.answering import AnswerRequest, answer_requests
 from benchmarks.engines import DUCKDB, SPARK, Checks, checks
 
 SUMS, SCAN = "sums", "scan"
@@ -30,23 +27,18 @@ TimedRead = Callable[[str, str], Checks | int]
 
 
 def main() -> None:
-    # Output of the engines must not get between the answers.
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
-    read: TimedRead | None = None
-    for line in sys.stdin.buffer:
-        request: dict[str, Any] = orjson.loads(line)
-        try:
-            if read is None:
-                version, read = (_spark if request["engine"] == "spark" else _duckdb)(request)
-                answer: dict[str, Any] = {"version": version}
-            else:
-                began = time.perf_counter()
-                result = read(request["mode"], request["query"])
-                answer = {"seconds": time.perf_counter() - began, "result": result}
-        except Exception as error:  # noqa: BLE001 - the answer to whoever asked; what an engine raises is its own affair
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(orjson.dumps(answer) + b"\n")
+    answer_requests(_prepared)
+
+
+def _prepared(request: dict[str, Any]) -> tuple[str, AnswerRequest]:
+    version, read = (_spark if request["engine"] == "spark" else _duckdb)(request)
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        began = time.perf_counter()
+        result = read(request["mode"], request["query"])
+        return {"seconds": time.perf_counter() - began, "result": result}
+
+    return version, answer
 
 
 def _spark(request: dict[str, Any]) -> tuple[str, TimedRead]:

@@ -49,6 +49,12 @@ class ConnectionLost(SourceError):
     """The connection to Postgres was lost. Retried with back-off; fatal only when the retries are used up."""
 
 
+class TransientRefusal(SourceError):
+    """Postgres refused a statement for a reason that passes: a lock or object that others held, a deadlock, a lack of
+    memory or disk space, a statement that somebody cancelled, an object that was dropped while it was looked at.
+    Retried."""
+
+
 class UnsendableRow(ConnectionLost):
     """The server cannot print a row, which ends the stream on every attempt. The pump skips the row's transaction and
     copies again all tables that the transaction may have changed."""

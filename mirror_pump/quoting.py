@@ -57,3 +57,12 @@ def spark_identifier(name: str) -> str:
 def spark_literal(text: str) -> str:
     """The text as a literal of Spark."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+_NAME_BYTES = 63
+"""NAMEDATALEN - 1 of the server."""
+
+
+def shortened(name: str, suffix: str) -> str:
+    """The name with the suffix, cut before it to the length of PostgreSQL's names."""
+    return name.encode()[: _NAME_BYTES - len(suffix.encode())].decode(errors="ignore") + suffix

@@ -85,3 +85,18 @@ class ServiceThread:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class ThreadedService:
+    """Base of what works in a thread of its own, `_thread`. As a context manager, it works during the block."""
+
+    _thread: ServiceThread
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.stop()

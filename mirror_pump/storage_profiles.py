@@ -52,7 +52,7 @@ def overlapping(profile: StorageProfile, others: Iterable[StorageProfile]) -> St
     """Another profile whose warehouse lies within this one's, or the other way round. A location would have two
     profiles."""
     for other in others:
-        apart = other.name == profile.name or not (other.warehouse and profile.warehouse)
-        if not apart and (other.holds(profile.warehouse) or profile.holds(other.warehouse)):
+        comparable = other.name != profile.name and other.warehouse and profile.warehouse
+        if comparable and (other.holds(profile.warehouse) or profile.holds(other.warehouse)):
             return other
     return None

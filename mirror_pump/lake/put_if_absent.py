@@ -70,6 +70,23 @@ def require_put_if_absent(directory: str, storage: StorageOptions) -> None:
         raise _no_conditions(directory, "ignores")
 
 
+class ProbedStore:
+    """The store of a directory, which has to create only what is absent. It is probed once, before the first commit:
+    not every way to it need be like the one by which the directory was made. Threads may share it."""
+
+    def __init__(self, directory: str, storage: StorageOptions) -> None:
+        """`directory`: its URI, which need not exist yet."""
+        self._directory = directory
+        self._storage = storage
+        self._probed = False
+
+    def require(self) -> None:
+        """Raises LakeError unless the store refuses a second PUT; asks it the first time only."""
+        if not self._probed:
+            require_put_if_absent(self._directory, self._storage)
+            self._probed = True
+
+
 def _no_conditions(location: str, verb: str) -> LakeError:
     return LakeError(
         f"the object store of {location} {verb} If-None-Match, so writers would overwrite each other's commits",

@@ -114,7 +114,7 @@ GAUGES = (
         "Tables whose retention has stopped until somebody has looked",
         _single(
             lambda status: sum(
-                each.retention is not None and each.retention.stopped is not None for each in status.tables
+                table.retention is not None and table.retention.stopped is not None for table in status.tables
             )
         ),
     ),

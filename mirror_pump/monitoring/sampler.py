@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.monitoring.history import INTERVAL, StatusHistory, StatusSample
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.status.status_report import MirrorStatus
-from mirror_pump.service_thread import ServiceThread
+from mirror_pump.service_thread import ServiceThread, ThreadedService
 from mirror_pump.telemetry import get_logger, redact
 
 _FULL_INTERVAL = 60.0
@@ -58,7 +57,7 @@ class StatusReading:
         return self.status.lag_seconds + (self.age if self.age > 2 * INTERVAL else 0.0)
 
 
-class StatusSampler:
+class StatusSampler(ThreadedService):
     """Enter it to start reading. `reading` and `fresh` may be called in any thread."""
 
     def __init__(self, settings: Settings, changes: Callable[[], int]) -> None:
@@ -74,15 +73,6 @@ class StatusSampler:
         self._changed = threading.Condition()
         self._thread = ServiceThread("status", self._run, stop_within=_PATIENCE)
         self._log = get_logger("status")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.stop()
 
     @property
     def reading(self) -> StatusReading:

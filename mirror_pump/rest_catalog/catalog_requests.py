@@ -33,7 +33,7 @@ class CatalogRequest:
 
     @property
     def sent(self) -> JsonValue:
-        """The body. Raises ProtocolError if it is no JSON object."""
+        """The body. Raises ProtocolError if it is no JSON."""
         try:
             found: JsonValue = orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
@@ -42,9 +42,13 @@ class CatalogRequest:
 
 
 def sent_document(kind: type[_Sent], document: JsonValue) -> _Sent:
+    """The document as an object of this kind. Raises ProtocolError, which names the properties that do not fit."""
     try:
         return kind.model_validate(document)
     except ValidationError as error:
+        reasons = [f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()]
+        raise bad_request(f"the request cannot be understood: {'; '.join(reasons)[:1000]}") from error
+    except (ValueError, TypeError) as error:
         raise bad_request(f"the request cannot be understood: {str(error)[:500]}") from error
 
 

@@ -68,7 +68,7 @@ class CatalogEndpoints:
 
     async def openapi(self, _: Request) -> Response:
         """The document of all that is served here, in the warehouses that can be written to."""
-        return JSONResponse(openapi_document((*ENDPOINTS, *WRITE_ENDPOINTS, TRANSACTION_ENDPOINT)))
+        return JSONResponse(openapi_document(ALL_ENDPOINTS))
 
     async def serve(self, request: Request) -> Response:
         """Answer any request below CATALOG_PATH."""
@@ -88,7 +88,7 @@ class CatalogEndpoints:
         method = request.method
         if not self.sources:
             raise ProtocolError(503, "ServiceUnavailableException", "the catalog waits for its database: try again")
-        for endpoint in (*ENDPOINTS, *WRITE_ENDPOINTS, TRANSACTION_ENDPOINT):
+        for endpoint in ALL_ENDPOINTS:
             parts = endpoint.match(method, segments)
             if parts is not None:
                 return endpoint.answer(self, CatalogRequest(parts, *_read(request, endpoint), body))
@@ -316,6 +316,7 @@ TRANSACTION_ENDPOINT = Endpoint(
     refuses=(404, 409),
 )
 """And in one whose catalog changes several tables at once."""
+ALL_ENDPOINTS = (*ENDPOINTS, *WRITE_ENDPOINTS, TRANSACTION_ENDPOINT)
 
 
 def _read(request: Request, endpoint: Endpoint[CatalogEndpoints]) -> tuple[Mapping[str, str], Mapping[str, str]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import JsonValue
 
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.catalogs.lake_catalog import (
@@ -16,6 +15,7 @@ from mirror_pump.lake.catalogs.lake_catalog import (
     TableMoved,
 )
 from mirror_pump.lake.table.table import Table
+from mirror_pump.rest_catalog.catalog_requests import sent_document
 from mirror_pump.rest_catalog.catalog_source import (
     LEVELS,
     AttachedWarehouse,
@@ -35,8 +35,6 @@ from mirror_pump.rest_catalog.protocol import (
     table_exists,
 )
 from mirror_pump.rest_catalog.table_commits import CreateTableRequest, TableCommits, TableUpdates, UpdateTableRequest
-
-_Sent = TypeVar("_Sent", bound=BaseModel)
 
 
 class LakeCatalogSource:
@@ -114,7 +112,7 @@ class LakeCatalogView:
             raise no_such_namespace(namespace)
 
     def create(self, namespace: str, body: JsonValue) -> FoundTable | PreparedTable:
-        request = _parsed(CreateTableRequest, body)
+        request = sent_document(CreateTableRequest, body)
         table = _required(namespace, request.name)
         if namespace not in self.namespaces():
             raise no_such_namespace(namespace)
@@ -130,7 +128,7 @@ class LakeCatalogView:
 
     def commit(self, changes: Sequence[SentChange]) -> Sequence[FoundTable]:
         parsed = [
-            TableUpdates(_required(change.namespace, change.name), _parsed(UpdateTableRequest, change.body))
+            TableUpdates(_required(change.namespace, change.name), sent_document(UpdateTableRequest, change.body))
             for change in changes
         ]
         if len({change.table for change in parsed}) < len(parsed):
@@ -162,13 +160,3 @@ def _required(namespace: str, name: str) -> TableIdentifier:
             " begin with _, or have a dot or a slash"
         )
     return found
-
-
-def _parsed(kind: type[_Sent], body: JsonValue) -> _Sent:
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        reasons = [f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()]
-        raise bad_request(f"the request cannot be understood: {'; '.join(reasons)[:1000]}") from error
-    except (ValueError, TypeError) as error:
-        raise bad_request(f"the request cannot be understood: {str(error)[:500]}") from error

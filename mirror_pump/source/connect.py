@@ -20,7 +20,7 @@ import psycopg
 from psycopg import conninfo, pq
 from psycopg.pq.abc import PGconn
 
-from mirror_pump.errors import ConnectionLost, SourceError, UsageError, one_line_of
+from mirror_pump.errors import ConnectionLost, SourceError, TransientRefusal, UsageError, one_line_of
 from mirror_pump.quoting import identifier
 from sql import queries
 
@@ -66,7 +66,11 @@ PINNED_SETTINGS: dict[str, str] = {
 
 UNLIMITED_TRANSACTIONS = queries("server")["unlimited_transactions"]
 """One more limit for interactive users. Servers before 17 do not know it, and would refuse it in a startup packet. It
-also ends a walsender that takes longer to decode a transaction, again on each attempt."""
+also ends a walsender that takes longer to decode a transaction, again on each attempt. For drivers that do not tell the
+server's version."""
+_LIMITED_SINCE = 170000
+_UNLIMITED = b"SET transaction_timeout = 0"
+"""The same for such servers. A fifth of the CPU that a connection costs the server would go into planning the query."""
 
 PINNED_FOR_VALUES: dict[str, str] = {
     # regclass and similar types print a schema name only for relations outside of the search path.
@@ -95,10 +99,29 @@ _CONNECTION_DEFAULTS: dict[str, str] = {
 _LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
 """Shutdown, crash, start-up, and time-outs that end the session. Like class 08, they call for a new connection."""
 
+TRANSIENT_SQLSTATES = (
+    # Transaction rollback: a deadlock, a serialization failure.
+    "40",
+    # Insufficient resources.
+    "53",
+    # An object in use, a lock that was not granted in time.
+    "55006",
+    "55P03",
+    # A cancelled statement, or one that took too long.
+    "57014",
+    # System errors: input and output, files.
+    "58",
+    # Internal errors. This is what catalog functions raise for an object that is dropped while they look at it.
+    "XX000",
+)
+"""Beginnings of the SQLSTATEs of refusals whose reason may be gone at the next attempt."""
+
 CONNECTS_AGAIN = "mirror-pump connects again by itself"
 """What to do about a connection that was lost while the server seems to be there."""
 RECONNECTS = "mirror-pump reconnects by itself; if it does not succeed, see the server's log"
 """What to do about a lost connection of which nothing else is known."""
+
+_PASSES = "the reason may have passed: try again, as a pump does by itself; otherwise see the server's log"
 
 _READ_ONLY = "25006"
 """The server is a standby: our sessions are never read-only otherwise. It may be promoted, or the next attempt may find
@@ -133,7 +156,7 @@ def connect(dsn: str, *, autocommit: bool = False, application_name: str = "mirr
         text = _conninfo(dsn, _PINNED_FOR_ANSWERS, application_name=application_name)
         connection = psycopg.connect(text, autocommit=autocommit)
         # Below psycopg, which would begin a transaction.
-        connection.pgconn.exec_(UNLIMITED_TRANSACTIONS.encode())
+        _lift_limits(connection.pgconn)
         return connection
     except psycopg.Error as error:
         raise _connect_error(str(error), dsn) from error
@@ -175,10 +198,15 @@ def replication_connect(dsn: str, *, application_name: str = "mirror-pump-stream
 def _without_limits(connection: PGconn) -> str:
     """Lift limits for interactive users. Return the error; empty if there is none."""
     try:
-        connection.exec_(UNLIMITED_TRANSACTIONS.encode())
+        _lift_limits(connection)
     except psycopg.Error as error:
         return str(error)
     return ""
+
+
+def _lift_limits(connection: PGconn) -> None:
+    if connection.server_version >= _LIMITED_SINCE:
+        connection.exec_(_UNLIMITED)
 
 
 def _servers(text: str) -> list[str]:
@@ -257,7 +285,7 @@ def acting_as(connection: psycopg.Connection[Any], role: str | None) -> Iterator
 
 @contextmanager
 def source_errors(doing: str) -> Iterator[None]:
-    """Converts psycopg errors of the block to ConnectionLost or SourceError. `doing` completes "while ..."."""
+    """Converts psycopg errors of the block as `as_source_error` does. `doing` completes "while ..."."""
     try:
         yield
     except psycopg.Error as error:
@@ -265,7 +293,8 @@ def source_errors(doing: str) -> Iterator[None]:
 
 
 def as_source_error(error: psycopg.Error, doing: str) -> SourceError:
-    """ConnectionLost if a new connection may cure `error`, else SourceError, for the caller to raise."""
+    """ConnectionLost if a new connection may cure `error`, TransientRefusal if another attempt may, else SourceError,
+    for the caller to raise."""
     detail = one_line_of(error)
     if error.sqlstate == _READ_ONLY:
         return ConnectionLost(
@@ -278,6 +307,8 @@ def as_source_error(error: psycopg.Error, doing: str) -> SourceError:
             f"the connection to Postgres was lost while {doing}: {detail}",
             RECONNECTS,
         )
+    if (error.sqlstate or "").startswith(TRANSIENT_SQLSTATES):
+        return TransientRefusal(f"Postgres refused while {doing}: {detail}", _PASSES)
     return SourceError(f"Postgres refused while {doing}: {detail}", _remedy_for(error.sqlstate))
 
 

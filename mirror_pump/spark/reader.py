@@ -26,6 +26,7 @@ from mirror_pump.model import Lsn, TierKind, parse_lsn
 from mirror_pump.ops.missing_files import explain_failed_read
 from mirror_pump.ops.reads.hybrid_reads import Split, hybrid_reads
 from mirror_pump.ops.reads.query import Query, plain_reads
+from mirror_pump.ops.reads.read_scope import ReadScope
 from mirror_pump.ops.reads.table_reads import LakeSide, Point, ReadMode, TableRead
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.pipeline.lake_storage import lake_storage
@@ -106,12 +107,7 @@ def read(
         # The heap is read in executors.
         own_dsn = portable_dsn(complete_settings.require_dsn(), connection)
     complete_settings = complete_settings.model_copy(update={"dsn": own_dsn})
-    moments: list[ConsistentSnapshot] = []
     with ExitStack() as stack:
-
-        def enter(moment: ConsistentSnapshot) -> ConsistentSnapshot:
-            moments.append(stack.enter_context(moment))
-            return moment
 
         def stopped() -> bool:
             # SparkContext.stop() sets it to None.
@@ -121,21 +117,20 @@ def read(
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
         least = None if lsn is None else Lsn(lsn)
+        scope = ReadScope(complete_settings, storage, stack, warn, stopped)
         try:
             if wanted is ReadMode.HYBRID:
-                (table_read,) = hybrid_reads(
-                    complete_settings, ids, least, max_wait, split, storage, enter, warn, stopped
-                )
+                (table_read,) = hybrid_reads(scope, ids, least, max_wait, split)
             else:
                 query = Query("", wanted, min_lsn=least, max_wait=max_wait)
-                (table_read,) = plain_reads(complete_settings, query, ids, storage, enter, warn, stopped)
+                (table_read,) = plain_reads(scope, query, ids)
         except FileMissing:
             explain_failed_read(complete_settings.require_dsn(), ids, storage)
             raise
         frame = _frame(spark, complete_settings, table_read, partitions or context.defaultParallelism, storage)
         pinned = PinnedDataFrame(frame._jdf, frame.sparkSession)
         pinned.read = table_read
-        pinned._moments = tuple(moments)
+        pinned._moments = tuple(scope.moments)
         pinned._release = stack.pop_all().close
     return pinned
 

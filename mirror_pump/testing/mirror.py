@@ -269,7 +269,8 @@ class Mirror:
     def assert_equal(self, *tables: str) -> None:
         """Fails unless heap and lake hold the same rows, each once. Nobody may write meanwhile."""
         for table in tables:
-            assert_same(self.heap(table), self.lake(table), f"{table} at frontier {format_lsn(self.frontier())}")
+            where = f"{table}, {self.state(table)}, at frontier {format_lsn(self.frontier())}"
+            assert_same(self.heap(table), self.lake(table), where)
 
     def assert_sound(self) -> None:
         """Fails if the frontier ever moved back, a chunk was published twice, or the slot is ahead of the frontier."""

@@ -5,33 +5,30 @@
 -- (SECURITY DEFINER) neither plans a statement about a user's table nor handles values of users' types: as_owner() does that, by a
 -- function that belongs to the table's owner. There is one for each owner, named owner_ and the owner's OID.
 
--- The name of the function that runs statements as the owner of a relation. Creates it if it is missing or was altered: its owner
--- may alter and drop it, but not replace it, which takes CREATE on schema modak. One that is made SECURITY INVOKER refuses by
--- itself to run as anybody else. Only the owner of schema modak may call it.
-CREATE OR REPLACE FUNCTION modak.owner_function(relation oid) RETURNS name
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- Makes or replaces a function of schema modak that belongs to a relation's owner and runs with the owner's rights. `named`: its name
+-- with the types of its arguments; `declared`: its name and parameters; `settings`: its SET clauses; `head`: options of PL/pgSQL. Its
+-- owner may alter and drop it, but not replace it, which takes CREATE on schema modak. The body is for one owner; it refuses by itself
+-- to run as anybody else, as one would that is made SECURITY INVOKER. Only the owner of schema modak may call the function.
+CREATE OR REPLACE FUNCTION modak.give_function(owner oid, named text, declared text, settings text, head text, body text)
+RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    owner CONSTANT oid := (SELECT c.relowner FROM pg_class c WHERE c.oid = relation);
-    wanted CONSTANT name := 'owner_' || coalesce(owner, 0);
-    present CONSTANT oid := to_regprocedure(format('modak.%I(text, anyelement)', wanted));
-    -- Names here are looked up along a search_path that the owner may have set.
-    body CONSTANT text := format($body$
-BEGIN
+    role CONSTANT name := pg_get_userbyid(owner);
+    -- Names here are looked up along a search_path that the function's owner may have set.
+    whole CONSTANT text := format($body$
+%sBEGIN
     IF pg_catalog.pg_get_userbyid(%L::pg_catalog.oid) OPERATOR(pg_catalog.<>) current_user THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = 'it runs as its owner only';
     END IF;
-    EXECUTE statement INTO tier, pk, op, image USING given;
-END $body$, owner);
-    role CONSTANT name := pg_get_userbyid(owner);
+    %s
+END $body$, head, owner, body);
     lent boolean;
 BEGIN
-    IF owner IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'undefined_table', MESSAGE = format('relation %s does not exist', relation);
-    END IF;
     -- A transaction may have a snapshot from before the function was created.
-    IF present IS NOT NULL AND NOT EXISTS (SELECT FROM pg_proc p WHERE p.oid = present
-                                              AND NOT (p.prosecdef AND p.proowner = owner AND p.prosrc = body)) THEN
-        RETURN wanted;
+    IF to_regprocedure(named) IS NOT NULL AND NOT EXISTS (
+           SELECT FROM pg_proc p WHERE p.oid = to_regprocedure(named)
+              AND NOT (p.prosecdef AND p.proowner = owner AND p.prosrc = whole)) THEN
+        RETURN;
     END IF;
     IF NOT has_schema_privilege(owner, 'modak', 'USAGE') THEN
         EXECUTE format('GRANT USAGE ON SCHEMA modak TO %I', role);
@@ -41,15 +38,29 @@ BEGIN
     IF lent THEN
         EXECUTE format('GRANT CREATE ON SCHEMA modak TO %I', role);
     END IF;
-    EXECUTE format('CREATE OR REPLACE FUNCTION modak.%I(statement text, given anyelement, OUT tier bigint, OUT pk text,'
-                   ' OUT op smallint, OUT image jsonb) LANGUAGE plpgsql SECURITY DEFINER'
-                   ' SET search_path = pg_catalog, pg_temp AS %L', wanted, body);
-    EXECUTE format('REVOKE EXECUTE ON FUNCTION modak.%I(text, anyelement) FROM PUBLIC', wanted);
-    EXECUTE format('ALTER FUNCTION modak.%I(text, anyelement) OWNER TO %I', wanted, role);
-    EXECUTE format('GRANT EXECUTE ON FUNCTION modak.%I(text, anyelement) TO %I', wanted, current_user);
+    EXECUTE format('CREATE OR REPLACE FUNCTION %s LANGUAGE plpgsql SECURITY DEFINER %s AS %L', declared, settings, whole);
+    EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', named);
+    EXECUTE format('ALTER FUNCTION %s OWNER TO %I', named, role);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %I', named, current_user);
     IF lent THEN
         EXECUTE format('REVOKE CREATE ON SCHEMA modak FROM %I', role);
     END IF;
+END $$;
+
+-- The name of the function that runs statements as the owner of a relation. Creates it if it is missing or was altered.
+CREATE OR REPLACE FUNCTION modak.owner_function(relation oid) RETURNS name
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    owner CONSTANT oid := (SELECT c.relowner FROM pg_class c WHERE c.oid = relation);
+    wanted CONSTANT name := 'owner_' || coalesce(owner, 0);
+BEGIN
+    IF owner IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'undefined_table', MESSAGE = format('relation %s does not exist', relation);
+    END IF;
+    PERFORM modak.give_function(
+        owner, format('modak.%I(text, anyelement)', wanted),
+        format('modak.%I(statement text, given anyelement, OUT tier bigint, OUT pk text, OUT op smallint, OUT image jsonb)', wanted),
+        'SET search_path = pg_catalog, pg_temp', '', 'EXECUTE statement INTO tier, pk, op, image USING given;');
     RETURN wanted;
 END $$;
 
@@ -86,5 +97,5 @@ BEGIN
     RETURN newest;
 END $$;
 
-REVOKE EXECUTE ON FUNCTION modak.owner_function(oid), modak.as_owner(oid, text, anyelement), modak.holds_rows(oid),
-    modak.newest_tier(oid, name) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION modak.give_function(oid, text, text, text, text, text), modak.owner_function(oid),
+    modak.as_owner(oid, text, anyelement), modak.holds_rows(oid), modak.newest_tier(oid, name) FROM PUBLIC;

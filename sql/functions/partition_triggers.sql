@@ -57,7 +57,9 @@ SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_
 DECLARE
     id CONSTANT bigint := TG_ARGV[0];
     kind CONSTANT text := TG_ARGV[4];
-    held text;
+    number CONSTANT int := TG_ARGV[2];
+    keys CONSTANT int[] := TG_ARGV[3];
+    shape text;
     former record;
     present record;
     key text;
@@ -80,20 +82,17 @@ BEGIN
         RETURN NULL;
     END IF;
     IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        -- Its snapshot may show another shape than the partition has.
         PERFORM modak.refuse_outdated(TG_RELID);
-    END IF;
-    IF TG_OP = 'UPDATE' THEN
-        -- Most of the trigger's time goes into planning these statements, and few updates change a key.
-        held := modak.held_image_of_two(TG_RELID, TG_ARGV[2]::int, TG_ARGV[3]::int[]);
-        SELECT * INTO present FROM modak.as_owner(TG_RELID, held, ARRAY[NEW, OLD]);
-        other_key := present.op >= 2;
-        present.op := present.op % 2;
-    END IF;
-    IF TG_OP = 'INSERT' OR other_key THEN
-        held := modak.held_image(TG_RELID, TG_ARGV[2]::int, TG_ARGV[3]::int[]);
+    ELSE
+        shape := modak.row_shape(TG_RELID, TG_ARGV[2], TG_ARGV[3]);
     END IF;
     IF TG_OP = 'INSERT' THEN
-        SELECT * INTO present FROM modak.as_owner(TG_RELID, held, NEW);
+        SELECT * INTO present FROM modak.held_row(TG_RELID, shape, number, keys, NEW, NEW);
+    ELSIF TG_OP = 'UPDATE' THEN
+        SELECT * INTO present FROM modak.held_row(TG_RELID, shape, number, keys, NEW, OLD);
+        other_key := present.op >= 2;
+        present.op := present.op % 2;
     END IF;
     IF TG_OP <> 'DELETE' THEN
         key := present.pk;
@@ -103,13 +102,13 @@ BEGIN
         END IF;
     END IF;
     IF other_key THEN
-        SELECT * INTO former FROM modak.as_owner(TG_RELID, held, OLD);
+        SELECT * INTO former FROM modak.held_row(TG_RELID, shape, number, keys, OLD, OLD);
         IF key IS DISTINCT FROM former.pk THEN
             PERFORM modak.put_change(kind, id, TG_ARGV[1], former.pk, former.op, former.tier, former.image);
         END IF;
     END IF;
     IF TG_OP <> 'DELETE' THEN
-        PERFORM modak.put_change(kind, id, TG_ARGV[1], present.pk, present.op, present.tier, present.image);
+        PERFORM modak.put_change(kind, id, TG_ARGV[1], key, present.op, present.tier, present.image);
     END IF;
     RETURN NULL;
 END $$;
@@ -187,14 +186,6 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- SQL that returns 1 if two rows, $1[1] and $1[2], differ in the key's columns, and NULL otherwise.
-CREATE OR REPLACE FUNCTION modak.key_changed(leaf oid, keys int[]) RETURNS text
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-SELECT 'SELECT CASE WHEN ' || string_agg(format('format(''%%s'', ($1)[1].%1$I) <> format(''%%s'', ($1)[2].%1$I)', a.attname), ' OR ')
-       || ' THEN 1 END'
-  FROM pg_attribute a WHERE a.attrelid = leaf AND a.attnum = ANY (keys)
-$$;
-
 -- On the DEFAULT partition: moves a row below the cut-line to modak.delta, as other triggers have left it, and refuses any
 -- other row. Rows of a labelled load stay until modak.settle_load() moves them. The DELETE fires triggers of the table's owner, with the owner's rights.
 CREATE OR REPLACE FUNCTION modak.route_old_row() RETURNS trigger
@@ -231,7 +222,8 @@ BEGIN
     matched := modak.key_match(TG_RELID, keys, '($1)');
     IF TG_OP = 'UPDATE' THEN
         SELECT o.tier IS NULL INTO unchanged
-          FROM modak.as_owner(TG_RELID, modak.key_changed(TG_RELID, keys), ARRAY[OLD, NEW]) o;
+          FROM modak.as_owner(TG_RELID, format('SELECT CASE WHEN %s THEN 1 END',
+                                                modak.key_differs(TG_RELID, keys, '($1)[1]', '($1)[2]')), ARRAY[OLD, NEW]) o;
         IF unchanged THEN
             -- Changed by a trigger that fired before this one. This trigger fires again for that change.
             RETURN NULL;

@@ -130,7 +130,8 @@ BEGIN
       INTO listed, checked, typed
       FROM modak.payload_columns(relation, numbers) c
       JOIN pg_attribute a ON a.attrelid = relation AND a.attnum = c.attnum;
-    further := format(' CROSS JOIN LATERAL (SELECT to_jsonb(s) FROM (SELECT %s) s) AS i(payload)', listed);
+    -- Not to_jsonb(s), which would be that of a column named s.
+    further := format(' CROSS JOIN LATERAL (SELECT to_jsonb(s.*) FROM (SELECT %s) s) AS i(payload)', listed);
     expression := 'i.payload';
     IF checked IS NULL THEN
         RETURN;
@@ -170,12 +171,19 @@ BEGIN
                   modak.row_image(leaf, tier, keys, true, 't'), modak.key_match(leaf, keys, from_row));
 END $$;
 
--- As held_image(), of the first of two rows, $1[1] and $1[2]. The op is 2 higher if their keys differ.
-CREATE OR REPLACE FUNCTION modak.held_image_of_two(leaf oid, tier int, keys int[]) RETURNS text
+-- The SQL condition that two rows differ in the key's columns.
+CREATE OR REPLACE FUNCTION modak.key_differs(leaf oid, keys int[], one text, other text) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT string_agg(format('format(''%%s'', %2$s.%1$I) <> format(''%%s'', %3$s.%1$I)', a.attname, one, other), ' OR ')
+  FROM pg_attribute a WHERE a.attrelid = leaf AND a.attnum = ANY (keys)
+$$;
+
+-- As held_image(), of the first of two rows. The op is 2 higher if their keys differ.
+CREATE OR REPLACE FUNCTION modak.held_image_of_two(leaf oid, tier int, keys int[], one text, other text) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN format('SELECT h.tier, h.pk, (h.op + 2 * coalesce((%s), 0))::smallint, h.image FROM (%s) h',
-                  modak.key_changed(leaf, keys), modak.held_image(leaf, tier, keys, '(($1)[1])'));
+    RETURN format('SELECT h.tier, h.pk, (h.op + CASE WHEN %s THEN 2 ELSE 0 END)::smallint, h.image FROM (%s) h',
+                  modak.key_differs(leaf, keys, one, other), modak.held_image(leaf, tier, keys, format('(%s)', one)));
 END $$;
 
 -- Corrections between two tier values, with their keys as texts, and how the heap partition differs from each: the row is
@@ -200,4 +208,14 @@ BEGIN
         ' ON true WHERE d.table_id = $1 AND d.tier_key >= $2 AND d.tier_key < $3',
         texts, leaf::regclass, modak.row_image(leaf, tier, keys, true, 't'), modak.key_match(leaf, keys, 'k'))
       USING root::bigint, lo, hi;
+END $$;
+
+-- Functions that contain these statements as they were (modak.make_held_function) are made anew by the pump.
+DO $$
+DECLARE
+    made regprocedure;
+BEGIN
+    FOR made IN SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'modak'::regnamespace AND p.proname ~ '^held_[0-9]+$' LOOP
+        EXECUTE format('DROP FUNCTION %s', made);
+    END LOOP;
 END $$;

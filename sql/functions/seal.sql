@@ -15,6 +15,10 @@ BEGIN
     IF name IS NULL OR partition.state <> 'hot' THEN
         RETURN format('partition %s is not there, or is being sealed', held_by);
     END IF;
+    -- Before the lock for which writers wait.
+    EXECUTE format('LOCK TABLE ONLY %s IN ACCESS SHARE MODE', name);
+    PERFORM modak.make_held_function(partition.relation_id::oid, n.tier, n.keys)
+       FROM modak.key_numbers(id::oid, partition.relation_id::oid) n;
     EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', name);
     PERFORM modak.retain_triggers(id::oid, partition.relation_id::oid, held_by, 'capture');
     UPDATE modak.partitions

@@ -59,6 +59,10 @@ SELECT p.partstrat::text AS strategy, p.partnatts::int AS columns, a.attname AS 
   LEFT JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_type bt ON bt.oid = t.typbasetype AND t.typtype = 'd'
  WHERE p.partrelid = %(table_id)s::bigint::oid;
 
+-- name: registered
+-- Keeps the table's registration until the end of the transaction. No row: it has ended, or is another one.
+SELECT FROM modak.mirror_tables WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s FOR KEY SHARE;
+
 -- name: enter
 INSERT INTO modak.partitions (table_id, partition_id, tier_key_lo, tier_key_hi, state, relation_id, reason, advanced_xid)
 SELECT %(table_id)s,
@@ -130,7 +134,7 @@ UPDATE modak.partitions
 -- name: unproven
 -- A partition that has to be proven, for the first time or again.
 UPDATE modak.partitions SET state = 'tiering', proven_at = NULL
- WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s;
+ WHERE table_id = %(table_id)s AND partition_id = %(partition_id)s AND state IN ('tiering', 'tiered');
 
 -- name: drop
 SELECT modak.drop_proven(%(table_id)s::bigint, %(partition_id)s::text, %(detach)s::boolean);
@@ -218,6 +222,9 @@ WITH swept AS (
 INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, details)
 SELECT gen_random_uuid(), table_id, 'retention', 'done', jsonb_build_object('kind', 'pins expired', 'pins', count(*))
   FROM swept GROUP BY table_id;
+
+-- name: sweep_functions
+SELECT modak.sweep_held_functions(%(slot)s);
 
 -- name: prune
 DELETE FROM modak.op_log o USING modak.mirror_tables m

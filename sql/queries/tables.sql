@@ -1,5 +1,9 @@
 -- Registrations of mirrored tables (mirror_pump/source/catalog/tables.py, ops/register/unregistration.py).
 
+-- name: columns_now
+-- The columns of a table in the catalog, which stay so until the transaction ends: a publish that changes them waits.
+SELECT columns FROM modak.mirror_tables WHERE table_id = %(table_id)s FOR SHARE;
+
 -- name: select
 -- All columns of mirrored tables. The program appends a condition.
 SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn,

@@ -7,7 +7,7 @@ GRANT SELECT ON ALL TABLES IN SCHEMA modak TO :"pump";
 GRANT USAGE ON ALL SEQUENCES IN SCHEMA modak TO :"pump";
 -- All functions, but those by which the admin runs statements with the rights of tables' owners (modak.owner_function).
 SELECT format('GRANT EXECUTE ON FUNCTION %s TO %I', p.oid::regprocedure, :'pump') FROM pg_proc p
- WHERE p.pronamespace = 'modak'::regnamespace AND p.proname !~ '^owner_[0-9]+$' \gexec
+ WHERE p.pronamespace = 'modak'::regnamespace AND p.proname !~ '^(owner|held)_[0-9]+$' \gexec
 
 -- Registrations and the position of the slot change, but the pump neither makes nor ends them.
 GRANT UPDATE ON modak.tables, modak.mirror_tables, modak.mirror_slots, modak.mirror_shapes TO :"pump";

@@ -219,7 +219,7 @@ def test_a_keep_heap_table_tiers_the_same_way_minus_the_drop(modes: TableModes) 
         assert table.cut == low + WIDTH
         assert table.attached() == before | {table.partition(table.partitions - 1)}
         assert table.history(leaving) == ["sealing", "tiering", "tiered"]
-        assert "dropped" not in table.states()
+        assert "dropped" not in table.own_states()
         for number in range(table.partitions):
             at, key = number * WIDTH + 3, next(modes.keys)
             table.both(f"INSERT INTO {{}} VALUES ({at}, {key}, 0, 'new'), ({at}, {key} + 100000, 0, 'new')")

@@ -142,6 +142,13 @@ def test_an_object_store_without_conditions_is_refused(store: S3Server, kind: st
     assert not [key for key in store.objects if key.endswith(".json")]
 
 
+def test_a_new_log_probes_its_store_once(store: S3Server) -> None:
+    """A second probe would refuse what the store has become."""
+    catalog = place_in(store, "log").open()
+    store.conditions = False
+    Table.create(catalog, NAME, ROWS)
+
+
 @pytest.mark.parametrize("kind", ["path", "log"])
 def test_writers_in_an_object_store(store: S3Server, kind: str) -> None:
     place = place_in(store, kind)

@@ -27,6 +27,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
 from mirror_pump.ops.reads.query import Query, open_query, plain_reads
+from mirror_pump.ops.reads.read_scope import ReadScope
 from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.ops.reads.views import create_view, fill_heaps
 from mirror_pump.ops.retain.retention import resume
@@ -82,7 +83,7 @@ def _seam_in_duckdb(mirror: Mirror, statement: str, table: str = "public.events"
     ids = [TableId(mirror.database.rows("SELECT %s::regclass::oid::bigint", (table,))[0][0])]
     storage = StorageOptions(mirror.settings.storage_properties, fsync=False)
     with ExitStack() as stack:
-        (read,) = plain_reads(mirror.settings, Query(statement), ids, storage, stack.enter_context, print)
+        (read,) = plain_reads(ReadScope(mirror.settings, storage, stack, print), Query(statement), ids)
         duckdb = stack.enter_context(open_duckdb())
         made = create_view(duckdb, read)
         duckdb.execute(f"CREATE SCHEMA public; CREATE VIEW {table} AS FROM {made}")

@@ -31,7 +31,17 @@ from mirror_pump.testing.verification import assert_verified
 from tests.support.maintenance import Maintained, age
 from tests.support.pipeline import writing
 from tests.support.retention_table import WIDTH, Row, at_once, run
-from tests.support.seam_scene import HANDLES, PIN, RELEASE, STORAGE, SeamScene, by_pyiceberg, canonical, repeatable
+from tests.support.seam_scene import (
+    HANDLES,
+    PIN,
+    RELEASE,
+    STORAGE,
+    SeamScene,
+    by_pyiceberg,
+    canonical,
+    pin_handles,
+    repeatable,
+)
 from tests.support.seam_scene import scene as running_scene
 
 if TYPE_CHECKING:
@@ -60,7 +70,6 @@ def test_a_conforming_read_is_a_consistent_point_in_time_view(scene: SeamScene, 
     """Step by step. All of it in one REPEATABLE READ transaction, so that the model shows the same point in time. A pin
     that is deleted is committed before; then its cut-line and the published snapshot are the ones that are read,
     whatever has moved since."""
-    where = {"table_oid": scene.table_oid}
     stale = 0
     with scene.busy():
         for turn in scene.advancing():
@@ -71,11 +80,7 @@ def test_a_conforming_read_is_a_consistent_point_in_time_view(scene: SeamScene, 
                 if ended_by == "never pinned":
                     t, s, location, snapshot = scene.seam(connection)
                 else:
-                    pinned = connection.execute(PIN, where).fetchone()
-                    handles = connection.execute(HANDLES, where).fetchone()
-                    assert pinned is not None
-                    assert handles is not None
-                    (pin, t, s), (location, snapshot) = pinned, handles
+                    pin, (t, s, location, snapshot) = pin_handles(connection, scene.table_oid)
                 assert str(s) == snapshot
                 if ended_by == "delete":
                     connection.commit()

@@ -340,10 +340,7 @@ def test_a_lake_in_s3(
 ) -> None:
     """With keys that the catalog vends if they have a session token, else with Trino's own."""
     with s3_server() as s3:
-        keys = {"storage_access_key": "pump", "storage_secret_key": "pump's secret"}
-        mirror = Mirror.create(
-            database, "s3://lake/shop", tasks, storage_endpoint=s3.endpoint, storage_region="eu-central-1", **keys
-        )
+        mirror = Mirror.create(database, "s3://lake/shop", tasks, **s3.storage_settings)
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'read')")
         mirror.register("t")
         mirror.catch_up()

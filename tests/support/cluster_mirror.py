@@ -53,12 +53,7 @@ class ClusterMirror:
         password: str,
     ) -> Self:
         """Initialises the mirror. `dsn` has no password."""
-        storage = {
-            "storage_endpoint": s3.endpoint,
-            "storage_region": "eu-central-1",
-            "storage_access_key": "pump",
-            "storage_secret_key": SECRET,
-        }
+        storage = {**s3.storage_settings, "storage_secret_key": SECRET}
         # Deletes are written by key, so that there is something to convert.
         mirror = Mirror.create(
             database, f"s3://{_BUCKET}/shop", tasks, index_memory=0, convert_age=0.1, copy_chunk_bytes=128 << 10,

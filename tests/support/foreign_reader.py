@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, LiteralString
 import pyarrow as pa
 
 from mirror_pump.testing.database import Database
-from tests.support.seam_scene import HANDLES, PIN, RELEASE
+from tests.support.seam_scene import RELEASE, pin_handles
 
 if TYPE_CHECKING:
     import psycopg
@@ -71,11 +71,7 @@ class ForeignReader:
             assert row is not None
             where = {"table_oid": row[0]}
             connection.commit()
-            pinned = connection.execute(PIN, where).fetchone()
-            handles = connection.execute(HANDLES, where).fetchone()
-            assert pinned is not None
-            assert handles is not None
-            (pin, cut, snapshot), (location, _) = pinned, handles
+            pin, (cut, snapshot, location, _) = pin_handles(connection, where["table_oid"])
 
             def look(query: LiteralString, **parameters: Any) -> list[Any]:
                 if not one_transaction:

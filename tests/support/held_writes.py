@@ -91,10 +91,6 @@ def _process_at(port: int) -> int:
 @contextmanager
 def holding_s3_server() -> Iterator[HoldingS3Server]:
     """The server, for the time of the block."""
-    with HoldingS3Server() as server:
-        thread = threading.Thread(target=server.serve_forever, name="s3", daemon=True)
-        thread.start()
+    with HoldingS3Server().serving() as server:
         yield server
         server.release()
-        server.shutdown()
-        thread.join(10)

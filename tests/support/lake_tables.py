@@ -30,7 +30,7 @@ from mirror_pump.lake.metadata.manifests import ManifestWriter
 from mirror_pump.lake.metadata.metadata_files import metadata_directory, next_location
 from mirror_pump.lake.metadata.next_metadata import with_snapshot
 from mirror_pump.lake.metadata.snapshot import Snapshot
-from mirror_pump.lake.metadata.snapshot_summary import FileTally, summarise
+from mirror_pump.lake.metadata.snapshot_summary import FileCounts, summarise
 from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION
 from mirror_pump.lake.storage import StorageOptions, local_path, write_all
 from mirror_pump.model import LakePartitioning
@@ -181,16 +181,14 @@ class SmallTable:
         )
         files = self.data_files(rewrite.rows)
         added = writer.add(ManifestContent.DATA, [(file, began.sequence_number) for file in files])
-        tally = FileTally()
-        for file in files:
-            tally.count(file.content, file.record_count, file.size_bytes, file.partition)
+        counts = FileCounts.of(files)
         manifests = [*([added] if added else []), *removal.untouched, *removal.rewritten]
         snapshot = Snapshot.new(
             snapshot_id,
             now.metadata.current_snapshot,
             number,
             self.now_ms,
-            summarise(tally, removal.removed, now.summary, {}, only_rewrites=True),
+            summarise(counts, removal.removed, now.summary, {}, only_rewrites=True),
             writer.list(manifests, now.snapshot_id),
             now.metadata.current_schema_id,
         )
@@ -250,13 +248,18 @@ class SmallTable:
     def _land(self, staged: StagedCommit) -> LakeTable:
         self.locations.append(staged.new_location)
         if self.dsn is not None:
-            with psycopg.connect(self.dsn) as connection:
-                if staged.old_location is None:
-                    ensure_namespace(connection, "public")
-                    insert_pointer(connection, "public", "t", staged.new_location)
-                else:
-                    assert swap_pointer(connection, "public", "t", staged.old_location, staged.new_location)
+            land(self.dsn, staged)
         return staged.table
+
+
+def land(dsn: str, staged: StagedCommit) -> None:
+    """Commits a new state of the table public.t."""
+    with psycopg.connect(dsn) as connection:
+        if staged.old_location is None:
+            ensure_namespace(connection, "public")
+            insert_pointer(connection, "public", "t", staged.new_location)
+        else:
+            assert swap_pointer(connection, "public", "t", staged.old_location, staged.new_location)
 
 
 def by_key(rows: Iterable[tuple[int, str | None]]) -> Rows:

@@ -42,12 +42,15 @@ class Maintained:
 
     mirror: Mirror
     spark: SparkSession
+    spark_dsn: str | None = None
+    """How Spark reaches the catalog; None: as the mirror does."""
 
     @cached_property
     def session(self) -> SparkSession:
         """A session with the mirror's catalog. All share one, as in a maintainer: a session's catalog keeps its
         connections until the JVM happens to collect it."""
-        return lake_session(self.spark, self.mirror.settings.require_dsn(), self.mirror.settings.require_warehouse())
+        dsn = self.spark_dsn or self.mirror.settings.require_dsn()
+        return lake_session(self.spark, dsn, self.mirror.settings.require_warehouse())
 
     @contextmanager
     def maintainer(self, starting: Callable[[], None] = lambda: None) -> Iterator[Maintenance]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit, urlunsplit
@@ -40,6 +40,8 @@ class MessageProxy:
     """Of each cut, the message that did not arrive: whose it was, and its type."""
     passed: list[str] = field(default_factory=list)
     """The messages that have passed since `cut_at`, on watched connections, in order."""
+    before_cut: Callable[[], object] = lambda: None
+    """Runs before a client notices that its connection is cut."""
     _left: int | None = None
     _pairs: list[_Pair] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -89,6 +91,7 @@ class MessageProxy:
         with suppress(OSError):
             for message in _messages(source, typed=source is pair.server):
                 if not self._may_pass(pair, message, from_client=source is pair.client):
+                    self.before_cut()
                     break
                 target.sendall(message)
         pair.cut()

@@ -6,7 +6,8 @@ import json
 import struct
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.model import Column, Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState
+from mirror_pump.model import Column, Lsn, MirroredTable
+from tests.support.table_values import live_table
 
 HEADER = b"w" + bytes(24)
 TEXT_OID, INT8_OID = 25, 20
@@ -63,16 +64,4 @@ def mirrored(table_id: int, start_lsn: int = 0) -> MirroredTable:
         Column(1, "id", INT8_OID, -1, "bigint", ColumnType(Kind.LONG), 1, not_null=True),
         Column(2, "v", TEXT_OID, -1, "text", ColumnType(Kind.STRING), 2, not_null=False),
     )
-    return MirroredTable(
-        table_id=TableId(table_id),
-        name=TableName("public", f"t{table_id}"),
-        columns=columns,
-        key=("id",),
-        state=TableState.LIVE,
-        start_lsn=Lsn(start_lsn),
-        data_sequence_number=SequenceNumber(1),
-        generation=0,
-        lake_table=f"t{table_id}",
-        location=f"file:///lake/t{table_id}",
-        live_after_lsn=None,
-    )
+    return live_table(columns, number=table_id, name=f"t{table_id}", start_lsn=Lsn(start_lsn))

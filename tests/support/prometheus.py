@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 _DIRECTORY = Path(__file__).parents[2] / "build" / "prometheus"
 _VARIABLE = "MIRROR_PUMP_TEST_PROMETHEUS"
 
@@ -33,6 +35,14 @@ def executable(name: str) -> Path:
         f"no {name}: `make test` brings it where apt is; otherwise install Prometheus, or name its directory in"
         f" {_VARIABLE}"
     )
+
+
+def executable_or_skip(name: str) -> Path:
+    """The same; without it the test is skipped."""
+    try:
+        return executable(name)
+    except NoPrometheus as error:
+        pytest.skip(str(error))
 
 
 def install(directory: Path) -> None:

@@ -1,17 +1,15 @@
-"""A table of one of the modes, with its model: a plain table beside it that gets every change in the same
-transaction."""
+"""A table that one mode's promises are held against, with its model: a plain table beside it that gets every change in
+the same transaction."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, LiteralString
 
 import psycopg
 
-from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import normalised
-from tests.support.retention_table import WIDTH, Row, run
+from tests.support.retention_table import WIDTH, RetentionTable, Row, run
 
 COLUMNS = "at, id, n, v"
 PARTITIONS = 5
@@ -20,14 +18,15 @@ ROWS = 10
 
 
 @dataclass
-class PromiseTable:
-    """One of the tables, and its model."""
+class PromiseTable(RetentionTable):
+    """One of the tables, and its model. Its partitions are called `<name>_0`, `<name>_1`, and so on."""
 
-    database: Database
-    name: str
-    sheds: bool
-    """Old partitions leave the heap."""
     partitions: int = PARTITIONS
+    sheds: bool = field(kw_only=True)
+    """Old partitions leave the heap."""
+
+    def __post_init__(self) -> None:
+        self.prefix = f"{self.name}_"
 
     def create(self, *, partitioned: bool) -> None:
         definitions = "at bigint, id bigint, n int, v text, PRIMARY KEY (at, id)"
@@ -37,22 +36,15 @@ class PromiseTable:
             run(connection, f"CREATE TABLE {self.name}_model ({definitions})")
             for number in range(self.partitions):
                 if partitioned:
-                    self._make_partition(connection, number)
+                    self.make_partition(connection, number)
                 self._fill(connection, number)
 
     def grow(self) -> None:
         """Adds a partition with rows above all others, so that one more becomes due."""
         with self.database.session(autocommit=False) as connection:
-            self._make_partition(connection, self.partitions)
+            self.make_partition(connection, self.partitions)
             self._fill(connection, self.partitions)
         self.partitions += 1
-
-    def _make_partition(self, connection: psycopg.Connection[Any], number: int) -> None:
-        run(
-            connection,
-            f"CREATE TABLE {self.partition(number)} PARTITION OF {self.name}"
-            f" FOR VALUES FROM ({number * WIDTH}) TO ({(number + 1) * WIDTH})",
-        )
 
     def _fill(self, connection: psycopg.Connection[Any], number: int) -> None:
         for table in (self.name, f"{self.name}_model"):
@@ -64,16 +56,7 @@ class PromiseTable:
 
     def partition(self, number: int) -> str:
         """Name of the partition with keys from `number` * WIDTH on."""
-        return f"{self.name}_{number}"
-
-    @cached_property
-    def table_id(self) -> int:
-        return int(self.database.rows("SELECT %s::regclass::oid::bigint", (self.name,))[0][0])
-
-    @property
-    def cut(self) -> int:
-        """The cut-line."""
-        return int(self._cutline("tier_key_hi"))
+        return f"{self.prefix}{number}"
 
     @property
     def line(self) -> int | None:
@@ -92,8 +75,8 @@ class PromiseTable:
         assert row is not None
         return row[0]
 
-    def states(self) -> list[str]:
-        """States of the partitions, the oldest first."""
+    def own_states(self) -> list[str]:
+        """States of its partitions, the oldest first."""
         query: LiteralString = "SELECT state FROM modak.partitions WHERE table_id = %s ORDER BY tier_key_hi"
         return [state for (state,) in self.database.rows(query, (self.table_id,))]
 
@@ -179,7 +162,7 @@ class PromiseTable:
 
     def settled(self) -> bool:
         """Whether all that is due has left the heap, or with a heap that stays is proven to be in the lake."""
-        states = self.states()
+        states = self.own_states()
         return (
             self.cut == (self.partitions - 2) * WIDTH
             and states.count("hot") == 2

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from mirror_pump.rest_catalog.endpoints import ENDPOINTS, TRANSACTION_ENDPOINT, WRITE_ENDPOINTS
+from mirror_pump.rest_catalog.endpoints import ALL_ENDPOINTS
 from mirror_pump.rest_catalog.openapi import openapi_document
 from tests.support.protocol_facts import Shape, facts_of
 
@@ -42,7 +42,7 @@ def protocol_facts() -> Mapping[str, Any]:
 @cache
 def own_facts() -> Mapping[str, Any]:
     """Those of this server's own document."""
-    return facts_of(openapi_document((*ENDPOINTS, *WRITE_ENDPOINTS, TRANSACTION_ENDPOINT)))
+    return facts_of(openapi_document(ALL_ENDPOINTS))
 
 
 @cache

@@ -6,10 +6,10 @@ import hashlib
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase, BytesIO
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
@@ -41,16 +41,30 @@ class S3Server(ThreadingHTTPServer):
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
+    @property
+    def storage_settings(self) -> dict[str, str]:
+        """Settings of a mirror whose lake is here."""
+        return {
+            "storage_endpoint": self.endpoint,
+            "storage_region": "eu-central-1",
+            "storage_access_key": "pump",
+            "storage_secret_key": "pump's secret",
+        }
 
-@contextmanager
-def s3_server() -> Iterator[S3Server]:
-    """The server, within the block."""
-    with S3Server() as server:
-        thread = threading.Thread(target=server.serve_forever, name="s3", daemon=True)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join(10)
+    @contextmanager
+    def serving(self) -> Iterator[Self]:
+        """Serves in a thread, within the block."""
+        with self:
+            thread = threading.Thread(target=self.serve_forever, name="s3", daemon=True)
+            thread.start()
+            yield self
+            self.shutdown()
+            thread.join(10)
+
+
+def s3_server() -> AbstractContextManager[S3Server]:
+    """The server, within a block."""
+    return S3Server().serving()
 
 
 class _Handler(BaseHTTPRequestHandler):

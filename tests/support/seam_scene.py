@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, LiteralString
+from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
 
 import psycopg
 from pyiceberg.table import StaticTable
@@ -43,6 +43,39 @@ UNPINNED: LiteralString = (
 """The protocol's own statements, with `%(name)s` in place of `:name`."""
 
 STORAGE = StorageOptions(fsync=False)
+
+
+class SeamHandles(NamedTuple):
+    """What a reader needs of a table, in the protocol's units."""
+
+    t: int
+    """The cut-line."""
+    s: int
+    """ID of the published snapshot."""
+    location: str
+    """Its metadata file."""
+    snapshot: str
+    """The snapshot that the metadata file is of, by `lake_props`."""
+
+
+def read_handles(connection: psycopg.Connection[Any], table_id: int) -> SeamHandles:
+    """Without a pin, as the connection sees them."""
+    return _handles(connection, table_id, connection.execute(UNPINNED, {"table_oid": table_id}).fetchone())
+
+
+def pin_handles(connection: psycopg.Connection[Any], table_id: int) -> tuple[int, SeamHandles]:
+    """Pins the table. Returns the ID of the pin too, which is not committed."""
+    pinned = connection.execute(PIN, {"table_oid": table_id}).fetchone()
+    assert pinned is not None
+    return int(pinned[0]), _handles(connection, table_id, pinned[1:])
+
+
+def _handles(connection: psycopg.Connection[Any], table_id: int, seam: Sequence[Any] | None) -> SeamHandles:
+    named = connection.execute(HANDLES, {"table_oid": table_id}).fetchone()
+    assert seam is not None
+    assert named is not None
+    return SeamHandles(int(seam[0]), int(seam[1]), str(named[0]), str(named[1]))
+
 
 _AUDIT = """
 CREATE TABLE audit.cutlines (
@@ -175,15 +208,9 @@ class SeamScene:
             t, _, location, _ = self.seam(connection)
             self.compare(connection, t, location, what)
 
-    def seam(self, connection: psycopg.Connection[Any]) -> tuple[int, int, str, str]:
-        """The cut-line, the published snapshot, the metadata file and the snapshot that cutline names, as the
-        connection sees them."""
-        where = {"table_oid": self.table_oid}
-        cut = connection.execute(UNPINNED, where).fetchone()
-        handles = connection.execute(HANDLES, where).fetchone()
-        assert cut is not None
-        assert handles is not None
-        return int(cut[0]), int(cut[1]), str(handles[0]), str(handles[1])
+    def seam(self, connection: psycopg.Connection[Any]) -> SeamHandles:
+        """What a reader of public.events needs, as the connection sees it."""
+        return read_handles(connection, self.table_oid)
 
     def upsert(self, at: int, value: str) -> None:
         """Upserts a row with key (at, 1000), which no writer uses."""

@@ -22,7 +22,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, assert_same, await_true, lake_rows, normalised
 from tests.support.promise_table import COLUMNS, PromiseTable
 from tests.support.retention_table import Row, at_once, run
-from tests.support.seam_scene import HANDLES, PIN, RELEASE, UNPINNED, canonical
+from tests.support.seam_scene import RELEASE, canonical, pin_handles, read_handles
 from tests.support.tiered import CHUNK_BYTES, tiered
 
 if TYPE_CHECKING:
@@ -118,7 +118,8 @@ class TableModes:
             "bounded": tiered(LAG, lake_retention=str(LAKE_LAG), lake_partition=lake_partition),
         }
         tables = {
-            name: PromiseTable(database, name, name in ("retained", "tiered", "bounded")) for name in ("plain", *wishes)
+            name: PromiseTable(database, name=name, sheds=name in ("retained", "tiered", "bounded"))
+            for name in ("plain", *wishes)
         }
         for name, table in tables.items():
             table.create(partitioned=wishes.get(name) is not None)
@@ -192,13 +193,8 @@ class TableModes:
 
     def read(self, table: PromiseTable) -> TwoTiers:
         """A pinned read of a table with a cut-line, by the protocol, each step in a transaction of its own."""
-        where = {"table_oid": table.table_id}
         with self.database.session(autocommit=False) as connection:
-            pinned = connection.execute(PIN, where).fetchone()
-            handles = connection.execute(HANDLES, where).fetchone()
-            assert pinned is not None
-            assert handles is not None
-            (pin, t, s), (location, snapshot) = pinned, handles
+            pin, (t, s, location, snapshot) = pin_handles(connection, table.table_id)
             assert str(s) == snapshot
             connection.commit()
             found = self.tiers(connection, table, t, s, location)
@@ -233,12 +229,8 @@ class TableModes:
     def compare(self, connection: psycopg.Connection[Any], table: PromiseTable) -> TwoTiers:
         """Reads both branches without a pin in the connection's database snapshot. Fails unless they have each row of
         the model, as of the same moment, once."""
-        where = {"table_oid": table.table_id}
-        cut = connection.execute(UNPINNED, where).fetchone()
-        handles = connection.execute(HANDLES, where).fetchone()
-        assert cut is not None
-        assert handles is not None
-        found = self.tiers(connection, table, cut[0], cut[1], handles[0])
+        t, s, location, _ = read_handles(connection, table.table_id)
+        found = self.tiers(connection, table, t, s, location)
         assert not found.hot.keys() & found.cold.keys(), f"{table.name}: rows are in both tiers"
         assert_same(table.model_on(connection), found.rows, f"{table.name}, read across the cut-line {found.t}")
         return found

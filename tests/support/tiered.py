@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from mirror_pump.engine.ingest.chunk_copy import copy_chunk
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.model import TableMode
 from mirror_pump.source.retention.retention_plan import RetentionWish
@@ -39,11 +41,11 @@ def tiered(
 class TieredTables(RetentionTables):
     """Creates mirrors with a tiered table in one database; the fixture `tiered_tables`."""
 
-    def gated(self) -> GatedCopies:
-        """A runner that can hold back copies, and whose threads end with the test."""
+    def gated(self, held: Callable[..., Any] = copy_chunk) -> GatedCopies:
+        """A runner that can hold back copies, or tasks of another function, and whose threads end with the test."""
         threads = ThreadTaskRunner()
         self._runners.append(threads)
-        return GatedCopies(threads)
+        return GatedCopies(threads, held)
 
     def tiered(
         self,

@@ -16,10 +16,11 @@ import pyarrow.parquet as pq
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
+from tests.support.local_files import path_of
 from tests.support.type_cases import BUILT_IN, EXTENSIONS, SETUP, USERS, Case, array_of, on_this_server
 
 if TYPE_CHECKING:
@@ -227,8 +228,7 @@ def by_pyarrow(location: str, types: dict[str, str]) -> dict[str, list[Any]]:
     """The rows of the data files alone, since nothing was deleted."""
     parts = []
     for file in LakeTable.load(location, StorageOptions()).live_data_files():
-        path = local_path(file.path)
-        assert path is not None
+        path = path_of(file.path)
         part = pq.read_table(path)
         missing = [name for name in types if name not in part.column_names]
         for name in missing:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mirror_pump.config import Settings
+from mirror_pump.lake.storage import storage_of
 
 if TYPE_CHECKING:
     from mirror_pump.lake.catalogs.lake_catalog import StoredCatalog
-    from mirror_pump.lake.storage import StorageOptions
 
 _HELP = (
     "Catalog: path:DIR or an s3:// URI, sqlite:FILE, postgres (the database of --dsn) or postgresql://... ."
@@ -36,13 +36,6 @@ def open_catalog(uri: str, settings: Settings, *, create: bool = False, transact
             "give a catalog that lasts, such as path:DIR; memory: is for `mirror-pump serve --read-write`",
         )
     return parsed.open(settings, with_stored_storage, create=create, transactions=transactions)
-
-
-def storage_of(settings: Settings) -> StorageOptions:
-    """How the settings reach the tables' files."""
-    from mirror_pump.lake import storage
-
-    return storage.storage_of(settings)
 
 
 def metadata_of(table: str, catalog: str | None, settings: Settings) -> str:

@@ -27,6 +27,8 @@ MONITORING = ("listen", "loads", "load_bytes", "catalog", *CATALOG, "ready_max_l
 """The token is not an option either, for the same reason."""
 LOGGING = ("log_format", "log_level")
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")]
+
 Command = Callable[..., int | None]
 
 _PANELS = (

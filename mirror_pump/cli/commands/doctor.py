@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from mirror_pump.cli.arguments.options import SLOT, SOURCE, STORAGE, command
+from mirror_pump.cli.arguments.options import SLOT, SOURCE, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import one_line, say, write_json
 from mirror_pump.config import Settings
 
@@ -18,7 +18,7 @@ def add(app: typer.Typer) -> None:
     @command(app, "doctor", (*SOURCE, "warehouse", *SLOT, *STORAGE), needs_dsn=False)
     def doctor(
         settings: Settings,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
+        as_json: AsJson = False,
     ) -> int:
         """Check the server, the role's rights, the tables, the storage and this machine, and say what to do.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -9,14 +10,19 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from mirror_pump.cli.arguments.completion import mirrored_tables
-from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import count_text, remark, say, seconds_text, write_json
 from mirror_pump.cli.terminal.progress import file_progress
+from mirror_pump.collector import without_collector
 from mirror_pump.config import Settings
 from mirror_pump.cores import available_cores
 from mirror_pump.errors import UsageError
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
+
+_ARROW_MEMORY = ("MIMALLOC_PURGE_DELAY", "-1")
+"""Arrow's allocator keeps memory that is free for a moment, and does not return it to the system only to get it again.
+It reads this when Arrow is loaded."""
 
 if TYPE_CHECKING:
     from mirror_pump.ops.ingest.ingest_request import IngestOutcome
@@ -62,7 +68,7 @@ def add(app: typer.Typer) -> None:
         dry_run: Annotated[
             bool, typer.Option("--dry-run", help="Read and check all rows, say where they would go, and store nothing")
         ] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="JSON, as docs/cli-json.md describes it")] = False,
+        as_json: AsJson = False,
     ) -> None:
         """Bring the rows of files into a table: Parquet, CSV or JSON lines, also compressed.
 
@@ -70,10 +76,12 @@ def add(app: typer.Typer) -> None:
         to the heap by COPY. All of them become visible at one moment. docs/ingest.md says how values are read, and
         what happens to rows whose key exists.
         """
-        from mirror_pump.ops.ingest.ingest_request import CsvForm, IngestRequest, OnConflict, OnError
-        from mirror_pump.ops.ingest.ingestion import ingest as bring_in
-        from mirror_pump.ops.row_files.file_format import FileFormat
-        from mirror_pump.ops.setup.stored_settings import complete
+        os.environ.setdefault(*_ARROW_MEMORY)
+        with without_collector(stays=True):
+            from mirror_pump.ops.ingest.ingest_request import CsvForm, IngestRequest, OnConflict, OnError
+            from mirror_pump.ops.ingest.ingestion import ingest as bring_in
+            from mirror_pump.ops.row_files.file_format import FileFormat
+            from mirror_pump.ops.setup.stored_settings import complete
 
         if len(delimiter.encode()) != 1:
             raise UsageError(f"--delimiter {delimiter!r} is not one character", "give a character, such as ';'")

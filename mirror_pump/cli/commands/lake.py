@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.cli.arguments.catalogs import OptionalCatalog, metadata_of, storage_of
-from mirror_pump.cli.arguments.options import STORAGE, command
+from mirror_pump.cli.arguments.catalogs import OptionalCatalog, metadata_of
+from mirror_pump.cli.arguments.options import STORAGE, AsJson, command
 from mirror_pump.cli.commands import lake_tables
 from mirror_pump.cli.terminal.output import bytes_text, count_text, say, write_json
 from mirror_pump.config import Settings
+from mirror_pump.lake.storage import storage_of
 
 if TYPE_CHECKING:
     from mirror_pump.lake.read_plan.planned_files import ReadPlan
@@ -21,7 +22,6 @@ TablePath = Annotated[
         metavar="TABLE", help="With --catalog, a name; else the location of a metadata file or of a table's directory"
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")]
 OfSnapshot = Annotated[
     int | None, typer.Option("--snapshot", metavar="ID", help=r"Snapshot \[the current one]", show_default=False)
 ]

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import orjson
 import typer
 
-from mirror_pump.cli.arguments.catalogs import RequiredCatalog, open_catalog, storage_of
+from mirror_pump.cli.arguments.catalogs import RequiredCatalog, open_catalog
 from mirror_pump.cli.arguments.durations import seconds_of
-from mirror_pump.cli.arguments.options import SOURCE, STORAGE, command
+from mirror_pump.cli.arguments.options import SOURCE, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import bytes_text, count_text, say, write_json
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
+from mirror_pump.lake.storage import storage_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +25,6 @@ FIELDS = (*SOURCE, *STORAGE)
 """Options of all commands that open a catalog: one of them is a database."""
 
 CatalogTable = Annotated[str, typer.Argument(metavar="TABLE", help="Name in the catalog, such as sales.orders")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")]
 _LINES = 'write a file\'s name in each line, or JSON such as {"add": "a.parquet"} and {"remove": "b.parquet"}'
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from mirror_pump.cli.arguments.completion import mirrored_tables
-from mirror_pump.cli.arguments.options import STORAGE, command
+from mirror_pump.cli.arguments.options import STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import count_text, say, write_json
 from mirror_pump.cli.terminal.progress import file_progress
 from mirror_pump.config import Settings
@@ -62,7 +62,7 @@ def add(app: typer.Typer) -> None:
         max_filtered: Annotated[
             int, typer.Option("--max-filtered", metavar="COUNT", min=0, help="Most rows that may be left out")
         ] = 0,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
+        as_json: AsJson = False,
     ) -> None:
         """Load files into a registered table: all of them, once for each label.
 

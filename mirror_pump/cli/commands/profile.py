@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.cli.arguments.options import STORAGE, command
+from mirror_pump.cli.arguments.options import STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import one_line, say, write_json
 from mirror_pump.config import Settings, warehouse_uri
 from mirror_pump.errors import UsageError
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from mirror_pump.storage_profiles import StorageProfile
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the profile")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")]
 
 
 def add(app: typer.Typer) -> None:

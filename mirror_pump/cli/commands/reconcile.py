@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import remark, say, write_json
 from mirror_pump.cli.terminal.progress import verify_progress
 from mirror_pump.config import Settings
@@ -16,7 +14,7 @@ def add(app: typer.Typer) -> None:
     @command(app, "reconcile", (*SLOT, "master", *STORAGE))
     def reconcile(
         settings: Settings,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
+        as_json: AsJson = False,
     ) -> int:
         """Continue a mirror whose database was promoted or restored so that the pump refuses it.
 

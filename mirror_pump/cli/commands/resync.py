@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mirror_pump.cli.arguments.completion import mirrored_tables
-from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import bytes_text, count_text, remark, report_error, say, write_json
 from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.config import Settings
@@ -35,7 +35,7 @@ def add(app: typer.Typer) -> None:
             bool, typer.Option("--no-wait", help="Return once the tables are marked; a running pump copies them")
         ] = False,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done")] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
+        as_json: AsJson = False,
     ) -> int:
         """Copy tables again in the background; with --all after the slot was lost, invalidated or moved too.
 

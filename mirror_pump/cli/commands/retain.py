@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mirror_pump.cli.arguments.completion import mirrored_tables
-from mirror_pump.cli.arguments.options import SLOT, command
+from mirror_pump.cli.arguments.options import SLOT, AsJson, command
 from mirror_pump.cli.terminal.output import say, write_json
 from mirror_pump.config import Settings
 
@@ -27,7 +27,7 @@ def add(app: typer.Typer) -> None:
         dry_run: Annotated[
             bool, typer.Option("--dry-run", help="Only print which partitions leave and when, and why one does not")
         ] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
+        as_json: AsJson = False,
     ) -> None:
         """Show the partitions of tiered tables and those with heap retention, and let the pump retry postponed steps.
 

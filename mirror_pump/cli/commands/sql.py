@@ -23,8 +23,8 @@ _INTERRUPTED = 130
 """Exit code that shells use for SIGINT."""
 
 
-class Mode(StrEnum):
-    """Where rows are read from."""
+class QueryMode(StrEnum):
+    """Where rows are read from: the values of ReadMode, whose module is imported when the command runs."""
 
     SEAM = "seam"
     LAKE = "lake"
@@ -32,7 +32,7 @@ class Mode(StrEnum):
     HYBRID = "hybrid"
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     """Output format of the result."""
 
     TABLE = "table"
@@ -56,13 +56,13 @@ def add(app: typer.Typer) -> None:
             str | None, typer.Option("--file", "-f", metavar="FILE", help="Read the queries from this file")
         ] = None,
         mode: Annotated[
-            Mode,
+            QueryMode,
             typer.Option(
                 "--mode",
                 help="seam: tiered tables and those with heap retention as a whole, others from the lake; lake; heap;"
                 " or hybrid: the newest rows from the heap, the others from the lake",
             ),
-        ] = Mode.SEAM,
+        ] = QueryMode.SEAM,
         at: Annotated[
             str | None,
             typer.Option("--at", metavar="LSN|TIME", help="Read the lake as of a past, published frontier"),
@@ -80,7 +80,7 @@ def add(app: typer.Typer) -> None:
             typer.Option("--max-wait", min=0, metavar="SECONDS", help="Wait at most this long for the frontier"),
         ] = 5.0,
         output_format: Annotated[
-            Format | None,
+            OutputFormat | None,
             typer.Option(
                 "--format",
                 show_default=False,
@@ -98,7 +98,7 @@ def add(app: typer.Typer) -> None:
         tables that the query names. Several queries run one after the other until one fails, each as of its own point
         in time.
         """
-        if at is not None and (mode is not Mode.SEAM or min_lsn is not None):
+        if at is not None and (mode is not QueryMode.SEAM or min_lsn is not None):
             raise UsageError("--at reads the lake's past", "leave out --mode and --min-lsn")
         if file is not None and statement is not None:
             raise UsageError("queries are given twice, as an argument and by --file", "leave out one of them")
@@ -133,14 +133,14 @@ def add(app: typer.Typer) -> None:
         return 0
 
 
-def _format(wanted: Format | None, output: Path | None) -> Format:
+def _format(wanted: OutputFormat | None, output: Path | None) -> OutputFormat:
     """The requested format, else that of the file's suffix. Raises UsageError if the two differ."""
     suffix = "" if output is None else output.suffix.lower().removeprefix(".")
-    named = Format(suffix) if suffix in set(Format) - {Format.TABLE} else None
+    named = OutputFormat(suffix) if suffix in set(OutputFormat) - {OutputFormat.TABLE} else None
     if wanted is not None and named is not None and wanted is not named:
         raise UsageError(f"--format {wanted.value} contradicts --output {output}", "leave out --format")
-    chosen = wanted or named or Format.TABLE
-    if chosen is Format.PARQUET and output is None:
+    chosen = wanted or named or OutputFormat.TABLE
+    if chosen is OutputFormat.PARQUET and output is None:
         raise UsageError("Parquet cannot be written to a terminal", "give --output FILE")
     return chosen
 
@@ -165,7 +165,9 @@ def _statements(text: str | None, file: str | None) -> list[str]:
     return statements
 
 
-def _run_all(settings: Settings, how: Query, statements: list[str], written_as: Format, output: Path | None) -> None:
+def _run_all(
+    settings: Settings, how: Query, statements: list[str], written_as: OutputFormat, output: Path | None
+) -> None:
     from dataclasses import replace
 
     from mirror_pump.ops.reads.query_results import run_query

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mirror_pump.cli.arguments.durations import seconds_of
-from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import fitted_stdout, say, write_json
 from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
@@ -31,7 +31,7 @@ def add(app: typer.Typer) -> None:
     @command(app, "status", (*SLOT, *STORAGE))
     def status(
         settings: Settings,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
+        as_json: AsJson = False,
         watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C")] = False,
         interval: Annotated[
             float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Pause between refreshes of --watch")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mirror_pump.cli.arguments.completion import mirrored_tables
-from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import count_text, say, write_json
 from mirror_pump.cli.terminal.progress import verify_progress
 from mirror_pump.config import Settings
@@ -25,7 +25,7 @@ def add(app: typer.Typer) -> None:
                 autocompletion=mirrored_tables,
             ),
         ] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")] = False,
+        as_json: AsJson = False,
     ) -> int:
         """Compare every column of every row of the heap with the lake, at a single frontier, while writes continue.
 

@@ -17,6 +17,7 @@ from mirror_pump.lake.format.columns import places_by_id, plain
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.position_deletes import read_position_deletes
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.format.sorted_numbers import found_among
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, as_numbers
 from mirror_pump.lake.storage import StorageOptions
 
@@ -106,10 +107,7 @@ class KeySet:
 
     def among(self, keys: PackedKeys) -> npt.NDArray[np.bool_]:
         """A mask of the keys that are in the set."""
-        if not len(self._first):
-            return np.zeros(len(keys), np.bool_)
-        places = np.minimum(np.searchsorted(self._first, keys.first), len(self._first) - 1)
-        found: npt.NDArray[np.bool_] = self._first[places] == keys.first
+        _, found = found_among(self._first, keys.first)
         if self._pairs is not None and keys.second is not None:
             for place in np.flatnonzero(found):
                 found[place] = (int(keys.first[place]), int(keys.second[place])) in self._pairs

@@ -23,6 +23,10 @@ from mirror_pump.quoting import spark_identifier, spark_literal
 _CONFLICTS = ("ValidationException", "CommitFailedException")
 """Iceberg exceptions that another commit causes; the procedure has to be retried on the table's new state."""
 
+_IN_DOUBT = ("08", "57P0", "40003")
+"""How SQLSTATEs begin after which a commit may have landed: the connection was lost, or the catalog could not tell
+(sql/functions/engine_commits.sql). The procedure has to be retried as well, and finds less to do if it has."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SHOWN_LINES = 2
 
@@ -177,12 +181,24 @@ def _lake_errors(doing: str, table: TableName | str) -> Iterator[None]:
     except (PySparkException, Py4JError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\tat ")]
         reason = " | ".join(lines[:_SHOWN_LINES])
+        if _sql_state(error).startswith(_IN_DOUBT):
+            raise CommitConflict(f"the catalog's answer was lost while {doing} {table}: {reason}") from error
         if any(name in str(error) for name in _CONFLICTS):
             raise CommitConflict(f"another commit interfered while {doing} {table}: {reason}") from error
         raise LakeError(
             f"Spark failed while {doing} {table}: {reason}",
             "see Spark's log for the full error; anything committed is in the maintenance journal",
         ) from error
+
+
+def _sql_state(error: PySparkException | Py4JError) -> str:
+    """SQLSTATE of the database's error behind this one; empty if there is none."""
+    cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while cause is not None:
+        if cause.getClass().getName() == "org.postgresql.util.PSQLException":
+            return str(cause.getSQLState())
+        cause = cause.getCause()
+    return ""
 
 
 def _quoted(table: TableName) -> str:

@@ -34,6 +34,8 @@ class ChunkTask:
 
 @dataclass(frozen=True)
 class ChunkResult:
+    """What became of a range of heap blocks."""
+
     rows: int
     files: tuple[WrittenFile, ...] = ()
     """Empty if the range held no row. More than one only if the lake table is partitioned."""

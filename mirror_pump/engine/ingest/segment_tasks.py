@@ -82,6 +82,8 @@ class TableResult:
 
 @dataclass(frozen=True)
 class SegmentResult:
+    """The files and keys of a segment, by table."""
+
     tables: tuple[TableResult, ...]
     began_at: float
     """time.time() when the task began to decode, by the clock of the machine that it ran on, seconds."""

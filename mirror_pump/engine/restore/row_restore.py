@@ -111,7 +111,7 @@ def _copy(connection: PgConnection, task: RestoreTask, found: LiveRows) -> int:
     """Copies a batch. Returns the number of rows."""
     live = np.ones(found.rows, np.bool_)
     if found.deleted is not None and len(found.deleted):
-        live = ~KeySet(found.deleted).among(task.packing.pack([found.columns[each] for each in task.key_ids]))
+        live = ~KeySet(found.deleted).among(task.packing.pack([found.columns[field_id] for field_id in task.key_ids]))
     ends = np.array([table.hi for table in task.tables], np.int64)
     places = np.searchsorted(ends, found.tiers, side="right")
     lows = np.array([*(table.lo for table in task.tables), np.iinfo(np.int64).max], np.int64)

@@ -71,6 +71,8 @@ class ConversionTask:
 
 @dataclass(frozen=True)
 class ConversionResult:
+    """Equality deletes as position deletes of the data files that they concern."""
+
     files: tuple[WrittenFile, ...]
     """The position deletes, a file for each lake partition. None if no row has a deleted key, or if all such rows are
     already deleted by position."""

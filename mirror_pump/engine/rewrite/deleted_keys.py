@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mirror_pump.lake.format.sorted_numbers import found_among
 from mirror_pump.lake.key_index.packed_keys import MULTIPLIER, as_numbers
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -74,9 +75,7 @@ class _NumberKeys:
         values = as_numbers(columns[0])
         rows = self._filter.candidates(values)
         candidates = values[rows]
-        places = np.searchsorted(self._keys, candidates)
-        places[places == len(self._keys)] = 0
-        equal = self._keys[places] == candidates
+        places, equal = found_among(self._keys, candidates)
         return rows[equal], self._numbers[places[equal]]
 
     def first_between(self, low: int, high: int) -> bool:
@@ -123,9 +122,7 @@ class _AnyKeys:
             if dense is not None:
                 rows, codes, digits = _redone(dense, rows, codes, digits)
             codes = codes * len(values) + digits
-        places = np.searchsorted(self._keys, codes)
-        places[places == len(self._keys)] = 0
-        equal = self._keys[places] == codes
+        places, equal = found_among(self._keys, codes)
         return rows[equal], self._numbers[places[equal]]
 
     def first_between(self, low: int, high: int) -> bool:
@@ -159,9 +156,7 @@ class _Filter:
 
 def _redone(dense: Ints, rows: Ints, codes: Ints, digits: Ints) -> tuple[Ints, Ints, Ints]:
     """The rows whose code is among `dense`; their new code is its index there."""
-    places: Ints = np.searchsorted(dense, codes)
-    places[places == len(dense)] = 0
-    known = dense[places] == codes
+    places, known = found_among(dense, codes)
     return rows[known], places[known], digits[known]
 
 

@@ -82,6 +82,8 @@ class PositionsTask:
 
 @dataclass(frozen=True)
 class MergedPositions:
+    """Position deletes of several files, merged."""
+
     files: tuple[WrittenFile, ...]
     """Empty if no positions remain."""
     data: tuple[str, ...]
@@ -193,6 +195,8 @@ def _column(
 
 
 def cast_to(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """The column as an array of type `wanted`, also where elements of lists have another type. Raises pyarrow's
+    ArrowInvalid for a value that does not fit."""
     column = plain(column)
     if column.type == wanted:
         return column

@@ -83,6 +83,19 @@ def _outcome(function: Callable[[Task], Result], task: Task) -> Result | _Raised
         return _Raised(error)
 
 
+def _in_driver(function: Callable[[Task], Result], task: Task) -> Result:
+    """Runs a task in this process. Its errors are those of a task of Spark."""
+    try:
+        return function(task)
+    except MirrorPumpError:
+        raise
+    except Exception as error:
+        detail = f"{type(error).__name__}: {error}".splitlines()[0]
+        lacking = any(sign in detail for sign in _NO_MEMORY)
+        remedy = _MEMORY_REMEDY if lacking else _TASK_REMEDY
+        raise TaskFailed(f"a task of {function.__name__} failed in the driver: {detail}", remedy) from error
+
+
 class SparkTaskRunner:
     """Runs each submission as a Spark job of one task, unless its `nbytes` is too large for that. Thread-safe."""
 
@@ -95,7 +108,7 @@ class SparkTaskRunner:
 
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
         if getattr(task, "nbytes", 0) > _LARGEST_TASK:
-            return self._large_tasks.submit(function, task)
+            return self._large_tasks.submit(_in_driver, function, task)
         return self._pool.submit(self._run, function, task)
 
     @classmethod
@@ -122,7 +135,9 @@ class SparkTaskRunner:
         spark = spark_session(SparkSettings(master=chosen, jars=False))
         runner = cls.on(spark, slots)
         try:
-            runner.warm_up(slots)
+            # In a Spark of its own only as many as there are cores. Spark gives tasks to idle workers in turn, and each
+            # has to touch its memory and to read the server's types once. Others are forked when they are needed.
+            runner.warm_up(slots if is_cluster(chosen) else cores)
         except BaseException:
             # A signal that interrupts a call to Java leaves the answer unread. The next call mistakes it for its own
             # answer and may fail in any way. That does not matter: this process ends now, and Java with it.
@@ -148,6 +163,9 @@ class SparkTaskRunner:
                 f"no space left for Spark's own files (spark.local.dir, SPARK_LOCAL_DIRS or /tmp): {error}",
                 "make room there; nothing is lost, and the pump continues by itself within a minute",
             ) from error
+        if len(results) != 1:
+            # Java ended while it passed the result on.
+            raise TaskFailed(f"a task of {function.__name__} returned no result", _TASK_REMEDY)
         (result,) = results
         if isinstance(result, _Raised):
             raise result.error

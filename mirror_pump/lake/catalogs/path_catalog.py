@@ -27,7 +27,7 @@ from mirror_pump.lake.catalogs.lake_catalog import (
     require_namespace,
 )
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
-from mirror_pump.lake.put_if_absent import put_if_absent, require_put_if_absent
+from mirror_pump.lake.put_if_absent import ProbedStore, put_if_absent
 from mirror_pump.lake.storage import (
     StorageOptions,
     delete,
@@ -66,7 +66,7 @@ class PathCatalog:
         self._known: dict[TableIdentifier, int] = {}
         """A version that is there: where to begin to look."""
         self._lock = threading.Lock()
-        self._checked = False
+        self._store = ProbedStore(self._root, self.storage)
         if exists(join(self._root, LOG, FIRST_ENTRY), self.storage):
             raise LakeError(
                 f"the tables in {self._root} are committed through its transaction log",
@@ -128,7 +128,7 @@ class PathCatalog:
         return table_directory(self._root, table)
 
     def _commit(self, change: PointerChange) -> MetadataPointer | None:
-        self._require_store()
+        self._store.require()
         version = self._base_version(change) + 1
         location = version_location(self._root, change.table, version)
         content = dropped_content() if change.metadata is None else plain_content(change.metadata)
@@ -158,11 +158,6 @@ class PathCatalog:
             raise TableMoved([change.table])
         assert newest.version is not None
         return newest.version
-
-    def _require_store(self) -> None:
-        if not self._checked:
-            require_put_if_absent(self._root, self.storage)
-            self._checked = True
 
     def _newest(self, table: TableIdentifier) -> MetadataPointer | None:
         """The metadata with the highest number. A number without metadata has none after it."""

@@ -106,12 +106,10 @@ class SqliteCatalog:
         with staged_metadata(changes, self.storage) as pointers, self._connection() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                self._swap_all(connection, changes, pointers)
-                connection.execute("COMMIT")
-            except BaseException as error:
-                with suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                if not isinstance(error, sqlite3.Error) or not self._landed(connection, changes, pointers, error):
+                with _ended(connection):
+                    self._swap_all(connection, changes, pointers)
+            except sqlite3.Error as error:
+                if not self._landed(connection, changes, pointers, error):
                     raise
         return pointers
 
@@ -179,13 +177,8 @@ class SqliteCatalog:
         """A transaction of which repeating does no harm, so an error says that it may have happened."""
         with self._connection() as connection:
             connection.execute("BEGIN IMMEDIATE")
-            try:
+            with _ended(connection):
                 yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                raise
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
@@ -205,3 +198,15 @@ class SqliteCatalog:
                 raise LakeError(
                     f"the catalog {self._file}: {error}", "check the file, its directory and their permissions"
                 ) from error
+
+
+@contextmanager
+def _ended(connection: sqlite3.Connection) -> Iterator[None]:
+    """Ends a transaction that has begun: by COMMIT, or by ROLLBACK after an error, that of COMMIT included."""
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise

@@ -42,7 +42,7 @@ from mirror_pump.lake.catalogs.path_catalog import (
     write_hint,
 )
 from mirror_pump.lake.format.damaged_files import decoding
-from mirror_pump.lake.put_if_absent import put_if_absent, require_put_if_absent
+from mirror_pump.lake.put_if_absent import ProbedStore, put_if_absent
 from mirror_pump.lake.storage import StorageOptions, exists, join, local_path, read_bytes, write_bytes
 
 _FORMAT = 1
@@ -89,9 +89,15 @@ class LoggedPathCatalog:
     has_transactions = True
 
     def __init__(
-        self, root: str, storage: StorageOptions | None = None, *, checkpoint_every: int = CHECKPOINT_EVERY
+        self,
+        root: str,
+        storage: StorageOptions | None = None,
+        *,
+        store: ProbedStore | None = None,
+        checkpoint_every: int = CHECKPOINT_EVERY,
     ) -> None:
-        """`root`: URI of a warehouse that `path_catalog` made. Raises LakeError for one without a log."""
+        """`root`: URI of a warehouse that `path_catalog` made. `store`: that of `root`, if the caller has it. Raises
+        LakeError for a warehouse without a log."""
         self.storage = storage or StorageOptions()
         self._root = root.rstrip("/")
         self._log = join(self._root, LOG)
@@ -102,9 +108,7 @@ class LoggedPathCatalog:
         self._tables: dict[TableIdentifier, LoggedTable] = {}
         self._created: set[str] = set()
         """Namespaces that were created, and not dropped since."""
-        self._checked = False
-        """Whether the store is known to create only what is absent: not every way to it need be like the one by which
-        the log was made."""
+        self._store = store or ProbedStore(self._root, self.storage)
         self._to_put: list[tuple[TableIdentifier, LoggedTable]] = []
         """What the entries since the last checkpoint name, and may not be under the tables' numbers yet."""
         if not exists(self._location(0), self.storage):
@@ -120,7 +124,7 @@ class LoggedPathCatalog:
 
     def create_namespace(self, namespace: str) -> bool:
         require_namespace(namespace)
-        self._require_store()
+        self._store.require()
         with self._lock:
             while namespace not in self.namespaces():
                 if self._put_entry(LogEntry({}, {namespace: True})):
@@ -129,7 +133,7 @@ class LoggedPathCatalog:
         return False
 
     def drop_namespace(self, namespace: str) -> bool:
-        self._require_store()
+        self._store.require()
         with self._lock:
             while True:
                 found = self.namespaces()
@@ -152,7 +156,7 @@ class LoggedPathCatalog:
             return {table: pointer for table, logged in self._tables.items() if (pointer := logged.pointer) is not None}
 
     def commit(self, changes: Sequence[PointerChange]) -> Sequence[MetadataPointer | None]:
-        self._require_store()
+        self._store.require()
         for change in changes:
             if change.metadata is not None:
                 plain_content(change.metadata)
@@ -175,11 +179,6 @@ class LoggedPathCatalog:
             if self._put_entry(entry):
                 return entry
             self._catch_up()
-
-    def _require_store(self) -> None:
-        if not self._checked:
-            require_put_if_absent(self._root, self.storage)
-            self._checked = True
 
     def _follow_up(self) -> None:
         """The commit is done. This is for readers of other kinds, and for those who open the warehouse later; the next
@@ -300,12 +299,13 @@ def path_catalog(
     `transactions`: make one with a transaction log, if there is none. Raises UsageError if it has tables already.
     """
     storage = storage or StorageOptions()
+    store = ProbedStore(root, storage)
     first = join(root.rstrip("/"), LOG, FIRST_ENTRY)
     if not exists(first, storage):
         if not transactions:
             return PathCatalog(root, storage)
         if PathCatalog(root, storage).pointers():
             raise UsageError(f"{root} has tables that no transaction log knows", "choose an empty directory")
-        require_put_if_absent(root, storage)
+        store.require()
         put_if_absent(first, orjson.dumps({"format": _FORMAT, "tables": {}}), storage)
-    return LoggedPathCatalog(root, storage)
+    return LoggedPathCatalog(root, storage, store=store)

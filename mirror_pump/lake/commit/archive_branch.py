@@ -47,7 +47,7 @@ from mirror_pump.lake.metadata.metadata_files import (
 )
 from mirror_pump.lake.metadata.next_metadata import seam_metadata, with_archive_snapshot
 from mirror_pump.lake.metadata.snapshot import Snapshot
-from mirror_pump.lake.metadata.snapshot_summary import FileTally, archive_summary
+from mirror_pump.lake.metadata.snapshot_summary import FileCounts, archive_summary
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, make_directory, write_all
 from mirror_pump.model import EVERYTHING_IN_HEAP, SequenceNumber, SnapshotId
@@ -124,9 +124,9 @@ class ArchiveBranch:
             # This is the table's first published snapshot. A directory that is missing later was removed by somebody.
             make_directory(seam_directory(metadata), self._storage)
         writer = ManifestWriter(metadata, metadata_directory(metadata), metadata.new_snapshot_id(), number)
-        manifests, tally = self._content(table, line, writer, number, written)
+        manifests, counts = self._content(table, line, writer, number, written)
         cut = line.cut if line is not None else EVERYTHING_IN_HEAP
-        content = archive_summary(tally, cut, seam_at, summary or {})
+        content = archive_summary(counts, cut, seam_at, summary or {})
         snapshot = _snapshot(metadata, writer, manifests, content, max(now_ms, metadata.last_updated_ms))
         after = with_archive_snapshot(metadata, snapshot, table.metadata_location, keep, table.retention)
         location = next_location(metadata, table.metadata_location)
@@ -151,12 +151,12 @@ class ArchiveBranch:
 
     def _content(
         self, table: LakeTable, line: CutLine | None, writer: ManifestWriter, number: int, written: StagedFiles
-    ) -> tuple[list[Manifest], FileTally]:
+    ) -> tuple[list[Manifest], FileCounts]:
         """The published snapshot's manifests, and the counts of their files. `written` owns new position-delete
         files."""
-        tally = FileTally()
+        counts = FileCounts()
         if line is None:
-            return [], tally
+            return [], counts
         if self._line != line or self._listing is None:
             self._line, self._listing = line, Listing(self._storage, (line.field_id, PATH_ID))
             self._sides, self._hiding = {}, {}
@@ -172,7 +172,7 @@ class ArchiveBranch:
         for path, files in division.files.items():
             for live in files:
                 if live.path not in gone[path]:
-                    tally.count(live.content, live.records, live.size_bytes)
+                    counts.add(live.content, live.records, live.size_bytes)
         self._sides = division.sides
         self._hiding = {path: file for path, file in self._hiding.items() if path in division.sides}
         for partition, hidden in by_partition(division.hidden, division.partitions):
@@ -182,8 +182,8 @@ class ArchiveBranch:
         hiding = list({file.path: file for file in self._hiding.values()}.values())
         added = writer.add(ManifestContent.DELETES, [(file, number) for file in hiding])
         for file in hiding:
-            tally.count(file.content, file.record_count, file.size_bytes)
-        return [*([added] if added is not None else []), *kept], tally
+            counts.add(file.content, file.record_count, file.size_bytes)
+        return [*([added] if added is not None else []), *kept], counts
 
 
 def _snapshot(

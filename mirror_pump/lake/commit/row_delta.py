@@ -28,7 +28,7 @@ from mirror_pump.lake.metadata.metadata_files import metadata_directory, next_lo
 from mirror_pump.lake.metadata.next_metadata import with_branch, with_snapshot
 from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.metadata.snapshot_stats import live_rows, pending_after, pending_since, snapshot_stats
-from mirror_pump.lake.metadata.snapshot_summary import FileTally, SnapshotSummary, Total, summarise
+from mirror_pump.lake.metadata.snapshot_summary import FileCounts, SnapshotSummary, Total, summarise
 from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
 from mirror_pump.lake.metadata.table_metadata import ARCHIVE_BRANCH, TableMetadata
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, make_directory, write_all
@@ -90,11 +90,8 @@ class _Added:
     """Equality deletes."""
     positions: list[tuple[WrittenFile, int]]
 
-    def tally(self) -> FileTally:
-        tally = FileTally()
-        for file, _ in (*self.data, *self.deletes, *self.positions):
-            tally.count(file.content, file.record_count, file.size_bytes, file.partition)
-        return tally
+    def counts(self) -> FileCounts:
+        return FileCounts.of(file for file, _ in (*self.data, *self.deletes, *self.positions))
 
 
 @dataclass(frozen=True)
@@ -222,7 +219,7 @@ class LakeTable:
         snapshot_id = self.metadata.new_snapshot_id()
         directory = metadata_directory(self.metadata)
         writer = ManifestWriter(self.metadata, directory, snapshot_id, sequence_number)
-        removal = Removal(list(self.manifests), [], FileTally())
+        removal = Removal(list(self.manifests), [], FileCounts())
         if delta.replaces is not None:
             removal = writer.remove(self.manifests, self.storage, replaced.doomed, replaced.may_hold)
         manifests = self._manifests(writer, added, removal, rewrite_since)
@@ -279,10 +276,10 @@ class LakeTable:
         self, delta: RowDelta, added: _Added, removal: Removal, replaced: Replaced, timestamp: int
     ) -> dict[str, str]:
         """The new snapshot's summary. `timestamp`: the snapshot's time in milliseconds since 1970 UTC."""
-        tally = added.tally()
+        counts = added.counts()
         parent = self.metadata.current_snapshot
         summary = summarise(
-            tally,
+            counts,
             removal.removed,
             parent.summary if parent is not None else None,
             delta.summary,
@@ -292,7 +289,7 @@ class LakeTable:
         if replaced.empties:
             counted = replace(counted, dangling=0)
         counted = replace(counted, dangling=counted.dangling - replaced.dangling)
-        summary |= counted.after(tally, removal.removed, replaced.rewritten_bytes).to_summary()
+        summary |= counted.after(counts, removal.removed, replaced.rewritten_bytes).to_summary()
         return summary | pending_after(self.metadata, summary, replaced.converted_to, timestamp)
 
     def _snapshot(

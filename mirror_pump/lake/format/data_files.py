@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from decoders.columns import Kind
 from mirror_pump.lake.format.bounds import lower_bound, upper_bound
+from mirror_pump.lake.format.gathered_rows import GatheredRows
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, join, open_output
@@ -120,12 +121,6 @@ def write_equality_deletes(
     return writer.written
 
 
-def require_schema(rows: pa.Table, schema: LakeSchema) -> None:
-    """Raises ValueError unless the rows have the schema's columns, in its order and with its exact types."""
-    if rows.schema.names != schema.arrow.names or rows.schema.types != schema.arrow.types:
-        raise ValueError(f"rows of schema\n{rows.schema}\ndo not fit a lake table of schema\n{schema.arrow}")
-
-
 @dataclass
 class _FloatStatistics:
     """Bounds and NaN count of a float column. Parquet's own statistics do not tell whether a column is free of NaN."""
@@ -167,8 +162,6 @@ class DataFileWriter:
         self._partition = partition
         self._storage = storage
         self._content = content
-        self._row_group_rows = row_group_rows
-        self._row_group_bytes = row_group_bytes
         suffix = "" if content is FileContent.DATA else "-deletes"
         self._path = join(location, "data", f"{uuid.uuid4().hex}{suffix}.parquet")
         self._file_schema = pa.schema([_file_field(arrow) for arrow in schema.arrow])
@@ -179,9 +172,7 @@ class DataFileWriter:
         self._nulls = [0] * len(schema.fields)
         self._stack = ExitStack()
         self._writer: pq.ParquetWriter | None = None
-        self._waiting: list[pa.Table] = []
-        self._waiting_rows = 0
-        self._waiting_bytes = 0
+        self._gathered = GatheredRows(schema, row_group_rows, row_group_bytes)
         self._written: WrittenFile | None = None
 
     def __enter__(self) -> DataFileWriter:
@@ -190,19 +181,14 @@ class DataFileWriter:
 
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Appends rows. Raises ValueError if their schema differs, pyarrow's ArrowInvalid for a NULL key."""
-        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-        require_schema(table, self._schema)
-        self._waiting.append(table)
-        self._waiting_rows += table.num_rows
-        self._waiting_bytes += table.nbytes
-        if self._waiting_rows >= self._row_group_rows or self._waiting_bytes >= self._row_group_bytes:
+        if self._gathered.add(rows):
             self._flush()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is not None:
-            self._waiting.clear()
+            self._gathered.clear()
             if self._writer is not None:
                 # A writer left open would try to finish the file later, after its sink is gone.
                 with suppress(OSError, pa.ArrowException):
@@ -210,7 +196,7 @@ class DataFileWriter:
             self._stack.__exit__(kind, error, trace)
             return
         with self._stack:
-            if self._waiting_rows or self._writer is None:
+            if self._gathered or self._writer is None:
                 self._flush()
             assert self._writer is not None
             self._writer.close()
@@ -220,7 +206,7 @@ class DataFileWriter:
 
     def flush(self) -> None:
         """Writes what waits in memory as a row group."""
-        if self._waiting_rows:
+        if self._gathered:
             self._flush()
 
     @property
@@ -236,9 +222,7 @@ class DataFileWriter:
         return self._written
 
     def _flush(self) -> None:
-        table = pa.concat_tables(self._waiting) if self._waiting else self._schema.arrow.empty_table()
-        self._waiting.clear()
-        self._waiting_rows = self._waiting_bytes = 0
+        table = self._gathered.take()
         if self._writer is None:
             self._writer = pq.ParquetWriter(
                 self._sink,

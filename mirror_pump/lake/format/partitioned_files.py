@@ -6,7 +6,7 @@ them write a single file for a table that is not partitioned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 import pyarrow as pa
@@ -16,10 +16,10 @@ from mirror_pump.lake.format.data_files import (
     ROW_GROUP_ROWS,
     DataFileWriter,
     WrittenFile,
-    require_schema,
     write_data_file,
     write_equality_deletes,
 )
+from mirror_pump.lake.format.gathered_rows import GatheredRows
 from mirror_pump.lake.format.partitioning import PartitionTuple, by_partition, divided
 from mirror_pump.lake.format.position_deletes import Positions, write_position_deletes
 from mirror_pump.lake.format.schema import LakeSchema
@@ -62,11 +62,7 @@ class PartitionedWriter:
         self._storage = storage
         self._partitioning = partitioning
         self._open_files = open_files
-        self._gathered_rows = gathered_rows
-        self._gathered_bytes = gathered_bytes
-        self._waiting: list[pa.Table] = []
-        self._waiting_rows = 0
-        self._waiting_bytes = 0
+        self._gathered = GatheredRows(schema, gathered_rows, gathered_bytes)
         self._open: dict[PartitionTuple, DataFileWriter] = {}
         """In the order of the last writes, the longest ago first."""
         self._owned = StagedFiles(storage)
@@ -79,12 +75,7 @@ class PartitionedWriter:
 
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Appends rows. Raises the same errors as `DataFileWriter.write`, some of them in a later call."""
-        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-        require_schema(table, self._schema)
-        self._waiting.append(table)
-        self._waiting_rows += table.num_rows
-        self._waiting_bytes += table.nbytes
-        if self._waiting_rows >= self._gathered_rows or self._waiting_bytes >= self._gathered_bytes:
+        if self._gathered.add(rows):
             self._divide()
 
     def __exit__(
@@ -111,12 +102,10 @@ class PartitionedWriter:
         return tuple(self._closed)
 
     def _divide(self) -> None:
-        """Writes the waiting rows, a row group for each partition."""
-        if not self._waiting_rows:
+        """Writes the gathered rows, a row group for each partition."""
+        if not self._gathered:
             return
-        rows = pa.concat_tables(self._waiting)
-        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
-        for partition, part in divided(rows, self._schema, self._partitioning):
+        for partition, part in divided(self._gathered.take(), self._schema, self._partitioning):
             writer = self._writer(partition)
             writer.write(part)
             # A part refers to the memory of all rows.
@@ -155,12 +144,7 @@ def write_data_files(
 ) -> tuple[WrittenFile, ...]:
     """Writes rows as one file for each lake partition, in ascending order of partitions; none without rows. Rows of one
     partition keep their order. Raises the same errors as `write_data_file`, and leaves no file behind then."""
-    with StagedFiles(storage) as staged:
-        files = []
-        for partition, part in divided(rows, schema, partitioning):
-            files.append(write_data_file(part, schema, location, storage, partition))
-            staged.own(files[-1].path)
-    return tuple(files)
+    return _one_each(write_data_file, rows, schema, location, storage, partitioning)
 
 
 def write_equality_delete_files(
@@ -168,10 +152,22 @@ def write_equality_delete_files(
 ) -> tuple[WrittenFile, ...]:
     """Writes deleted keys as one equality-delete file for each lake partition; none without keys. Raises the same
     errors as `write_equality_deletes`, and leaves no file behind then."""
+    return _one_each(write_equality_deletes, keys, schema, location, storage, partitioning)
+
+
+def _one_each(
+    write: Callable[[pa.Table, LakeSchema, str, StorageOptions, PartitionTuple], WrittenFile],
+    rows: pa.Table,
+    schema: LakeSchema,
+    location: str,
+    storage: StorageOptions,
+    partitioning: LakePartitioning | None,
+) -> tuple[WrittenFile, ...]:
+    """What `write` makes of the rows of each lake partition; no file remains if it raises an error."""
     with StagedFiles(storage) as staged:
         files = []
-        for partition, part in divided(keys, schema, partitioning):
-            files.append(write_equality_deletes(part, schema, location, storage, partition))
+        for partition, part in divided(rows, schema, partitioning):
+            files.append(write(part, schema, location, storage, partition))
             staged.own(files[-1].path)
     return tuple(files)
 

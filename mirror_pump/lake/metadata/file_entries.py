@@ -188,7 +188,7 @@ class FileEntries:
 
     def _metrics(self, row: Sequence[Any]) -> FileMetrics:
         maps = [(None if place is None else row[place]) or {} for place in self._maps]
-        return [each.get(column) for column in self._columns for each in maps]
+        return [metric.get(column) for column in self._columns for metric in maps]
 
     def _matched(
         self, match: re.Match[bytes], pattern: EntryPattern, partition: PartitionTuple, may_match: Any

@@ -31,7 +31,7 @@ from mirror_pump.lake.metadata.manifest_entries import (
 )
 from mirror_pump.lake.metadata.manifest_list import Manifest, encoded_list, with_line
 from mirror_pump.lake.metadata.partition_summaries import Summaries, can_unite, summaries_of, united
-from mirror_pump.lake.metadata.snapshot_summary import FileTally
+from mirror_pump.lake.metadata.snapshot_summary import FileCounts
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
 
@@ -58,7 +58,7 @@ class Removal:
     untouched: list[Manifest]
     rewritten: list[Manifest]
     """Mark the removed files as deleted. Must not be merged in the same snapshot, which would lose these marks."""
-    removed: FileTally
+    removed: FileCounts
 
 
 class ManifestWriter:
@@ -169,7 +169,7 @@ class ManifestWriter:
 
         Reads only manifests for which `may_hold` is true, and of these only those whose entries are not in memory.
         """
-        result = Removal([], [], FileTally())
+        result = Removal([], [], FileCounts())
         for manifest in manifests:
             if not manifest.live_files:
                 continue
@@ -181,7 +181,7 @@ class ManifestWriter:
             remaining: set[int] = set()
             for entry in present:
                 if doomed(entry):
-                    result.removed.count(entry.content, entry.records, entry.size_bytes, entry.partition)
+                    result.removed.add(entry.content, entry.records, entry.size_bytes, entry.partition)
                     entries.append(replace(entry, status=Status.DELETED, snapshot_id=self.snapshot_id))
                 else:
                     remaining.add(entry.content)

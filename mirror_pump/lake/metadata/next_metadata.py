@@ -22,7 +22,7 @@ _PREVIOUS_VERSIONS_DEFAULT = 100
 _STATISTICS = ("statistics", "partition-statistics")
 _CONTENT = ("schemas", "current-schema-id", "current-snapshot-id", "snapshot-log", "metadata-log")
 """Keys that describe the table's content and its history."""
-_SAID_OF_ARCHIVE = {"mirror-pump.cut-line": ARCHIVE_CUT_LINE, FRONTIER_PROPERTY: FRONTIER_PROPERTY}
+_ARCHIVE_PROPERTIES = {"mirror-pump.cut-line": ARCHIVE_CUT_LINE, FRONTIER_PROPERTY: FRONTIER_PROPERTY}
 """Table properties, for people and engines, and the entries of the snapshot's summary that they repeat."""
 _GROWING = ("last-sequence-number", "last-updated-ms", "last-column-id")
 
@@ -68,15 +68,15 @@ def with_branch(metadata: TableMetadata, name: str, snapshot_id: int) -> TableMe
 def seam_metadata(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
     """A document of the same table in which `snapshot` is the current and only snapshot. If it is an archive snapshot,
     the table's properties say below which cut-line it has the rows, and as of which frontier."""
-    said = {
+    properties = {
         name: snapshot.summary.entries[entry]
-        for name, entry in _SAID_OF_ARCHIVE.items()
+        for name, entry in _ARCHIVE_PROPERTIES.items()
         if snapshot.is_archive and entry in snapshot.summary.entries
     }
     return TableMetadata(
         {
             **metadata.document,
-            "properties": {**metadata.properties, **said},
+            "properties": {**metadata.properties, **properties},
             "current-snapshot-id": snapshot.snapshot_id,
             "refs": {MAIN: {"type": "branch", "snapshot-id": snapshot.snapshot_id}},
             "snapshots": [snapshot.document],

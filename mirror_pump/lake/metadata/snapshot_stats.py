@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mirror_pump.lake.metadata.snapshot_summary import PENDING_SINCE, FileTally, SnapshotSummary, Total
+from mirror_pump.lake.metadata.snapshot_summary import PENDING_SINCE, FileCounts, SnapshotSummary, Total
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 
 _ENTRIES = {
@@ -32,7 +32,7 @@ class SnapshotStats:
         """Bytes written in total per byte that had to be written; None before the first."""
         return (self.written + self.rewritten) / self.written if self.written else None
 
-    def after(self, added: FileTally, removed: FileTally, again: int | None) -> SnapshotStats:
+    def after(self, added: FileCounts, removed: FileCounts, again: int | None) -> SnapshotStats:
         """The figures after one more commit. `again`: bytes of files from a file rewrite, None if it was none."""
         if again is None:
             return SnapshotStats(self.written + added.size, self.rewritten, self.dangling)

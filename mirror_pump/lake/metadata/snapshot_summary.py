@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from mirror_pump.model import Lsn, parse_lsn
 
 if TYPE_CHECKING:
+    from mirror_pump.lake.format.data_files import WrittenFile
     from mirror_pump.lake.format.partitioning import PartitionTuple
 
 FRONTIER_PROPERTY = "mirror-pump.frontier"
@@ -141,8 +142,9 @@ class SnapshotSummary:
 
 
 @dataclass
-class FileTally:
-    """Counts of one commit's files, as in Iceberg's snapshot summary; sizes in bytes."""
+class FileCounts:
+    """Counts of files that a commit adds or removes, or that a snapshot has, as in Iceberg's snapshot summary; sizes in
+    bytes."""
 
     data_files: int = 0
     records: int = 0
@@ -154,8 +156,16 @@ class FileTally:
     partitions: set[PartitionTuple] = field(default_factory=set)
     """The lake partitions of the files."""
 
-    def count(self, content: int, records: int, size: int, partition: PartitionTuple = ()) -> None:
-        """Counts one file."""
+    @classmethod
+    def of(cls, files: Iterable[WrittenFile]) -> Self:
+        """Those of written files."""
+        counts = cls()
+        for file in files:
+            counts.add(file.content, file.record_count, file.size_bytes, file.partition)
+        return counts
+
+    def add(self, content: int, records: int, size: int, partition: PartitionTuple = ()) -> None:
+        """Counts one file more. `content`: as in FileContent."""
         from mirror_pump.lake.format.data_files import FileContent
 
         self.size += size
@@ -189,7 +199,7 @@ _TOTALS = (
 )
 
 
-def operation(added: FileTally, removed: FileTally, *, only_rewrites: bool) -> str:
+def operation(added: FileCounts, removed: FileCounts, *, only_rewrites: bool) -> str:
     """Iceberg's name of a commit's operation (spec, snapshots). `only_rewrites`: the commit changes no row.
 
     Readers of appends may rely on `append`. Engines look for conflicting deletes in `overwrite` and `delete` snapshots
@@ -203,8 +213,8 @@ def operation(added: FileTally, removed: FileTally, *, only_rewrites: bool) -> s
 
 
 def summarise(
-    added: FileTally,
-    removed: FileTally,
+    added: FileCounts,
+    removed: FileCounts,
     parent: SnapshotSummary | None,
     extra: Mapping[str, str],
     *,
@@ -244,13 +254,13 @@ def summarise(
     return {OPERATION: operation(added, removed, only_rewrites=only_rewrites), **_text(numbers.items()), **extra}
 
 
-def archive_summary(tally: FileTally, cut_line: int, seam_at: str, extra: Mapping[str, str]) -> dict[str, str]:
+def archive_summary(counts: FileCounts, cut_line: int, seam_at: str, extra: Mapping[str, str]) -> dict[str, str]:
     """The entries of an archive snapshot's summary.
 
-    `tally` counts the snapshot's live files, `cut_line` is a tier value, `seam_at` the location of the metadata file in
-    which the snapshot is the current one.
+    `counts` are those of the snapshot's live files, `cut_line` is a tier value, `seam_at` the location of the metadata
+    file in which the snapshot is the current one.
     """
-    totals = _text((name.value, getattr(tally, attribute)) for name, attribute in _TOTALS)
+    totals = _text((name.value, getattr(counts, attribute)) for name, attribute in _TOTALS)
     return {OPERATION: "overwrite", **totals, **extra, ARCHIVE_CUT_LINE: str(cut_line), SEAM_METADATA: seam_at}
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mirror_pump.lake.format.columns import plain
+from mirror_pump.lake.format.sorted_numbers import found_among
 
 
 class DeletedRows:
@@ -36,9 +37,8 @@ class DeletedRows:
         for place, known in enumerate(self._combined, 1):
             others = self._numbers(place, columns[place])
             pairs = numbers * len(self._values[place]) + others
-            at = np.minimum(np.searchsorted(known, pairs), len(known) - 1)
-            found &= (others >= 0) & (known[at] == pairs)
-            numbers = at
+            numbers, equal = found_among(known, pairs)
+            found &= (others >= 0) & equal
         return found
 
     def _numbers(self, place: int, column: pa.Array) -> npt.NDArray[np.int64]:

@@ -106,13 +106,13 @@ class _Binder(BooleanExpressionVisitor[BooleanExpression]):
         if isinstance(predicate, LiteralPredicate) and not isinstance(predicate, StartsWith | NotStartsWith):
             return self._compared(predicate)
         bound = predicate.bind(self._schema, case_sensitive=True)
-        if bound is AlwaysTrue() and isinstance(predicate, LiteralPredicate | NotNaN):
+        if bound is AlwaysTrue() and isinstance(predicate, NotNaN):
             return self._null_test(predicate.term, BoundNotNull)
         assert isinstance(bound, BooleanExpression)
         return bound
 
     def _compared(self, predicate: LiteralPredicate) -> BooleanExpression:
-        kind = predicate.term.bind(self._schema, case_sensitive=True).ref().field.field_type
+        kind = self._type_of(predicate.term)
         literal = fitted_literal(predicate.literal, kind)
         if isinstance(literal, Beyond):
             return self._beyond(predicate, literal, kind)
@@ -135,12 +135,15 @@ class _Binder(BooleanExpressionVisitor[BooleanExpression]):
 
     def _among(self, predicate: SetPredicate) -> BooleanExpression:
         """Without literals beyond the range of the column's type, which equal none of its values."""
-        kind = predicate.term.bind(self._schema, case_sensitive=True).ref().field.field_type
+        kind = self._type_of(predicate.term)
         literals = {fitted_literal(literal, kind) for literal in predicate.literals} - set(Beyond)
         found: Any = type(predicate)(predicate.term, literals)
         if not isinstance(found, SetPredicate | LiteralPredicate):
             return AlwaysFalse() if isinstance(predicate, In) else self._null_test(predicate.term, BoundNotNull)
         return self._bound(found)
+
+    def _type_of(self, term: UnboundTerm) -> IcebergType:
+        return term.bind(self._schema, case_sensitive=True).ref().field.field_type
 
     def _bound(self, predicate: UnboundPredicate) -> BooleanExpression:
         found = predicate.bind(self._schema, case_sensitive=True)

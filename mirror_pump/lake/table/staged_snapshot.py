@@ -12,14 +12,13 @@ from pyiceberg.manifest import ManifestContent
 from pyiceberg.types import StructType
 
 from mirror_pump.lake.catalogs.lake_catalog import MetadataPointer
-from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.metadata.manifest_entries import ManifestEntry
 from mirror_pump.lake.metadata.manifest_list import Manifest
 from mirror_pump.lake.metadata.manifests import ManifestWriter, Removal
 from mirror_pump.lake.metadata.metadata_files import metadata_directory
 from mirror_pump.lake.metadata.next_metadata import with_snapshot
 from mirror_pump.lake.metadata.snapshot import Snapshot
-from mirror_pump.lake.metadata.snapshot_summary import FileTally, summarise
+from mirror_pump.lake.metadata.snapshot_summary import FileCounts, summarise
 from mirror_pump.lake.metadata.snapshot_thinning import HistoryRetention
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, write_all
@@ -85,7 +84,7 @@ def stage_snapshot(
         sequence_number,
         # Never before its parent, whatever this machine's clock says.
         max(time.time_ns() // 1_000_000, metadata.last_updated_ms),
-        summarise(_tally(added.files), removal.removed, None if parent is None else parent.summary, summary),
+        summarise(FileCounts.of(added.files), removal.removed, None if parent is None else parent.summary, summary),
         writer.list(manifests, None if parent is None else parent.snapshot_id),
         metadata.current_schema_id,
     )
@@ -100,7 +99,7 @@ def _removal(
 ) -> Removal:
     """Marks the files as deleted. Raises ConflictingCommit if one of them is not there."""
     if not removed:
-        return Removal([manifest for manifest in manifests if manifest.live_files], [], FileTally())
+        return Removal([manifest for manifest in manifests if manifest.live_files], [], FileCounts())
     left = set(removed)
 
     def doomed(entry: ManifestEntry) -> bool:
@@ -127,10 +126,3 @@ def _partition_types(metadata: TableMetadata) -> Callable[[int], StructType]:
 def _forgotten(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
     """The manifests without entries in memory, which are encoded by the former columns' types."""
     return tuple(replace(manifest, entries=None) for manifest in manifests)
-
-
-def _tally(files: Sequence[WrittenFile]) -> FileTally:
-    tally = FileTally()
-    for file in files:
-        tally.count(file.content, file.record_count, file.size_bytes, file.partition)
-    return tally

@@ -137,8 +137,8 @@ def _in_range(table: pa.Table, typed: Mapping[str, pa.DataType]) -> bool:
         elif pa.types.is_timestamp(kind):
             lowest, first = pc.min(column.cast(pa.int64())).as_py(), _FIRST_DAY * _DAY
         elif pa.types.is_decimal(kind):
-            largest = pc.max(pc.abs(column)).as_py()
-            if largest is not None and largest >= Decimal(10) ** (kind.precision - kind.scale):
+            span, limit = pc.min_max(column).as_py(), Decimal(10) ** (kind.precision - kind.scale)
+            if span["min"] is not None and (span["min"] <= -limit or span["max"] >= limit):
                 return False
             continue
         else:

@@ -26,6 +26,7 @@ from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID, Positions, read_position_deletes
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.format.sorted_numbers import found_among
 from mirror_pump.lake.key_index.key_index import Places, files_of, place_of, positions_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
@@ -102,7 +103,6 @@ class ExistingRows:
             with ThreadPoolExecutor(self.workers, thread_name_prefix="keys") as pool:
                 for _ in pool.map(lambda group: self._gather(lake, group, others), self._groups(new)):
                     pass
-                others.end()
                 matches = list(pool.map(lambda part: self.keys.matches(others, part), range(PARTS)))
                 rows, places = _in_order(matches)
                 limits = np.searchsorted(files_of(rows), np.arange(len(new) + 1))
@@ -131,8 +131,8 @@ class ExistingRows:
             positions[file.path] = found.positions
             places = found.places
             if len(deleted):
-                at = np.minimum(np.searchsorted(deleted, places), len(deleted) - 1)
-                places = places[(deleted[at] != places) | (deleted_at[at] <= file.sequence_number)]
+                at, is_deleted = found_among(deleted, places)
+                places = places[~is_deleted | (deleted_at[at] <= file.sequence_number)]
             visible.append(places)
         partitions = {file.path: file.partition for file in data if file.path in positions}
         return ReplacedRows(positions, partitions, _distinct(visible))
@@ -251,8 +251,8 @@ def _seen(positions: Positions, places: Places, hidden: Positions) -> _KeysInFil
     """Rows of a file but those that are hidden."""
     if not len(hidden):
         return _KeysInFile(positions, places)
-    at = np.minimum(np.searchsorted(hidden, positions), len(hidden) - 1)
-    seen = hidden[at] != positions
+    _, is_hidden = found_among(hidden, positions)
+    seen = ~is_hidden
     return _KeysInFile(positions[seen], places[seen])
 
 

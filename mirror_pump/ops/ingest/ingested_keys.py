@@ -31,9 +31,8 @@ class IngestedKeys:
         self._parts.add(keys, places)
 
     def finish(self, workers: int = 1, most: int = 3) -> list[tuple[int, int]]:
-        """Ends the files. Returns the places of rows whose key another row has: some pairs, at most `most`. `workers`:
-        number of threads."""
-        self._parts.end()
+        """Returns, when all keys are there, the places of rows whose key another row has: some pairs, at most `most`.
+        `workers`: number of threads."""
         with ThreadPoolExecutor(workers, thread_name_prefix="keys") as pool:
             parts = list(pool.map(lambda part: self._twins(part, most), range(PARTS)))
         self.rows += sum(rows for rows, _ in parts)

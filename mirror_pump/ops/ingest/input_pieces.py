@@ -121,10 +121,14 @@ class IngestInput:
 
 
 def _parsed_csv(block: TextBlock, layout: CsvLayout) -> Iterator[InputBatch]:
-    yield parse_csv(block, layout)
+    batch = parse_csv(block, layout)
+    block.release()
+    yield batch
 
 
 def _parsed_jsonl(
     block: TextBlock, names: tuple[str, ...], arrays: frozenset[str], subset: bool
 ) -> Iterator[InputBatch]:
-    yield parse_jsonl(block, names, arrays, subset=subset)
+    batch = parse_jsonl(block, names, arrays, subset=subset)
+    block.release()
+    yield batch

@@ -22,30 +22,31 @@ def jsonl_names(block: TextBlock | None) -> tuple[str, ...]:
     """The keys of the first object of a file. Raises RowRefused if it is none."""
     if block is None:
         return ()
-    for number, line in enumerate(block.data.split(b"\n")):
+    for number, line in enumerate(bytes(block.data).split(b"\n")):
         if line.strip():
             return tuple(_object(line, RowPlace(block.file.number, block.first_line + number, block.file.name)))
     return ()
 
 
 def parse_jsonl(block: TextBlock, names: Sequence[str], arrays: frozenset[str], *, subset: bool) -> InputBatch:
-    """The rows of a block. `names`: the columns, which every object must have. `arrays`: those of an array type.
+    """The rows of a block. `names`: the columns; what an object lacks is NULL. `arrays`: those of an array type.
     `subset`: further keys are ignored. Lines that are no such objects are among `refused`."""
     wanted = frozenset(names)
     rows: list[list[str | None]] = []
     lines: list[int] = []
     refused: list[tuple[RowPlace, str, str]] = []
-    for number, line in enumerate(block.data.split(b"\n")):
+    for number, line in enumerate(bytes(block.data).split(b"\n")):
         if not line.strip():
             continue
         place = RowPlace(block.file.number, block.first_line + number, block.file.name)
         try:
             found = _object(line, place)
-            _require(found, wanted, place, subset=subset)
+            if not subset:
+                _require_known(found, wanted, place)
         except RowRefused as error:
             refused.append((place, error.reason, line.decode(errors="replace")))
             continue
-        rows.append([text_of(found[name], in_array=name in arrays) for name in names])
+        rows.append([text_of(found.get(name), in_array=name in arrays) for name in names])
         lines.append(place.line)
     columns = {name: pa.array([row[index] for row in rows], pa.string()) for index, name in enumerate(names)}
     return InputBatch(
@@ -63,11 +64,7 @@ def _object(line: bytes, place: RowPlace) -> dict[str, Any]:
     return found
 
 
-def _require(found: dict[str, Any], wanted: frozenset[str], place: RowPlace, *, subset: bool) -> None:
-    if found.keys() == wanted:
-        return
-    missing = sorted(wanted - found.keys())
-    if missing:
-        raise RowRefused(place, f"the object lacks {', '.join(missing)}, which the first object has")
-    if not subset:
-        raise RowRefused(place, f"the object has {', '.join(sorted(found.keys() - wanted))}, and the first one has not")
+def _require_known(found: dict[str, Any], wanted: frozenset[str], place: RowPlace) -> None:
+    unknown = found.keys() - wanted
+    if unknown:
+        raise RowRefused(place, f"the object has {', '.join(sorted(unknown))}, and the first one has not")

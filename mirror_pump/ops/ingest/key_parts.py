@@ -6,8 +6,8 @@ does not grow with their number.
 
 from __future__ import annotations
 
+import os
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,15 +25,23 @@ Rows = npt.NDArray[np.int64]
 
 
 class KeyParts:
-    """Threads may add keys at the same time. After `end` parts are only read, each by one thread at a time."""
+    """Threads may add keys at the same time. Once all are there, parts are read, each by one thread at a time.
+
+    All parts are in one file. Each addition is one piece of it, ordered by parts. Where these begin is in memory: 520
+    bytes for each addition.
+    """
 
     def __init__(self, directory: str, name: str, words: int) -> None:
-        """`name` begins the names of the files in the directory. `words`: the number of words of a packed key."""
+        """`name` is that of the file in the directory. `words`: the number of words of a packed key."""
         self.directory = directory
         self.words = words
-        self._paths = [Path(directory) / f"{name}-{part}" for part in range(PARTS)]
-        self._locks = [threading.Lock() for _ in range(PARTS)]
-        self._files = [path.open("ab") for path in self._paths]
+        self._row_bytes = 8 * (words + 1)
+        self._path = Path(directory) / name
+        self._file: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._lock = threading.Lock()
+        self._rows = 0
+        self._limits: list[npt.NDArray[np.int64]] = []
+        """Of each addition, the row of the file with which each part begins, and the one after the last."""
 
     def add(self, keys: PackedKeys, places: Places) -> None:
         """Adds keys with the places of their rows."""
@@ -44,37 +52,62 @@ class KeyParts:
         if keys.second is not None:
             rows[:, 1] = keys.second
         rows[:, -1] = places
-        rows = rows[order]
-        limits = np.searchsorted(parts[order], np.arange(PARTS + 1))
-        for part in range(PARTS):
-            if limits[part] < limits[part + 1]:
-                content = rows[limits[part] : limits[part + 1]].tobytes()
-                with self._locks[part]:
-                    self._files[part].write(content)
-
-    def end(self) -> None:
-        """Ends the files. Nothing can be added any more."""
-        for file in self._files:
-            file.close()
+        rows = np.take(rows, order, axis=0)
+        limits = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(parts, minlength=PARTS))])
+        with self._lock:
+            limits += self._rows
+            self._rows += len(rows)
+            self._limits.append(limits)
+        self._write(rows, int(limits[0]))
 
     def load(self, part: int) -> Rows:
         """The rows of a part."""
-        return np.fromfile(self._paths[part], np.int64).reshape(-1, self.words + 1)
+        spans = self._spans(part)
+        rows = np.empty((sum(last - first for first, last in spans), self.words + 1), np.int64)
+        position = 0
+        for first, last in spans:
+            self._read(rows[position : position + last - first], first)
+            position += last - first
+        return rows
 
     def replace(self, part: int, rows: Rows) -> None:
         """Stores a part in another order."""
-        rows.tofile(self._paths[part])
+        position = 0
+        for first, last in self._spans(part):
+            self._write(rows[position : position + last - first], first)
+            position += last - first
 
     def keys(self, rows: Rows) -> PackedKeys:
         """The keys of rows."""
         return PackedKeys(rows[:, 0], rows[:, 1] if self.words == 2 else None)
 
     def close(self) -> None:
-        """Removes the files."""
-        self.end()
-        for path in self._paths:
-            with suppress(OSError):
-                path.unlink()
+        """Removes the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+            self._path.unlink(missing_ok=True)
+
+    def _spans(self, part: int) -> list[tuple[int, int]]:
+        """The rows of the file that a part has: the first, and the one after the last, of each addition with any."""
+        spans = ((int(limits[part]), int(limits[part + 1])) for limits in self._limits)
+        return [(first, last) for first, last in spans if first < last]
+
+    def _write(self, rows: Rows, first: int) -> None:
+        assert self._file is not None
+        content, offset = rows.reshape(-1).view(np.uint8).data, first * self._row_bytes
+        while len(content):
+            done = os.pwrite(self._file, content, offset)
+            content, offset = content[done:], offset + done
+
+    def _read(self, rows: Rows, first: int) -> None:
+        assert self._file is not None
+        content, offset = rows.reshape(-1).view(np.uint8).data, first * self._row_bytes
+        while len(content):
+            done = os.preadv(self._file, [content], offset)
+            if not done:
+                raise OSError(f"{self._path} has become shorter")
+            content, offset = content[done:], offset + done
 
 
 def part_of(keys: PackedKeys) -> npt.NDArray[np.uint8]:

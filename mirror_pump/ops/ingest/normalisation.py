@@ -17,7 +17,7 @@ from mirror_pump.model import Column
 from mirror_pump.ops.ingest.conversions import LeftToPostgres, Unfit, converted
 from mirror_pump.ops.ingest.ingest_request import RowPlace, RowRefused
 from mirror_pump.ops.ingest.input_batch import InputBatch
-from mirror_pump.ops.ingest.postgres_values import PostgresValues
+from mirror_pump.ops.ingest.postgres_values import PostgresValues, ValueRounded
 from mirror_pump.ops.ingest.target_columns import IngestTarget, is_plain
 from mirror_pump.ops.row_files.value_texts import texts_of
 from mirror_pump.source.connect import is_connection_loss
@@ -122,6 +122,8 @@ class Normaliser:
         given = {name: self._texts(batch, name) for name in names if name in self._target.given}
         try:
             return self._postgres.read(names, given, batch.rows)
+        except ValueRounded as error:
+            raise RowRefused(batch.place(0), str(error)) from error
         except psycopg.Error as error:
             if is_connection_loss(error) or isinstance(error, psycopg.InterfaceError | psycopg.ProgrammingError):
                 raise

@@ -2,24 +2,42 @@
 
 The temporary table has the table's types, defaults, generated columns, NOT NULL and CHECK constraints, as far as they
 concern these columns. So what comes back is what an INSERT would have stored, and what it would refuse is refused.
+Texts that an INSERT would round, or cut, are refused as well: the table has them beside the values of such columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
+from mirror_pump.ops.ingest.rounding import is_rounded
 from mirror_pump.ops.ingest.target_columns import IngestTarget
 from mirror_pump.quoting import identifier, literal
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.copy_csv import csv_bytes
 
 _NUMBER = "mirror_pump_row"
+
+
+class ValueRounded(ValueError):
+    """A text says more than its column keeps."""
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A temporary table for one set of columns."""
+
+    name: str
+    texts: Mapping[str, str]
+    """Columns whose values may be rounded, each with the column that keeps its text."""
+    rounded: Mapping[str, str]
+    """Conditions by column: a row's value is not what the text says."""
 
 
 class PostgresValues:
@@ -30,7 +48,7 @@ class PostgresValues:
         self._connect = connect
         self._connection: PgConnection | None = None
         self._target = target
-        self._stages: dict[frozenset[str], str] = {}
+        self._stages: dict[frozenset[str], _Stage] = {}
 
     def close(self) -> None:
         if self._connection is not None:
@@ -39,7 +57,7 @@ class PostgresValues:
 
     def read(self, names: frozenset[str], given: Mapping[str, pa.Array], rows: int) -> dict[str, pa.Array]:
         """The texts of the columns `names` of some rows, as PostgreSQL prints them. `given`: texts of those columns
-        that the input has. Raises psycopg.Error if PostgreSQL refuses a row."""
+        that the input has. Raises psycopg.Error if PostgreSQL refuses a row, ValueRounded if it would round a value."""
         if self._connection is None:
             self._connection = self._connect()
         stage = self._stages.get(names)
@@ -47,22 +65,29 @@ class PostgresValues:
             stage = self._stages[names] = self._make_stage(self._connection, names, len(self._stages))
         columns = [name for name in names if name in given]
         table = pa.table(
-            [pa.array(np.arange(rows)).cast(pa.string()), *(given[name] for name in columns)], [_NUMBER, *columns]
+            [
+                pa.array(np.arange(rows)).cast(pa.string()),
+                *(given[name] for name in columns),
+                *(given[name] for name in stage.texts),
+            ],
+            [_NUMBER, *columns, *stage.texts.values()],
         )
-        listed = ", ".join(identifier(name) for name in (_NUMBER, *columns))
+        listed = ", ".join(identifier(name) for name in table.column_names)
         ordered = sorted(names)
         printed = ", ".join(identifier(name) for name in ordered)
         with self._connection.transaction(), self._connection.cursor() as cursor:
-            cursor.execute(f"TRUNCATE {stage}".encode())
-            with cursor.copy(f"COPY {stage} ({listed}) FROM STDIN (FORMAT csv)".encode()) as copy:
+            cursor.execute(f"TRUNCATE {stage.name}".encode())
+            with cursor.copy(f"COPY {stage.name} ({listed}) FROM STDIN (FORMAT csv)".encode()) as copy:
                 copy.write(csv_bytes(table))
-            rows_in_order = f"SELECT {printed} FROM {stage} ORDER BY {_NUMBER}"
+            for name, rounded in stage.rounded.items():
+                _require_whole(cursor, stage, name, rounded)
+            rows_in_order = f"SELECT {printed} FROM {stage.name} ORDER BY {_NUMBER}"
             with cursor.copy(f"COPY ({rows_in_order}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)".encode()) as copy:
                 content = b"".join(bytes(part) for part in copy)
         return _parsed(content, ordered)
 
-    def _make_stage(self, connection: PgConnection, names: frozenset[str], number: int) -> str:
-        """Makes the temporary table for a set of columns. Returns its name."""
+    def _make_stage(self, connection: PgConnection, names: frozenset[str], number: int) -> _Stage:
+        """Makes the temporary table for a set of columns."""
         stage = f"pg_temp.mirror_pump_{number}"
         target = self._target
         with connection.transaction():
@@ -81,7 +106,24 @@ class PostgresValues:
                         f"ALTER TABLE {stage} ALTER COLUMN {identifier(column.name)} SET DEFAULT {default}".encode()
                     )
             connection.execute(f"ALTER TABLE {stage} ADD COLUMN {_NUMBER} int".encode())
-        return stage
+            texts, rounded = {}, {}
+            for column in target.columns:
+                text = f"mirror_pump_text_{column.attnum}"
+                condition = is_rounded(text, column)
+                if condition is not None and column.name in names and column.name in target.given:
+                    connection.execute(f"ALTER TABLE {stage} ADD COLUMN {text} text".encode())
+                    texts[column.name], rounded[column.name] = text, condition
+        return _Stage(stage, texts, rounded)
+
+
+def _require_whole(cursor: psycopg.Cursor[tuple[object, ...]], stage: _Stage, name: str, rounded: str) -> None:
+    """Raises ValueRounded for a row whose value is not what its text says."""
+    row = cursor.execute(
+        f"SELECT {stage.texts[name]}, {identifier(name)}::text FROM {stage.name} WHERE {rounded} LIMIT 1".encode()
+    ).fetchone()
+    if row is not None:
+        text, stored = row
+        raise ValueRounded(f"column {name}: {text} would be stored as {stored}")
 
 
 def _parsed(content: bytes, names: list[str]) -> dict[str, pa.Array]:

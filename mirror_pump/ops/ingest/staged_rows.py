@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
-from mirror_pump.ops.ingest.existing_rows import ExistingRows
 from mirror_pump.ops.ingest.heap_rows import HeapRows
 from mirror_pump.ops.ingest.ingested_keys import IngestedKeys
 from mirror_pump.ops.ingest.row_division import RowDivision
 from mirror_pump.ops.ingest.target_columns import IngestTarget
+
+if TYPE_CHECKING:
+    from mirror_pump.ops.ingest.existing_rows import ExistingRows
 
 
 @dataclass

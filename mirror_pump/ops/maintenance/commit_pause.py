@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from mirror_pump.errors import SourceError
 from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.model import TableName
-from mirror_pump.service_thread import ServiceThread
+from mirror_pump.service_thread import ServiceThread, ThreadedService
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.telemetry import get_logger
 from sql import queries
@@ -36,7 +34,7 @@ _GRACE = 3.0
 """Seconds after the maximum at which the server ends a pause that this process did not end."""
 
 
-class CommitPause:
+class CommitPause(ThreadedService):
     """Pauses publishes while Spark has finished its jobs and the procedure has not returned: Spark commits then. A
     context manager around one procedure that commits once to the table `lake_name` of the Iceberg catalog.
 
@@ -61,15 +59,6 @@ class CommitPause:
         self._limit = first_pause
         self._jobs_done = at_once
         self._thread = ServiceThread("commit-pause", self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.stop()
 
     def _run(self) -> None:
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mirror_pump.errors import MirrorPumpError, SourceError, one_line_of
 from mirror_pump.model import TableId
-from mirror_pump.service_thread import ServiceThread
+from mirror_pump.service_thread import ServiceThread, ThreadedService
 from mirror_pump.source.catalog.maintenance import DONE, FAILED, beat, begin, finish
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.telemetry import get_logger, redact
@@ -20,7 +20,7 @@ _BEAT = 5.0
 """Seconds between two heartbeats. After 60 s without one, others stop waiting for the operation."""
 
 
-class Heartbeat:
+class Heartbeat(ThreadedService):
     """Refreshes the journal rows of running operations, in a thread with its own connection. A context manager."""
 
     def __init__(self, dsn: str) -> None:
@@ -28,13 +28,6 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._open: set[uuid.UUID] = set()
         self._thread = ServiceThread("heartbeat", self._run)
-
-    def __enter__(self) -> Heartbeat:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.stop()
 
     def add(self, op_id: uuid.UUID) -> None:
         """The operation has begun."""

@@ -21,7 +21,7 @@ from mirror_pump.engine.spark_runtime.cluster import check_cluster, is_cluster
 from mirror_pump.engine.spark_runtime.executor_watch import ExecutorWatch
 from mirror_pump.engine.spark_runtime.lake_sessions import LakeSessions
 from mirror_pump.engine.spark_runtime.session import SparkSettings, end_java, maven_packages, spark_session
-from mirror_pump.errors import ConnectionLost, LakeError, TableError
+from mirror_pump.errors import ConnectionLost, LakeError, TableError, TransientRefusal
 from mirror_pump.lake.storage import local_path
 from mirror_pump.model import TableId
 from mirror_pump.ops.maintenance.journal import Heartbeat
@@ -240,7 +240,7 @@ class MaintenanceServer:
             try:
                 with self._maintenance() as (connection, maintenance):
                     self._serve(connection, maintenance)
-            except ConnectionLost as error:
+            except (ConnectionLost, TransientRefusal) as error:
                 self._log.warning("retrying", error=str(error))
                 retries.failed()
                 retries.wait(self._stopping.wait)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from types import TracebackType
-from typing import Self
 
 from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
-from mirror_pump.service_thread import ServiceThread
+from mirror_pump.service_thread import ServiceThread, ThreadedService
 from mirror_pump.telemetry import get_logger
 
 _PROGRAM = """
@@ -32,22 +30,13 @@ _GRACE = 10.0
 """Seconds that it has to end when the pump does. After that it is killed, which is safe."""
 
 
-class MaintainerProcess:
+class MaintainerProcess(ThreadedService):
     """A maintainer that serves with the pump's settings. Enter it to start, leave it to stop."""
 
     def __init__(self, settings: Settings) -> None:
         self._environment = os.environ | settings.environment()
         self._thread = ServiceThread("maintainer", self._run)
         self._log = get_logger("maintain")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.stop()
 
     def _run(self) -> None:
         retries = Retries(_BACKOFF)

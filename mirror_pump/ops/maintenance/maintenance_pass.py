@@ -210,6 +210,11 @@ class Maintenance:
         return operations, swept
 
     def _pass(self, table_id: TableId, op_id: uuid.UUID | None) -> PassResult:
+        """One pass over a table. `op_id`: the journal's row of a requested one, which ignores thresholds.
+
+        What is due is decided operation by operation, on the table as the one before has left it. A rewrite in several
+        parts is repeated until it has none left.
+        """
         requested = op_id is not None
         result = PassResult(str(table_id))
         if op_id is None:
@@ -299,6 +304,8 @@ class Maintenance:
     def _execute(
         self, procedures: Procedures, backlog: MaintenanceBacklog, due: MaintenanceOperation, outcome: dict[str, Any]
     ) -> dict[str, int]:
+        """Runs one operation. Returns its counts as Iceberg's procedures name them. What else the journal shows goes
+        into `outcome`."""
         name = backlog.lake_name
         match due:
             case RewriteDataFiles():

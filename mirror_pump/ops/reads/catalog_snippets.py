@@ -162,14 +162,18 @@ def _trino(address: CatalogAddress) -> str:
 def _clickhouse(address: CatalogAddress) -> str:
     table = f"{CATALOG}.`{address.namespace}.{address.name}`"
     settings = {"catalog_type": "rest", "warehouse": address.warehouse}
-    if "s3.endpoint" in address.storage:
-        settings["storage_endpoint"] = address.storage["s3.endpoint"]
+    own_keys = "s3.endpoint" in address.storage
+    if own_keys:
+        settings |= {"storage_endpoint": address.storage["s3.endpoint"]}
+        settings |= {"aws_access_key_id": "KEY", "aws_secret_access_key": "SECRET"}
     lines = ", ".join(f"{key} = {literal(value)}" for key, value in settings.items())
-    if not address.storage:
-        # Otherwise it refuses tables that come without credentials.
+    if own_keys or not address.storage:
+        # It refuses tables that come without credentials, and looks for files in the wrong place if an endpoint comes
+        # with them (ClickHouse's issue 93283, seen in 26.9).
         lines += ", vended_credentials = false"
+    keys = "\n-- Put in keys that may read the bucket." if own_keys else ""
     return f"""\
--- ClickHouse. If the catalog needs a token, add: auth_header = 'Authorization: Bearer ...'
+-- ClickHouse. If the catalog needs a token, add: auth_header = 'Authorization: Bearer ...'{keys}
 {address.moment("the database is created again").replace("#", "--", 1)}
 SET allow_experimental_database_iceberg = 1;
 CREATE DATABASE {CATALOG} ENGINE = DataLakeCatalog({literal(f"{address.uri}/v1")}) SETTINGS {lines};

@@ -37,21 +37,18 @@ from contextlib import ExitStack
 
 import psycopg
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TierKind
+from mirror_pump.ops.reads.read_scope import ReadScope
 from mirror_pump.ops.reads.table_reads import (
     SPLIT_KINDS,
-    HeapConditions,
     LakeSide,
     Point,
     ReadMode,
     TableRead,
-    Warn,
     assemble,
     axis,
-    every_row,
     heap_read,
     lake_read,
     one_frontier,
@@ -76,20 +73,11 @@ _YOUNG_SHARE = 10
 
 
 def hybrid_reads(
-    settings: Settings,
-    table_ids: Sequence[TableId],
-    min_lsn: Lsn | None,
-    max_wait: float,
-    split: Split | None,
-    storage: StorageOptions,
-    enter: Callable[[ConsistentSnapshot], ConsistentSnapshot],
-    warn: Warn,
-    stopped: Callable[[], bool] = lambda: False,
-    conditions: HeapConditions = every_row,
+    scope: ReadScope, table_ids: Sequence[TableId], min_lsn: Lsn | None, max_wait: float, split: Split | None = None
 ) -> list[TableRead]:
-    """Return the reads of the tables. `enter` takes over the database snapshots that the reads depend on."""
-    dsn = settings.require_dsn()
-    present = enter(ConsistentSnapshot(dsn, table_ids, locks=Locks.WITH_RETENTION, stopped=stopped))
+    """Return the reads of the tables. `min_lsn`: nothing older. `max_wait`: seconds to wait for the frontier."""
+    storage = scope.storage
+    present = scope.enter(ConsistentSnapshot(scope.dsn, table_ids, locks=Locks.WITH_RETENTION, stopped=scope.stopped))
     with_retention = [seam for seam in present.seams.values() if seam.has_retention]
     whole = [seam.table.table_id for seam in present.seams.values() if not seam.has_retention]
     for seam in present.seams.values():
@@ -98,24 +86,24 @@ def hybrid_reads(
     tables = {seam.table.table_id: seam.table for seam in present.seams.values()}
 
     def wanted_of(moment: ConsistentSnapshot) -> Mapping[TableId, str]:
-        return conditions((tables | {seam.table.table_id: seam.table for seam in moment.seams.values()}).values())
+        return scope.conditions((tables | {seam.table.table_id: seam.table for seam in moment.seams.values()}).values())
 
     wanted = wanted_of(present)
     reads = [seam_read(present, seam, storage, wanted.get(seam.table.table_id, "")) for seam in with_retention]
     if not whole:
         return reads
     if with_retention:
-        warn(
+        scope.warn(
             "tables with a cut-line are read as of a different point in time than the others"
             " (--mode lake reads all of them at one frontier)"
         )
     try:
-        return [*reads, *_exact(settings, whole, min_lsn, max_wait, split, storage, enter, stopped, wanted_of)]
+        return [*reads, *_exact(scope, whole, min_lsn, max_wait, split, wanted_of)]
     except (SourceError, TableError) as error:
         if isinstance(error, TableError) and not isinstance(error, _FromHeap):
             raise
-        warn(f"read from the heap, not from the lake: {error}")
-    moment = enter(ConsistentSnapshot(dsn, whole, locks=Locks.ALL, stopped=stopped))
+        scope.warn(f"read from the heap, not from the lake: {error}")
+    moment = scope.enter(ConsistentSnapshot(scope.dsn, whole, locks=Locks.ALL, stopped=scope.stopped))
     wanted = wanted_of(moment)
     heaps = (heap_read(moment, seam, storage, wanted.get(table_id, "")) for table_id, seam in moment.seams.items())
     return [*reads, *heaps]
@@ -126,18 +114,16 @@ class _FromHeap(TableError):
 
 
 def _exact(
-    settings: Settings,
+    scope: ReadScope,
     table_ids: Sequence[TableId],
     min_lsn: Lsn | None,
     max_wait: float,
     split: Split | None,
-    storage: StorageOptions,
-    enter: Callable[[ConsistentSnapshot], ConsistentSnapshot],
-    stopped: Callable[[], bool],
     wanted_of: Callable[[ConsistentSnapshot], Mapping[TableId, str]],
 ) -> list[TableRead]:
+    """The reads at one frontier. Raises _FromHeap, or an error of the source, if the heap has to serve them."""
     deadline = time.monotonic() + max_wait
-    dsn = settings.require_dsn()
+    settings, dsn, stopped = scope.settings, scope.dsn, scope.stopped
     slot = f"mirror_pump_read_{uuid.uuid4().hex[:12]}"
     with ExitStack() as attempt, ConsistentPoint(dsn, slot, max_wait) as point:
         old = ConsistentSnapshot(dsn, table_ids, locks=Locks.ALL, snapshot=point.snapshot, stopped=stopped)
@@ -159,12 +145,12 @@ def _exact(
             changes = read_catch_up_changes(stream, tables, point.lsn, frontier)
         wanted = wanted_of(lake)
         reads = [
-            _read(old, lake.seams[table_id], changes.tables[table_id], split, storage, wanted.get(table_id, ""))
+            _read(old, lake.seams[table_id], changes.tables[table_id], split, scope.storage, wanted.get(table_id, ""))
             for table_id in table_ids
         ]
         attempt.pop_all()
-    enter(old)
-    enter(lake)
+    scope.enter(old)
+    scope.enter(lake)
     return reads
 
 

@@ -17,7 +17,7 @@ The mode decides which state of the tables a statement reads. That state is pinn
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -31,18 +31,17 @@ from mirror_pump.model import Lsn, MirroredTable, TableId, TableName, TableState
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.missing_files import explain_failed_read
 from mirror_pump.ops.reads.hybrid_reads import hybrid_reads
+from mirror_pump.ops.reads.read_scope import ReadScope
 from mirror_pump.ops.reads.scan_conditions import heap_conditions
 from mirror_pump.ops.reads.statement_moments import PastTable
 from mirror_pump.ops.reads.statement_tables import tables_of
 from mirror_pump.ops.reads.statements import divided_explain
 from mirror_pump.ops.reads.table_reads import (
-    HeapConditions,
     LakeSide,
     ReadMode,
     TableRead,
     Warn,
     dropped_read,
-    every_row,
     heap_read,
     lake_read,
     main_head,
@@ -104,18 +103,17 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
             yield connection
             return
         reach_storage(connection, reachable_warehouses(lake_storage(settings)))
-        moments: list[ConsistentSnapshot] = []
+        scope = ReadScope(settings, lake_storage(settings, fsync=False), stack, warn)
         with _explained_failures(settings, [*names, *(table_id for views in past.values() for table_id in views)]):
-            reads = _reads(settings, query, names, past, stack, moments, warn)
+            reads = _reads(scope, query, names, past)
             for read, read_names in reads:
                 made = create_view(connection, read)
                 for name in read_names:
                     create_schema(connection, name)
                     connection.execute(f"CREATE VIEW {name} AS FROM {made}")
-            dsn = settings.require_dsn()
-            fill_heaps(connection, dsn, [read for read, _ in reads], query.statement, available_cores())
+            fill_heaps(connection, scope.dsn, [read for read, _ in reads], query.statement, available_cores())
             yield connection
-        for moment in moments:
+        for moment in scope.moments:
             moment.check()
 
 
@@ -217,25 +215,16 @@ def _find(parts: tuple[str, ...], mirrored: Mapping[TableId, TableName]) -> Tabl
 
 
 def _reads(
-    settings: Settings,
+    scope: ReadScope,
     query: Query,
     names: Mapping[TableId, list[str]],
     past: Mapping[PastPoint, Mapping[TableId, list[str]]],
-    stack: ExitStack,
-    moments: list[ConsistentSnapshot],
-    warn: Warn,
 ) -> list[tuple[TableRead, list[str]]]:
     """Return the reads of the tables, each with the SQL names that the statement uses for it."""
-    storage = lake_storage(settings, fsync=False)
-
-    def enter(opened: ConsistentSnapshot) -> ConsistentSnapshot:
-        moments.append(stack.enter_context(opened))
-        return opened
-
     reads: list[tuple[TableRead, list[str]]] = []
     for number, (when, views) in enumerate(past.items(), 1):
         at = replace(query, at=when)
-        found = plain_reads(settings, at, list(views), storage, enter, warn)
+        found = plain_reads(scope, at, list(views))
         reads += [(replace(read, copy=number), views[read.table.table_id]) for read in found]
 
     def conditions(tables: Iterable[MirroredTable]) -> Mapping[TableId, str]:
@@ -246,36 +235,25 @@ def _reads(
 
     if not names:
         return reads
+    scope = replace(scope, conditions=conditions)
     if query.at is None and query.mode is ReadMode.HYBRID:
-        wait, split = query.max_wait, None
-        present = hybrid_reads(
-            settings, list(names), query.min_lsn, wait, split, storage, enter, warn, conditions=conditions
-        )
+        present = hybrid_reads(scope, list(names), query.min_lsn, query.max_wait)
     else:
-        present = plain_reads(settings, query, list(names), storage, enter, warn, conditions=conditions)
+        present = plain_reads(scope, query, list(names))
     return [*reads, *((read, names[read.table.table_id]) for read in present)]
 
 
-def plain_reads(
-    settings: Settings,
-    query: Query,
-    table_ids: Sequence[TableId],
-    storage: StorageOptions,
-    enter: Callable[[ConsistentSnapshot], ConsistentSnapshot],
-    warn: Warn,
-    stopped: Callable[[], bool] = lambda: False,
-    conditions: HeapConditions = every_row,
-) -> list[TableRead]:
-    """Return the reads of the tables in any mode but hybrid. `enter` takes over the database snapshot they need."""
-    dsn = settings.require_dsn()
-    _await(settings, query)
+def plain_reads(scope: ReadScope, query: Query, table_ids: Sequence[TableId]) -> list[TableRead]:
+    """Return the reads of the tables in any mode but hybrid."""
+    storage, warn = scope.storage, scope.warn
+    _await(scope.settings, query)
     locks = Locks.NONE if query.at is not None else _LOCKS[query.mode]
-    moment = enter(ConsistentSnapshot(dsn, table_ids, locks=locks, stopped=stopped))
+    moment = scope.enter(ConsistentSnapshot(scope.dsn, table_ids, locks=locks, stopped=scope.stopped))
     seams = list(moment.seams.values())
     if query.at is not None:
         return _past(query.at, moment, storage, warn)
     if query.mode is ReadMode.HEAP:
-        wanted = conditions(seam.table for seam in seams)
+        wanted = scope.conditions(seam.table for seam in seams)
         return [heap_read(moment, seam, storage, wanted.get(seam.table.table_id, "")) for seam in seams]
     of_lake = [seam for seam in seams if query.mode is ReadMode.LAKE or not seam.has_retention]
     frontier = one_frontier(of_lake)
@@ -293,7 +271,7 @@ def plain_reads(
                     f"{seam.table.name} is a tiered table: its lake has no row from the cut-line on, and lacks"
                     " corrections that are not folded yet (--mode seam reads all of it)"
                 )
-    wanted = conditions(seam.table for seam in seams) if len(of_lake) < len(seams) else {}
+    wanted = scope.conditions(seam.table for seam in seams) if len(of_lake) < len(seams) else {}
     reads = []
     for seam in seams:
         if seam not in of_lake and seam.dropped:

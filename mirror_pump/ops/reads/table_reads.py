@@ -103,6 +103,8 @@ class OutputColumn:
 
 @dataclass(frozen=True)
 class LakeSide:
+    """The rows of a table that come from the lake."""
+
     location: str
     """The path of a metadata file."""
     snapshot_id: int | None

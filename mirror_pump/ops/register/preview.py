@@ -96,6 +96,7 @@ def preview(
 def _preview(
     connection: PgConnection, settings: Settings, name: str, choices: ColumnChoices, wish: RetentionWish | None
 ) -> TablePreview:
+    """What registering one table would do, or the error that would refuse it. Leaves nothing behind."""
     try:
         table_name, table_id = resolve_name(connection, name)
         if load_table(connection, table_id) is not None:
@@ -133,6 +134,7 @@ class _PartitionSizeRow:
 
 
 def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -> RetentionPreview:
+    """Which partitions would leave the heap, and when."""
     tier = plan.tier
     assert tier.lag is not None
     lag = tier.lag

@@ -32,6 +32,7 @@ from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.drop_proof import Prover
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention import restore_journal as journals
 from mirror_pump.source.retention import restored_tables as tables
@@ -112,7 +113,7 @@ class HeapRestoration:
         try:
             with source_errors(f"restoring {self._table.name}"):
                 alone = journals.exclude_others(self._connection, self._table.table_id)
-                self._role = source.other_owner(self._connection, self._table.name)
+                self._role = new_partitions.other_owner(self._connection, self._table.name)
         except BaseException:
             self._connection.close()
             raise
@@ -206,8 +207,8 @@ class HeapRestoration:
             return "the cut-line has moved"
         if self._has_ingested(connection, journal):
             return "rows were ingested below the cut-line"
-        if [(each.lo, each.hi) for each in self._plan(connection, cut, floor)] != [
-            (each.lo, each.hi) for each in journal.planned
+        if [(partition.lo, partition.hi) for partition in self._plan(connection, cut, floor)] != [
+            (partition.lo, partition.hi) for partition in journal.planned
         ]:
             return f"partitions of {self._table.name} were attached or detached"
         with connection.transaction():

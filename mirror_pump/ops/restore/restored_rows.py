@@ -224,7 +224,7 @@ class RestoredRows:
                     *journals.published(reader, self._table.table_id), journals.export_snapshot(reader)
                 )
                 numbered = as_numbered(reader, self._table, made)
-                ignored = {each.pk for each in self.pending(reader, made).get(made, ())}
+                ignored = {correction.pk for correction in self.pending(reader, made).get(made, ())}
                 found, differing = prover.compare(numbered, self._compared(made), reader, state, self.keep_pin, ignored)
             rows += found
             self._uncompared.pop(made, None)

@@ -263,6 +263,8 @@ def _retained(connection: PgConnection, name: str) -> tuple[MirroredTable, Tier,
 
 
 def _outlook(connection: PgConnection, table_id: TableId) -> TableOutlook:
+    """Return what happens next to a table's partitions; none of them while somebody's lock hides them. Raises
+    TableError if the table is not mirrored any more."""
     table, choices = load_table(connection, table_id), source.read_choices(connection, table_id)
     if table is None or table.tier is None or choices is None:
         raise TableError("a table was unregistered during the command", "Run the command again.")

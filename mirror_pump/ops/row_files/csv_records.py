@@ -6,7 +6,7 @@ Quotes come in pairs, so a line break is outside of them if an even number of qu
 from __future__ import annotations
 
 
-def end_of_records(data: bytes) -> int:
+def end_of_records(data: bytes | bytearray) -> int:
     """The index behind the last line break that is outside of quotes; 0 if there is none. The data begin outside of
     quotes."""
     end, quotes = len(data), data.count(b'"')

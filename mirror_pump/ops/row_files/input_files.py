@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 
@@ -145,7 +145,7 @@ def open_parquet_input(file: InputFile, storage: StorageOptions) -> Iterator[Any
 class _Peeked:
     """A readable stream whose first bytes can be seen before they are read. pyarrow and ours read from it."""
 
-    def __init__(self, stream: IO[bytes] | Any) -> None:
+    def __init__(self, stream: BinaryIO | Any) -> None:
         self._stream = stream
         self._ahead = b""
         self._read = 0
@@ -163,6 +163,15 @@ class _Peeked:
             part = b"" if count == 0 else self._stream.read() if count < 0 else self._stream.read(count)
         self._read += len(part)
         return part
+
+    def readinto(self, buffer: memoryview) -> int:
+        if self._ahead:
+            part = self.read(len(buffer))
+            buffer[: len(part)] = part
+            return len(part)
+        count = int(cast("Any", self._stream).readinto(buffer))
+        self._read += count
+        return count
 
     def tell(self) -> int:
         return self._read

@@ -6,7 +6,7 @@ from typing import Any
 
 from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.config import Settings
-from mirror_pump.errors import ConnectionLost, SourceError, UsageError
+from mirror_pump.errors import ConnectionLost, SourceError, TransientRefusal, UsageError
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.telemetry import get_logger
@@ -40,7 +40,7 @@ def complete_when_up(settings: Settings) -> Settings:
     while True:
         try:
             return complete(settings)
-        except ConnectionLost as error:
+        except (ConnectionLost, TransientRefusal) as error:
             pause = retries.failed()
             log.warning("waiting for the server", error=str(error), remedy=error.remedy, again_in=round(pause, 1))
             retries.wait()

@@ -76,7 +76,7 @@ class MaintenanceDue:
         """Return the JSON object that docs/cli-json.md describes."""
         return {
             "enabled": self.enabled,
-            "due": [{"operation": each.operation, "reason": each.reason} for each in self.due],
+            "due": [{"operation": operation.operation, "reason": operation.reason} for operation in self.due],
             "unattended_commits": self.commits,
             "unattended_seconds": self.unattended_seconds,
             "neglected": self.neglected,
@@ -92,7 +92,7 @@ def maintenance_due(
 
     Tables that are being copied, or whose metadata file is not in `contents`, are left out.
     """
-    attentions = {each.table_id: each for each in attention(connection, slot)}
+    attentions = {table.table_id: table for table in attention(connection, slot)}
     found = {}
     for table in read_tables(connection, slot):
         content = contents.get(table.metadata_location)
@@ -114,7 +114,7 @@ def _backlog(table: MaintainedTable, content: LakeContent, state: Attention, now
         due = _due(table, content, state, policy, now) if enabled else []
     return MaintenanceDue(
         enabled=enabled,
-        due=tuple(DueOperation(NAMES[type(each)], _WORDS[type(each)], each.reason) for each in due),
+        due=tuple(DueOperation(NAMES[type(operation)], _WORDS[type(operation)], operation.reason) for operation in due),
         commits=max(0, content.figures.sequence_number - int(state.stats.get("sequence_number", 0))),
         looked_at=state.looked_at,
         unattended_seconds=state.unattended_seconds,

@@ -83,7 +83,7 @@ def _wait(
             # This position may not be flushed yet. The NOTIFY below flushes it.
             target = wal_end(connection)
         ask_at = time.monotonic()
-        patience, pause = _FIRST_ASK, _FIRST_POLL
+        ask_pause, pause = _FIRST_ASK, _FIRST_POLL
         while True:
             row = _frontier(connection, slot)
             frontier, active, error = row.frontier, bool(row.active), row.error
@@ -96,8 +96,8 @@ def _wait(
             if now >= deadline:
                 return WaitResult(target, frontier, _timed_out(target, frontier, timeout, active, error))
             if now >= ask_at:
-                ask_at = now + patience
-                patience = min(2 * patience, ASK_INTERVAL)
+                ask_at = now + ask_pause
+                ask_pause = min(2 * ask_pause, ASK_INTERVAL)
                 notify_pump(connection, format_lsn(target))
             time.sleep(min(pause, max(0.0, deadline - now)))
             pause = min(2 * pause, poll)

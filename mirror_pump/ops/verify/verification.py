@@ -106,6 +106,8 @@ class TableReport:
 
 @dataclass(frozen=True)
 class VerifyReport:
+    """What a comparison of several tables has found."""
+
     frontier: Lsn
     """The newest frontier at which a table was compared. If none was, the mirror's frontier."""
     tables: tuple[TableReport, ...]

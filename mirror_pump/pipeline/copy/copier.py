@@ -198,6 +198,13 @@ class Copier:
             future.add_done_callback(partial(self._finished, table, row.chunk_no, row.relation_id))
 
     def _finished(self, table: MirroredTable, number: int, relation_id: int, future: Future[ChunkResult]) -> None:
+        """Called when a task ends. An error here would be lost with its chunk, which no session submits twice."""
+        try:
+            self._take(table, number, relation_id, future)
+        except BaseException as error:  # noqa: BLE001 - a future only logs what its callbacks raise
+            self._inbox.put(ThreadFailed(error))
+
+    def _take(self, table: MirroredTable, number: int, relation_id: int, future: Future[ChunkResult]) -> None:
         if not future.cancelled() and future.exception() is None and future.result().locked:
             # Record this before another chunk takes the worker.
             self._locked.add(relation_id)

@@ -12,7 +12,8 @@ that a reader of that metadata sees to the places of these rows. This holds for 
 
 In all other cases the deletes are equality deletes, which need no index: if the table has none, if another engine's
 rewrite is running (its commit would fail because of new position deletes), and for keys of the stream that the index
-does not have.
+does not have. Folds can wait: one that finds the index outdated, by an ingest for instance, is refused and made again
+(`awaits_index`).
 
 A correction may concern a key without a row: a new key, or one that is deleted again. In READY and FOLLOWING the index
 has exactly the keys of the commit's base. So no delete is written for a key that neither the index nor an earlier
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
@@ -53,6 +55,10 @@ _LOG_SHARE = 4
 """The log of commits during the building of an index may take at most the budget divided by this."""
 _FAILED_PAUSE = 300.0
 """Seconds before a table whose index could not be built becomes a candidate again."""
+
+
+class IndexNotReady(LakeError):
+    """The table has no key index that matches it. The commit's deletes would have to be written by key."""
 
 
 @dataclass(frozen=True)
@@ -138,12 +144,13 @@ class KeyIndexes:
         *,
         emptied: bool,
         positions_allowed: bool,
+        awaits_index: bool = False,
     ) -> EncodedDeletes:
         """Writes the segments' deletes for a commit on top of `base`. Changes no index, so it may be repeated with
         another base.
 
         `emptied`: the commit removes every row of `base`. `positions_allowed`: the commit may add position deletes.
-        Raises LakeError.
+        `awaits_index`: raise IndexNotReady rather than write deletes by key for want of an index. Raises LakeError.
         """
         tracked = self._of(table)
         keyed = _keyed(segments)
@@ -151,7 +158,10 @@ class KeyIndexes:
         if tracked is not None and self._usable(table.table_id, tracked, base, keyed or ()) and keyed:
             index = KeyIndex(tracked.packing.words) if emptied else tracked.index
             plan = plan_commit(index, tracked.numbers, keyed, table.partitioning)
-        by_position = plan if tracked is not None and tracked.phase is IndexPhase.READY and positions_allowed else None
+        ready = tracked is not None and tracked.phase is IndexPhase.READY
+        if awaits_index and (plan is None or (positions_allowed and not ready)):
+            raise IndexNotReady(f"the key index of {table.name} does not match the table yet")
+        by_position = plan if ready and positions_allowed else None
         files: list[SegmentFiles] = []
         positions: tuple[WrittenFile, ...] = ()
         with StagedFiles(self._storage) as written:

@@ -41,6 +41,8 @@ class FoldCorrections(Operation):
     """The retention line when they were read."""
     raw_text_columns: frozenset[int] = frozenset()
     """Field IDs of the columns that have a raw text column in the segment's file."""
+    awaits_index: bool = False
+    """The fold is refused if the table's key index turns out not to match the table, and made again once it does."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -60,6 +62,7 @@ class FoldCorrections(Operation):
             segments=(*plan.segments, self.segment),
             raw_text_columns=plan.raw_text_columns | self.raw_text_columns,
             archive_due=True,
+            awaits_index=plan.awaits_index or self.awaits_index,
         )
 
     def complete(self, cursor: Cursor, recording: Recording) -> None:

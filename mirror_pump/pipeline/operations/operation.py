@@ -51,6 +51,8 @@ class TablePlan:
     """The table may not go live before the frontier reaches this."""
     forgets_index: bool = False
     """The table's key index does not match the table after the publish."""
+    awaits_index: bool = False
+    """Its deletes wait for the key index, rather than to be written by key."""
 
     def after(self, event: TableEvent) -> TablePlan:
         """The plan with the state that the event leads to. Raises ValueError if the event is not allowed in the current

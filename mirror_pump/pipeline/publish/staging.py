@@ -41,12 +41,13 @@ from mirror_pump.lake.metadata.snapshot_summary import (
 )
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableState, format_lsn
-from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, KeyIndexes
+from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, IndexNotReady, KeyIndexes
 from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
 from mirror_pump.pipeline.operations.combinations import TableOperation
 from mirror_pump.pipeline.operations.cut_lines import line_of
+from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.operations.operation import TablePlan
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
@@ -262,6 +263,9 @@ class Stager:
             except FileRewriteSuperseded:
                 staged.refused.append(fitting.table.table_id)
                 accepted = self._stage(fitting.without(RewriteFiles), row, frontier, live)
+            except IndexNotReady:
+                staged.refused.append(fitting.table.table_id)
+                accepted = self._stage(fitting.without(FoldCorrections), row, frontier, live)
         except (SchemaConflict, ForeignTable) as error:
             staged.failures.append(Failure(known, about(str(known.name), f"{error}. {error.remedy}")))
         except FileMissing as error:
@@ -339,6 +343,7 @@ class Stager:
             plan.segments,
             emptied=plan.empties and not plan.keeps_below,
             positions_allowed=row.files_may_be_rewritten,
+            awaits_index=plan.awaits_index and not row.rows_dropped,
         )
         written.own(*encoded.written)
         return encoded

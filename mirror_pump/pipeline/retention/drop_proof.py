@@ -152,15 +152,16 @@ class Prover:
 
     def prove(self, table: MirroredTable, partition: Partition) -> Proof:
         """Compares the partition in one snapshot. Raises LakeError, SourceError, TableError (the partition was altered
-        meanwhile), TaskFailed and ThreadStopped. After any of these nothing is proven, and the comparison is tried
-        again."""
+        meanwhile, or the table was unregistered), TaskFailed and ThreadStopped. After any of these nothing is proven,
+        and the comparison is tried again."""
         assert table.tier is not None
         with self._connect() as reader, source_errors(f"comparing {partition.partition_id} with the lake"):
             reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             bounded(reader)
             where = {"table_id": table.table_id, "relation_id": partition.relation_id}
             seam = fetch_row(reader, _Seam, _SQL["seam"], where)
-            assert seam is not None
+            if seam is None:
+                raise _not_registered(table)
             if seam.watched_as is None:
                 raise TableError(f"{partition.partition_id} was detached, or its trigger zz_modak_row switched off")
             with self._pinned(table, seam) as pin:
@@ -180,7 +181,9 @@ class Prover:
                 "seconds": seconds,
             }
             row = connection.execute(_SQL["pin"], where).fetchone()
-            assert row is not None
+            if row is None:
+                # The end of the registration kept the pin out.
+                raise _not_registered(table)
             (pin_id,) = row
             try:
                 yield _Pin(connection, pin_id, seconds, time.monotonic())
@@ -230,10 +233,11 @@ class Prover:
             chosen = replace(comparing, wanted=wanted, among=among)
             return Digest.total(digests([(digest_files, replace(task, comparing=chosen)) for task in file_tasks]))
 
-        # Both sides in one queue, so that no core waits for the end of one of them.
-        calls: list[_Call] = [(digest_heap, task) for task in heap_tasks]
-        found_sums = digests([*calls, *((digest_files, task) for task in file_tasks)])
-        in_heap, in_lake = found_sums[: len(calls)], found_sums[len(calls) :]
+        # Both sides in one queue, so that no core waits for the end of one of them. The heap comes last: its tasks are
+        # shorter, and each of them keeps a session of the server busy, too.
+        calls: list[_Call] = [(digest_files, task) for task in file_tasks]
+        found_sums = digests([*calls, *((digest_heap, task) for task in heap_tasks)])
+        in_lake, in_heap = found_sums[: len(calls)], found_sums[len(calls) :]
         sums = Digest.total(in_heap), Digest.total(in_lake)
         rows, found = compare_sides(sums, heap_side, lake_side, truncated=partition.truncated)
         # Each correction counts as one row, even if one of the sides lacks it.
@@ -264,8 +268,15 @@ class Prover:
         ]
         # The catalog lists both the key and the columns in attribute order.
         types = {column.name: column.type for column in table.key_columns}
-        keys, _ = parse_rows([tuple(correction.key) for correction in corrections], types)
+        try:
+            keys, _ = parse_rows([tuple(correction.key) for correction in corrections], types)
+        except ValueError as error:
+            raise TableError(f"the mirror has not followed a change of the key of {table.name} yet: {error}") from error
         return differing, packing.pack(list(keys.values()))
+
+
+def _not_registered(table: MirroredTable) -> TableError:
+    return TableError(f"{table.name} is not registered any more")
 
 
 def compare_sides(

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -79,7 +79,7 @@ class _FoldTurn(Retries):
     sequence_numbers: Mapping[int, int] = field(default_factory=dict)
     known_location: str = ""
     index_awaited_until: float | None = None
-    """Folds wait for the key index until this time.monotonic(), in seconds."""
+    """Folds wait for the key index until this time.monotonic(), in seconds. None: the last fold had it."""
     index_not_before: float = 0.0
     """Folds do without the key index until this time.monotonic(), in seconds."""
 
@@ -143,7 +143,9 @@ class Folder:
                 clear(connection, table.table_id, lambda location: self._sequence_numbers(turn, location))
             due = backlog.rows >= self._rows or backlog.age >= self._age
             folded = (
-                bool(backlog.rows and due) and self._indexed(turn, table, backlog) and self._fold(connection, table)
+                bool(backlog.rows and due)
+                and self._indexed(turn, table, backlog)
+                and self._fold(connection, turn, table)
             )
         except ConnectionLost:
             raise
@@ -157,14 +159,17 @@ class Folder:
     def _indexed(self, turn: _FoldTurn, table: MirroredTable, backlog: CorrectionBacklog) -> bool:
         """Returns whether to fold now: the table has its key index, can have none, or has waited long enough for it."""
         now = time.monotonic()
+        if now < turn.index_not_before:
+            return True
         phase = self._indexes.phase(table)
-        if phase in (IndexPhase.READY, IndexPhase.FOLLOWING) or now < turn.index_not_before:
-            turn.index_awaited_until = None
+        if phase is IndexPhase.READY and (turn.index_awaited_until is None or now < turn.index_awaited_until):
             return True
         if turn.index_awaited_until is None:
             turn.index_awaited_until = now + self._limits.index_patience
-        if now < turn.index_awaited_until and (phase is IndexPhase.BUILDING or self._index_comes(table, backlog)):
+        coming = phase in (IndexPhase.BUILDING, IndexPhase.FOLLOWING)
+        if now < turn.index_awaited_until and (coming or self._index_comes(table, backlog)):
             return False
+        # Or commits that an index does not know come faster than it is built.
         turn.index_awaited_until, turn.index_not_before = None, now + _INDEX_PAUSE
         return True
 
@@ -178,21 +183,29 @@ class Folder:
         except (CancelledError, ThreadStopped):
             return True
 
-    def _fold(self, connection: PgConnection, table: MirroredTable) -> bool:
-        """Does one fold. Returns whether it was published."""
+    def _fold(self, connection: PgConnection, turn: _FoldTurn, table: MirroredTable) -> bool:
+        """Does one fold. Returns whether it was published. It is not if the key index has turned out to be outdated,
+        by an ingest for instance, unless folds do without it."""
         assert table.tier is not None
         began = time.time()
         corrections = read_corrections(connection, table, self._rows)
         if not corrections:
             return False
-        fold = write_fold(table, table.tier.cut, corrections, self._indexes.packing(table), self._storage)
+        awaits_index = time.monotonic() >= turn.index_not_before
+        packing = self._indexes.packing(table)
+        if awaits_index and packing is None:
+            return False
+        fold = write_fold(table, table.tier.cut, corrections, packing, self._storage)
+        fold = replace(fold, awaits_index=awaits_index)
         answer: Future[bool] = Future()
         self._inbox.put(FoldReady(table, fold, began, answer))
         try:
             landed = outcome(answer, self._thread.stopping)
         except (CancelledError, ThreadStopped):
             return False
-        if not landed:
+        if landed:
+            turn.index_awaited_until = None
+        else:
             for file in (*fold.segment.files.data, *fold.segment.files.deletes):
                 delete(file.path, self._storage)
         return landed

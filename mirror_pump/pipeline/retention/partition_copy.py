@@ -26,6 +26,7 @@ from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.operations.advance_cutline import PartitionFiles
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.retention.fold import write_fold
+from mirror_pump.source.catalog.tables import has_columns
 from mirror_pump.source.connect import PgConnection, portable_dsn
 from mirror_pump.source.heap.block_reader import Chunk, HeapLeaf, chunks_of, read_leaves
 from mirror_pump.source.retention.corrections import read_captured
@@ -217,10 +218,13 @@ class PartitionCopier:
         files = [{**file_to_json(file), "raw_text_columns": raw_text_columns} for file in result.files]
         # If this fails it may still be recorded. If it is not, a sweep removes the files.
         with limited(connection, _RECORD_TIMEOUT):
-            counts = chunk_done(connection, table.table_id, partition.partition_id, chunk, result.rows, files, began)
+            current = has_columns(connection, table)
+            counts = current and chunk_done(
+                connection, table.table_id, partition.partition_id, chunk, result.rows, files, began
+            )
         if not counts:
             discard([written.path for written in result.files], self._context.storage)
-            return _SWEPT
+            return _SWEPT if current else _REWRITTEN
         self._context.observer(
             Step.CHUNK_COPIED,
             table=str(table.name),

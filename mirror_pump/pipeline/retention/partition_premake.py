@@ -9,6 +9,7 @@ from mirror_pump.model import MirroredTable, TableId, TierKind
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.retention.newest_keys import NewestKeys
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import RetentionChoices
 
@@ -39,10 +40,10 @@ class Premaker:
             newest = None
             if table.tier.kind is TierKind.BIGINT:
                 newest = self._newest.of(connection, table.table_id, table.tier, attached)
-            wanted = source.wanted_partitions(table.tier, newest, attached, choices)
+            wanted = new_partitions.wanted_partitions(table.tier, newest, attached, choices)
         for made, (lo, hi) in enumerate(wanted):
-            name = source.premade_name(table.name, table.tier.kind, lo)
-            refused = source.make_partition(connection, table.name, name, table.tier.kind, lo, hi)
+            name = new_partitions.premade_name(table.name, table.tier.kind, lo)
+            refused = new_partitions.make_partition(connection, table.name, name, table.tier.kind, lo, hi)
             if refused is not None:
                 self._refused(connection, table, str(name), refused)
                 return made > 0

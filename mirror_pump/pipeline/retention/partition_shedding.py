@@ -29,6 +29,7 @@ from mirror_pump.errors import (
     SourceError,
     TableError,
     TaskFailed,
+    TransientRefusal,
 )
 from mirror_pump.lake.commit.presence import require_all
 from mirror_pump.model import MirroredTable, TableId, TableState
@@ -50,7 +51,7 @@ from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import HOT, SEALING, TIERED, TIERING, Partition, RetentionChoices
 
 _SWEEP_INTERVAL = 60.0
-"""Seconds between two sweeps of expired pins, old labels of loads and old journal entries."""
+"""Seconds between two sweeps of expired pins, old labels of loads, old journal entries, and functions of triggers."""
 
 
 class PartitionShedding:
@@ -98,8 +99,9 @@ class PartitionShedding:
 
     def _run(self) -> None:
         while not self._thread.stopping():
-            # The pump itself notices a lost connection. This thread only needs a new one.
-            with suppress(ConnectionLost), self._context.connect() as connection:
+            # The pump itself notices a lost connection. This thread only needs a new one. A statement that waits for a
+            # lock on the catalog is refused after LOCK_TIMEOUT: the next look is soon.
+            with suppress(ConnectionLost, TransientRefusal), self._context.connect() as connection:
                 self._look_on(connection)
             self._thread.pause(self._interval)
 
@@ -114,6 +116,7 @@ class PartitionShedding:
                 with source_errors("sweeping expired pins"), suppress(psycopg.errors.LockNotAvailable):
                     source.run(connection, "sweep_pins", {"slot": self._slot})
                     source.run(connection, "prune", {"slot": self._slot})
+                    source.run(connection, "sweep_functions", {"slot": self._slot})
                     sweep_labels(connection, self._slot)
             self._cutline.awaits_frontier = self._cutline.goes_on = False
             moved = False

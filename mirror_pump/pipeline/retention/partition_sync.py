@@ -15,6 +15,7 @@ import psycopg
 
 from mirror_pump.model import MirroredTable
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import HOT, SEALING, TIERED, TIERING, Attached, Partition, RetentionChoices
 
@@ -44,7 +45,8 @@ def reconcile(
         if not any(leaf.is_default for leaf in attached):
             # Its trigger is installed at the next look. If the partition takes a row before that, that look refuses it.
             with source.limited(connection):
-                source.create_default(connection, table.name)
+                source.require_registered(connection, table)
+                new_partitions.create_default(connection, table.name)
             return True
         for partition in known.values():
             moved |= _known(connection, table, partition)
@@ -62,7 +64,7 @@ def _default(connection: PgConnection, table: MirroredTable, leaf: Attached, sto
         connection.execute(f"LOCK TABLE ONLY {leaf.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
         filled = source.holds_rows(connection, leaf.relation_id)
         if not filled:
-            source.install(connection, table.table_id, leaf.relation_id, str(leaf.name), "default")
+            source.install(connection, table, leaf.relation_id, str(leaf.name), "default")
     if filled:
         stop(f"DEFAULT partition {leaf.name} holds rows: move them to partitions of their own")
     return not filled
@@ -74,9 +76,9 @@ def _new(connection: PgConnection, table: MirroredTable, leaf: Attached, choices
     with source.limited(connection):
         if late:
             connection.execute(f"LOCK TABLE ONLY {leaf.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-        name = source.enter(connection, table.table_id, leaf, TIERING if late else HOT, why if late else None)
+        name = source.enter(connection, table, leaf, TIERING if late else HOT, why if late else None)
         if late:
-            source.install(connection, table.table_id, leaf.relation_id, name, "cold")
+            source.install(connection, table, leaf.relation_id, name, "cold")
             if choices.keep_heap:
                 source.correct_all(connection, table.table_id, leaf.relation_id)
     return True
@@ -99,7 +101,7 @@ def _known(connection: PgConnection, table: MirroredTable, partition: Partition)
     elif partition.state in (TIERING, TIERED) and not partition.corrected and partition.relation_id is not None:
         # Changes may have been missed. The proof will find out.
         with source.limited(connection):
-            source.install(connection, table.table_id, partition.relation_id, partition.partition_id, "cold")
+            source.install(connection, table, partition.relation_id, partition.partition_id, "cold")
             source.run(connection, "unproven", where)
         return True
     return False

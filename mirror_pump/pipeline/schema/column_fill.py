@@ -130,6 +130,8 @@ class FillJob:
     def _next(
         self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks
     ) -> FileRewriteReady | None:
+        """The next rewrite, computed: of files whose rows lack a new column's value, or were dropped with their
+        partition. None if there are no such files."""
         began = time.time()
         initial = initial_values(table.columns)
         needed = frozenset(field.field_id for field in lake.schema.fields) & initial.keys()

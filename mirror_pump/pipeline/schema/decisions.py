@@ -94,6 +94,8 @@ class _Reason:
 
 @dataclass(frozen=True)
 class SchemaChangeDecision:
+    """What the mirror does about a change of a table."""
+
     action: Action
     table: MirroredTable
     """The table as it is from here on, but still with its old start LSN."""

@@ -27,6 +27,7 @@ from mirror_pump.errors import (
     OutcomeUnknown,
     SourceError,
     TaskFailed,
+    TransientRefusal,
 )
 from mirror_pump.interrupts import deferred_interrupt
 from mirror_pump.lake.storage import StorageOptions
@@ -57,6 +58,7 @@ Result = TypeVar("Result")
 
 _CURABLE = (
     ConnectionLost,
+    TransientRefusal,
     OutcomeUnknown,
     CommitConflict,
     LakeError,
@@ -64,11 +66,13 @@ _CURABLE = (
     psycopg.OperationalError,
     psycopg.InterfaceError,
 )
-"""Transient errors: the pump goes back to what is published and tries again."""
+"""Transient errors: the pump goes back to what is published and tries again. So it does after other errors of psycopg
+that stand for one of these (`as_source_error`)."""
 
 _BROKEN_TASKS = 8
 """Number of failed tasks without a commit in between after which the pump gives up: the cause is not transient, and an
 operator has to look."""
+_BUG_REMEDY = "report this with the log, and start the pump again: it goes on from what is published"
 _FIRST_PAUSE = 0.2
 """Seconds before the first retry. Further pauses double up to `reconnect_backoff_max`."""
 _JITTER = 0.5
@@ -192,12 +196,16 @@ class Pump:
         try:
             with connect(self._settings.require_dsn(), autocommit=True) as connection:
                 check_start(connection, self._settings, storage, run_state, self._observer)
-        except _CURABLE:
-            # The session tries again.
-            return
-        except SourceError as error:
-            self._failures.failed(error, Lsn(0), leader.epoch, retry_in=None)
-            raise
+        except (MirrorPumpError, psycopg.Error) as error:
+            told = _told(error)
+            if _is_curable(error, told):
+                # The session tries again.
+                return
+            if isinstance(told, SourceError):
+                self._failures.failed(told, Lsn(0), leader.epoch, retry_in=None)
+            if told is error:
+                raise
+            raise told from error
 
     def _sessions(
         self, first: Leader, goal: Goal, run_state: RunState, storage: StorageOptions, runner: TaskRunner
@@ -243,11 +251,15 @@ class Pump:
         except NotLeader:
             # Only the leader records errors.
             raise
-        except MirrorPumpError as error:
+        except (MirrorPumpError, psycopg.Error) as error:
             # The session only knows that its slot is gone.
-            cause = guard.dropped or error
+            cause = guard.dropped or _told(error)
             self._failures.failed(cause, run_state.frontier, run_state.epoch, retry_in=None)
-            raise cause from error.__cause__
+            raise cause from (error if isinstance(error, psycopg.Error) else error.__cause__)
+        except Exception as error:
+            bug = MirrorPumpError(f"the pump has a bug: {type(error).__name__}: {error}", _BUG_REMEDY)
+            self._failures.failed(bug, run_state.frontier, run_state.epoch, retry_in=None)
+            raise
 
     def _persist(self, attempt: Callable[[], Result], run_state: RunState) -> Result | None:
         """Call `attempt`, and retry it after transient errors. Returns its result, or None once the stop is
@@ -258,7 +270,10 @@ class Pump:
             commits, began = run_state.commits, time.monotonic()
             try:
                 return attempt()
-            except _CURABLE as error:
+            except (MirrorPumpError, psycopg.Error) as error:
+                told = _told(error)
+                if not _is_curable(error, told):
+                    raise
                 if run_state.commits > commits:
                     retries.succeeded()
                     broken_tasks = 0
@@ -267,7 +282,6 @@ class Pump:
                     raise
                 # A standby or an idle pump that ran for long enough without an error counts as a success too.
                 pause = retries.failed(time.monotonic() - began)
-                told = as_source_error(error, "mirroring") if isinstance(error, psycopg.Error) else error
                 self._observer(Step.RETRYING, error=str(told), remedy=told.remedy, pause=round(pause, 1))
                 self._failures.failed(told, run_state.frontier, run_state.epoch, retry_in=pause)
                 retries.wait(self._stop.wait)
@@ -276,3 +290,12 @@ class Pump:
     def _wal_end(self) -> Lsn:
         with connect(self._settings.require_dsn(), autocommit=True) as connection:
             return wal_end(connection)
+
+
+def _told(error: MirrorPumpError | psycopg.Error) -> MirrorPumpError:
+    """The error as an operator is told of it."""
+    return as_source_error(error, "mirroring") if isinstance(error, psycopg.Error) else error
+
+
+def _is_curable(error: Exception, told: MirrorPumpError) -> bool:
+    return isinstance(error, _CURABLE) or isinstance(told, _CURABLE)

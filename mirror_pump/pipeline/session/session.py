@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from queue import Empty
 
@@ -142,12 +141,12 @@ class PumpSession:
                 goal.until,
                 run_state,
             )
+            # Earlier sessions have reported these tables and stored the reasons.
+            waiting = services.connection.execute(_SQL["waiting"], {"slot": settings.slot}).fetchall()
         except BaseException:
             self.close()
             raise
         self._services = services
-        # Earlier sessions have reported these tables and stored the reasons.
-        waiting = services.connection.execute(_SQL["waiting"], {"slot": settings.slot}).fetchall()
         self._change_reports = TableChangeReports(
             self._observer, {TableId(table_id): error for table_id, error in waiting}
         )
@@ -162,8 +161,13 @@ class PumpSession:
         """End the threads, remove files of work that will not be published, and release the leadership."""
         # Threads may wait for an answer.
         self._empty_inbox()
-        # Close in reverse order, even if one of them fails.
-        self._closing.close()
+        try:
+            # Close in reverse order, even if one of them fails.
+            self._closing.close()
+        except BaseException:
+            # There is no next session at once. A later one could not lead while this one does.
+            self._leader.release()
+            raise
 
     def keep_lead(self) -> Leader:
         """Hand the leadership to the next session: closing this session does not release it."""
@@ -555,13 +559,11 @@ class PumpSession:
         results: list[SegmentResult] = []
         deadline: float | None = None
         for segment in segments:
-            while True:
-                try:
-                    results.append(segment.result.result(timeout=_POLL))
-                    break
-                except FutureTimeout:
-                    if self._stop_requested():
-                        deadline = deadline or time.monotonic() + _STOP_GRACE
-                        if time.monotonic() > deadline:
-                            raise Abandoned from None
+            # Not by a time-out of `result`, which a task's own TimeoutError looks like.
+            while wait([segment.result], _POLL).not_done:
+                if self._stop_requested():
+                    deadline = deadline or time.monotonic() + _STOP_GRACE
+                    if time.monotonic() > deadline:
+                        raise Abandoned
+            results.append(segment.result.result())
         return results

@@ -139,6 +139,8 @@ class BatchApplier:
         change: TableChange | None,
         xids: Sequence[int],
     ) -> TableRequest:
+        """What a batch does to one table. `results` are by segment; those before `truncated_before` do not count.
+        `xids`: the batch's transactions. Raises TableError, FileMissing and FileDamaged, of this table only."""
         counted = {number: result for number, result in results.items() if number >= (truncated_before or 0)}
         emptied = truncated_before is not None or (change is not None and change.copy_again)
         changes = {number: SegmentChange(result.files, result.keys) for number, result in counted.items()}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Self
 
 from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.upkeep.database_watch import database_watch
+from mirror_pump.service_thread import ThreadedService
 from mirror_pump.source.catalog.maintenance import NEGLECTED_AFTER, attention
 from mirror_pump.source.connect import PgConnection
 
@@ -17,7 +16,7 @@ _LOOK_INTERVAL = 600.0
 it."""
 
 
-class NeglectWatch:
+class NeglectWatch(ThreadedService):
     """A thread that runs for the duration of the block. It reports each table once a day."""
 
     def __init__(self, dsn: str, slot: str, observer: Observer) -> None:
@@ -26,15 +25,6 @@ class NeglectWatch:
         self._reported_at: dict[TableId, float] = {}
         """When each table was last reported: time.monotonic(), in seconds."""
         self._thread = database_watch("neglect-watch", dsn, "mirror-pump-neglect", self._look, _LOOK_INTERVAL)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.stop()
 
     def _look(self, connection: PgConnection) -> None:
         neglected = [table for table in attention(connection, self._slot) if table.neglected]

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from mirror_pump.config import Settings
@@ -22,6 +21,7 @@ from mirror_pump.pipeline.flow.events import TableGivenUp
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.pipeline.upkeep.database_watch import database_watch
+from mirror_pump.service_thread import ThreadedService
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.slot import COPY_AGAIN, drop_slot
@@ -43,7 +43,7 @@ _PROBE = ".mirror-pump-guard-"
 _RETURN = "Mend the cause, then `mirror-pump unregister` and `mirror-pump register` the table"
 
 
-class WalGuard:
+class WalGuard(ThreadedService):
     """A thread that runs for the duration of the block, unless `wal_guard` is `off`. It acts for the leader only."""
 
     def __init__(
@@ -78,11 +78,6 @@ class WalGuard:
         if self._settings.wal_guard != "off":
             self._thread.start()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.stop()
 
     @property
     def given_up(self) -> tuple[TableGivenUp, ...]:

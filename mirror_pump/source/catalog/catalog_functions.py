@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -60,8 +61,10 @@ class _RecordedFunctions:
     program: str
 
 
+@cache
 def program_version() -> str:
-    """The version of this program; `0` where its metadata is missing."""
+    """The version of this program; `0` where its metadata is missing. Looked up once: this reads the directory of every
+    archive on the path, such as Spark's."""
     try:
         return version("mirror-pump")
     except PackageNotFoundError:

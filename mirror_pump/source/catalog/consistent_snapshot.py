@@ -210,6 +210,8 @@ class ConsistentSnapshot:
         return tuple(self._pins)
 
     def _open(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> None:
+        """Pins the tables and takes the database snapshot, until one shows exactly what is pinned. With `snapshot`,
+        that of another session, nothing is pinned and there is one try. Raises SourceError and TableError."""
         wanted = {"table_ids": sorted(table_ids), "seconds": self._pin_seconds}
         for _ in range(_TRIES):
             with source_errors("pinning what is read"):
@@ -251,6 +253,8 @@ class ConsistentSnapshot:
         return pinned
 
     def _snapshot(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> list[_SeamRow]:
+        """Begins the transaction: locks what is read from the heap, then takes the database snapshot. Notes whether all
+        that the snapshot sees is locked."""
         execute = self.connection.execute
         execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         execute(f"SET LOCAL lock_timeout = '{round(self._lock_seconds * 1000)}ms'".encode())

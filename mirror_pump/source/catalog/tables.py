@@ -68,6 +68,15 @@ def load_table(conn: PgConnection, table_id: TableId) -> MirroredTable | None:
     return row.table() if row is not None else None
 
 
+def has_columns(conn: PgConnection, table: MirroredTable) -> bool:
+    """Whether the catalog has the columns of `table`. If so, they stay until the open transaction of `conn` ends."""
+    row = conn.execute(_SQL["columns_now"], {"table_id": table.table_id}).fetchone()
+    if row is None:
+        return False
+    (columns,) = row
+    return columns_from_json(columns) == table.columns
+
+
 def insert_table(
     conn: PgConnection,
     table: MirroredTable,

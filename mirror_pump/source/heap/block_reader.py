@@ -17,7 +17,7 @@ import itertools
 import shlex
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import adbc_driver_postgresql
@@ -26,6 +26,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from adbc_driver_manager import AdbcConnection, AdbcDatabase
+from psycopg.conninfo import conninfo_to_dict
 
 from decoders.columns import Kind
 from decoders.text import Parsed, parse_text
@@ -203,8 +204,8 @@ def _rows(cursor: Any, statement: str) -> Iterator[list[pa.Array]]:
         yield batch.columns
 
 
-_FIRST_USER_OID = 16384
-"""Types below have the same OID in every database (FirstNormalObjectId in access/transam.h)."""
+_FIRST_ASSIGNED_OID = 10000
+"""Types below have the same OID in every database of every server (FirstGenbkiObjectId in access/transam.h)."""
 
 _sharing = threading.RLock()
 """Guards the driver's count of a database's connections. Reentrant: collecting garbage may close one."""
@@ -214,16 +215,19 @@ _sharing = threading.RLock()
 def _connected(dsn: str, columns: tuple[Column, ...]) -> Iterator[Any]:
     """A connection of ADBC's in autocommit mode. Raises adbc.Error.
 
-    The driver reads all types of a database by a connection of their own. This process does so once for each DSN that
-    it has used lately, unless a column has a type that may be younger.
+    The driver reads all types of a database by a connection of their own, which costs 40 ms of CPU. This process does
+    so once for each server that it has used lately, unless a column has a type that other databases may not have.
     """
     uri = adbc_uri(dsn)
-    if any(column.type_oid >= _FIRST_USER_OID for column in columns):
+    if any(column.type_oid >= _FIRST_ASSIGNED_OID for column in columns):
         with adbc.connect(uri, autocommit=True) as connection:
             yield connection
         return
     with _sharing:
-        connection = adbc.Connection(_Shared(), AdbcConnection(_types_of(uri)), autocommit=True)
+        types = _types_of(_Server.of(uri))
+        # Where the next connection leads. The types stay.
+        types.set_options(uri=uri)
+        connection = adbc.Connection(_Shared(), AdbcConnection(types), autocommit=True)
     try:
         yield connection
     finally:
@@ -231,9 +235,23 @@ def _connected(dsn: str, columns: tuple[Column, ...]) -> Iterator[Any]:
             connection.close()
 
 
+@dataclass(frozen=True)
+class _Server:
+    """A server: two are equal if their connection strings differ in nothing but the database."""
+
+    parameters: frozenset[tuple[str, Any]]
+    uri: str = field(compare=False)
+
+    @classmethod
+    def of(cls, uri: str) -> _Server:
+        parameters = conninfo_to_dict(uri)
+        parameters.pop("dbname", None)
+        return cls(frozenset(parameters.items()), uri)
+
+
 @functools.lru_cache(maxsize=4)
-def _types_of(uri: str) -> AdbcDatabase:
-    return adbc_driver_postgresql.connect(uri)
+def _types_of(server: _Server) -> AdbcDatabase:
+    return adbc_driver_postgresql.connect(server.uri)
 
 
 class _Shared:

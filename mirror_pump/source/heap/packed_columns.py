@@ -1,11 +1,14 @@
 """Reads a heap by columns: PostgreSQL collects the values that a column has in some hundred blocks into one value.
 
 A row of the result stands for a range of blocks. It has the number of their rows, and for each column what `string_agg`
-makes of the bytes of its values. So neither the server nor the client handles a message for each row: together they
-take two thirds of the CPU that rows one by one take (docs/performance.md).
+makes of the bytes of its values; where columns of fixed size have NULLs, a mask of these. So neither the server nor the
+client handles a message for each row: together they take two thirds of the CPU that rows one by one take
+(docs/performance.md).
 
 All aggregates of a query see the same rows in the same order. That is what makes rows of columns again, and it is
-checked as far as it can be: each column has to have as many values as there are rows, and as many bytes as these say.
+checked as far as it can be: each column has to have as many values as there are rows, and as many bytes as these say;
+where a mask says NULL, the column has to have zeros, which stand for it. Masks may come from a scan of their own, which
+sees the rows in the same order since both follow the heap's blocks (mirror_pump.source.heap.packed_read).
 
 Only types of a fixed size, text, bytea and numeric come in this form, and only from heaps without out-of-line values,
 since the values of a range have to fit into a bytea (1 GB) and into the server's memory.
@@ -35,6 +38,8 @@ _EPOCH_DAYS = 10_957
 _EPOCH_MICROSECONDS = _EPOCH_DAYS * 86_400_000_000
 _MASK_BITS = 31
 """Columns in one mask of NULLs, an int4."""
+_MOST_COLUMNS = 500
+"""A column takes up to two of the 1,664 columns that a query of PostgreSQL can have, and a part of a mask."""
 _LINE = 10
 """Separates the texts of numbers, which do not contain it."""
 
@@ -77,55 +82,86 @@ _TEXTS = frozenset({(25, Kind.STRING), (1043, Kind.STRING), (17, Kind.BINARY)})
 
 
 def packable(columns: Sequence[Column]) -> bool:
-    """Whether all columns have types that can be read in this form."""
-    return all((column.type_oid, column.type.kind) in (_FIXED.keys() | _NUMBERS | _TEXTS) for column in columns)
+    """Whether the columns can be read in this form: by their types, and by their number."""
+    return len(columns) <= _MOST_COLUMNS and all(
+        (column.type_oid, column.type.kind) in (_FIXED.keys() | _NUMBERS | _TEXTS) for column in columns
+    )
 
 
 class PackedColumns:
     """The query of some columns, and what its rows mean. Without I/O."""
 
-    def __init__(self, columns: Sequence[Column]) -> None:
-        """The columns must be `packable`."""
+    def __init__(self, columns: Sequence[Column], *, nulls_expected: bool = False) -> None:
+        """The columns must be `packable`. `nulls_expected`: most ranges have NULLs in columns of fixed size. That makes
+        the query cheaper for them, and dearer for others."""
         self._columns = columns
+        self._nulls_expected = nulls_expected
         # Also those that had no NULL when the mirror saw them last.
         self._masked = [column for column in columns if (column.type_oid, column.type.kind) in _FIXED]
 
+    @property
+    def masked(self) -> list[str]:
+        """Names of the columns whose NULLs are in masks."""
+        return [column.name for column in self._masked]
+
     def select(self, table: str, lo: int, hi: int, blocks: int) -> str:
         """SQL for the blocks lo .. hi - 1 of a table, whose name is quoted, with a row for each `blocks` of them."""
-        aggregates = ["pg_catalog.count(*)"]
+        missing = " OR ".join(f"{_named(column)} IS NULL" for column in self._masked) or "false"
+        aggregates = ["pg_catalog.count(*)", f"pg_catalog.count(*) FILTER (WHERE {missing})"]
         for column in self._columns:
             aggregates += _aggregates(column)
-        for begin in range(0, len(self._masked), _MASK_BITS):
-            bits = " + ".join(
-                f"CASE WHEN {_named(column)} IS NULL THEN {1 << bit} ELSE 0 END"
-                for bit, column in enumerate(self._masked[begin : begin + _MASK_BITS])
-            )
-            aggregates.append(_together(f"pg_catalog.int4send({bits})", "bytea"))
         end = f"least(b.lo + {blocks}, {hi})"
-        named = ", ".join(f"{aggregate} AS a{place}" for place, aggregate in enumerate(aggregates))
         ranges = f"pg_catalog.generate_series({lo}, {hi - 1}, {blocks}) AS b(lo)"
         first, last = (f"pg_catalog.format('(%s,0)', {block})::pg_catalog.tid" for block in ("b.lo", end))
-        rows = f"SELECT {named} FROM ONLY {table} AS t WHERE t.ctid >= {first} AND t.ctid < {last}"
-        return f"SELECT b.lo, {end} AS hi, g.* FROM {ranges}, LATERAL ({rows}) AS g"
+        rows = f"FROM ONLY {table} AS t WHERE t.ctid >= {first} AND t.ctid < {last}"
+        masks = self._masks()
+        if self._nulls_expected or not masks:
+            whole = f"LATERAL (SELECT {_listed(aggregates + masks)} {rows}) AS g"
+            return f"SELECT b.lo, {end} AS hi, g.* FROM {ranges}, {whole}"
+        # Masks take as much time as a column. So a second look at the range makes them, if it has any NULL at all.
+        first_look = f"LATERAL (SELECT {_listed(aggregates)} {rows}) AS g"
+        second_look = f"LATERAL (SELECT {_listed(masks)} {rows} AND g.a1 > 0) AS m"
+        return f"SELECT b.lo, {end} AS hi, g.*, m.* FROM {ranges}, {first_look}, {second_look}"
 
     def ranges(self, batch: pa.RecordBatch) -> Iterator[tuple[int, int, list[pa.Array] | None]]:
         """For each row of the result, the first block of its range, the first one behind it, and its columns as ADBC
         would deliver them: numbers as texts, all others in the types of the lake. None if it has no rows. Raises
         SourceError."""
         for row in range(batch.num_rows):
-            lo, hi, rows = (batch.column(place)[row].as_py() for place in range(3))
-            parts = iter([_bytes_of(column[row]) for column in batch.columns[3:]])
-            yield lo, hi, self._arrays(rows, parts) if rows else None
+            lo, hi, rows, with_nulls = (batch.column(place)[row].as_py() for place in range(4))
+            parts = iter([_bytes_of(column[row]) for column in batch.columns[4:]])
+            yield lo, hi, self._arrays(rows, with_nulls, parts) if rows else None
 
-    def _arrays(self, rows: int, parts: Iterator[_Bytes]) -> list[pa.Array]:
+    def _arrays(self, rows: int, with_nulls: int, parts: Iterator[_Bytes]) -> list[pa.Array]:
+        """`with_nulls`: rows that have a NULL in a column with a mask."""
         values = [_decoder(column, rows, parts) for column in self._columns]
         valid: dict[str, pa.Array] = {}
-        for begin in range(0, len(self._masked), _MASK_BITS):
-            mask = _numbers(next(parts), ">i4", rows)
+        found = np.zeros(rows, np.bool_)
+        for begin, content in zip(range(0, len(self._masked), _MASK_BITS), parts, strict=True):
+            if not with_nulls and not len(content):
+                continue
+            mask = _numbers(content, ">i4", rows)
             if mask.any():
+                found |= mask != 0
                 for bit, column in enumerate(self._masked[begin : begin + _MASK_BITS]):
                     valid[column.name] = pa.array((mask >> bit) & 1 == 0)
+        _require(np.count_nonzero(found) == with_nulls, "with NULLs")
         return [decode(valid) for decode in values]
+
+    def _masks(self) -> list[str]:
+        """The aggregates that make the masks of NULLs."""
+        masks = []
+        for begin in range(0, len(self._masked), _MASK_BITS):
+            bits = " + ".join(
+                f"CASE WHEN {_named(column)} IS NULL THEN {1 << bit} ELSE 0 END"
+                for bit, column in enumerate(self._masked[begin : begin + _MASK_BITS])
+            )
+            masks.append(_together(f"pg_catalog.int4send({bits})", "bytea"))
+        return masks
+
+
+def _listed(aggregates: Sequence[str]) -> str:
+    return ", ".join(f"{aggregate} AS a{place}" for place, aggregate in enumerate(aggregates))
 
 
 def _aggregates(column: Column) -> list[str]:
@@ -162,6 +198,9 @@ def _decoder(column: Column, rows: int, parts: Iterator[_Bytes]) -> Callable[[di
 def _fixed(found: npt.NDArray[Any], column: Column, valid: pa.Array | None) -> pa.Array:
     fixed, arrow = _FIXED[column.type_oid, column.type.kind], column.type.arrow
     validity = None if valid is None else valid.buffers()[1]
+    if valid is not None:
+        stand_ins = found[~valid.to_numpy(zero_copy_only=False)]
+        _require(not stand_ins.view(np.uint8).any(), column.name)
     if column.type.kind is Kind.BOOLEAN:
         data = pa.array(found).buffers()[1]
     else:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Column, TableName
+from mirror_pump.quoting import literal
 from mirror_pump.source.heap.packed_columns import RANGE_BYTES, REPORTED, PackedColumns
 
 
@@ -39,7 +40,16 @@ class PackedRead:
         blocks, block_bytes = cursor.fetchone()
         if blocks is None:
             return None
-        return cls(table, lo, blocks if hi is None else hi, block_bytes, PackedColumns(columns))
+        masked = ", ".join(literal(name) for name in PackedColumns(columns).masked)
+        # A guess, by what ANALYZE has found.
+        cursor.execute(
+            f"SELECT count(*) FROM pg_stats WHERE schemaname = {literal(table.schema)}"
+            f" AND tablename = {literal(table.name)} AND NOT inherited AND null_frac > 0"
+            f" AND attname IN ({masked or 'NULL'})"
+        )
+        (with_nulls,) = cursor.fetchone()
+        packed = PackedColumns(columns, nulls_expected=with_nulls > 0)
+        return cls(table, lo, blocks if hi is None else hi, block_bytes, packed)
 
     def statement(self, batch_bytes: int) -> str:
         """The query, with rows of at most `batch_bytes` of heap."""
@@ -50,8 +60,9 @@ class PackedRead:
         """The columns of one range after the other, as PackedColumns.ranges says. Raises SourceError unless the ranges
         are all that there are, in order."""
         # Without a scan of its own blocks each range would read the whole heap, and compiling the expressions takes
-        # longer than most chunks.
-        chosen = {"enable_seqscan": "off", "enable_tidscan": "on", "jit": "off"}
+        # longer than most chunks. No index, and no scan that begins elsewhere, may change the order of the rows.
+        indexes = ("enable_indexscan", "enable_indexonlyscan", "enable_bitmapscan", "synchronize_seqscans")
+        chosen = dict.fromkeys(("enable_seqscan", "jit", *indexes), "off") | {"enable_tidscan": "on"}
         cursor.execute(
             "SELECT " + ", ".join(f"set_config('{name}', '{value}', true)" for name, value in chosen.items())
         )

@@ -128,6 +128,8 @@ class _Renamed(Exception):
 def _read(
     connection: PgConnection, table: MirroredTable, where: str, condition: str, parameters: tuple[Any, ...]
 ) -> tuple[Correction, ...] | None:
+    """As `_read_all`, in a transaction. None if the table is gone, or its columns are not those that the mirror knows.
+    Raises _Renamed, and TableError for a row that lacks a part of its key."""
     of_table = {"table_id": table.table_id}
     found = connection.execute(_SQL["relation"], of_table).fetchone()
     if found is None:
@@ -221,42 +223,44 @@ def clear(connection: PgConnection, table_id: TableId, sequence_numbers: Callabl
 
 
 def _clear_some(connection: PgConnection, table_id: TableId, snapshot_id: int, numbers: Mapping[int, int]) -> int:
-    """Clears up to _CLEARED_AT_ONCE rows, in a transaction during which nobody can pin. Returns their number."""
-    parameters: dict[str, Any] = {"table_id": table_id}
-    with source_errors("clearing folded corrections"):
-        try:
-            with connection.transaction():
-                connection.execute(_SQL["lock_pins"])
-                row = connection.execute(_SQL["pins"], parameters).fetchone()
-                assert row is not None
-                pinned, read_again = row
-                if read_again:
-                    return 0
-                # A pinned snapshot that is no longer in the history may be of any age.
-                bound = min(numbers.get(snapshot, -1) for snapshot in (snapshot_id, *pinned))
-                bounded = {**parameters, "sequence": bound, "rows": _CLEARED_AT_ONCE}
-                return connection.execute(_SQL["clear"], bounded).rowcount
-        except psycopg.errors.LockNotAvailable:
-            return 0
+    """Clears up to _CLEARED_AT_ONCE rows. Returns their number."""
+
+    def remove(pinned: Sequence[int]) -> int:
+        # A pinned snapshot that is no longer in the history may be of any age.
+        bound = min(numbers.get(snapshot, -1) for snapshot in (snapshot_id, *pinned))
+        bounded = {"table_id": table_id, "sequence": bound, "rows": _CLEARED_AT_ONCE}
+        return connection.execute(_SQL["clear"], bounded).rowcount
+
+    return _removed_unpinned(connection, table_id, "clearing folded corrections", remove)
 
 
 def purge_expired(connection: PgConnection, table_id: TableId) -> int:
     """Removes corrections below the table's retention line, which came after it had moved, and journals that. Returns
     their number; 0 while a reader may look at modak.delta more than once, or is creating a pin."""
     parameters = {"table_id": table_id}
-    with source_errors("purging corrections of expired rows"):
+
+    def remove(_: Sequence[int]) -> int:
+        (purged,) = connection.execute(_SQL["purge_expired"], parameters).fetchone() or (0,)
+        if purged:
+            details = Jsonb({"kind": "expired corrections", "corrections": purged})
+            connection.execute(_SQL["journal_purge"], {**parameters, "details": details})
+        return int(purged)
+
+    return _removed_unpinned(connection, table_id, "purging corrections of expired rows", remove)
+
+
+def _removed_unpinned(
+    connection: PgConnection, table_id: TableId, activity: str, remove: Callable[[Sequence[int]], int]
+) -> int:
+    """What `remove` returns, in a transaction during which nobody can pin; it gets the IDs of the pinned snapshots. 0,
+    without a call of it, while a reader may look at modak.delta more than once, or is creating a pin."""
+    with source_errors(activity):
         try:
             with connection.transaction():
                 connection.execute(_SQL["lock_pins"])
-                row = connection.execute(_SQL["pins"], parameters).fetchone()
+                row = connection.execute(_SQL["pins"], {"table_id": table_id}).fetchone()
                 assert row is not None
-                _, read_again = row
-                if read_again:
-                    return 0
-                (purged,) = connection.execute(_SQL["purge_expired"], parameters).fetchone() or (0,)
-                if purged:
-                    details = Jsonb({"kind": "expired corrections", "corrections": purged})
-                    connection.execute(_SQL["journal_purge"], {**parameters, "details": details})
-                return int(purged)
+                pinned, read_again = row
+                return 0 if read_again else remove(pinned)
         except psycopg.errors.LockNotAvailable:
             return 0

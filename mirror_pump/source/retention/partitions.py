@@ -18,9 +18,8 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import TableError, one_line_of
 from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, MirroredTable, TableId, TableMode, TableName, Tier, TierKind
-from mirror_pump.quoting import identifier
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, acting_as, as_source_error, is_connection_loss
-from mirror_pump.source.relations.tier_keys import END, NEVER, literal, name_token, now_value
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, as_source_error, is_connection_loss
+from mirror_pump.source.relations.tier_keys import END, NEVER, now_value
 from mirror_pump.source.relations.widths import Width
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
@@ -32,9 +31,6 @@ LOCKED_TIMEOUT = "50ms"
 DROP_TIMEOUT = "1s"
 """How long the statement that drops a partition may take. It locks the table exclusively. If a foreign key refers to
 the table, Postgres searches the referring table during that time."""
-MAKE_TIMEOUT = "1s"
-"""How long the statement that creates a partition may take. It locks the table exclusively and scans the DEFAULT
-partition, which holds no row, but grows with every late row until the next VACUUM."""
 LOOK_TIMEOUT = "10min"
 """How long any statement of the pump may take. The longest ones read a whole partition: to find its newest key, if no
 index begins with the tier key, or to compare it with the lake for a proof."""
@@ -45,9 +41,6 @@ FIRST_PAUSE = 0.5
 
 HOT, SEALING, TIERING, TIERED, DROPPED = "hot", "sealing", "tiering", "tiered", "dropped"
 """modak.partitions.state."""
-
-_NAME_BYTES = 63
-"""NAMEDATALEN - 1 of the server."""
 
 
 @dataclass(frozen=True)
@@ -333,12 +326,21 @@ def run(connection: PgConnection, statement: str, parameters: Mapping[str, Any])
         return connection.execute(_SQL[statement], parameters).rowcount
 
 
-def enter(connection: PgConnection, table_id: TableId, partition: Attached, state: str, reason: str | None) -> str:
-    """Adds a partition to the catalog; returns its partition_id."""
+def require_registered(connection: PgConnection, table: MirroredTable) -> None:
+    """Keeps the registration until the end of the open transaction. Raises TableError if it has ended: what is changed
+    from then on would concern a table that is not mirrored, or another registration of it."""
+    if connection.execute(_SQL["registered"], {"table_id": table.table_id, "start_lsn": table.start_lsn}).rowcount != 1:
+        raise TableError(f"{table.name} is not registered any more, or was copied or registered again")
+
+
+def enter(connection: PgConnection, table: MirroredTable, partition: Attached, state: str, reason: str | None) -> str:
+    """Adds a partition to the catalog, in the caller's transaction; returns its partition_id. Raises TableError if the
+    registration has ended."""
+    require_registered(connection, table)
     row = connection.execute(
         _SQL["enter"],
         {
-            "table_id": table_id,
+            "table_id": table.table_id,
             "name": str(partition.name),
             "relation_id": partition.relation_id,
             "lo": partition.lo,
@@ -373,11 +375,13 @@ def lake_locations(connection: PgConnection, table_id: TableId) -> frozenset[str
     return frozenset(str(location) for location in row)
 
 
-def install(connection: PgConnection, table_id: TableId, relation_id: int, partition_id: str, kind: str) -> None:
-    """Installs a partition's triggers. `kind` is `capture`, `cold` or `default`."""
+def install(connection: PgConnection, table: MirroredTable, relation_id: int, partition_id: str, kind: str) -> None:
+    """Installs a partition's triggers, in the caller's transaction. `kind` is `capture`, `cold` or `default`. Raises
+    TableError if the registration has ended: nobody would remove them, and they fail without it."""
+    require_registered(connection, table)
     connection.execute(
         _SQL["triggers"],
-        {"table_id": table_id, "relation_id": relation_id, "partition_id": partition_id, "kind": kind},
+        {"table_id": table.table_id, "relation_id": relation_id, "partition_id": partition_id, "kind": kind},
     )
 
 
@@ -449,109 +453,6 @@ def high_water(connection: PgConnection, tier: Tier, attached: Sequence[Attached
     newest = newest_key(connection, tier, attached)
     present = now_value(tier.kind, datetime.now(UTC))
     return newest if newest is None or present is None else min(newest, present)
-
-
-_GAP = 100
-"""The most partitions that are created to fill a gap. A larger gap is covered by a single partition."""
-
-
-def wanted_partitions(
-    tier: Tier, newest: int | None, attached: Sequence[Attached], choices: RetentionChoices
-) -> list[tuple[int, int]]:
-    """The bounds of the partitions to create, so that `premake` partitions are ready above the present, or above the
-    newest key if keys are not times. They begin where the highest partition ends, and leave no gap."""
-    if not choices.premake or choices.width is None:
-        return []
-    ranges = [partition for partition in attached if not partition.is_default]
-    present = now_value(tier.kind, datetime.now(UTC))
-    start = present if present is not None else newest
-    if start is None:
-        return []
-    top = max((partition.hi for partition in ranges), default=choices.width.floor(tier.kind, start))
-    if top is None or top == END:
-        return []
-    bounds: list[tuple[int, int]] = []
-    ahead = sum(partition.lo > start for partition in ranges)
-    while ahead < choices.premake:
-        hi = choices.width.after(tier.kind, top)
-        if hi is None:
-            break
-        bounds.append((top, hi))
-        # The partition that contains the present, or the newest key, does not count as ahead.
-        ahead += top > start
-        top = hi
-    gap = sum(hi <= start for _, hi in bounds)
-    if gap > _GAP:
-        bounds[:gap] = [(bounds[0][0], bounds[gap - 1][1])]
-    return bounds
-
-
-def premade_name(table: TableName, kind: TierKind, lo: int) -> TableName:
-    """The name of a partition that is created ahead."""
-    token = "_p" + name_token(kind, lo)
-    stem = table.name.encode()[: _NAME_BYTES - len(token)].decode(errors="ignore")
-    return TableName(table.schema, stem + token)
-
-
-def make_partition(
-    connection: PgConnection,
-    table: TableName,
-    name: TableName,
-    kind: TierKind,
-    lo: int,
-    hi: int,
-    *,
-    lock_timeout: str = LOCK_TIMEOUT,
-    make_timeout: str = MAKE_TIMEOUT,
-) -> str | None:
-    """Creates a partition (CREATE TABLE ... PARTITION OF). Returns None, or the reason if it could not be created."""
-    low, high = literal(kind, lo), literal(kind, hi)
-    if low is None or high is None:
-        return f"its bounds {lo} and {hi} are outside of the years 1 to 9999"
-    statement = f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} FOR VALUES FROM ({low}) TO ({high})"
-    try:
-        with limited(connection, lock_timeout):
-            connection.execute(f"LOCK TABLE ONLY {table.quoted} IN ACCESS EXCLUSIVE MODE".encode())
-            connection.execute(
-                "SELECT set_config('lock_timeout', %s, true), set_config('statement_timeout', %s, true)",
-                (LOCKED_TIMEOUT, make_timeout),
-            )
-            create_partition(connection, table, name, statement)
-    except psycopg.errors.QueryCanceled:
-        return f"it takes longer than {make_timeout}, while the table is locked: VACUUM the DEFAULT partition"
-    except psycopg.Error as error:
-        return refusal(error, lock_timeout)
-    return None
-
-
-def create_default(connection: PgConnection, table: TableName) -> TableName:
-    """Creates a DEFAULT partition in the caller's transaction. Call install() for its trigger."""
-    suffix = "_old_rows"
-    stem = table.name.encode()[: _NAME_BYTES - len(suffix)].decode(errors="ignore")
-    name = TableName(table.schema, stem + suffix)
-    create_partition(connection, table, name, f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} DEFAULT")
-    return name
-
-
-def other_owner(connection: PgConnection, table: TableName) -> str | None:
-    """The owner of a table; None if that is the role of this connection."""
-    row = connection.execute(_SQL["other_owner"], {"table": table.quoted}).fetchone()
-    return None if row is None else str(row[0])
-
-
-def create_partition(connection: PgConnection, table: TableName, name: TableName, statement: str) -> None:
-    """Creates a partition that belongs to the owner of the table. ALTER TABLE requires that its caller owns every
-    partition, and so do our own steps, which may be those of yet another role.
-
-    It is created by the owner, if that role may create tables in the schema: building its indexes calls functions that
-    the owner chose, with the rights of the partition's owner at that moment.
-    """
-    found: list[tuple[str, bool]] = connection.execute(_SQL["other_owner"], {"table": table.quoted}).fetchall()
-    owner, creates = found[0] if found else (None, False)
-    with acting_as(connection, owner if creates else None):
-        connection.execute(statement.encode())
-    if owner is not None and not creates:
-        connection.execute(f"ALTER TABLE {name.quoted} OWNER TO {identifier(owner)}".encode())
 
 
 def holds_rows(connection: PgConnection, relation_id: int) -> bool:

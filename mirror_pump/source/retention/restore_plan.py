@@ -7,11 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mirror_pump.model import EVERYTHING_IN_HEAP, TableName, TierKind
-from mirror_pump.quoting import printed_identifier
+from mirror_pump.quoting import printed_identifier, shortened
 from mirror_pump.source.relations.tier_keys import name_token
-
-_NAME_BYTES = 63
-"""NAMEDATALEN - 1 of the server."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +78,6 @@ def own_name(table: TableName, partition_id: str) -> str:
     if len(text) > 1 and text[0] == text[-1] == '"':
         text = text[1:-1].replace('""', '"')
     return text
-
-
-def shortened(name: str, suffix: str) -> str:
-    """The name with the suffix, cut where Postgres would cut it."""
-    return name.encode()[: _NAME_BYTES - len(suffix.encode())].decode(errors="ignore") + suffix
 
 
 def _without(whole: tuple[int, int], taken: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

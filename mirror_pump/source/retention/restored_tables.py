@@ -16,13 +16,13 @@ import pyarrow as pa
 from decoders.columns import ColumnType, Kind
 from decoders.printing import print_values
 from mirror_pump.model import EVERYTHING_IN_HEAP, MirroredTable, TableName, TierKind
-from mirror_pump.quoting import identifier, in_query, literal
+from mirror_pump.quoting import identifier, in_query, literal, shortened
 from mirror_pump.source.connect import PgConnection, acting_as
 from mirror_pump.source.relations.tier_keys import END
 from mirror_pump.source.relations.tier_keys import literal as tier_literal
-from mirror_pump.source.retention import partitions
+from mirror_pump.source.retention import new_partitions, partitions
 from mirror_pump.source.retention.corrections import Correction
-from mirror_pump.source.retention.restore_plan import RestoredRange, shortened
+from mirror_pump.source.retention.restore_plan import RestoredRange
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
@@ -87,7 +87,7 @@ def make_table(
     connection.execute(f"LOCK TABLE ONLY {table.name.quoted} IN ACCESS EXCLUSIVE MODE".encode())
     connection.execute(_SQL["quiet"])
     statement = f"CREATE TABLE {name.quoted} PARTITION OF {table.name.quoted} FOR VALUES FROM ({low}) TO ({high})"
-    partitions.create_partition(connection, table.name, name, statement)
+    new_partitions.create_partition(connection, table.name, name, statement)
     row = connection.execute(_SQL["identity"], {"name": name.quoted}).fetchone()
     assert row is not None
     relation_id, condition = row
@@ -105,7 +105,7 @@ def attach_all(
     """Attaches the tables, and drops those that are not needed. In the caller's transaction, which has locked the
     partitioned table. Returns the number of partitions."""
     connection.execute(_SQL["quiet"])
-    return sum(_attach(connection, table, each, role) for each in restored)
+    return sum(_attach(connection, table, made, role) for made in restored)
 
 
 def _attach(connection: PgConnection, table: MirroredTable, restored: RestoredTable, role: str | None) -> bool:

@@ -18,6 +18,7 @@ from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.lake_layout import lake_transform
 from mirror_pump.source.relations.tier_keys import first_cut, parse_lake_retention, parse_span
 from mirror_pump.source.relations.widths import Width, parse_width, usual_width
+from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as retention
 from mirror_pump.source.rows import fetch_row
 from sql import queries
@@ -197,7 +198,7 @@ def enter_default(connection: PgConnection, table: MirroredTable) -> bool:
                     "move them to partitions of their own, then register the table again",
                 )
             return False
-    retention.create_default(connection, table.name)
+    new_partitions.create_default(connection, table.name)
     return True
 
 
@@ -205,9 +206,9 @@ def enter_partitions(connection: PgConnection, table: MirroredTable, plan: Reten
     """Enters the partitions and the user's choices, once the table's own rows are in the catalog."""
     for partition in retention.read_attached(connection, table.table_id):
         if partition.is_default:
-            retention.install(connection, table.table_id, partition.relation_id, str(partition.name), "default")
+            retention.install(connection, table, partition.relation_id, str(partition.name), "default")
         else:
-            retention.enter(connection, table.table_id, partition, retention.HOT, None)
+            retention.enter(connection, table, partition, retention.HOT, None)
     chosen: dict[str, Any] = {
         "premake": plan.premake,
         "width": None if plan.width is None else plan.width.to_json(),

@@ -67,6 +67,10 @@ _ROW_SQLSTATES = ("22", "54", "XX000")
 for a single value with a longer text, since the server only reports that it cannot allocate so much)."""
 
 
+_CANCELLED = "57014"
+"""Somebody has cancelled the stream (pg_cancel_backend), which ends nothing but this stream."""
+
+
 class _SlotInUse(ConnectionLost):
     """Another walsender streams from the slot."""
 
@@ -352,7 +356,7 @@ def _result_error(result: PGresult, connection: PGconn, slot: str) -> SourceErro
             "free disk space, memory or connections there, as the message says; mirror-pump tries again by itself, and"
             " the slot keeps what was not received",
         )
-    if state is None or state.startswith(("08", "57P")):
+    if state is None or state.startswith(("08", "57P", _CANCELLED)):
         return ConnectionLost(f"the stream from slot {slot} broke: {detail}", CONNECTS_AGAIN)
     if state == "42704":
         remedy = (

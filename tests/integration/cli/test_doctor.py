@@ -43,9 +43,8 @@ def told(check: dict[str, Any], outcome: str) -> str:
 
 
 @pytest.fixture
-def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
+def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
     """A mirror with one live table. The program uses its settings too, except for the warehouse."""
-    tasks = ThreadTaskRunner()
     database.execute(
         "CREATE TABLE orders (id int PRIMARY KEY, v text)",
         "INSERT INTO orders VALUES (1, 'a')",
@@ -53,8 +52,7 @@ def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
     made = Mirror.create(database, warehouse, tasks)
     made.register("orders")
     made.catch_up()
-    yield made
-    tasks.close()
+    return made
 
 
 def test_before_anything_is_there(run: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

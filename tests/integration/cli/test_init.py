@@ -98,9 +98,10 @@ def test_warehouse_can_change_only_while_no_table_lives_in_it(
 
 
 def test_another_slot_for_the_same_database_is_refused(run: RunCommand, slot: str, tmp_path: Path) -> None:
-    run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
+    first = run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)
+    assert first.exit_code == 0, first.stderr
     result = run("init", "--slot", slot + "_2")
-    assert result.exit_code == 2
+    assert result.exit_code == 2, result.stderr
     assert f"mirrored with slot {slot}" in result.stderr
 
 

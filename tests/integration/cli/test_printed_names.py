@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from functools import partial
 
 import orjson
@@ -43,13 +42,11 @@ PARTITIONS = ['"S-1"."Part 0"', '"S-1"."Part 100"', '"S-1"."Part 200"']
 
 
 @pytest.fixture
-def mirror(database: Database, warehouse: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+def mirror(database: Database, warehouse: str, monkeypatch: pytest.MonkeyPatch, tasks: ThreadTaskRunner) -> Mirror:
     """The mirror that `run` uses too."""
-    tasks = ThreadTaskRunner()
     mirror = Mirror.create(database, warehouse, tasks)
     monkeypatch.setenv("MIRROR_PUMP_SLOT", mirror.settings.slot)
-    yield mirror
-    tasks.close()
+    return mirror
 
 
 @pytest.fixture

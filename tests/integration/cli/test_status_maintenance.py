@@ -35,19 +35,17 @@ from tests.support.cli import RunCommand
 
 
 @pytest.fixture
-def mirror(database: Database, tmp_path: Path) -> Iterator[Mirror]:
+def mirror(database: Database, tmp_path: Path, tasks: ThreadTaskRunner) -> Mirror:
     """With a live table of a few commits, and no pump."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    runner = ThreadTaskRunner()
-    mirror = Mirror.create(database, str(tmp_path / "lake"), runner)
+    mirror = Mirror.create(database, str(tmp_path / "lake"), tasks)
     with mirror.pumping():
         mirror.register("t")
         mirror.await_live("public.t")
         for number in range(5):
             database.execute(f"INSERT INTO t VALUES ({number})")
             mirror.await_frontier()
-    yield mirror
-    runner.close()
+    return mirror
 
 
 def status(run: RunCommand) -> dict[str, Any]:

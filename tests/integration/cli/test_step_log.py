@@ -42,18 +42,11 @@ def log(capsys: pytest.CaptureFixture[str]) -> Iterator[Log]:
     structlog.reset_defaults()
 
 
-@pytest.fixture
-def threads() -> Iterator[ThreadTaskRunner]:
-    runner = ThreadTaskRunner()
-    yield runner
-    runner.close()
-
-
 def test_changes_of_a_table_say_what_changed_and_why_it_is_copied_again(
-    database: Database, warehouse: str, threads: ThreadTaskRunner, log: Log
+    database: Database, warehouse: str, tasks: ThreadTaskRunner, log: Log
 ) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'one')")
-    mirror = Mirror.create(database, warehouse, threads)
+    mirror = Mirror.create(database, warehouse, tasks)
     mirror.register("t")
     with mirror.pumping(log.steps):
         mirror.await_live("public.t")
@@ -85,10 +78,10 @@ def test_changes_of_a_table_say_what_changed_and_why_it_is_copied_again(
 
 
 def test_a_copy_that_begins_again_says_why(
-    database: Database, warehouse: str, threads: ThreadTaskRunner, log: Log
+    database: Database, warehouse: str, tasks: ThreadTaskRunner, log: Log
 ) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 10)")
-    mirror = Mirror.create(database, warehouse, threads)
+    mirror = Mirror.create(database, warehouse, tasks)
     rewritten = False
     known = log.steps.on
     assert known is not None
@@ -110,9 +103,9 @@ def test_a_copy_that_begins_again_says_why(
 
 
 def test_a_refused_retention_step_is_one_warning_and_a_stopped_retention_an_error(
-    retention_tables: RetentionTables, database: Database, threads: ThreadTaskRunner, log: Log
+    retention_tables: RetentionTables, database: Database, tasks: ThreadTaskRunner, log: Log
 ) -> None:
-    events = retention_tables.automatic(partitions=2, rows=10, lag="1000", premake=2, runner=threads)
+    events = retention_tables.automatic(partitions=2, rows=10, lag="1000", premake=2, runner=tasks)
     mirror = events.mirror
     # Its name is taken.
     database.execute("CREATE TABLE events_p300 ()")
@@ -133,10 +126,10 @@ def test_a_refused_retention_step_is_one_warning_and_a_stopped_retention_an_erro
 
 @pytest.mark.unverified("a data file is away")
 def test_an_index_that_cannot_be_built_is_reported(
-    database: Database, warehouse: str, threads: ThreadTaskRunner, log: Log
+    database: Database, warehouse: str, tasks: ThreadTaskRunner, log: Log
 ) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 10)")
-    mirror = Mirror.create(database, warehouse, threads, index_memory=0, convert_age=3600)
+    mirror = Mirror.create(database, warehouse, tasks, index_memory=0, convert_age=3600)
     mirror.register("t")
     mirror.catch_up()
     root = Path(urllib.parse.urlparse(warehouse).path)

@@ -12,12 +12,13 @@ from psycopg import sql
 
 from mirror_pump.errors import TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.local_files import path_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,8 +42,7 @@ def by_pyarrow(location: str) -> list[Row]:
     assert lake.delete_files == 0
     rows: list[Row] = []
     for file in lake.live_data_files():
-        path = local_path(file.path)
-        assert path is not None
+        path = path_of(file.path)
         table = pq.read_table(path)
         assert table.column_names == [field.name for field in lake.schema.fields]
         rows += zip(*(column.to_pylist() for column in table.columns), strict=True)

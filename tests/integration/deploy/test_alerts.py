@@ -12,7 +12,6 @@ from typing import LiteralString
 import pytest
 from psycopg import sql
 
-from mirror_pump.lake.storage import local_path
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.stream.leader import Leader
 from mirror_pump.testing.database import Database
@@ -20,7 +19,8 @@ from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.deploy_files import alert_rules
 from tests.support.events_table import RetentionTables
-from tests.support.prometheus import NoPrometheus, executable
+from tests.support.local_files import path_of
+from tests.support.prometheus import executable_or_skip
 from tests.support.scraped import Samples, Scenario, ScrapedPump, check
 
 _GIB = 1024**3
@@ -29,10 +29,7 @@ _RETAINED = "mirror_pump_slot_retained_wal_bytes"
 
 @pytest.fixture
 def promtool() -> Path:
-    try:
-        return executable("promtool")
-    except NoPrometheus as error:
-        pytest.skip(str(error))
+    return executable_or_skip("promtool")
 
 
 MirrorOf = Callable[[str], Mirror]
@@ -120,8 +117,7 @@ def wal_grows(mirror: Mirror) -> Scenario:
 
 def table_fails(mirror: Mirror, healthy: Samples) -> Scenario:
     """Somebody removes a table's files, and the pump finds that when it has a change to write."""
-    directory = local_path(mirror.location("public.broken"))
-    assert directory is not None
+    directory = path_of(mirror.location("public.broken"))
     shutil.rmtree(directory.parent.parent)
     mirror.database.execute("INSERT INTO broken VALUES (2)")
     mirror.catch_up()

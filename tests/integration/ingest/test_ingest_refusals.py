@@ -92,6 +92,74 @@ def test_rows_that_are_left_out(scene: IngestScene, tmp_path: Path) -> None:
         scene.ingest(scene.file("b.csv", content), on_error=OnError.SKIP)
 
 
+KEPT = {
+    "amount numeric(6,2)": ["1.50", "1.500", "1e2", " 7 ", "NaN", "0.10000000000"],
+    "amounts numeric(6,2)[]": ["{1.5,NULL}", "{1.500}"],
+    "word varchar(3)": ["abc", "ab "],
+    "padded char(3)": ["abc  "],
+    "d date": ["2026-01-02 00:00:00", "Jan 8 1999"],
+    "d3 timestamp(3)": ["2026-01-02 03:04:05.12300", "12.11.2026"],
+    "moment timestamptz": ["2026-01-02 03:04:05.1234560000+02"],
+    "clock time": ["03:04:05.123456"],
+    "span interval(0)": ["2 days 00:00:05"],
+    "near real": ["0.1"],
+}
+ROUNDED = {
+    "amount numeric(6,2)": ["1.505", "1e-3", "0.10000000001"],
+    "amounts numeric(6,2)[]": ["{1.5,1.005}"],
+    "word varchar(3)": ["abc "],
+    "d date": ["2026-01-02 00:00:01", "2026-01-02T23:59:59+02"],
+    "d3 timestamp(3)": ["2026-01-02 03:04:05.1234"],
+    "moment timestamptz": ["2026-01-02 03:04:05.1234567+02", "2026-01-02 03:04:05.000000001Z"],
+    "clock time": ["03:04:05.1234567"],
+    "span interval(0)": ["00:00:05.5"],
+}
+
+
+def test_texts_that_the_column_would_round(database: Database, warehouse: str, tmp_path: Path) -> None:
+    """A value is refused if PostgreSQL would store less than the text says, and taken in any form otherwise."""
+    scene = IngestScene.create(database, warehouse, tmp_path / "input", ", ".join(KEPT))
+    names = [definition.split()[0] for definition in KEPT]
+
+    def rows(values: dict[str, list[str]], at: int) -> list[list[object]]:
+        texts = [(definition.split()[0], text) for definition, each in values.items() for text in each]
+        return [
+            [at, number, *(text if name == column else None for name in names)]
+            for number, (column, text) in enumerate(texts)
+        ]
+
+    kept, rounded = rows(KEPT, 100) + rows(KEPT, 300), rows(ROUNDED, 110) + rows(ROUNDED, 310)
+    columns = ("at", "id", *names)
+    rejects = tmp_path / "rejects.jsonl"
+    path = scene.csv("a.csv", [*kept, *rounded], columns)
+    outcome = scene.ingest(path, on_error=OnError.SKIP, rejects=rejects)
+    refused = [json.loads(line) for line in rejects.read_text().splitlines()]
+    assert sorted(row["line"] for row in refused) == list(range(2 + len(kept), 2 + len(kept) + len(rounded)))
+    assert all("would be stored as" in row["error"] for row in refused), refused
+    assert (outcome.rows, outcome.rejected) == (len(kept), len(rounded))
+    scene.into_model(kept, columns)
+    # What the lake holds of such texts is compared in test_values_are_those_of_an_insert.
+    ingested, modelled = (
+        database.rows(f"SELECT t::text FROM {name} t WHERE at = 300 ORDER BY id") for name in ("events", "model")
+    )
+    assert ingested == modelled
+    assert len(ingested) == outcome.heap_rows == outcome.lake_rows
+    with pytest.raises(MirrorPumpError, match=r"b\.csv, line 3: column amount: 1\.505 would be stored as 1\.51"):
+        scene.ingest(scene.csv("b.csv", [[1, 1, "1.5"], [2, 2, "1.505"]], ("at", "id", "amount")))
+    far = [[3, 1, "infinity", "-infinity"], [3, 2, "5874897-01-01", None]]
+    assert scene.ingest(scene.csv("c.csv", far, ("at", "id", "d", "d3"))).lake_rows == 2
+
+
+def test_objects_that_lack_a_key(scene: IngestScene) -> None:
+    """What an object lacks is NULL, as in labelled loads."""
+    content = '{"at": 1, "id": 1, "n": 2, "v": "x"}\n{"id": 2, "at": 2}\n{"at": 250, "id": 3, "v": "z"}\n{"id": 4}\n'
+    with pytest.raises(MirrorPumpError, match=r"a\.jsonl, line 4: column at must not be NULL"):
+        scene.ingest(scene.file("a.jsonl", content))
+    scene.ingest(scene.file("b.jsonl", content.replace('{"id": 4}\n', "")))
+    scene.into_model([(1, 1, 2, "x"), (2, 2, None, None), (250, 3, None, "z")])
+    scene.assert_exact()
+
+
 def test_keys_that_exist(scene: IngestScene) -> None:
     first = [(at, 1, 2, "first") for at in range(10)] + [(300, 77, 1, "first")]
     scene.ingest(scene.csv("a.csv", first))

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import LiveFile
-from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.damage import DAMAGES, Damage, flip
 from tests.support.events_table import EventsTable, upsert
+from tests.support.local_files import path_of
 
 
 def lake_of(mirror: Mirror, table: str) -> LakeTable:
@@ -29,12 +29,6 @@ def data_files(lake: LakeTable) -> list[str]:
         return file.sequence_number
 
     return [file.path for file in sorted(lake.live_data_files(), key=age) if file.records]
-
-
-def on_disk(location: str) -> Path:
-    path = local_path(location)
-    assert path is not None
-    return path
 
 
 def create(database: Database, *tables: str) -> None:
@@ -72,7 +66,7 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
         table: data_files(lake_of(mirror, table))[-1 if table in newest else 0] for table in (*tables[:-1], "events")
     }
     for location in damaged.values():
-        damage(on_disk(location))
+        damage(path_of(location))
 
     steps = Steps()
 
@@ -150,7 +144,7 @@ def test_damaged_metadata_fails_its_table_and_no_other(
         "manifest": lakes["manifest"].manifests[-1].path,
     }
     for location in damaged.values():
-        damage(on_disk(location))
+        damage(path_of(location))
     steps = Steps()
     with mirror.pumping(steps):
         for table in (*broken, "well"):

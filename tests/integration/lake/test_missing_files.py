@@ -6,12 +6,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.limits import InternalLimits
 from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.events import LakeFileMissing
@@ -22,6 +21,7 @@ from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies
 from tests.support.cli import RunCommand
 from tests.support.events_table import RetentionTables
+from tests.support.local_files import path_of
 from tests.support.s3_server import S3Server, s3_server
 
 UNWATCHED = InternalLimits(lake_watch_interval=3600, lake_watch_interval_remote=3600)
@@ -31,12 +31,6 @@ UNWATCHED = InternalLimits(lake_watch_interval=3600, lake_watch_interval_remote=
 def lake_of(mirror: Mirror, table: str) -> LakeTable:
     options = StorageOptions(mirror.settings.storage_properties, fsync=False)
     return LakeTable.load(mirror.location(f"public.{table}"), options)
-
-
-def on_disk(location: str) -> Path:
-    path = local_path(location)
-    assert path is not None
-    return path
 
 
 def create(database: Database, *tables: str) -> None:
@@ -73,11 +67,11 @@ def test_a_table_whose_files_are_gone_fails_and_no_other(
         register(mirror, *broken, "well", "again", "idle")
         lakes = {table: lake_of(mirror, table) for table in (*broken, "again", "idle")}
         gone = {
-            "whole": on_disk(lakes["whole"].location),
-            "files": on_disk(lakes["files"].location) / "data",
-            "head": on_disk(lakes["head"].metadata_location),
-            "list": on_disk(lakes["list"].metadata.snapshots[-1].manifest_list),
-            "manifest": on_disk(lakes["manifest"].manifests[-1].path),
+            "whole": path_of(lakes["whole"].location),
+            "files": path_of(lakes["files"].location) / "data",
+            "head": path_of(lakes["head"].metadata_location),
+            "list": path_of(lakes["list"].metadata.snapshots[-1].manifest_list),
+            "manifest": path_of(lakes["manifest"].manifests[-1].path),
         }
         for path in gone.values():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -100,13 +94,13 @@ def test_a_table_whose_files_are_gone_fails_and_no_other(
         database.execute("ALTER TABLE again ALTER v TYPE varchar USING upper(v)")
         await_true(lambda: gate.waiting >= 2, 30, "two copies wait")
         for table in ("copied", "again"):
-            shutil.rmtree(on_disk(lake_of(mirror, table).location))
+            shutil.rmtree(path_of(lake_of(mirror, table).location))
         gate.let_go()
         await_true(lambda: mirror.state("public.copied") == mirror.state("public.again") == "failed", 30, "both failed")
         change(database, "well")
         mirror.await_frontier()
         assert mirror.state("public.well") == "live"
-        shutil.rmtree(on_disk(lakes["idle"].location))
+        shutil.rmtree(path_of(lakes["idle"].location))
         assert_commands_say_it(run, mirror, "idle")
         assert mirror.state("public.idle") == "live", "nothing was committed to it"
         assert steps.count(Step.RETRYING) == 0, steps.details(Step.RETRYING, "error")
@@ -164,7 +158,7 @@ def test_a_file_of_a_former_registration_fails_no_table(database: Database, ware
         former = lake_of(mirror, "t")
         mirror.unregister("public.t", drop_lake=True)
         register(mirror, "t")
-        assert not on_disk(former.location).exists()
+        assert not path_of(former.location).exists()
         table_id = TableId(database.rows("SELECT 't'::regclass::oid::bigint")[0][0])
         for missed in (former.metadata_location, former.manifests[-1].path):
             running.pump.submit(LakeFileMissing(table_id, missed))
@@ -178,7 +172,7 @@ def test_a_warehouse_that_is_not_mounted_fails_no_table(database: Database, ware
     create(database, "one", "two")
     steps = Steps()
     mirror = Mirror.create(database, warehouse, gate, reconnect_backoff_max=0.3, limits=UNWATCHED)
-    root = on_disk(warehouse)
+    root = path_of(warehouse)
     elsewhere = root.with_name("elsewhere")
     with mirror.pumping(steps):
         register(mirror, "one", "two")
@@ -207,7 +201,7 @@ def test_nothing_leaves_the_heap_once_the_lake_lacks_a_file(
         events.await_state(p0="tiered", p1="tiered")
     location = str(database.rows("SELECT lake_props ->> 'metadata_location' FROM modak.cutline")[0][0])
     cold = LakeTable.load(location, StorageOptions(fsync=False))
-    on_disk(cold.live_data_files()[0].path).unlink()
+    path_of(cold.live_data_files()[0].path).unlink()
     database.execute("UPDATE modak.mirror_tables SET retention = retention || '{\"drop_grace\": 0}'")
     with mirror.pumping():
         await_true(lambda: mirror.state("public.events") == "failed", 30, "events failed")
@@ -235,10 +229,7 @@ def test_objects_that_are_gone_fail_their_table_and_a_bucket_none(
         gate,
         reconnect_backoff_max=0.3,
         limits=UNWATCHED,
-        storage_endpoint=s3.endpoint,
-        storage_region="eu-central-1",
-        storage_access_key="pump",
-        storage_secret_key="pump's secret",
+        **s3.storage_settings,
     )
 
     def remove(prefix: str) -> dict[str, bytes]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pyarrow as pa
 import pytest
 
@@ -15,7 +14,6 @@ from mirror_pump.engine.lake_reads.lookup import LookupTask, find_rows, rows_of
 from mirror_pump.engine.rewrite.conversion_plan import file_rewrite_of, plan_conversion
 from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.commit.catalog import ensure_namespace, insert_pointer, swap_pointer
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.contents.file_listing import Listing
@@ -25,7 +23,7 @@ from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb, read_spark
-from tests.support.lake_tables import START_MS, STORAGE
+from tests.support.lake_tables import START_MS, STORAGE, land
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,12 +92,7 @@ class _EvolvingTable:
         return [names, *found]
 
     def _land(self, staged: StagedCommit) -> LakeTable:
-        with psycopg.connect(self._dsn) as connection:
-            if staged.old_location is None:
-                ensure_namespace(connection, "public")
-                insert_pointer(connection, "public", "t", staged.new_location)
-            else:
-                assert swap_pointer(connection, "public", "t", staged.old_location, staged.new_location)
+        land(self._dsn, staged)
         return staged.table
 
 

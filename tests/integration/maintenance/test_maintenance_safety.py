@@ -24,6 +24,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.mirror import Mirror, Row, Steps, assert_same, await_true, lake_rows
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from tests.support.local_files import path_of
 from tests.support.maintenance import (
     STORAGE,
     CommitGate,
@@ -89,8 +90,7 @@ def backdate_history(maintained: Maintained, hours: float) -> None:
 
     mirror = maintained.mirror
     location = mirror.location(T)
-    path = local_path(location)
-    assert path is not None
+    path = path_of(location)
     document = orjson.loads(path.read_bytes())
     shift = round(hours * 3_600_000)
     for snapshot in document["snapshots"]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
-from mirror_pump.lake.storage import local_path
 from mirror_pump.model import TableName, format_lsn
 from mirror_pump.testing.database import Database
+from tests.support.local_files import path_of
 from tests.support.maintenance import T, age, prepare, write_and_publish
 from tests.support.rest_catalog import ServedMirror, served
 
@@ -30,9 +30,7 @@ def load(catalog: ServedMirror, prefix: str) -> Any:
 
 def file_of(loaded: Any) -> Path:
     """The metadata file that an engine may open."""
-    path = local_path(loaded["metadata-location"])
-    assert path is not None
-    return path
+    return path_of(loaded["metadata-location"])
 
 
 def test_the_sweep_leaves_the_file_of_a_moment_that_is_read_and_takes_it_afterwards(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -22,8 +21,7 @@ from tests.support.cli import PROGRAM, RunCommand
 
 
 @pytest.fixture
-def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
-    threads = ThreadTaskRunner()
+def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
     database.execute(
         'CREATE SCHEMA "Old Ones"',
         'CREATE TABLE "Old Ones".orders (id bigint PRIMARY KEY)',
@@ -33,13 +31,12 @@ def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
         r"INSERT INTO public.blobs VALUES (1, '\xDEAD00626565', ARRAY['\xBEEF'::bytea, NULL, '']), (2, '', NULL),"
         " (3, NULL, '{}')",
     )
-    made = Mirror.create(database, warehouse, threads)
+    made = Mirror.create(database, warehouse, tasks)
     made.register('"Old Ones".orders', "public.orders", "public.blobs")
     made.catch_up()
     database.execute("CREATE TABLE public.later (id int PRIMARY KEY, at date)")
     made.register("public.later")
-    yield made
-    threads.close()
+    return made
 
 
 def csv(run: RunCommand, *arguments: str) -> str:
@@ -78,10 +75,10 @@ def test_mirrored_tables_are_listed_without_a_look_at_the_lake(mirror: Mirror, r
     assert csv(run, "SHOW public.orders").splitlines() == described
 
 
-def test_no_table_is_listed_where_none_is_mirrored(database: Database, warehouse: str, run: RunCommand) -> None:
-    threads = ThreadTaskRunner()
-    Mirror.create(database, warehouse, threads)
-    threads.close()
+def test_no_table_is_listed_where_none_is_mirrored(
+    database: Database, warehouse: str, tasks: ThreadTaskRunner, run: RunCommand
+) -> None:
+    Mirror.create(database, warehouse, tasks)
     assert "(0 rows)" in run("sql", "SHOW TABLES").stdout
     assert orjson.loads(run("sql", "DESCRIBE", "--format", "json").stdout) == []
 

@@ -24,23 +24,13 @@ def s3() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def mirror(database: Database, s3: S3Server) -> Iterator[Mirror]:
-    threads = ThreadTaskRunner()
-    made = Mirror.create(
-        database,
-        "s3://lake/shop",
-        threads,
-        storage_endpoint=s3.endpoint,
-        storage_region="eu-central-1",
-        storage_access_key="pump",
-        storage_secret_key="pump's secret",
-    )
+def mirror(database: Database, s3: S3Server, tasks: ThreadTaskRunner) -> Mirror:
+    made = Mirror.create(database, "s3://lake/shop", tasks, **s3.storage_settings)
     database.execute("CREATE TABLE public.orders (id int PRIMARY KEY, v text)")
     database.execute("INSERT INTO public.orders SELECT g, 'v' || g FROM generate_series(1, 3) g")
     made.register("public.orders")
     made.catch_up()
-    yield made
-    threads.close()
+    return made
 
 
 @pytest.mark.unverified("DuckDB, as it verifies other lakes, has no access to this one")

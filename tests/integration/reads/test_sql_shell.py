@@ -11,7 +11,6 @@ import stat
 import subprocess
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -93,17 +92,15 @@ class Terminal:
 
 
 @pytest.fixture
-def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
-    threads = ThreadTaskRunner()
+def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
     database.execute(
         "CREATE TABLE public.orders (id int PRIMARY KEY, product text)",
         "INSERT INTO public.orders VALUES (1, 'tea'), (2, 'salt')",
     )
-    made = Mirror.create(database, warehouse, threads)
+    made = Mirror.create(database, warehouse, tasks)
     made.register("public.orders")
     made.catch_up()
-    yield made
-    threads.close()
+    return made
 
 
 @pytest.mark.usefixtures("no_settings")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import LiteralString
 
 import pytest
 
@@ -11,6 +12,7 @@ from mirror_pump.config import Settings
 from mirror_pump.lake.catalogs.lake_catalog import StoredCatalog
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
@@ -42,6 +44,22 @@ def shared_tasks() -> Iterator[ThreadTaskRunner]:
     runner = ThreadTaskRunner()
     yield runner
     runner.close()
+
+
+@pytest.fixture(scope="module")
+def mirror_of(
+    shared_database: Database, shared_warehouse: str, shared_tasks: ThreadTaskRunner
+) -> Callable[..., Mirror]:
+    """Makes the module's mirror: of a table that the given statements create and fill."""
+
+    def make(table: str, *statements: LiteralString) -> Mirror:
+        shared_database.execute(*statements)
+        mirror = Mirror.create(shared_database, shared_warehouse, shared_tasks)
+        mirror.register(table)
+        mirror.catch_up()
+        return mirror
+
+    return make
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
@@ -25,13 +25,8 @@ _LOAD = "/v1/mirror/namespaces/public/tables/t"
 
 
 @pytest.fixture(scope="module")
-def mirror(shared_database: Database, shared_warehouse: str, shared_tasks: ThreadTaskRunner) -> Mirror:
-    database = shared_database
-    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'read')")
-    mirror = Mirror.create(database, shared_warehouse, shared_tasks)
-    mirror.register("t")
-    mirror.catch_up()
-    return mirror
+def mirror(mirror_of: Callable[..., Mirror]) -> Mirror:
+    return mirror_of("t", "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'read')")
 
 
 @pytest.fixture
@@ -85,10 +80,7 @@ def test_clients_learn_where_the_storage_is_and_keys_only_if_they_are_to(*, want
 @pytest.mark.unverified("DuckDB, as it verifies other lakes, has no access to this one")
 def test_engines_read_s3_with_the_credentials_that_they_are_given(database: Database, tasks: ThreadTaskRunner) -> None:
     with s3_server() as s3:
-        keys = {"storage_access_key": "pump", "storage_secret_key": "pump's secret"}
-        mirror = Mirror.create(
-            database, "s3://lake/shop", tasks, storage_endpoint=s3.endpoint, storage_region="eu-central-1", **keys
-        )
+        mirror = Mirror.create(database, "s3://lake/shop", tasks, **s3.storage_settings)
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'read')")
         mirror.register("t")
         mirror.catch_up()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from benchmarks.engines import CHDB
 from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
-from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.pasted import duckdb_home, execute
 from tests.support.rest_catalog import DOCUMENT, ServedMirror, documented_blocks, served
@@ -29,12 +28,10 @@ def database(shared_database: Database) -> Database:
 
 
 @pytest.fixture(scope="module")
-def mirror(database: Database, shared_warehouse: str, shared_tasks: ThreadTaskRunner) -> Mirror:
-    database.execute("CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders SELECT generate_series(1, 1234)")
-    mirror = Mirror.create(database, shared_warehouse, shared_tasks)
-    mirror.register("orders")
-    mirror.catch_up()
-    return mirror
+def mirror(mirror_of: Callable[..., Mirror]) -> Mirror:
+    return mirror_of(
+        "orders", "CREATE TABLE orders (id int PRIMARY KEY)", "INSERT INTO orders SELECT generate_series(1, 1234)"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from benchmarks.engines import CHDB
 from mirror_pump.engine.spark_runtime.java import find_java_home
+from mirror_pump.lake.catalogs.transaction_log import path_catalog
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.ops.reads.catalog_snippets import CatalogAddress, catalog_snippet
+from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
-from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.pasted import duckdb_home, execute
-from tests.support.rest_catalog import ServedMirror, served
+from tests.support.rest_catalog import ServedMirror, served, serving
+from tests.support.s3_server import s3_server
 
 _TOKEN = "correct-horse-battery-staple"
 
@@ -28,13 +33,10 @@ def database(shared_database: Database) -> Database:
 
 
 @pytest.fixture(scope="module")
-def mirror(shared_database: Database, shared_warehouse: str, shared_tasks: ThreadTaskRunner) -> Mirror:
-    database = shared_database
-    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'read from the lake')")
-    mirror = Mirror.create(database, shared_warehouse, shared_tasks)
-    mirror.register("t")
-    mirror.catch_up()
-    return mirror
+def mirror(mirror_of: Callable[..., Mirror]) -> Mirror:
+    return mirror_of(
+        "t", "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'read from the lake')"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +104,26 @@ def test_clickhouse(run: RunCommand, mirror: Mirror, database: Database, monkeyp
             assert str(session.query(f"SELECT count(*) FROM lake.`public.{table}`")).strip() == "1"
         session.query("DROP DATABASE lake")
         session.close()
+
+
+@pytest.mark.soak
+def test_clickhouse_reads_a_lake_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With keys of its own: given an endpoint by the catalog, it looks for files in the wrong place."""
+    monkeypatch.syspath_prepend(str(CHDB))
+    with s3_server() as store:
+        keys = {"s3.access-key-id": "key", "s3.secret-access-key": "secret"}
+        storage = {"s3.endpoint": store.endpoint, "s3.region": "us-east-1"}
+        lake = path_catalog("s3://lake/root", StorageOptions(storage | keys), transactions=False)
+        with serving(LakeCatalogSource("lake", lake, read_write=True), vends=True) as served_lake:
+            writer = served_lake.pyiceberg("lake")
+            writer.create_namespace("sales")
+            writer.create_table("sales.orders", pa.schema({"id": pa.int64()})).append(pa.table({"id": [7]}))
+            address = CatalogAddress(served_lake.uri, "lake", "sales", "orders", storage)
+            snippet = catalog_snippet("clickhouse", address).replace("'KEY'", "'key'").replace("'SECRET'", "'secret'")
+            session: Any = importlib.import_module("chdb.session").Session()
+            *settings, query, _ = [part.strip() for part in snippet.split(";")]
+            for statement in settings:
+                session.query(statement)
+            assert str(session.query(query)).strip() == "7"
+            session.query("DROP DATABASE lake")
+            session.close()

@@ -12,7 +12,7 @@ import pytest
 
 from mirror_pump.lake.catalogs.lake_catalog import StoredCatalog
 from mirror_pump.lake.table.table import Table
-from mirror_pump.rest_catalog.endpoints import ENDPOINTS, TRANSACTION_ENDPOINT, WRITE_ENDPOINTS
+from mirror_pump.rest_catalog.endpoints import ALL_ENDPOINTS
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -136,13 +136,12 @@ def test_the_endpoints_are_those_that_iceberg_knows(spark: SparkSession) -> None
         "V1_DELETE_TABLE",
         "V1_COMMIT_TRANSACTION",
     )
-    endpoints = (*ENDPOINTS, *WRITE_ENDPOINTS, TRANSACTION_ENDPOINT)
-    assert {endpoint.name for endpoint in endpoints} == {str(getattr(known, name)) for name in names} | {
+    assert {endpoint.name for endpoint in ALL_ENDPOINTS} == {str(getattr(known, name)) for name in names} | {
         "GET /v1/config"
     }
-    for endpoint in endpoints:
+    for endpoint in ALL_ENDPOINTS:
         assert str(known.fromString(endpoint.name)) == endpoint.name
     constants = known.fromString("GET v1").getClass().getFields()
     all_of_them = {str(field.get(None)) for field in constants if field.getName().startswith("V1_")}
     # The documentation names what is left. Clients do not look for tokens in the list of endpoints.
-    assert set(not_served()) == all_of_them - {endpoint.name for endpoint in endpoints} | {"POST /v1/oauth/tokens"}
+    assert set(not_served()) == all_of_them - {endpoint.name for endpoint in ALL_ENDPOINTS} | {"POST /v1/oauth/tokens"}

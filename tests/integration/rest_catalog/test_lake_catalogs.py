@@ -18,13 +18,14 @@ from mirror_pump.lake.catalogs.lake_catalog import PointerChange, StoredCatalog,
 from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
 from mirror_pump.lake.metadata.metadata_files import read_any_version
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
-from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.lake.table.table import Table
 from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
 from mirror_pump.testing.mirror import await_true, lake_rows
 from mirror_pump.testing.program import Program
 from tests.support.catalog_kinds import KINDS, ROWS, TRANSACTIONS, rows
+from tests.support.local_files import path_of
 from tests.support.rest_catalog import ServedMirror, documented_blocks, serving
 
 _SCHEMA = {
@@ -291,8 +292,7 @@ def test_a_table_that_is_prepared_exists_once_it_is_committed(memory: MemoryCata
         assert server.ask(f"{path}/t", "POST", commit).document["metadata"]["table-uuid"] == metadata["table-uuid"]
         assert server.ask(f"{path}/t", "POST", commit).error[0] == 409
         assert server.ask(path, "POST", body).error[:2] == (409, "AlreadyExistsException")
-        location = local_path(metadata["location"])
-        assert location is not None
+        location = path_of(metadata["location"])
         assert server.ask(f"{path}/t?purgeRequested=true", "DELETE").status == 204
         assert [found for found in Path(location).rglob("*") if found.is_file()] == []
 

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from mirror_pump.model import TableName, TierKind
+from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as source
 from tests.support.pipeline import in_thread
 from tests.support.retention_sql import LOW, SqlTable, repeatable_read
@@ -107,7 +108,7 @@ def test_nobody_waits_for_long_once_the_table_is_locked(table: SqlTable) -> None
     table.prove()
     where = {"table_id": table.table_id, "partition_id": "ev0", "detach": False}
     parent, name = TableName("public", "ev"), TableName("public", "ev3")
-    make = partial(source.make_partition, table=parent, name=name, kind=TierKind.BIGINT, lo=300, hi=400)
+    make = partial(new_partitions.make_partition, table=parent, name=name, kind=TierKind.BIGINT, lo=300, hi=400)
     patient = {"lock_timeout": "60s", "drop_timeout": "60s"}
     _waits_briefly(table, lambda connection: source.attempt(connection, "drop", where, **patient))
     _waits_briefly(table, partial(make, lock_timeout="60s"))

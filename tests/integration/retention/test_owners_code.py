@@ -177,18 +177,38 @@ def test_the_function_that_runs_as_the_owner_is_of_no_use_to_others(attacked: At
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             attacked.as_role(role, statement)
-    # Its owner may alter it: it runs as nobody else, and is made anew.
+    # Its owner may alter it: it runs as nobody else, and is made anew when a statement is composed.
     attacked.as_role(
         attacked.owner,
         f"ALTER FUNCTION {attacked.runner}(text, anyelement) SECURITY INVOKER SET search_path = public",
     )
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="as its owner only"):
         attacked.as_superuser(call)
-    attacked.as_role(attacked.writer, "INSERT INTO ev (id, at) VALUES (5, 55)")
+    attacked.as_role(attacked.writer, "INSERT INTO ev (id, at) VALUES (5, -6)")
     attacked.as_superuser(call)
     attacked.as_role(attacked.owner, f"DROP FUNCTION {attacked.runner}(text, anyelement)")
     attacked.as_role(attacked.writer, "INSERT INTO ev (id, at) VALUES (7, -5)")
-    assert attacked.table.delta().keys() == {"5 55", "7 -5"}
+    assert attacked.table.delta().keys() == {"5 -6", "7 -5"}
+
+
+def test_the_function_of_a_partition_runs_as_its_owner_only(attacked: Attacked) -> None:
+    """The one that contains the statement of the partition's trigger, however its owner alters it."""
+    planted = [one for one in PLANTED if "DOMAIN" not in one and "mood" not in one and "ADD COLUMN" not in one]
+    attacked.as_role(attacked.owner, *planted)
+    name = attacked.table.value("SELECT 'modak.held_' || 'ev0'::regclass::oid || '(anyelement, anyelement, text)'")
+    other = attacked.table.value("SELECT 'modak.held_' || 'ev1'::regclass::oid")
+    for number, alteration in enumerate(("SET search_path = trap, pg_catalog", "SECURITY INVOKER", None)):
+        if alteration is not None:
+            attacked.as_role(attacked.owner, f"ALTER FUNCTION {name} {alteration}")
+        else:
+            attacked.as_role(attacked.owner, f"DROP FUNCTION {name}")
+        attacked.as_role(attacked.writer, f"INSERT INTO ev (id, at) VALUES ({number}, 55)")
+        loot = attacked.loot()
+        assert ("index", attacked.owner) in loot
+        assert {who for _, who in loot} <= {attacked.owner, attacked.writer}, sorted(loot)
+        assert attacked.table.delta()[f"{number} 55"][:2] == (0, 55)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        attacked.as_role(attacked.writer, f"SELECT {other}(t, t, '') FROM ev1 t")
 
 
 def test_a_new_owner_is_known_at_once(attacked: Attacked) -> None:

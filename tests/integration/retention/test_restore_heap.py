@@ -7,7 +7,6 @@ import random
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -174,6 +173,12 @@ class _Ended(BaseException):
     """Stands for the end of the process: nothing but the database's own work happens after it."""
 
 
+def _end_once_proven(step: RestoreStep, _: str) -> None:
+    """The report of a restore that ends before it attaches anything."""
+    if step is RestoreStep.PROVEN:
+        raise _Ended
+
+
 def test_a_restore_that_is_killed_at_any_step_goes_on(retention_tables: RetentionTables) -> None:
     """Each attempt ends one step later. A file that was copied is not copied again."""
     events = retention_tables.automatic(partitions=4, rows=60)
@@ -232,14 +237,10 @@ def test_an_unfinished_restore_is_finished_or_removed(retention_tables: Retentio
     events = retention_tables.automatic(partitions=4, rows=20)
     mirror, database = events.mirror, events.database
 
-    def report(step: RestoreStep, _: str) -> None:
-        if step is RestoreStep.PROVEN:
-            raise _Ended
-
     with mirror.pumping():
         _shed(events, 2)
         with pytest.raises(_Ended):
-            mirror.unregister("events", restore_heap=True, report=report)
+            mirror.unregister("events", restore_heap=True, report=_end_once_proven)
         assert database.rows("SELECT count(*) FROM p0") == [(20,)]
         assert "restore-heap" in str(database.rows("SELECT retention_stopped FROM modak.status"))
         for options in ({}, {"keep_lake": True}, {"drop_lake": True, "yes": True}):
@@ -260,14 +261,10 @@ def test_a_restore_whose_pin_has_expired_begins_again(retention_tables: Retentio
     events = retention_tables.automatic(partitions=4, rows=20, fold_age=0.1)
     mirror, database = events.mirror, events.database
 
-    def report(step: RestoreStep, _: str) -> None:
-        if step is RestoreStep.PROVEN:
-            raise _Ended
-
     with mirror.pumping():
         _shed(events, 2)
         with pytest.raises(_Ended):
-            mirror.unregister("events", restore_heap=True, report=report)
+            mirror.unregister("events", restore_heap=True, report=_end_once_proven)
         database.execute("UPDATE modak.read_pins SET expires_at = now() - interval '1 second'")
         upsert_and_delete(events)
         # Nothing tells any more what was corrected since: it is in the lake.
@@ -419,11 +416,12 @@ def _killed_restore(mirror: Mirror, directory: Path, attempt: int, moment: tuple
         if moment is None:
             return process.wait(900)
         lines, seconds = moment
-        while (ended := process.poll()) is None and len(log.read_text().splitlines()) < lines:
-            time.sleep(0.02)
+        await_true(
+            lambda: process.poll() is not None or len(log.read_text().splitlines()) >= lines, 900, f"{lines} lines"
+        )
         with suppress(subprocess.TimeoutExpired):
-            ended = process.wait(seconds)
-        return ended
+            return process.wait(seconds)
+        return None
     finally:
         program.kill(process)
 

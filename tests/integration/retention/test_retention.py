@@ -13,6 +13,7 @@ import pytest
 from mirror_pump.ops.retain.retention import change_retention, look, resume
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
@@ -94,7 +95,7 @@ def test_killed_at_every_step_it_goes_on_where_it_was(
     def dying(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
             nonlocal left
-            if arguments[1] in ("sweep_pins", "prune", "crowded"):
+            if arguments[1] in ("sweep_pins", "prune", "sweep_functions", "crowded"):
                 # At the start of each life, before anything else; or a look that finds nothing to change here.
                 return function(*arguments)
             left -= 1
@@ -109,8 +110,9 @@ def test_killed_at_every_step_it_goes_on_where_it_was(
 
         return run
 
-    for name in ("attempt", "run", "journal", "enter", "install", "create_default"):
+    for name in ("attempt", "run", "journal", "enter", "install"):
         monkeypatch.setattr(source, name, dying(getattr(source, name)))
+    monkeypatch.setattr(new_partitions, "create_default", dying(new_partitions.create_default))
     deaths = counted = 0
     with duckdb_connection() as duckdb:
         for number in range(1, 40):

@@ -4,60 +4,45 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import await_true
 from tests.support.cli import RunCommand
-from tests.support.documented import documented_mirror
+from tests.support.documented import DocumentBlocks, documented_mirror
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "retention.md").read_text(encoding="utf-8")
 CLI_JSON = (Path(__file__).parents[3] / "docs" / "cli-json.md").read_text(encoding="utf-8")
 
 
 def test_the_document_does_what_it_says(database: Database, warehouse: str, run: RunCommand, slot: str) -> None:
     mirror = documented_mirror(database, warehouse, slot, fold_age=0.2)
-    lines: list[str] = []
-    blocks = re.findall(r"```(sql|sh)\n(.*?)```", DOCUMENT, re.DOTALL)
-    assert [language for language, _ in blocks] == ["sql", "sh", "sh", "sql", "sql", "sql", "sh", "sh"]
+    blocks = DocumentBlocks.of("retention.md", database, run)
+    assert blocks.languages == ["sql", "sh", "sh", "sql", "sql", "sql", "sh", "sh"]
 
-    def execute(language: str, text: str) -> None:
-        if language == "sql":
-            with database.connect() as connection:
-                connection.execute(text.encode())
-            return
-        for line in text.strip().splitlines():
-            result = run(*shlex.split(line)[1:])
-            assert result.exit_code == 0, (line, result.stderr)
-            lines.append(result.stdout)
-
-    execute(*blocks[0])
-    execute(*blocks[1])
+    blocks.execute(0, 1)
     with mirror.pumping():
-        execute(*blocks[2])
-        assert "keeps 21 days behind 2026-03-25 08:00:00+00" in lines[2]
+        blocks.execute(2)
+        assert "keeps 21 days behind 2026-03-25 08:00:00+00" in blocks.outputs[2]
         await_true(
             lambda: database.rows("SELECT count(*) FROM modak.partitions WHERE state = 'dropped'") == [(2,)],
             60,
             "two partitions are dropped",
         )
-        execute(*blocks[3])
+        blocks.execute(3)
         assert database.rows("SELECT n FROM events WHERE id = 9000") == [(5,)]
         await_true(
             lambda: database.rows("SELECT count(*) FROM modak.delta WHERE folded_sequence IS NULL") == [(0,)],
             30,
             "three corrections are folded",
         )
-        execute(*blocks[4])
-        execute(*blocks[5])
+        blocks.execute(4, 5)
         mirror.await_frontier()
         mirror.await_live("public.events")
         filled = "SELECT DISTINCT source, token, count(DISTINCT checked_at) FROM lake GROUP BY ALL"
         rows = read_duckdb(mirror.location("public.events"), filled)
         assert [column.to_pylist() for column in rows.columns] == [["web"], [None], [1]]
-        execute(*blocks[6])
+        blocks.execute(6)
         document = json.loads(run("status", "--json").stdout)["tables"][0]["retention"]
         listed = CLI_JSON[CLI_JSON.index("A table's `retention`") :]
         assert list(document) == re.findall(r'^  "(\w+)"', listed[: listed.index("\n}")], re.MULTILINE)
@@ -71,8 +56,8 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
         plain = run("status").stdout
         assert "cut-line 2026-03-01 00:00:00+00" in plain
         assert "2 dropped" in plain
-        execute(*blocks[7])
-        assert "2 partitions with" in lines[-1]
+        blocks.execute(7)
+        assert "2 partitions with" in blocks.outputs[-1]
         assert database.rows("SELECT n FROM events WHERE id IN (1, 2, 7001) ORDER BY id") == [(100,), (1,)]
         assert database.rows("SELECT count(*) FROM events WHERE at < '2026-03-01 00:00:00+00'") == [(1416,)]
         assert database.rows("SELECT to_regclass('events_202601')::text") == [("events_202601",)]

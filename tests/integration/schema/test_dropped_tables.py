@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,9 +17,8 @@ from tests.support.events_table import RetentionTables
 
 
 @pytest.fixture
-def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
+def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
     """Tables a, b and s.c, and the partitioned table p, with 20 rows each; nothing is registered yet."""
-    threads = ThreadTaskRunner()
     database.execute(
         "CREATE TABLE a (id int PRIMARY KEY, v text)",
         "CREATE TABLE b (id int PRIMARY KEY, v text)",
@@ -31,8 +29,7 @@ def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
     )
     for table in ("a", "b", "s.c", "p"):
         database.execute(f"INSERT INTO {table} SELECT g, 'row ' || g FROM generate_series(1, 20) g")
-    yield Mirror.create(database, warehouse, threads)
-    threads.close()
+    return Mirror.create(database, warehouse, tasks)
 
 
 def _document(run: RunCommand) -> dict[str, dict[str, Any]]:
@@ -157,11 +154,14 @@ def test_a_table_with_the_name_of_a_dropped_table_is_registered(
 
 
 def test_rows_only_in_the_lake_stay_readable_after_the_drop(
-    retention_tables: RetentionTables, database: Database, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+    retention_tables: RetentionTables,
+    database: Database,
+    tasks: ThreadTaskRunner,
+    run: RunCommand,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a correction that no pump has folded. Registering another table of its name requires a decision."""
-    threads = ThreadTaskRunner()
-    events = retention_tables.automatic(partitions=3, rows=10, runner=threads, fold_age=3600, fold_rows=1_000_000)
+    events = retention_tables.automatic(partitions=3, rows=10, runner=tasks, fold_age=3600, fold_rows=1_000_000)
     mirror = events.mirror
     monkeypatch.setenv("MIRROR_PUMP_SLOT", mirror.settings.slot)
     with mirror.pumping():
@@ -197,4 +197,3 @@ def test_rows_only_in_the_lake_stay_readable_after_the_drop(
     mirror.register("events")
     mirror.catch_up()
     mirror.assert_equal("public.events")
-    threads.close()

@@ -5,43 +5,38 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mirror_pump.engine.ingest.segment_tasks import apply_segment
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.storage import local_path
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.cli import RunCommand
+from tests.support.local_files import path_of
 
 
 @pytest.fixture
-def mirror(database: Database, warehouse: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+def mirror(database: Database, warehouse: str, monkeypatch: pytest.MonkeyPatch, tasks: ThreadTaskRunner) -> Mirror:
     """Tables a and b of 20 rows, mirrored."""
-    threads = ThreadTaskRunner()
     for table in ("a", "b"):
         database.execute(
             f"CREATE TABLE {table} (id int PRIMARY KEY, v text)",
             f"INSERT INTO {table} SELECT g, 'row ' || g FROM generate_series(1, 20) g",
         )
-    made = Mirror.create(database, warehouse, threads)
+    made = Mirror.create(database, warehouse, tasks)
     monkeypatch.setenv("MIRROR_PUMP_SLOT", made.settings.slot)
     made.register("a", "b")
     made.catch_up()
-    yield made
-    threads.close()
+    return made
 
 
 def _place(mirror: Mirror, table: str) -> Path:
     """The directory of a registered table's files."""
     rows = mirror.database.rows("SELECT location FROM modak.mirror_tables WHERE lake_table = %s", (table,))
-    path = local_path(rows[0][0])
-    assert path is not None
-    return path
+    return path_of(rows[0][0])
 
 
 def _listed(run: RunCommand) -> list[tuple[str, int, str]]:

@@ -35,15 +35,19 @@ def s3() -> Iterator[S3Server]:
 
 @pytest.fixture
 def mirror(
-    database: Database, s3: S3Server, warehouse: str, run: RunCommand, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Mirror]:
+    database: Database,
+    s3: S3Server,
+    warehouse: str,
+    run: RunCommand,
+    monkeypatch: pytest.MonkeyPatch,
+    tasks: ThreadTaskRunner,
+) -> Mirror:
     """public.orders in a lake on this machine, and files of its rows in the bucket `input`. (`run` comes
     first, since it clears the environment.)"""
     monkeypatch.setenv("MIRROR_PUMP_STORAGE_ENDPOINT", s3.endpoint)
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-    runner = ThreadTaskRunner()
-    made = Mirror.create(database, warehouse, runner)
+    made = Mirror.create(database, warehouse, tasks)
     database.execute("CREATE TABLE public.orders (id int PRIMARY KEY, v text)")
     made.register("public.orders")
     made.catch_up()
@@ -55,8 +59,7 @@ def mirror(
     s3.objects["input/new/deeper/9.parquet"] = b"not matched by a star"
     s3.objects["input/new/a.csv"] = b"id,v\n10,csv a\n"
     s3.objects["input/new/b.csv"] = b"v,id\ncsv b,11\ncsv b,12\n"
-    yield made
-    runner.close()
+    return made
 
 
 def _rows(database: Database) -> list[tuple[object, ...]]:

@@ -45,6 +45,14 @@ def whereabouts(_task: Large) -> int:
     return os.getpid()
 
 
+def running_out(_task: Large) -> None:
+    raise MemoryError
+
+
+def disconnected(_task: Large) -> None:
+    raise ConnectionLost("the cable")
+
+
 @pytest.fixture
 def runner(spark: SparkSession) -> SparkTaskRunner:
     return SparkTaskRunner(spark, 2)
@@ -61,6 +69,14 @@ def test_a_very_large_task_stays_in_the_driver(runner: SparkTaskRunner) -> None:
     """Otherwise its bytes would pass through the Java heap several times."""
     assert runner.submit(whereabouts, Large(1 << 20)).result(60) != os.getpid()
     assert runner.submit(whereabouts, Large(100 << 20)).result(60) == os.getpid()
+
+
+def test_errors_of_a_task_in_the_driver_are_those_of_a_task(runner: SparkTaskRunner) -> None:
+    with pytest.raises(TaskFailed, match=r"running_out failed in the driver: MemoryError") as failed:
+        runner.submit(running_out, Large(100 << 20)).result(60)
+    assert "more memory" in failed.value.remedy
+    with pytest.raises(ConnectionLost, match="the cable"):
+        runner.submit(disconnected, Large(100 << 20)).result(60)
 
 
 def test_our_errors_keep_their_type_and_remedy(runner: SparkTaskRunner) -> None:

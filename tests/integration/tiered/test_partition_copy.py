@@ -11,15 +11,17 @@ import pytest
 
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import TableName
+from mirror_pump.model import MirroredTable, TableName
 from mirror_pump.ops.maintenance.sweep import sweep
 from mirror_pump.ops.retain.retention import change_retention, look
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
 from mirror_pump.pipeline.operations.operation import Cursor, Recording
+from mirror_pump.pipeline.retention.partition_copy import CopyTurn, PartitionCopier
 from mirror_pump.policy import Policy
 from mirror_pump.source.catalog.maintenance import read_tables
-from mirror_pump.source.connect import connect
+from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.retention.partitions import Partition
 from mirror_pump.testing.mirror import Steps, await_true
 from mirror_pump.testing.tasks import GatedCopies
 from tests.support.events_table import EventsTable
@@ -93,6 +95,31 @@ def test_what_was_copied_before_a_command_is_copied_again(
         runner.let_go()
         events.await_state(p0="dropped")
         events.assert_exact()
+
+
+def test_a_chunk_that_is_read_with_outdated_columns_does_not_count(
+    tiered_tables: TieredTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copier knows the table from before a publish that brings a column and forgets all chunks, and plans them anew
+    after it. Nothing that it reads has the column, and no fill would add it."""
+    events = tiered_tables.tiered(partitions=3, rows=40, lag="150")
+    known = 'SELECT state FROM modak.mirror_tables WHERE columns @> \'[{"name": "source"}]\''
+    copy = PartitionCopier.copy
+    outdated: list[str] = []
+
+    def late(copier: PartitionCopier, connection: PgConnection, table: MirroredTable, partition: Partition) -> CopyTurn:
+        if not outdated:
+            _in_both(events, "ALTER TABLE {} ADD COLUMN source text NOT NULL DEFAULT 'web'")
+            await_true(lambda: events.database.rows(known) == [("live",)], 30, "the mirror has the column")
+            outdated.append(partition.partition_id)
+        return copy(copier, connection, table, partition)
+
+    monkeypatch.setattr(PartitionCopier, "copy", late)
+    with events.mirror.pumping():
+        events.await_state(p0="dropped")
+    events.columns += ", source"
+    events.assert_exact()
+    assert outdated == ["public.p0"]
 
 
 @pytest.mark.soak

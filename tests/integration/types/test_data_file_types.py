@@ -24,6 +24,7 @@ from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import metadata_location, read_duckdb
+from tests.support.local_files import path_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -194,8 +195,7 @@ def test_parquet_types_are_those_of_the_spec(warehouse: str) -> None:
     """Iceberg spec, appendix A (Parquet), and field IDs on every column and list element."""
     types = list(VALUES)
     schema, rows = _table(types)
-    path = local_path(write_data_file(rows, schema, f"{warehouse}/t", STORAGE).path)
-    assert path is not None
+    path = path_of(write_data_file(rows, schema, f"{warehouse}/t", STORAGE).path)
     file = pq.ParquetFile(path)
     physical = {name: file.schema.column(1 + n) for n, name in enumerate(types)}
     assert physical["decimal(9,2)"].physical_type == "INT32"

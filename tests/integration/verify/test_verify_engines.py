@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -56,10 +56,8 @@ def by_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Spark:
 
 
 @pytest.fixture
-def mirror(database: Database, warehouse: str) -> Iterator[Mirror]:
-    runner = ThreadTaskRunner()
-    yield Mirror.create(database, warehouse, runner)
-    runner.close()
+def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
+    return Mirror.create(database, warehouse, tasks)
 
 
 def limited(mirror: Mirror, **limits: Any) -> Settings:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.support.deploy_files import ALERTS, COMPOSE, DEPLOY, DOCKERFILE, MANIFESTS, ROOT, UNIT, dashboard_queries
-from tests.support.prometheus import NoPrometheus, executable
+from tests.support.prometheus import executable_or_skip
 
 _TOOLS = ROOT / "build" / "deploy-tools"
 """Where `make test` installs the programs that requirements/deploy.txt names."""
@@ -39,10 +39,7 @@ def tools() -> Path:
 
 @pytest.fixture
 def promtool() -> Path:
-    try:
-        return executable("promtool")
-    except NoPrometheus as error:
-        pytest.skip(str(error))
+    return executable_or_skip("promtool")
 
 
 def test_the_compose_file(tools: Path) -> None:

@@ -13,10 +13,7 @@ from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.model import (
     Column,
     Lsn,
-    MirroredTable,
     SequenceNumber,
-    TableId,
-    TableName,
     TableState,
     Tier,
     TierKind,
@@ -26,24 +23,20 @@ from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.segments import SegmentChange
 from mirror_pump.pipeline.operations.table_changes import TableChange
 from sql import queries
+from tests.support.table_values import live_table
 
 _GROUPS = ("publish", "change", "fold", "publication")
 _NAMES = {statement: name for group in _GROUPS for name, statement in queries(group).items()}
 
 TIER = Tier("id", TierKind.BIGINT, cut=100, lag=0)
 
-TABLE = MirroredTable(
-    table_id=TableId(16384),
-    name=TableName("public", "orders"),
-    columns=(Column(1, "id", 20, -1, "bigint", ColumnType(Kind.LONG), 1, not_null=True),),
-    key=("id",),
-    state=TableState.LIVE,
+TABLE = live_table(
+    (Column(1, "id", 20, -1, "bigint", ColumnType(Kind.LONG), 1, not_null=True),),
+    number=16384,
+    name="orders",
     start_lsn=Lsn(50),
-    data_sequence_number=SequenceNumber(1),
     generation=3,
-    lake_table="orders",
     location="file:///lake/public/orders",
-    live_after_lsn=None,
 )
 
 LIVE = Registration(

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg import conninfo
 
-from mirror_pump.errors import ConnectionLost, SourceError, UsageError
+from mirror_pump.errors import ConnectionLost, SourceError, TransientRefusal, UsageError
 from mirror_pump.source.connect import (
     PINNED_SETTINGS,
     adbc_uri,
@@ -76,3 +76,27 @@ def test_only_lost_connections_are_lost(error: psycopg.Error, lost: bool) -> Non
     assert isinstance(translated, SourceError)
     assert isinstance(translated, ConnectionLost) is lost
     assert "while testing" in str(translated)
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (psycopg.errors.LockNotAvailable("busy"), True),
+        (psycopg.errors.DeadlockDetected("a circle"), True),
+        (psycopg.errors.SerializationFailure("changed meanwhile"), True),
+        (psycopg.errors.QueryCanceled("by an operator"), True),
+        (psycopg.errors.ObjectInUse("streams"), True),
+        (psycopg.errors.DiskFull("full"), True),
+        (psycopg.errors.IoError("a disk"), True),
+        (psycopg.errors.InternalError_("cache lookup failed for relation 16384"), True),
+        (psycopg.errors.DataCorrupted("invalid page"), False),
+        (psycopg.errors.UndefinedTable("no modak.tables"), False),
+        (psycopg.errors.InsufficientPrivilege("no"), False),
+        (psycopg.errors.ObjectNotInPrerequisiteState("the slot was invalidated"), False),
+        (psycopg.InterfaceError("misuse"), False),
+    ],
+)
+def test_a_refusal_passes_if_its_reason_may_be_gone(error: psycopg.Error, passes: bool) -> None:
+    translated = as_source_error(error, "testing")
+    assert isinstance(translated, TransientRefusal) is passes
+    assert "try again" in translated.remedy or not passes

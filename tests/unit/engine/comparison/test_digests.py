@@ -66,8 +66,8 @@ def test_rows_of_wanted_buckets_and_keys(
 ) -> None:
     column = Column(1, "id", 20, -1, "bigint", LONG, 1, not_null=True)
     comparing = Comparing((column,), ("id",), PACKING, HashSecret.draw(), keys(5), wanted, among)
-    tally = _Digester(comparing)
-    tally.add({1: pa.array(range(100), pa.int64())}, 100)
-    digest = tally.digest()
+    digester = _Digester(comparing)
+    digester.add({1: pa.array(range(100), pa.int64())}, 100)
+    digest = digester.digest()
     assert digest.sums[:, 0].sum() == 99, "left out is what is compared elsewhere"
     assert (None if digest.rows is None else {*map(int, digest.rows.texts)}) == given

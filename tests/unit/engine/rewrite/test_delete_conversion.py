@@ -13,7 +13,8 @@ from mirror_pump.errors import LakeError
 from mirror_pump.lake.format.data_files import write_equality_deletes
 from mirror_pump.lake.format.position_deletes import read_position_deletes, write_position_deletes
 from mirror_pump.lake.format.schema import FIELD_ID, LakeField, LakeSchema
-from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.lake.storage import StorageOptions
+from tests.support.local_files import path_of
 
 STORAGE = StorageOptions(fsync=False)
 SCHEMA = LakeSchema(
@@ -34,8 +35,7 @@ def location(warehouse: str) -> str:
 def foreign_file(location: str, name: str, column: str, ids: pa.Array, field_id: int = 1, group: int = 10) -> str:
     """A data file as another engine may write it."""
     uri = f"{location}/data/{name}.parquet"
-    path = local_path(uri)
-    assert path is not None
+    path = path_of(uri)
     path.parent.mkdir(parents=True, exist_ok=True)
     field = pa.field(column, ids.type, metadata={FIELD_ID: str(field_id).encode()})
     pq.write_table(pa.table([ids], schema=pa.schema([field])), path, row_group_size=group)

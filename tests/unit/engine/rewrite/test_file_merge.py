@@ -16,6 +16,7 @@ from mirror_pump.lake.format.data_files import write_data_file
 from mirror_pump.lake.format.position_deletes import write_position_deletes
 from mirror_pump.lake.format.schema import FIELD_ID, LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path
+from tests.support.local_files import path_of
 
 STORAGE = StorageOptions(fsync=False)
 SCHEMA = LakeSchema(
@@ -46,8 +47,7 @@ def data(location: str, *ids: int) -> str:
 def foreign(location: str, name: str, columns: dict[int, tuple[str, pa.Array]]) -> str:
     """A data file as another engine may write it: columns by field ID, under other names."""
     uri = f"{location}/data/{name}.parquet"
-    path = local_path(uri)
-    assert path is not None
+    path = path_of(uri)
     path.parent.mkdir(parents=True, exist_ok=True)
     fields = [
         pa.field(own, array.type, metadata={FIELD_ID: str(field_id).encode()})

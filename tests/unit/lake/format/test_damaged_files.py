@@ -20,9 +20,9 @@ from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.position_deletes import read_position_deletes, write_position_deletes
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
-from mirror_pump.lake.storage import local_path
 from tests.support.damage import DAMAGES, Damage
 from tests.support.lake_tables import SCHEMA, STORAGE, SmallTable
+from tests.support.local_files import path_of
 
 PACKING = KeyPacking.of(SCHEMA, b"secret")
 
@@ -37,8 +37,7 @@ def table(tmp_path: Path) -> SmallTable:
 
 
 def spoil(location: str, damage: Damage) -> None:
-    path = local_path(location)
-    assert path is not None
+    path = path_of(location)
     damage(path)
 
 

@@ -18,7 +18,8 @@ from mirror_pump.lake.format.data_files import (
     write_equality_deletes,
 )
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.lake.storage import StorageOptions
+from tests.support.local_files import path_of
 
 SCHEMA = LakeSchema(
     0,
@@ -46,8 +47,7 @@ def _rows(count: int, start: int = 0) -> pa.Table:
 
 
 def _read(file: WrittenFile) -> pa.Table:
-    path = local_path(file.path)
-    assert path is not None
+    path = path_of(file.path)
     assert path.stat().st_size == file.size_bytes
     return pq.read_table(path)
 
@@ -130,8 +130,7 @@ def test_rows_that_do_not_fit_are_refused(location: str, tmp_path: Path) -> None
 
 def test_repeating_columns_get_a_dictionary_and_unique_ones_do_not(location: str) -> None:
     file = write_data_file(_rows(5000), SCHEMA, location, STORAGE)
-    path = local_path(file.path)
-    assert path is not None
+    path = path_of(file.path)
     group = pq.read_metadata(path).row_group(0)
     assert [group.column(index).has_dictionary_page for index in range(3)] == [False, False, True]
 
@@ -148,8 +147,7 @@ def test_no_footer_says_how_uuids_order(location: str) -> None:
             rows = {"id": [low, high], "u": [low, other], "us": [[low, high], [other]]}
             writer.write(pa.table(rows, schema=schema.arrow))
     file = writer.written
-    path = local_path(file.path)
-    assert path is not None
+    path = path_of(file.path)
     footer = pq.read_metadata(path)
     chunks = [footer.row_group(group).column(column) for group in range(2) for column in range(3)]
     assert [chunk.is_stats_set for chunk in chunks] == [False] * 6

@@ -25,6 +25,7 @@ from mirror_pump.lake.format.partitioned_files import (
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path, make_directory
 from mirror_pump.model import LakePartitioning
+from tests.support.local_files import path_of
 
 SCHEMA = LakeSchema(
     0,
@@ -54,8 +55,7 @@ def ids(file: WrittenFile) -> list[int]:
 
 
 def files_in(location: str) -> list[Path]:
-    directory = local_path(f"{location}/data")
-    assert directory is not None
+    directory = path_of(f"{location}/data")
     return list(directory.iterdir())
 
 
@@ -75,7 +75,7 @@ def test_a_stream_of_rows_is_divided(
         for batch in batches:
             writer.write(rows(*batch))
             most_open = max(most_open, len(writer._open))
-            assert writer._waiting_rows < gathered_rows
+            assert len(writer._gathered) < gathered_rows
     keys = [key for batch in batches for key in batch]
     assert Counter(key for file in writer.written for key in ids(file)) == Counter(keys)
     for file in writer.written:
@@ -103,7 +103,7 @@ def test_rows_in_no_order_make_a_file_for_each_partition_each_time_that_they_are
         with writer:
             for first in range(0, 3000, 30):
                 writer.write(rows(*keys[first : first + 30]))
-                assert writer._waiting_bytes < gathered_bytes
+                assert writer._gathered.size_bytes < gathered_bytes
         assert sum(file.record_count for file in writer.written) == 3000
         assert least <= len(writer.written) <= most
 

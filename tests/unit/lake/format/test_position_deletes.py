@@ -18,6 +18,7 @@ from mirror_pump.lake.format.position_deletes import (
 )
 from mirror_pump.lake.metadata.manifest_entries import file_values
 from mirror_pump.lake.storage import StorageOptions, local_path
+from tests.support.local_files import path_of
 
 STORAGE = StorageOptions(fsync=False)
 
@@ -38,8 +39,7 @@ def test_a_file_about_one_data_file_says_so(warehouse: str) -> None:
     values = file_values(written)
     assert values[0] == 1
     assert values[-3:] == (None, None, target), "no equality_ids, no sort order, field 143"
-    path = local_path(written.path)
-    assert path is not None
+    path = path_of(written.path)
     assert written.size_bytes == path.stat().st_size
     schema = pq.read_schema(path)
     assert [(field.name, field.type, field.nullable, field.metadata[b"PARQUET:field_id"]) for field in schema] == [

@@ -11,31 +11,23 @@ from pyiceberg.schema import Schema
 from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.format.schema import ELEMENT_IDS_FROM, LakeField, LakeSchema
-from mirror_pump.model import Column, Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState
+from mirror_pump.model import Column
+from tests.support.table_values import live_table
 
 
 def _column(field_id: int, name: str, text: str, *, not_null: bool = False) -> Column:
     return Column(field_id, name, 0, -1, "", ColumnType.parse(text), field_id, not_null)
 
 
-TABLE = MirroredTable(
-    table_id=TableId(1),
-    name=TableName("public", "t"),
-    columns=(
+TABLE = live_table(
+    (
         _column(1, "note", "string", not_null=True),
         _column(2, "id", "long", not_null=True),
         _column(4, "tags", "list<uuid>"),
         _column(5, "price", "decimal(14,2)"),
         _column(7, "part", "int", not_null=True),
     ),
-    key=("id", "part"),
-    state=TableState.LIVE,
-    start_lsn=Lsn(0),
-    data_sequence_number=SequenceNumber(1),
-    generation=0,
-    lake_table="t",
-    location="file:///lake/t",
-    live_after_lsn=None,
+    ("id", "part"),
 )
 SCHEMA = LakeSchema.of_table(TABLE)
 

@@ -11,7 +11,7 @@ import pytest
 
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.metadata.snapshot import Snapshot
-from mirror_pump.lake.metadata.snapshot_summary import FileTally, Total, summarise
+from mirror_pump.lake.metadata.snapshot_summary import FileCounts, Total, summarise
 from mirror_pump.lake.metadata.table_metadata import TableMetadata
 
 _PACKAGE = Path(__file__).parents[4] / "mirror_pump"
@@ -40,7 +40,7 @@ _SUMMARY = re.compile(r"(total|added|removed|deleted)-[a-z-]*")
 def _keys() -> set[str]:
     """Keys that are no ordinary words, so that they always mean the document."""
     document = TableMetadata.new(LakeSchema(0, (), ()), "file:///t", {}, 0).document
-    snapshot = Snapshot.new(1, None, 1, 0, summarise(FileTally(), FileTally(), None, {}), "", 0).document
+    snapshot = Snapshot.new(1, None, 1, 0, summarise(FileCounts(), FileCounts(), None, {}), "", 0).document
     found = {*document, *snapshot} | _IN_OTHER_ENTRIES
     return {key for key in found if "-" in key} - _ALSO_TABLE_PROPERTY
 

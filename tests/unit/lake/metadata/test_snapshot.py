@@ -11,7 +11,7 @@ from mirror_pump.lake.metadata.snapshot import Snapshot
 from mirror_pump.lake.metadata.snapshot_summary import (
     COPYING_PROPERTY,
     FRONTIER_PROPERTY,
-    FileTally,
+    FileCounts,
     SnapshotSummary,
     Total,
     archive_summary,
@@ -70,28 +70,28 @@ def test_a_new_snapshot_follows_its_parent() -> None:
 
 
 def test_a_total_that_the_parent_lacks_stays_unknown() -> None:
-    added = FileTally(data_files=2, records=5, size=9)
+    added = FileCounts(data_files=2, records=5, size=9)
     parent = SnapshotSummary({Total.RECORDS.value: "10"})
-    summary = SnapshotSummary(summarise(added, FileTally(), parent, {COPYING_PROPERTY: "true"}))
+    summary = SnapshotSummary(summarise(added, FileCounts(), parent, {COPYING_PROPERTY: "true"}))
     assert (summary.total(Total.RECORDS), summary.total(Total.DATA_FILES)) == (15, None)
     assert summary.operation == "append"
     assert summary.copying
-    first = SnapshotSummary(summarise(added, FileTally(), None, {}))
+    first = SnapshotSummary(summarise(added, FileCounts(), None, {}))
     assert (first.total(Total.DATA_FILES), first.total(Total.FILES_SIZE)) == (2, 9)
 
 
 @pytest.mark.parametrize(
     ("added", "removed", "only_rewrites", "expected"),
     [
-        (FileTally(data_files=1), FileTally(), False, "append"),
-        (FileTally(data_files=1), FileTally(data_files=1), False, "overwrite"),
-        (FileTally(data_files=1), FileTally(data_files=1), True, "replace"),
-        (FileTally(data_files=1, position_files=1), FileTally(data_files=1), True, "overwrite"),
-        (FileTally(position_files=1), FileTally(equality_files=1), True, "delete"),
+        (FileCounts(data_files=1), FileCounts(), False, "append"),
+        (FileCounts(data_files=1), FileCounts(data_files=1), False, "overwrite"),
+        (FileCounts(data_files=1), FileCounts(data_files=1), True, "replace"),
+        (FileCounts(data_files=1, position_files=1), FileCounts(data_files=1), True, "overwrite"),
+        (FileCounts(position_files=1), FileCounts(equality_files=1), True, "delete"),
     ],
 )
 def test_nothing_that_adds_a_delete_file_is_a_replace(
-    added: FileTally, removed: FileTally, expected: str, *, only_rewrites: bool
+    added: FileCounts, removed: FileCounts, expected: str, *, only_rewrites: bool
 ) -> None:
     assert operation(added, removed, only_rewrites=only_rewrites) == expected
 
@@ -104,7 +104,7 @@ def test_an_archive_snapshot_is_the_head_of_its_branch_alone() -> None:
     metadata = with_branch(with_snapshot(empty, start, None, (), DEFAULT_RETENTION), ARCHIVE_BRANCH, 1)
     assert metadata.archive_snapshot == metadata.current_snapshot == start
     assert metadata.seam_locations == frozenset()
-    summary = archive_summary(FileTally(), 42, "file:///seam/1", {})
+    summary = archive_summary(FileCounts(), 42, "file:///seam/1", {})
     archive = Snapshot.new(2, metadata.archive_snapshot, 2, NOW + 1, summary, "", 0)
     metadata = with_archive_snapshot(metadata, archive, "file:///m", (), DEFAULT_RETENTION)
     assert (metadata.current_snapshot, metadata.archive_snapshot) == (start, archive)

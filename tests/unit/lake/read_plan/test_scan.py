@@ -24,6 +24,7 @@ from mirror_pump.lake.read_plan.scan import Scan
 from mirror_pump.lake.storage import local_path
 from mirror_pump.model import LakePartitioning
 from tests.support.growing_table import SCHEMA, STORAGE, GrowingTable, rows_of
+from tests.support.local_files import path_of
 from tests.support.random_lake import matches
 
 _Row = tuple[int, str, float | None]
@@ -114,8 +115,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         file = write_data_file(rows_of([(number, "a", None)]), SCHEMA, table.metadata.location, STORAGE)
         paths.append(file.path)
         table.add(file)
-    path = local_path(paths[1])
-    assert path is not None
+    path = path_of(paths[1])
     path.unlink()
     with pytest.raises(FileMissing, match=path.name):
         table.scan().to_arrow(2)
@@ -133,8 +133,7 @@ def test_pruned_manifests_are_not_opened(tmp_path: Path) -> None:
         table.add(write_equality_deletes(keys, SCHEMA, location, STORAGE, partition))
     assert read_plan(table.metadata, STORAGE).counts.manifests_opened == 6
     for manifest in (*table.manifests[:2], *table.manifests[4:]):
-        path = local_path(manifest.path)
-        assert path is not None
+        path = path_of(manifest.path)
         path.unlink()
     plan = read_plan(table.metadata, STORAGE, "id = 15")
     counts = plan.counts
@@ -152,8 +151,7 @@ def test_deletes_older_than_what_is_planned_are_not_opened(tmp_path: Path) -> No
     location = table.metadata.location
     table.add(write_equality_deletes(pa.table([[1], ["a"]], schema=SCHEMA.key.arrow), SCHEMA, location, STORAGE))
     table.add(write_data_file(rows_of([(1, "a", None)]), SCHEMA, location, STORAGE))
-    path = local_path(table.manifests[0].path)
-    assert path is not None
+    path = path_of(table.manifests[0].path)
     path.unlink()
     assert table.scan().to_arrow().num_rows == 1
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from mirror_pump.lake.catalogs.lake_catalog import MetadataPointer, PointerChange, TableMoved
 from mirror_pump.lake.catalogs.sqlite_catalog import SqliteCatalog
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.lake.table.table import LAKE_RETRIES, Table
 from mirror_pump.lake.table.turns import _try_lock, turn
 from tests.support.catalog_kinds import ROWS, file_of, files_at
+from tests.support.counting_catalog import CountingCatalog
 
 _PATIENT = 240.0
 """Seconds."""
@@ -38,25 +38,14 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         list(pool.map(enter, range(4)))
 
 
-class CountingSwaps(SqliteCatalog):
-    conflicts = 0
-
-    def commit(self, changes: Sequence[PointerChange]) -> Sequence[MetadataPointer | None]:
-        try:
-            return super().commit(changes)
-        except TableMoved:
-            self.conflicts += 1
-            raise
-
-
 def test_writers_of_one_machine_do_not_meet(tmp_path: Path) -> None:
     storage = StorageOptions(fsync=False)
-    catalogs = [CountingSwaps(tmp_path / "catalog.db", tmp_path.as_uri(), storage) for _ in range(4)]
+    catalogs = [CountingCatalog(tmp_path / "catalog.db", tmp_path.as_uri(), storage) for _ in range(4)]
     table = Table.create(catalogs[0], "a.b", ROWS)
     files = [[file_of(table, number) for number in range(8)] for _ in catalogs]
     begin = threading.Barrier(len(catalogs))
 
-    def commit(catalog: CountingSwaps, own: Sequence[str]) -> None:
+    def commit(catalog: CountingCatalog, own: Sequence[str]) -> None:
         opened = Table.open(catalog, "a.b", retry=replace(LAKE_RETRIES, longest_turn=_PATIENT))
         begin.wait(60)
         for file in own:

@@ -5,30 +5,21 @@ from __future__ import annotations
 import struct
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.model import Column, ExcludedColumn, Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState
+from mirror_pump.model import Column, ExcludedColumn, Lsn
 from mirror_pump.ops.verify.catch_up_changes import CatchUpChanges, UnchangedValue
 from tests.support.pgoutput_encoder import UNCHANGED, insert, update
+from tests.support.table_values import live_table
 
 TEXT = ColumnType(Kind.STRING)
 
 
 def test_excluded_columns_count_for_nothing() -> None:
     # As the server numbers them: hidden, id, (dropped), secret, value.
-    table = MirroredTable(
-        table_id=TableId(1),
-        name=TableName("public", "t"),
-        columns=(
+    table = live_table(
+        (
             Column(2, "id", 25, -1, "text", TEXT, 1, not_null=True),
             Column(5, "value", 25, -1, "text", TEXT, 2, not_null=False),
         ),
-        key=("id",),
-        state=TableState.LIVE,
-        start_lsn=Lsn(0),
-        data_sequence_number=SequenceNumber(1),
-        generation=0,
-        lake_table="t",
-        location="file:///t",
-        live_after_lsn=None,
         excluded=(ExcludedColumn(1, "hidden"), ExcludedColumn(4, "secret")),
     )
     overlay = CatchUpChanges({table.table_id: table}, Lsn(10))

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableName, TableState
+from mirror_pump.model import TableId
 from mirror_pump.pipeline.key_index.index_budget import Candidate, choose
+from tests.support.table_values import live_table
 
 MIB = 1 << 20
 
 
 def candidate(number: int, deletes: float, nbytes: int, at: float = 0.0) -> Candidate:
-    table = MirroredTable(
-        table_id=TableId(number),
-        name=TableName("public", f"t{number}"),
-        columns=(),
-        key=(),
-        state=TableState.LIVE,
-        start_lsn=Lsn(0),
-        data_sequence_number=SequenceNumber(1),
-        generation=0,
-        lake_table="t",
-        location="file:///t",
-        live_after_lsn=None,
-    )
+    table = live_table(number=number, name=f"t{number}")
     return Candidate(table, deletes, at, nbytes)
 
 

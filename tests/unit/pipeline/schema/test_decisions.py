@@ -12,16 +12,15 @@ from decoders.columns import ColumnType
 from mirror_pump.model import (
     Lsn,
     MirroredTable,
-    SequenceNumber,
     TableId,
     TableMode,
-    TableName,
     TableState,
     Tier,
     TierKind,
 )
 from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision, decide
 from mirror_pump.source.relations.change_notes import Note, describe_shape
+from tests.support.table_values import live_table
 
 _TYPES = {
     (20, -1): ("bigint", "long"),
@@ -60,18 +59,10 @@ SHAPE: dict[str, Any] = {
         _column(5, "net", (650, -1)), _column(6, "g", (23, -1), generated=True),
     ],
 }  # fmt: skip
-TABLE = MirroredTable(
-    table_id=TableId(20000),
-    name=TableName("public", "t"),
-    columns=describe_shape(SHAPE, TableId(20000), _RESOLVED).columns,
-    key=("id",),
-    state=TableState.LIVE,
+TABLE = live_table(
+    describe_shape(SHAPE, TableId(20000), _RESOLVED).columns,
+    number=20000,
     start_lsn=Lsn(5),
-    data_sequence_number=SequenceNumber(1),
-    generation=0,
-    lake_table="t",
-    location="file:///lake/t",
-    live_after_lsn=None,
     next_field_id=9,
     shape=json.dumps(SHAPE),
 )

@@ -29,6 +29,7 @@ THREE = {
     "lo": 0,
     "hi": 8,
     "rows": 3,
+    "with_nulls": 1,
     "id": whole([7, -8, 9]),
     "lengths": whole([2, -1, 0], "i"),
     "note": b"\xc3\xa9",
@@ -75,6 +76,12 @@ def test_rows_are_made_of_columns() -> None:
     assert flags.to_pylist() == [True, False, None]
 
 
+def test_ranges_without_nulls_need_no_mask() -> None:
+    ((ids, _, _, flags),) = read(result(THREE | {"with_nulls": 0, "mask": None}, NOTHING), 0, 12)
+    assert ids.to_pylist() == [7, -8, 9]
+    assert flags.to_pylist() == [True, False, False]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -85,7 +92,12 @@ def test_rows_are_made_of_columns() -> None:
         {"lengths": whole([2, -1], "i")},
         {"price": b"1.50\n-2.00"},
         {"flag": b"\x01\x00"},
+        {"flag": b"\x01\x00\x01"},
         {"mask": whole([0, 0], "i")},
+        {"mask": None},
+        {"mask": whole([0, 0, 0], "i")},
+        {"with_nulls": 0},
+        {"with_nulls": 2},
     ],
 )
 def test_columns_of_different_lengths_are_refused(wrong: dict[str, Any]) -> None:
@@ -109,3 +121,10 @@ def test_types_that_print_in_other_ways_are_not_packed() -> None:
     # char(n) would lose blanks; the other two are a domain, and a number that is mirrored as a text.
     for other in (column(1042, Kind.STRING), column(16384, Kind.LONG), column(1700, Kind.STRING)):
         assert not packable([*COLUMNS, other])
+
+
+def test_so_many_columns_that_no_query_could_have_their_aggregates_are_not_packed() -> None:
+    """Texts take the most: PostgreSQL refuses target lists of more than 1,664 entries."""
+    assert packable([NOTE] * 500)
+    assert PackedColumns([NOTE] * 500).select("t", 0, 1, 1).count(" AS a") < 1664
+    assert not packable([NOTE] * 501)

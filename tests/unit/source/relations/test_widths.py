@@ -13,7 +13,8 @@ from mirror_pump.errors import UsageError
 from mirror_pump.model import Lsn, TableName, Tier, TierKind
 from mirror_pump.source.relations.tier_keys import now_value, shown
 from mirror_pump.source.relations.widths import Width, parse_width, usual_width
-from mirror_pump.source.retention.partitions import Attached, RetentionChoices, wanted_partitions
+from mirror_pump.source.retention.new_partitions import wanted_partitions
+from mirror_pump.source.retention.partitions import Attached, RetentionChoices
 
 STAMP = TierKind.TIMESTAMPTZ
 

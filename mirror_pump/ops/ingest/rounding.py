@@ -1,0 +1,38 @@
+"""Which texts PostgreSQL would round, or cut, when it reads them into a column: it does so without a word."""
+
+from __future__ import annotations
+
+import re
+
+from mirror_pump.ops.ingest.target_columns import TargetColumn
+
+_DATE, _DATES = 1082, 1182
+_TIMES = frozenset({1083, 1114, 1184, 1186, 1266, 1183, 1115, 1185, 1187, 1270})
+"""time, timestamp, timestamptz, interval, timetz by pg_type.oid, and arrays of each."""
+_MODIFIED = _TIMES | {1700, 1231, 1043, 1015}
+"""Also numeric, varchar, and arrays of each: with a modifier they keep less than without. Not char(n), in which blanks
+at the end mean nothing, nor bit(n), which refuses what does not fit."""
+
+_MODIFIER = re.compile(r" ?\([0-9]+(?:,-?[0-9]+)?\)")
+"""The modifier in a name of pg_catalog.format_type, such as `numeric(12,2)[]` or `interval day to second(3)`."""
+
+
+def is_rounded(text: str, column: TargetColumn) -> str | None:
+    """An SQL condition: the column's value is not all of what the SQL expression `text` says. None if it always is.
+
+    `text` is of type text, and PostgreSQL accepts it as a value of the column. That a float takes the nearest number
+    that it has is no rounding in this sense.
+    """
+    conditions = []
+    if column.type_oid in _MODIFIED and column.type_modifier != -1:
+        unbounded = _MODIFIER.sub("", column.type_sql)
+        conditions.append(f"{text}::{unbounded} <> {text}::{column.type_sql}")
+    if column.type_oid in _TIMES:
+        # Microseconds are what PostgreSQL has.
+        conditions.append(f"{text} ~ '[0-9][.][0-9]{{6}}[0-9]*[1-9]'")
+    if column.type_oid in (_DATE, _DATES):
+        many = "[]" if column.type_oid == _DATES else ""
+        conditions.append(
+            f"CASE WHEN {text} ~ ':' THEN {text}::timestamp{many} <> {text}::date{many}::timestamp{many} END"
+        )
+    return " OR ".join(conditions) or None
