@@ -115,11 +115,11 @@ class ReplicationStream:
     def start(cls, dsn: str, slot: str, publication: str, start_lsn: Lsn, *, timeline: int | None = None) -> Self:
         """Connects and starts streaming transactions that end after `start_lsn`.
 
-        The caller leads the mirror: a former leader's stream that does not let go is ended, for the next attempt. The
-        server begins at the later of `start_lsn` and the slot's confirmed position. ConnectionLost (worth a retry)
-        when the server cannot be reached or another walsender holds the slot for longer than one whose pump is gone, or
-        has begun again, takes to let go; SourceError when the slot or the publication cannot be used. ConnectionLost
-        also if the server does not write `timeline`: with several servers in the DSN, it may be a former primary.
+        The caller leads the mirror: a former leader's stream that does not let go is ended. The server begins at the
+        later of `start_lsn` and the slot's confirmed position. ConnectionLost (worth a retry) when the server cannot be
+        reached or something else streams from the slot; SourceError when the slot or the publication cannot be used.
+        ConnectionLost also if the server does not write `timeline`: with several servers in the DSN, it may be a former
+        primary.
         """
         connection = replication_connect(dsn, application_name=_APPLICATION)
         try:
@@ -128,8 +128,9 @@ class ReplicationStream:
             try:
                 return cls.on(connection, slot, publication, start_lsn)
             except _SlotInUse:
-                _end_former_stream(connection, slot)
-                raise
+                if not _end_former_stream(connection, slot):
+                    raise
+                return cls.on(connection, slot, publication, start_lsn)
         except BaseException:
             connection.finish()
             raise
@@ -307,15 +308,16 @@ class ReplicationStream:
         )
 
 
-def _end_former_stream(connection: PGconn, slot: str) -> None:
-    """Ends the walsender of a former leader that is stopped or cut off.
+def _end_former_stream(connection: PGconn, slot: str) -> bool:
+    """Ends the walsender of a former leader that is stopped or cut off. False if there is none, or no right to.
 
     It may have been told to end before, and hang in sending that message to a client that reads nothing. Told again, it
     ends without (postgres.c, ProcessClientWriteInterrupt). A role without the right to leaves it to wal_sender_timeout.
     """
     # These connections know the simple protocol only, without parameters.
     query = _SQL["end_stream"] % {"slot": literal(slot), "application": literal(_APPLICATION)}
-    connection.exec_(query.encode())
+    result = connection.exec_(query.encode())
+    return result.status == pq.ExecStatus.TUPLES_OK and result.ntuples > 0
 
 
 def _require_timeline(connection: PGconn, timeline: int) -> None:

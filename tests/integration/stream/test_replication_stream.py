@@ -18,6 +18,7 @@ from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.stream.replication_stream import XLOG_HEADER_BYTES, ReplicationStream
 from mirror_pump.source.stream.slot import add_to_publication, create_publication, create_slot, drop_slot, read_slot
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import await_true
 
 DEADLINE = 20.0
 
@@ -219,13 +220,30 @@ def test_a_killed_walsender_is_a_lost_connection(conn: PgConnection, slot: str, 
         stream.send_status(Lsn(0), Lsn(0), Lsn(0))
 
 
+def test_a_former_leader_that_reads_nothing_gives_way(
+    database: Database, conn: PgConnection, slot: str, stream: ReplicationStream
+) -> None:
+    """Told to end, its walsender first waits to say so, behind rows that nobody reads."""
+    conn.execute("INSERT INTO t SELECT g, repeat('x', 10000) FROM generate_series(1, 5000) g")
+    active = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s"
+    waiting = "SELECT wait_event IN ('WalSenderWriteData', 'ClientWrite') FROM pg_stat_activity WHERE pid = %s"
+    [(former,)] = database.rows(active, [slot])
+    await_true(lambda: database.rows(waiting, [former]) == [(True,)], DEADLINE, "the socket is full")
+    conn.execute("SELECT pg_terminate_backend(%s)", [former])
+    with ReplicationStream.start(database.dsn, slot, PUBLICATION, Lsn(0)) as new:
+        assert database.rows(active, [slot]) not in ([(None,)], [(former,)])
+        assert tags(read_until(new, lambda got: tags(got).endswith("C"))).count("I") == 5000
+    with pytest.raises(ConnectionLost):
+        read_until(stream, lambda _: False)
+
+
 def test_starting_is_refused_with_a_reason(database: Database, conn: PgConnection, slot: str) -> None:
     with pytest.raises(SourceError, match="does not exist") as failure:
         ReplicationStream.start(database.dsn, "no_such_slot", "p", Lsn(0))
     assert not isinstance(failure.value, ConnectionLost)
     assert failure.value.remedy
     with (
-        ReplicationStream.start(database.dsn, slot, PUBLICATION, Lsn(0)),
+        ReplicationStream.on(replication_connect(database.dsn, application_name="another"), slot, PUBLICATION, Lsn(0)),
         pytest.raises(ConnectionLost, match="in use"),
     ):
         ReplicationStream.start(database.dsn, slot, PUBLICATION, Lsn(0))
