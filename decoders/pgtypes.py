@@ -88,6 +88,11 @@ _NEVER_LISTS = frozenset({22, 30, 1020})
 """int2vector, oidvector and box[] have pg_type.typelem, but their text is not that of an array with commas."""
 
 
+def element_of(type_oid: int) -> int | None:
+    """The type of the elements of a built-in array type whose text has commas; None for all other types."""
+    return _ARRAYS.get(type_oid)
+
+
 def column_type(
     type_oid: int,
     type_modifier: int = -1,

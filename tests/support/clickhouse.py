@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,3 +25,16 @@ def clickhouse_rows(
     query = f"SELECT {columns} FROM icebergLocal('{directory}'{named}) WHERE {condition}"
     rows = [json.loads(line) for line in bytes(chdb.query(query, "JSONCompactEachRow").bytes()).splitlines()]
     return sorted((int(at), int(key), *others) for at, key, *others in rows)
+
+
+@contextmanager
+def clickhouse_session(settings: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A session in which these statements have made the database `lake`. It reads only local files below the working
+    directory."""
+    monkeypatch.syspath_prepend(str(CHDB))
+    session = importlib.import_module("chdb.session").Session()
+    for statement in settings:
+        session.query(statement)
+    yield session
+    session.query("DROP DATABASE lake")
+    session.close()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks.engines import CHDB
 from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from tests.support.cli import RunCommand
+from tests.support.clickhouse import clickhouse_session
 from tests.support.pasted import duckdb_home, execute
 from tests.support.rest_catalog import DOCUMENT, ServedMirror, documented_blocks, served
 
@@ -98,11 +96,6 @@ def test_spark(catalog: ServedMirror, database: Database, tmp_path: Path) -> Non
 def test_clickhouse(catalog: ServedMirror, monkeypatch: pytest.MonkeyPatch, mirror: Mirror) -> None:
     # It reads only local files below the working directory.
     monkeypatch.chdir(Path(mirror.settings.require_warehouse().removeprefix("file://")))
-    monkeypatch.syspath_prepend(str(CHDB))
-    session: Any = importlib.import_module("chdb.session").Session()
     *settings, query = [part for part in block("ClickHouse", "sql", catalog).split(";") if part.strip()]
-    for statement in settings:
-        session.query(statement)
-    assert str(session.query(query)).strip() == "1234"
-    session.query("DROP DATABASE lake")
-    session.close()
+    with clickhouse_session(settings, monkeypatch) as session:
+        assert str(session.query(query)).strip() == "1234"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from benchmarks.engines import CHDB
 from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.lake.catalogs.transaction_log import path_catalog
 from mirror_pump.lake.storage import StorageOptions
@@ -19,6 +16,7 @@ from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from tests.support.cli import RunCommand
+from tests.support.clickhouse import clickhouse_session
 from tests.support.pasted import duckdb_home, execute
 from tests.support.rest_catalog import ServedMirror, served, serving
 from tests.support.s3_server import s3_server
@@ -88,28 +86,22 @@ def test_clickhouse(run: RunCommand, mirror: Mirror, database: Database, monkeyp
     """Two tables read one after the other, while both change: it loads them with each query."""
     # It reads only local files below the working directory.
     monkeypatch.chdir(Path(mirror.settings.require_warehouse().removeprefix("file://")))
-    monkeypatch.syspath_prepend(str(CHDB))
     with served(mirror.settings) as catalog:
         database.execute("CREATE TABLE u (id int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'too')")
         mirror.register("u")
         mirror.catch_up()
-        session: Any = importlib.import_module("chdb.session").Session()
         *settings, query, _ = [part.strip() for part in pasted(run, "clickhouse", catalog).split(";")]
-        for statement in settings:
-            session.query(statement)
-        assert "read from the lake" in str(session.query(query))
-        database.execute("BEGIN; INSERT INTO t VALUES (2, 'new'); INSERT INTO u VALUES (2, 'new'); COMMIT")
-        mirror.catch_up()
-        for table in ("t", "u"):
-            assert str(session.query(f"SELECT count(*) FROM lake.`public.{table}`")).strip() == "1"
-        session.query("DROP DATABASE lake")
-        session.close()
+        with clickhouse_session(settings, monkeypatch) as session:
+            assert "read from the lake" in str(session.query(query))
+            database.execute("BEGIN; INSERT INTO t VALUES (2, 'new'); INSERT INTO u VALUES (2, 'new'); COMMIT")
+            mirror.catch_up()
+            for table in ("t", "u"):
+                assert str(session.query(f"SELECT count(*) FROM lake.`public.{table}`")).strip() == "1"
 
 
 @pytest.mark.soak
 def test_clickhouse_reads_a_lake_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """With keys of its own: given an endpoint by the catalog, it looks for files in the wrong place."""
-    monkeypatch.syspath_prepend(str(CHDB))
     with s3_server() as store:
         keys = {"s3.access-key-id": "key", "s3.secret-access-key": "secret"}
         storage = {"s3.endpoint": store.endpoint, "s3.region": "us-east-1"}
@@ -120,10 +112,6 @@ def test_clickhouse_reads_a_lake_in_an_object_store(monkeypatch: pytest.MonkeyPa
             writer.create_table("sales.orders", pa.schema({"id": pa.int64()})).append(pa.table({"id": [7]}))
             address = CatalogAddress(served_lake.uri, "lake", "sales", "orders", storage)
             snippet = catalog_snippet("clickhouse", address).replace("'KEY'", "'key'").replace("'SECRET'", "'secret'")
-            session: Any = importlib.import_module("chdb.session").Session()
             *settings, query, _ = [part.strip() for part in snippet.split(";")]
-            for statement in settings:
-                session.query(statement)
-            assert str(session.query(query)).strip() == "7"
-            session.query("DROP DATABASE lake")
-            session.close()
+            with clickhouse_session(settings, monkeypatch) as session:
+                assert str(session.query(query)).strip() == "7"
