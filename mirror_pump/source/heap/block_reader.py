@@ -159,7 +159,7 @@ def read_chunk(
         _connected(dsn, columns) as connection,
         connection.cursor() as cursor,
     ):
-        _begin(cursor, chunk, snapshot)
+        _begin(cursor, chunk, snapshot, conditional=bool(where))
         _check_columns(cursor, chunk, columns)
         output = _output_functions(cursor, chunk, columns)
         packed = (
@@ -261,12 +261,28 @@ class _Shared:
         pass
 
 
-def _begin(cursor: Any, chunk: Chunk, snapshot: str | None) -> None:
-    """Opens the transaction. Its snapshot is taken after the lock, so that both see the same heap."""
+def _begin(cursor: Any, chunk: Chunk, snapshot: str | None, *, conditional: bool) -> None:
+    """Opens the transaction. Its snapshot is taken after the lock, so that both see the same heap.
+
+    With a condition, the server compares it with the partition's bounds, for which it locks the parents. DDL such as
+    DETACH PARTITION locks them before the partition, so they are locked in that order here too: otherwise each would
+    wait for the other, and the server would end one of them, most likely the DDL.
+    """
     cursor.execute(UNLIMITED_TRANSACTIONS)
+    parents: tuple[str, ...] = ()
+    if conditional:
+        # Before the transaction, as a query takes its snapshot.
+        cursor.execute(
+            "SELECT format('ONLY %I.%I', n.nspname, c.relname)"
+            f" FROM pg_partition_ancestors({chunk.relation_id}) WITH ORDINALITY AS a(relation, height)"
+            " JOIN pg_class c ON c.oid = a.relation JOIN pg_namespace n ON n.oid = c.relnamespace"
+            f" WHERE c.oid <> {chunk.relation_id} AND has_table_privilege(c.oid, 'SELECT') ORDER BY a.height DESC"
+        )
+        parents = tuple(name for (name,) in cursor.fetchall())
     cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    # Skip a partition whose constraint excludes all rows of the condition. By default only queries of its parent do.
-    cursor.execute("SET LOCAL constraint_exclusion = on")
+    if conditional:
+        # Skip a partition whose bounds exclude all rows of the condition. By default only queries of its parent do.
+        cursor.execute("SET LOCAL constraint_exclusion = on")
     if snapshot is not None:
         # The session that exported the snapshot may hold the table's lock, with a DDL statement queued behind it. A
         # wait without limit would be a deadlock.
@@ -278,7 +294,7 @@ def _begin(cursor: Any, chunk: Chunk, snapshot: str | None) -> None:
         f"{chunk.table} was rewritten or replaced while it was copied", "mirror-pump starts its copy again by itself"
     )
     try:
-        cursor.execute(f"LOCK TABLE ONLY {chunk.table.quoted} IN ACCESS SHARE MODE")
+        cursor.execute(f"LOCK TABLE {', '.join((*parents, f'ONLY {chunk.table.quoted}'))} IN ACCESS SHARE MODE")
     except adbc.Error as error:
         if error.sqlstate in ("42P01", "3F000"):
             raise gone from error
