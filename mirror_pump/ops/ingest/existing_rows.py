@@ -91,14 +91,14 @@ class ExistingRows:
         """Looks at files that have not been looked at. Raises LakeError.
 
         Memory: 16 bytes for each row found, and 24 more while they are put in order; 8 for each row that position
-        deletes hide in files in which one was found; and for each thread some 25 MB of keys. On disk, in the directory
-        of the ingested keys: 16 or 24 bytes for each row of these files, until it ends.
+        deletes hide in files in which one was found; and for each thread some 25 MB of keys. On disk, in a temporary
+        file: 16 or 24 bytes for each row of these files, until it ends.
         """
         data, equality, positions = self._files(lake)
         new = self._new(data, equality)
         if not new:
             return
-        others = self.keys.others("lake-keys")
+        others = self.keys.others()
         try:
             with ThreadPoolExecutor(self.workers, thread_name_prefix="keys") as pool:
                 for _ in pool.map(lambda group: self._gather(lake, group, others), self._groups(new)):

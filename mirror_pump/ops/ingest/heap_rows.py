@@ -16,9 +16,8 @@ _PART = 1 << 20
 class HeapRows:
     """Rows of strings in a temporary file, which is gone when it is closed. Used by one thread at a time."""
 
-    def __init__(self, names: Sequence[str], directory: str) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         self._names = list(names)
-        self._directory = directory
         self._file: IO[bytes] | None = None
         self.rows = 0
 
@@ -27,7 +26,7 @@ class HeapRows:
         if not table.num_rows:
             return
         if self._file is None:
-            self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 - closed by close()
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._file.write(csv_bytes(table.select(self._names)))
         self.rows += table.num_rows
 

@@ -18,9 +18,9 @@ from mirror_pump.ops.ingest.key_parts import PARTS, KeyParts, Rows, part_of
 class IngestedKeys:
     """Threads may add keys at the same time. After `finish` there are look-ups only."""
 
-    def __init__(self, directory: str, words: int) -> None:
-        """`directory` is for temporary files. `words`: the number of words of a packed key."""
-        self._parts = KeyParts(directory, "keys", words)
+    def __init__(self, words: int) -> None:
+        """`words`: the number of words of a packed key."""
+        self._parts = KeyParts(words)
         self._locks = [threading.Lock() for _ in range(PARTS)]
         self._in_order: set[int] = set()
         """The parts that are sorted."""
@@ -59,9 +59,9 @@ class IngestedKeys:
             found[wanted] = _find_in(self._sorted(int(part)), keys.take(wanted))
         return found
 
-    def others(self, name: str) -> KeyParts:
-        """An empty collection of other rows' keys, for `matches`, with files of this name beside these."""
-        return KeyParts(self._parts.directory, name, self._parts.words)
+    def others(self) -> KeyParts:
+        """An empty collection of other rows' keys, for `matches`."""
+        return KeyParts(self._parts.words)
 
     def matches(self, others: KeyParts, part: int) -> tuple[Places, Places]:
         """Those of the other rows in a part that have the key of an ingested row: their places, and the ingested row of
@@ -74,7 +74,7 @@ class IngestedKeys:
         return rows[hits, -1], found[hits]
 
     def close(self) -> None:
-        """Removes the files."""
+        """Removes the temporary file."""
         self._parts.close()
 
     def _sorted(self, part: int) -> Rows:

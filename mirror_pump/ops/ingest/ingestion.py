@@ -6,14 +6,12 @@ transaction makes everything visible (mirror_pump.ops.ingest.ingest_commit). Wha
 imported while rows are read: that takes 0.4 s of Python, while the threads are in Arrow.
 
 Memory: some batches, and a row group of the data file of each thread. The keys of all rows, and the rows of the heap,
-are in temporary files, in the directory that TMPDIR names.
+are in temporary files without a name, in the directory that TMPDIR names.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -108,10 +106,8 @@ class _Ingestion:
 
     def run(self) -> IngestOutcome:
         with ExitStack() as closing:
-            directory = tempfile.mkdtemp(prefix="mirror-pump-ingest-")
-            closing.callback(shutil.rmtree, directory, ignore_errors=True)
             rejects = self._rejects(closing)
-            output = self._output(directory, rejects)
+            output = self._output(rejects)
             if output.keys is not None:
                 closing.callback(output.keys.close)
             closing.callback(self._close_lanes)
@@ -136,7 +132,7 @@ class _Ingestion:
             raise UsageError(f"{path} cannot be written: {error}") from error
         return RejectFile(self._request.on_error, stream.write)
 
-    def _output(self, directory: str, rejects: RejectFile) -> LaneOutput:
+    def _output(self, rejects: RejectFile) -> LaneOutput:
         table, schema = self._table, LakeSchema.of_table(self._table)
         dry, to_lake = self._request.dry_run, self._division.cut is not None
         packing = KeyPacking.of(schema, os.urandom(16))
@@ -145,12 +141,11 @@ class _Ingestion:
         keys = None
         if to_lake and not dry:
             assert packing is not None
-            keys = IngestedKeys(directory, packing.words)
+            keys = IngestedKeys(packing.words)
         return LaneOutput(
             target=self._target,
             division=self._division,
             rejects=rejects,
-            directory=directory,
             connect=partial(connect, self._settings.require_dsn(), autocommit=True, application_name=_APPLICATION),
             lake=None
             if dry

@@ -7,8 +7,8 @@ does not grow with their number.
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +27,15 @@ Rows = npt.NDArray[np.int64]
 class KeyParts:
     """Threads may add keys at the same time. Once all are there, parts are read, each by one thread at a time.
 
-    All parts are in one file. Each addition is one piece of it, ordered by parts. Where these begin is in memory: 520
-    bytes for each addition.
+    All parts are in one temporary file, which has no name: it is gone with its process, however that ends. Each
+    addition is one piece of it, ordered by parts. Where these begin is in memory: 520 bytes for each addition.
     """
 
-    def __init__(self, directory: str, name: str, words: int) -> None:
-        """`name` is that of the file in the directory. `words`: the number of words of a packed key."""
-        self.directory = directory
+    def __init__(self, words: int) -> None:
+        """`words`: the number of words of a packed key."""
         self.words = words
         self._row_bytes = 8 * (words + 1)
-        self._path = Path(directory) / name
-        self._file: int | None = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by close()
         self._lock = threading.Lock()
         self._rows = 0
         self._limits: list[npt.NDArray[np.int64]] = []
@@ -83,10 +81,7 @@ class KeyParts:
 
     def close(self) -> None:
         """Removes the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-            self._path.unlink(missing_ok=True)
+        self._file.close()
 
     def _spans(self, part: int) -> list[tuple[int, int]]:
         """The rows of the file that a part has: the first, and the one after the last, of each addition with any."""
@@ -94,19 +89,17 @@ class KeyParts:
         return [(first, last) for first, last in spans if first < last]
 
     def _write(self, rows: Rows, first: int) -> None:
-        assert self._file is not None
         content, offset = rows.reshape(-1).view(np.uint8).data, first * self._row_bytes
         while len(content):
-            done = os.pwrite(self._file, content, offset)
+            done = os.pwrite(self._file.fileno(), content, offset)
             content, offset = content[done:], offset + done
 
     def _read(self, rows: Rows, first: int) -> None:
-        assert self._file is not None
         content, offset = rows.reshape(-1).view(np.uint8).data, first * self._row_bytes
         while len(content):
-            done = os.preadv(self._file, [content], offset)
+            done = os.preadv(self._file.fileno(), [content], offset)
             if not done:
-                raise OSError(f"{self._path} has become shorter")
+                raise OSError("a temporary file has become shorter")
             content, offset = content[done:], offset + done
 
 

@@ -55,8 +55,6 @@ class LaneOutput:
     target: IngestTarget
     division: RowDivision
     rejects: RejectFile
-    directory: str
-    """For temporary files."""
     connect: Callable[[], PgConnection]
     lake: LakeFiles | None
     """None for a dry run."""
@@ -74,7 +72,7 @@ class RowLane:
         self._normaliser = Normaliser(target, self._postgres)
         self._names = insertable(target, [*(column.name for column in target.lake_columns), *target.unmirrored])
         self._writer = None if output.lake is None else LakeWriter(output.lake)
-        self.heap = HeapRows(self._names, output.directory)
+        self.heap = HeapRows(self._names)
         self.lake_rows = 0
         self.heap_rows = 0
 

@@ -20,8 +20,8 @@ from tests.support.lake_tables import SCHEMA, STORAGE, SmallTable
 _PACKING = KeyPacking.of(SCHEMA, b"secret")
 
 
-def _ingested(directory: Path, keys: Sequence[int]) -> IngestedKeys:
-    found = IngestedKeys(str(directory), 1)
+def _ingested(keys: Sequence[int]) -> IngestedKeys:
+    found = IngestedKeys(1)
     found.add(PackedKeys(np.array(keys, np.int64), None), np.arange(len(keys)))
     assert found.finish() == []
     return found
@@ -40,7 +40,7 @@ def test_what_is_replaced_is_what_readers_see(tmp_path: Path, seed: int) -> None
     table = SmallTable((tmp_path / "t").as_uri())
     wanted = chance.sample(range(60), 25)
     files = [table.data(dict.fromkeys(sorted(part))) for part in (wanted[:12], wanted[12:])]
-    keys = _ingested(tmp_path, wanted)
+    keys = _ingested(wanted)
     existing = _existing(keys, files, read_rows=chance.choice([1, 10, 1000]))
     rows: dict[str, list[int]] = {}
     looked = False
@@ -107,7 +107,7 @@ def _work(directory: Path, files: int) -> int:
     ]
     table.commit(RowDelta((SegmentFiles(tuple(written), ()),)))
     table.commit(RowDelta((), positions=tuple(deletes)))
-    keys = _ingested(directory, range(files * each))
+    keys = _ingested(range(files * each))
     existing = _existing(keys, written, read_rows=each)
     before = _bytes_read()
     existing.look(table.table)

@@ -145,12 +145,12 @@ def test_typed_values_fit_without_loss_or_not_at_all() -> None:
 
 
 @pytest.mark.parametrize("words", [1, 2])
-def test_keys_are_found_at_their_places(tmp_path: Path, words: int) -> None:
+def test_keys_are_found_at_their_places(words: int) -> None:
     chance = np.random.default_rng(1)
     first = chance.integers(-50, 50, 3000) if words == 2 else chance.permutation(6000)[:3000] - 3000
     second = chance.permutation(6000)[:3000] if words == 2 else None
     keys = PackedKeys(first.astype(np.int64), second)
-    ingested = IngestedKeys(str(tmp_path), words)
+    ingested = IngestedKeys(words)
     half = np.arange(1500)
     ingested.add(keys.take(half), half + 7)
     assert ingested.finish() == []
@@ -158,11 +158,10 @@ def test_keys_are_found_at_their_places(tmp_path: Path, words: int) -> None:
     assert (found[:1500] == half + 7).all()
     assert (found[1500:] == NOWHERE).all()
     ingested.close()
-    assert not list(tmp_path.iterdir())
 
 
-def test_keys_that_occur_twice(tmp_path: Path) -> None:
-    ingested = IngestedKeys(str(tmp_path), 1)
+def test_keys_that_occur_twice() -> None:
+    ingested = IngestedKeys(1)
     ingested.add(PackedKeys(np.array([5, 6, 7]), None), np.array([0, 1, 2]))
     ingested.add(PackedKeys(np.array([8, 6]), None), np.array([3, 4]))
     assert [set(pair) for pair in ingested.finish()] == [{1, 4}]

@@ -3,6 +3,7 @@ in another order."""
 
 from __future__ import annotations
 
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +16,12 @@ from mirror_pump.ops.ingest.key_parts import PARTS, KeyParts, part_of
 
 
 @pytest.mark.parametrize("words", [1, 2])
-def test_parts_have_the_rows_that_threads_added(tmp_path: Path, words: int) -> None:
+def test_parts_have_the_rows_that_threads_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     chance = np.random.default_rng(words)
     first, second = chance.integers(-(2**63), 2**63 - 1, (2, 5000))
     keys = PackedKeys(first, second if words == 2 else None)
-    parts = KeyParts(str(tmp_path), "keys", words)
+    parts = KeyParts(words)
     limits = np.sort(np.append(chance.integers(0, 5000, 40), [0, 0, 5000]))
     with ThreadPoolExecutor(4) as pool:
         for begin, end in pairwise(limits):
@@ -35,5 +37,5 @@ def test_parts_have_the_rows_that_threads_added(tmp_path: Path, words: int) -> N
     assert (rows[:, -1] == np.arange(5000)).all()
     assert (rows[:, 0] == first).all()
     assert words == 1 or (rows[:, 1] == second).all()
+    assert not list(tmp_path.iterdir()), "nothing is left of a process that is killed"
     parts.close()
-    assert not list(tmp_path.iterdir())
