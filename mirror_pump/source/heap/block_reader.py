@@ -96,6 +96,10 @@ class HeapLeaf:
     blocks: int
     block_bytes: int
 
+    @property
+    def table(self) -> TableName:
+        return TableName(self.schema, self.name)
+
 
 def plan_chunks(conn: PgConnection, table_id: TableId, target_bytes: int) -> tuple[Chunk, ...]:
     """Divides the heaps of a table, or of its leaf partitions, into ranges of about `target_bytes` on disk.
@@ -159,7 +163,10 @@ def read_chunk(
         _connected(dsn, columns) as connection,
         connection.cursor() as cursor,
     ):
-        _begin(cursor, chunk, snapshot, conditional=bool(where))
+        cursor.execute(UNLIMITED_TRANSACTIONS)
+        if where and _is_excluded(cursor, chunk, where):
+            where = "false"
+        _begin(cursor, chunk, snapshot)
         _check_columns(cursor, chunk, columns)
         output = _output_functions(cursor, chunk, columns)
         packed = (
@@ -203,6 +210,9 @@ def _rows(cursor: Any, statement: str) -> Iterator[list[pa.Array]]:
     for batch in cursor.fetch_record_batch():
         yield batch.columns
 
+
+_USE_COPY = adbc_driver_postgresql.StatementOptions.USE_COPY.value
+"""Without it, the driver runs any statement that returns rows, and not only queries."""
 
 _FIRST_ASSIGNED_OID = 10000
 """Types below have the same OID in every database of every server (FirstGenbkiObjectId in access/transam.h)."""
@@ -261,28 +271,32 @@ class _Shared:
         pass
 
 
-def _begin(cursor: Any, chunk: Chunk, snapshot: str | None, *, conditional: bool) -> None:
-    """Opens the transaction. Its snapshot is taken after the lock, so that both see the same heap.
+def _is_excluded(cursor: Any, chunk: Chunk, condition: str) -> bool:
+    """Whether the server knows from a partition's bounds that no row meets the condition. By default only queries of
+    the parent ask for that.
 
-    With a condition, the server compares it with the partition's bounds, for which it locks the parents. DDL such as
-    DETACH PARTITION locks them before the partition, so they are locked in that order here too: otherwise each would
-    wait for the other, and the server would end one of them, most likely the DDL.
+    The server locks the parents for it until the transaction ends, so this one is short: nobody could add a partition
+    meanwhile. DDL locks parents before partitions, so it waits for them as briefly as a step of the pump. What it
+    does not learn is no error; others are met by the read itself.
     """
-    cursor.execute(UNLIMITED_TRANSACTIONS)
-    parents: tuple[str, ...] = ()
-    if conditional:
-        # Before the transaction, as a query takes its snapshot.
-        cursor.execute(
-            "SELECT format('ONLY %I.%I', n.nspname, c.relname)"
-            f" FROM pg_partition_ancestors({chunk.relation_id}) WITH ORDINALITY AS a(relation, height)"
-            " JOIN pg_class c ON c.oid = a.relation JOIN pg_namespace n ON n.oid = c.relnamespace"
-            f" WHERE c.oid <> {chunk.relation_id} AND has_table_privilege(c.oid, 'SELECT') ORDER BY a.height DESC"
-        )
-        parents = tuple(name for (name,) in cursor.fetchall())
-    cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    if conditional:
-        # Skip a partition whose bounds exclude all rows of the condition. By default only queries of its parent do.
+    cursor.adbc_statement.set_options(**{_USE_COPY: "false"})
+    cursor.execute("BEGIN READ ONLY")
+    try:
+        cursor.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'")
         cursor.execute("SET LOCAL constraint_exclusion = on")
+        cursor.execute(f"EXPLAIN (COSTS off) SELECT FROM ONLY {chunk.table.quoted} WHERE {condition}")
+        plan = [line for (line,) in cursor.fetchall()]
+    except adbc.Error:
+        return False
+    finally:
+        cursor.execute("ROLLBACK")
+        cursor.adbc_statement.set_options(**{_USE_COPY: "true"})
+    return plan[0] == "Result" and "  One-Time Filter: false" in plan
+
+
+def _begin(cursor: Any, chunk: Chunk, snapshot: str | None) -> None:
+    """Opens the transaction. Its snapshot is taken after the lock, so that both see the same heap."""
+    cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     if snapshot is not None:
         # The session that exported the snapshot may hold the table's lock, with a DDL statement queued behind it. A
         # wait without limit would be a deadlock.
@@ -294,7 +308,7 @@ def _begin(cursor: Any, chunk: Chunk, snapshot: str | None, *, conditional: bool
         f"{chunk.table} was rewritten or replaced while it was copied", "mirror-pump starts its copy again by itself"
     )
     try:
-        cursor.execute(f"LOCK TABLE {', '.join((*parents, f'ONLY {chunk.table.quoted}'))} IN ACCESS SHARE MODE")
+        cursor.execute(f"LOCK TABLE ONLY {chunk.table.quoted} IN ACCESS SHARE MODE")
     except adbc.Error as error:
         if error.sqlstate in ("42P01", "3F000"):
             raise gone from error

@@ -7,15 +7,17 @@ looks for such values first, in its snapshot.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import psycopg
 import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import TableError
-from mirror_pump.model import Column, MirroredTable, TableName
+from mirror_pump.model import Column, MirroredTable
 from mirror_pump.quoting import identifier
-from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
 from mirror_pump.source.heap.block_reader import Chunk, HeapLeaf, chunks_of, read_chunk, read_leaves
 from mirror_pump.source.heap.present_columns import PresentColumn, present_columns
 
@@ -71,21 +73,40 @@ def heap_side(
             *chunks_of((leaf for leaf in leaves if leaf.relation_id not in indexed), CHUNK_BYTES),
         )
         if chunks and set(tests) != {"false"}:
-            selected = ", ".join(f"coalesce(bool_or({test}), false)" for test in tests)
-            where = f" WHERE {condition}" if condition else ""
-            query = f"SELECT {selected} FROM {table.name.quoted}{where}"
-            found = connection.execute(query.encode()).fetchone() or found
+            found = _found(connection, table, leaves, tests, condition)
     raw_text_columns = frozenset(column.name for column, has_unheld in zip(suspects, found, strict=False) if has_unheld)
     blocks = max((leaf.blocks for leaf in leaves), default=0)
     return HeapSide(table, snapshot, condition, chunks, raw_text_columns, blocks, found[-1])
+
+
+def _found(
+    connection: PgConnection, table: MirroredTable, leaves: Sequence[HeapLeaf], tests: Sequence[str], condition: str
+) -> Sequence[bool]:
+    """Whether any row meets each of the tests.
+
+    A query of the table skips partitions by their bounds. But DDL locks the table before the partitions, which the
+    caller has locked already. So the query waits for the table as briefly as a step of the pump, before each would wait
+    for the other; then all partitions are looked at.
+    """
+    selected = ", ".join(f"coalesce(bool_or({test}), false)" for test in tests)
+    where = f" WHERE {condition}" if condition else ""
+
+    def ask(relation: str) -> tuple[bool, ...]:
+        return connection.execute(f"SELECT {selected} FROM {relation}{where}".encode()).fetchone() or ()
+
+    with suppress(psycopg.errors.LockNotAvailable), connection.transaction():
+        connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'".encode())
+        return ask(table.name.quoted)
+    answers = [ask(f"ONLY {leaf.table.quoted}") for leaf in leaves if leaf.blocks]
+    return [any(column) for column in zip(*answers, strict=True)]
 
 
 def _is_indexed(connection: PgConnection, leaf: HeapLeaf, condition: str) -> bool:
     """Whether PostgreSQL would look for the rows of a large leaf by an index, as it expects few."""
     if leaf.blocks * leaf.block_bytes <= CHUNK_BYTES:
         return False
-    relation = TableName(leaf.schema, leaf.name).quoted
-    row = connection.execute(f"EXPLAIN (FORMAT json) SELECT FROM ONLY {relation} WHERE {condition}".encode()).fetchone()
+    query = f"EXPLAIN (FORMAT json) SELECT FROM ONLY {leaf.table.quoted} WHERE {condition}"
+    row = connection.execute(query.encode()).fetchone()
     assert row is not None
     plan = row[0][0]["Plan"]
     return plan["Node Type"] in _BY_INDEX and plan["Plan Rows"] <= _FEW_ROWS

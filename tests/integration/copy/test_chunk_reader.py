@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
@@ -16,8 +15,6 @@ from mirror_pump.source.heap.block_reader import Chunk, FilenodeChanged, RawText
 from mirror_pump.source.heap.packed_columns import packable
 from mirror_pump.source.relations.relations import describe, resolve_name
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import await_true
-from tests.support.pipeline import in_thread
 
 TYPES_AND_VALUES: dict[str, list[str]] = {
     "boolean": ["true", "false"],
@@ -237,32 +234,38 @@ def test_reads_in_an_exported_snapshot(database: Database, conn: PgConnection) -
     assert sum(batch.num_rows for batch in read_chunk(database.dsn, chunk, columns)) == 2
 
 
-def test_ddl_of_a_partitioned_table_meets_no_deadlock(database: Database, conn: PgConnection) -> None:
-    """DETACH PARTITION and others lock the table first, then the partition."""
+def test_a_read_of_a_partition_leaves_its_parents_to_others(database: Database, conn: PgConnection) -> None:
+    """DDL such as DETACH PARTITION locks them first. Neither waits for the other."""
     conn.execute(
         "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id);"
         "CREATE TABLE branch PARTITION OF p FOR VALUES FROM (0) TO (100) PARTITION BY RANGE (id);"
-        "CREATE TABLE leaf PARTITION OF branch FOR VALUES FROM (0) TO (50); INSERT INTO p VALUES (1), (2)"
+        "CREATE TABLE leaf PARTITION OF branch FOR VALUES FROM (0) TO (50); INSERT INTO p SELECT generate_series(1, 9)"
     )
     chunk, columns = one_chunk(conn, "p")
-    waits = "SELECT count(*) FROM pg_locks WHERE relation = 'branch'::regclass AND NOT granted"
-    read: list[pa.RecordBatch] = []
     with connect(database.dsn) as exporter, connect(database.dsn) as ddl:
         exporter.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         [(snapshot,)] = exporter.execute("SELECT pg_export_snapshot()").fetchall()
-        ddl.execute("LOCK TABLE ONLY branch IN ACCESS EXCLUSIVE MODE")
-        (batch,) = read_chunk(database.dsn, chunk, columns, snapshot=snapshot)
-        assert batch["id"].to_pylist() == [1, 2], "without a condition the partition alone is locked"
+        for where in ("", "id > 1"):
+            read = read_chunk(database.dsn, chunk, columns, snapshot=snapshot, where=where)
+            next(read)
+            ddl.execute("LOCK TABLE ONLY p, ONLY branch IN ACCESS EXCLUSIVE MODE NOWAIT")
+            read.close()
+            (batch,) = read_chunk(database.dsn, chunk, columns, snapshot=snapshot, where=where)
+            assert batch.num_rows == (8 if where else 9)
+            ddl.rollback()
 
-        def wait_for_table(_: threading.Event) -> None:
-            read.extend(read_chunk(database.dsn, chunk, columns, snapshot=snapshot, where="id > 1"))
 
-        with in_thread(wait_for_table, "reader"):
-            await_true(lambda: conn.execute(waits).fetchone() == (1,), 20, "the reader waits")
-            ddl.execute("SET LOCAL lock_timeout = '5s'")
-            ddl.execute("LOCK TABLE ONLY leaf IN ACCESS EXCLUSIVE MODE")
-            ddl.commit()
-    assert [batch["id"].to_pylist() for batch in read] == [[2]]
+def test_a_partition_whose_bounds_exclude_a_condition_is_not_read(database: Database, conn: PgConnection) -> None:
+    conn.execute(
+        "CREATE TABLE p (id int) PARTITION BY RANGE (id);"
+        "CREATE TABLE leaf PARTITION OF p FOR VALUES FROM (0) TO (50); INSERT INTO p VALUES (1);"
+        "CREATE FUNCTION is_read(id int) RETURNS bool LANGUAGE plpgsql COST 0.00001 AS"
+        " $$ BEGIN RAISE EXCEPTION 'row % is read', id; END $$"
+    )
+    chunk, columns = one_chunk(conn, "p")
+    assert list(read_chunk(database.dsn, chunk, columns, where="public.is_read(id) AND id >= 50")) == []
+    with pytest.raises(SourceError, match="row 1 is read"):
+        list(read_chunk(database.dsn, chunk, columns, where="public.is_read(id) AND id >= 49"))
 
 
 def test_one_process_reads_several_databases(new_database: Callable[[], Database]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,8 @@ from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.heap.heap_side import CHUNK_BYTES, heap_side
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror, normalised
+from mirror_pump.testing.mirror import Mirror, await_true, normalised
+from tests.support.pipeline import in_thread
 from tests.support.typed_events import EVENTS, TypedEvents
 
 if TYPE_CHECKING:
@@ -194,3 +196,32 @@ def test_few_rows_of_a_large_heap_are_found_by_its_index(
         many = heap_side(connection, "", table, "", wanted="v > ''")
     assert len(whole.chunks) == len(many.chunks) > 1
     assert [(chunk.lo_block, chunk.hi_block) for chunk in few.chunks] == [(0, None)]
+
+
+def test_ddl_of_a_partitioned_table_meets_no_deadlock_with_a_read(
+    database: Database, warehouse: str, tasks: ThreadTaskRunner
+) -> None:
+    """It locks the table first, a read only the partitions."""
+    database.execute(
+        "CREATE TABLE p (id int PRIMARY KEY, d date) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (50)",
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (50) TO (100)",
+        "INSERT INTO p VALUES (1, '2026-01-01'), (51, 'infinity')",
+    )
+    Mirror.create(database, warehouse, tasks).register("p")
+    waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'p1'::regclass AND NOT granted"
+    with database.session(autocommit=False) as reader, database.session(autocommit=False) as ddl:
+        ((table_id,),) = reader.execute("SELECT 'p'::regclass::oid::bigint").fetchall()
+        table = load_table(reader, table_id)
+        assert table is not None
+        reader.execute("LOCK TABLE ONLY p1, ONLY p2 IN ACCESS SHARE MODE")
+        ddl.execute("LOCK TABLE ONLY p IN ACCESS EXCLUSIVE MODE")
+
+        def detach(_: threading.Event) -> None:
+            ddl.execute("LOCK TABLE ONLY p1 IN ACCESS EXCLUSIVE MODE")
+
+        with in_thread(detach, "ddl"):
+            await_true(lambda: database.rows(waiting) == [(1,)], 20, "it waits for the read")
+            assert heap_side(reader, "", table, "").raw_text_columns == {"d"}
+            assert heap_side(reader, "", table, "id < 50").raw_text_columns == frozenset()
+            reader.rollback()
