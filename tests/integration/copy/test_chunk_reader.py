@@ -249,7 +249,7 @@ def test_a_read_of_a_partition_leaves_its_parents_to_others(database: Database, 
             read = read_chunk(database.dsn, chunk, columns, snapshot=snapshot, where=where)
             next(read)
             ddl.execute("LOCK TABLE ONLY p, ONLY branch IN ACCESS EXCLUSIVE MODE NOWAIT")
-            read.close()
+            assert list(read) == []
             (batch,) = read_chunk(database.dsn, chunk, columns, snapshot=snapshot, where=where)
             assert batch.num_rows == (8 if where else 9)
             ddl.rollback()
