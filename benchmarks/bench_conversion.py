@@ -20,8 +20,8 @@ from benchmarks.reading import current_snapshot, metadata
 from benchmarks.sampling import PUMP_ROLES
 from benchmarks.scene import BenchmarkMirror
 from benchmarks.writing import steady_writer
-from mirror_pump.config import Settings
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.config import Settings
 from mirror_pump.testing.lake import duckdb_connection
 
 ROWS = 50_000_000

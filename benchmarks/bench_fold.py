@@ -23,11 +23,11 @@ from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
 from benchmarks.reading import ReaderProcess
 from benchmarks.scene import BenchmarkMirror
-from mirror_pump.config import load_settings
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.config import load_settings
 
 ROWS = 4_000_000
 CORRECTIONS = 100_000

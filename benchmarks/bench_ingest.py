@@ -19,10 +19,10 @@ import psycopg
 from benchmarks.outcome import BenchmarkResult, Line, Options
 from benchmarks.pumping import BenchmarkFailed
 from benchmarks.scene import BenchmarkMirror
-from mirror_pump.config import load_settings
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.ops.setup.stored_settings import complete
+from mirror_pump.settings.config import load_settings
 
 ROWS = 10_000_000
 TABLE = "public.history"

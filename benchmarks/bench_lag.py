@@ -1,21 +1,27 @@
 """lag: 1,000 changes a second in transactions of ten, from each commit until a polling reader sees that the frontier
-has passed it."""
+has passed it, by default settings. lag-s3: the same, with storage that takes 50 ms for each request. lag-tables: the
+same, spread over 100 tables."""
 
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psycopg
 
 from benchmarks.compactions import Compactions
 from benchmarks.lag_writer import RECORD
 from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
-from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
-from benchmarks.scene import BenchmarkMirror
+from benchmarks.pump_process import TABLE
+from benchmarks.pumping import NOWHERE_ELSE, BenchmarkFailed, Elsewhere, MeasuredProcess
+from benchmarks.s3_process import s3_process
+from benchmarks.scene import BenchmarkMirror, BenchmarkScene
 from benchmarks.writing import FRONTIER, steady_writer
 from mirror_pump.pipeline.flow.steps import Step
 
@@ -25,11 +31,27 @@ _PER_SECOND = 100
 """Transactions, of ten changes each."""
 _WARM_UP = 5.0
 """Seconds of the same load before the measured ones."""
-_AFTER = 15.0
+_AFTER = 60.0
 """Longest time in seconds that the load continues afterwards, until the last measured commit is visible."""
 _POLL = 0.005
-BATCH_AGE = 0.2
-DEFAULT_BATCH_AGE = 1.0
+_REQUEST_SECONDS = 0.05
+"""What each request takes in lag-s3."""
+_TABLES = 100
+_PUTS_PER_DOLLAR = 200_000
+
+_HUNDRED_TABLES = """
+DO $do$ BEGIN FOR i IN 0..99 LOOP
+    EXECUTE format('CREATE TABLE public.part_%s (LIKE public.acct INCLUDING INDEXES)', i);
+    EXECUTE format('INSERT INTO public.part_%s SELECT * FROM public.acct WHERE id <= 1000', i);
+END LOOP; END $do$;
+-- Ten updates in ten tables; the next call takes the next ten.
+CREATE FUNCTION public.bench_parts(number bigint, n bigint) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+    FOR step IN 0..9 LOOP
+        EXECUTE format('UPDATE public.part_%s SET balance = balance + 1 WHERE id = $1', (number * 10 + step) % 100)
+          USING 1 + number % 1000;
+    END LOOP;
+END $$;
+"""
 
 
 def rows_at(options: Options) -> int:
@@ -37,12 +59,11 @@ def rows_at(options: Options) -> int:
 
 
 def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
-    """Runs at BATCH_AGE, at which the figures are; at the default age; and at BATCH_AGE during a compaction. The table
-    must be live."""
-    age = float(options.settings.get("batch_age", BATCH_AGE))
-    phases = [_Phase("lag", "lag.", age), _Phase("lag_compaction", "lag.compaction_", age, compacting=True)]
-    if "batch_age" not in options.settings:
-        phases.insert(1, _Phase("lag_default", "lag.default_", DEFAULT_BATCH_AGE))
+    """By itself, and during a compaction. The table must be live."""
+    phases = (
+        _Phase("lag", "lag.", "lag", "≤ 0.12, ≤ 0.3"),
+        _Phase("lag_compaction", "lag.compaction_", "lag, compacting", "p99 ≤ 0.6", compacting=True),
+    )
     figures: dict[str, float | int | str | bool] = {}
     lines: list[Line] = []
     for phase in phases:
@@ -52,41 +73,83 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     return BenchmarkResult(figures, tuple(lines))
 
 
+@contextmanager
+def mirrored_in_s3(scene: BenchmarkScene, options: Options) -> Iterator[tuple[BenchmarkMirror, int]]:
+    """A mirror whose storage takes _REQUEST_SECONDS for each request, and the process id of that. Its table is live."""
+    with (
+        s3_process(_REQUEST_SECONDS) as (storage, pid),
+        scene.mirror("bench_lag_s3", rows_at(options), storage=storage) as mirror,
+    ):
+        mirror.program.run("register", TABLE, timeout=1800)
+        yield mirror, pid
+
+
+def run_in_s3(mirror: BenchmarkMirror, storage: int, options: Options) -> BenchmarkResult:
+    """`storage`: process id of the S3 server."""
+    what = f"lag, {_REQUEST_SECONDS * 1000:.0f} ms a request"
+    return _run(mirror, options, _Phase("lag_s3", "lag.s3_", what, elsewhere=Elsewhere(storage=storage)))
+
+
+@contextmanager
+def mirrored_tables(scene: BenchmarkScene) -> Iterator[BenchmarkMirror]:
+    """A mirror of _TABLES live tables, and of `acct` with a few rows."""
+
+    def fill(connection: psycopg.Connection[Any]) -> None:
+        connection.execute(_HUNDRED_TABLES.encode())
+
+    with scene.mirror("bench_lag_tables", 1_000, fill) as mirror:
+        mirror.program.run("register", TABLE, *(f"public.part_{number}" for number in range(_TABLES)), timeout=1800)
+        yield mirror
+
+
+def run_tables(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
+    phase = _Phase("lag_tables", "lag.tables_", f"lag, {_TABLES} tables", function="public.bench_parts")
+    return _run(mirror, options, phase)
+
+
 @dataclass(frozen=True)
 class _Phase:
     name: str
     """The name of the process, also used in the names of its memory figures."""
     prefix: str
     """The prefix of the names of all other figures."""
-    batch_age: float
+    what: str
+    goal: str = ""
     compacting: bool = False
+    function: str = "public.bench_ten"
+    """Makes the changes of a transaction."""
+    elsewhere: Elsewhere = NOWHERE_ELSE
 
 
 def _run(mirror: BenchmarkMirror, options: Options, phase: _Phase) -> BenchmarkResult:
-    settings = {**options.settings, "batch_age": phase.batch_age}
-    with MeasuredProcess(mirror, phase.name, "run", settings, profiling=options.profiling) as process:
+    with MeasuredProcess(
+        mirror, phase.name, "run", options.settings, profiling=options.profiling, elsewhere=phase.elsewhere
+    ) as process:
         process.wait_for(Step.STREAMING)
         begin = time.monotonic() + _WARM_UP
         end = begin + max(5.0, SECONDS * options.scale)
         with Compactions(mirror, begin, end) if phase.compacting else nullcontext() as compactions:
-            lags = _measure(mirror, process, begin, end)
-        commits = sum(taken.step is Step.PUBLISHED and begin <= taken.at <= end for taken in process.steps())
+            lags = _measure(mirror, process, begin, end, phase.function)
+        published = [taken for taken in process.steps() if taken.step is Step.PUBLISHED and begin <= taken.at <= end]
         cpu, peak = process.sampler.cpu(begin, end), process.sampler.peak()
         process.stop()
+    commits = len(published)
+    per_hour = round(sum(taken.details["files"] for taken in published) * 3600 / (end - begin))
     p50, p99 = (float(value) for value in np.percentile(lags, (50, 99)))
     figures: dict[str, float | int | str | bool] = {
         f"{phase.prefix}p50_s": round(p50, 3),
         f"{phase.prefix}p99_s": round(p99, 3),
         f"{phase.prefix}max_s": round(float(lags.max()), 3),
-        f"{phase.prefix}batch_age_s": phase.batch_age,
         f"{phase.prefix}commits": commits,
+        f"{phase.prefix}files_per_hour": per_hour,
         f"{phase.prefix}changes_per_s": round(len(lags) * 10 / (end - begin)),
+        **{f"{phase.prefix}cpu_{role}_s": used for role, used in cpu.items()},
         **peak.figures(phase.name),
     }
-    goal = "" if phase.name == "lag_default" else "≤ 0.6, ≤ 1.0"
-    what = f"lag, batch age {phase.batch_age:g} s{', compacting' if phase.compacting else ''}"
+    dollars = per_hour / _PUTS_PER_DOLLAR
+    remark = f"{commits} commits; {per_hour:,} files an hour, {dollars:.2f} $ as PUTs; {cpu_text(cpu)}"
     lines = [
-        Line(what, f"p50 {p50:.2f} s, p99 {p99:.2f} s", "", "", goal, f"{commits} commits; {cpu_text(cpu)}"),
+        Line(phase.what, f"p50 {p50:.2f} s, p99 {p99:.2f} s", "", "", phase.goal, remark),
         Line("lag: memory", str(peak)),
     ]
     if compactions is not None:
@@ -96,10 +159,12 @@ def _run(mirror: BenchmarkMirror, options: Options, phase: _Phase) -> BenchmarkR
     return BenchmarkResult(figures, tuple(lines))
 
 
-def _measure(mirror: BenchmarkMirror, process: MeasuredProcess, begin: float, end: float) -> npt.NDArray[np.float64]:
+def _measure(
+    mirror: BenchmarkMirror, process: MeasuredProcess, begin: float, end: float, function: str
+) -> npt.NDArray[np.float64]:
     """Lags in seconds of the transactions that were committed between two times."""
     file = mirror.directory / "lag.markers"
-    with steady_writer(mirror, _PER_SECOND, file):
+    with steady_writer(mirror, _PER_SECOND, file, function=function):
         seen_at, frontiers = _poll(mirror, process, file, end)
     committed, targets = _markers(file)
     measured = (committed >= begin) & (committed < end)

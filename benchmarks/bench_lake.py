@@ -22,9 +22,9 @@ import pyarrow as pa
 
 from benchmarks.outcome import BenchmarkResult, Line, Options
 from benchmarks.pumping import BenchmarkFailed
-from mirror_pump.lake.catalogs.lake_catalog import TableMoved
-from mirror_pump.lake.table.row_files import write_rows
-from mirror_pump.lake.table.table import Table
+from mirror_pump.tables.catalogs.lake_catalog import TableMoved
+from mirror_pump.tables.table.row_files import write_rows
+from mirror_pump.tables.table.table import Table
 from tests.support.counting_catalog import CountingCatalog
 
 WRITERS = (1, 4, 16)

@@ -19,10 +19,10 @@ import psycopg
 from benchmarks.outcome import BenchmarkResult, Line, Options
 from benchmarks.pumping import BenchmarkFailed
 from benchmarks.scene import BenchmarkMirror
-from mirror_pump.config import Settings
-from mirror_pump.monitoring.access import Access
-from mirror_pump.monitoring.http_server import HttpServer, application
-from mirror_pump.monitoring.load_endpoint import LoadEndpoint
+from mirror_pump.http.access import Access
+from mirror_pump.http.server import HttpServer, application
+from mirror_pump.ops.load.load_endpoint import LoadEndpoint
+from mirror_pump.settings.config import Settings
 
 ROWS = 500_000
 _TABLES = ("public.by_copy", "public.by_command", "public.by_http")

@@ -119,7 +119,7 @@ class ReadBenchmark:
 
 def _settings(options: Options) -> dict[str, object]:
     """A batch closes after one transaction, so that each transaction is a commit."""
-    return {"batch_age": 0, **options.settings}
+    return {"batch_bytes": 1, **options.settings}
 
 
 def _keys(mirror: BenchmarkMirror, calls: int) -> tuple[int, ...]:

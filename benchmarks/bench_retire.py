@@ -23,10 +23,10 @@ from benchmarks.late_writes import LateWrites
 from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess, Taken
 from benchmarks.scene import BenchmarkMirror
-from mirror_pump.config import load_settings
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.config import load_settings
 
 ROWS = 1_000_000
 _BEFORE = 10.0

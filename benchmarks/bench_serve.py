@@ -44,9 +44,8 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
                 f"INSERT INTO public.{table} SELECT g, 0, 'a note' FROM generate_series(1, 100) g".encode()
             )
     mirror.program.run("register", *(f"public.{table}" for table in tables), timeout=1800)
-    settings = {**options.settings, "batch_age": 0.05}
     seconds = max(3.0, SECONDS * options.scale)
-    with MeasuredProcess(mirror, "serve_pump", "run", settings, profiling=options.profiling) as process:
+    with MeasuredProcess(mirror, "serve_pump", "run", options.settings, profiling=options.profiling) as process:
         process.wait_for(Step.STREAMING)
         for number in range(options.scaled(COMMITS, 3)):
             _change(mirror, tables, number)

@@ -17,16 +17,17 @@ from pyiceberg.table import StaticTable
 from benchmarks.outcome import BenchmarkResult, Line, Options
 from benchmarks.pumping import BenchmarkFailed
 from decoders.columns import ColumnType, Kind
+from mirror_pump.lake.document.next_metadata import with_snapshot
+from mirror_pump.lake.document.snapshot import Snapshot
+from mirror_pump.lake.document.snapshot_thinning import DEFAULT_RETENTION
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.metadata.manifests import ManifestWriter
-from mirror_pump.lake.metadata.next_metadata import with_snapshot
-from mirror_pump.lake.metadata.snapshot import Snapshot
-from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
-from mirror_pump.lake.read_plan.plan import planned_files, read_plan
+from mirror_pump.lake.manifests.manifest_list import Manifest
+from mirror_pump.lake.manifests.manifests import ManifestWriter
 from mirror_pump.lake.storage import StorageOptions, write_all
 from mirror_pump.model import LakePartitioning
+from mirror_pump.tables.read_plan.plan import planned_files, read_plan
 
 FILES = 100_000
 _PER_MANIFEST = 1_000
@@ -138,13 +139,11 @@ def _table(directory: Path, count: int) -> str:
     """A table whose files are only in its manifests, 1,000 in each; returns the path of its metadata."""
     partitioning = LakePartitioning(1, f"truncate[{_WIDTH}]")
     metadata = TableMetadata.new(_SCHEMA, f"file://{directory}", {}, 1, partitioning)
-    writer = ManifestWriter(metadata, f"file://{directory}/metadata", 1, 1)
-    manifests = []
+    writer = ManifestWriter(metadata, 1, 1)
+    manifests: list[Manifest] = []
     for first in range(0, count, _PER_MANIFEST):
         files = [(_file(directory, number), 1) for number in range(first, first + _PER_MANIFEST)]
-        manifest = writer.add(ManifestContent.DATA, files)
-        assert manifest is not None
-        manifests.append(manifest)
+        manifests += writer.next((), {ManifestContent.DATA: files}, _STORAGE)
     location = writer.list(manifests, None)
     write_all(writer.files, _STORAGE)
     snapshot = Snapshot.new(1, None, 1, 1, {"operation": "append"}, location, 0)

@@ -14,7 +14,7 @@ class Options:
 
     scale: float = 1.0
     """Factor to the numbers of rows, changes, seconds and commits."""
-    repeat: int = 1
+    repeat: int = 3
     """Runs of cdc and copy, whose median counts."""
     verify: bool = True
     settings: Mapping[str, str] = field(default_factory=dict)

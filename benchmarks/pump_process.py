@@ -9,18 +9,23 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 from typing import IO, Any
 
 import orjson
 
-from mirror_pump.config import Settings
+from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
 from mirror_pump.model import Lsn
 from mirror_pump.ops.register.registration import register
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.session.pump import Pump
+from mirror_pump.runtime.cores import available_cores
+from mirror_pump.settings.config import Settings
 
 TABLE = "public.acct"
 
@@ -39,6 +44,18 @@ class StepFile:
             self._file.flush()
 
 
+@contextmanager
+def spark_runner(settings: Settings) -> Iterator[SparkTaskRunner]:
+    """The pump's own Spark, as the pump starts it. Its workers are there: before that, the pump's own process would do
+    the work, and its figures would be those of the first seconds of a pump."""
+    answered: SimpleQueue[Exception | float] = SimpleQueue()
+    with closing(SparkTaskRunner.start(settings.master, available_cores(), answered.put, answered.put)) as runner:
+        answer = answered.get()
+        if isinstance(answer, Exception):
+            raise answer
+        yield runner
+
+
 def main() -> int:
     request: dict[str, Any] = orjson.loads(sys.stdin.buffer.read())
     settings = complete(Settings(**request["settings"]))
@@ -49,13 +66,14 @@ def main() -> int:
             if outcome.error is not None:
                 raise outcome.error
             return 0
-        pump = Pump(settings, observer=observer)
+        with spark_runner(settings) as runner:
+            pump = Pump(settings, observer=observer, runner=runner)
 
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            pump.request_stop()
+            def stop(_number: int, _frame: FrameType | None) -> None:
+                pump.request_stop()
 
-        signal.signal(signal.SIGTERM, stop)
-        pump.run(until=None if request["until"] is None else Lsn(request["until"]))
+            signal.signal(signal.SIGTERM, stop)
+            pump.run(until=None if request["until"] is None else Lsn(request["until"]))
     return 0
 
 

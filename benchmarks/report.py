@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import orjson
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import readers
+from benchmarks.comparison import NOTABLE, Figures, worse
 from benchmarks.outcome import Line
 
 _PACKAGES = ("pyspark", "pyarrow", "numpy", "adbc-driver-postgresql", "psycopg")
@@ -30,6 +33,7 @@ def machine() -> dict[str, str | float | int]:
     cpu = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     memory = [line.split()[1] for line in _lines("/proc/meminfo") if line.startswith("MemTotal:")]
     return {
+        "machine.date": datetime.now(UTC).date().isoformat(),
         "machine.cpu": cpu[0] if cpu else platform.processor(),
         "machine.cores": os.cpu_count() or 0,
         "machine.memory_mb": round(int(memory[0]) * 1024 / 1e6) if memory else 0,
@@ -51,6 +55,23 @@ def print_report(console: Console, facts: Facts, lines: Iterable[Line]) -> None:
     console.print(_server_text(facts), style="dim")
 
 
+def print_comparison(console: Console, figures: Figures, before: Figures | None) -> None:
+    """What got slower or larger since the last figures of this kind of machine."""
+    if before is None:
+        console.print("no figures of this kind of machine are kept: `--document` keeps these")
+        return
+    found = worse(figures, before)
+    than = "than the last figures of this kind of machine"
+    if not found:
+        console.print(f"nothing is worse by {NOTABLE - 1:.0%} or more {than}")
+        return
+    title = f"worse {than}"
+    table = Table("figure", "before", "now", "times as bad", title=title, title_justify="left", title_style="")
+    for one in found:
+        table.add_row(one.name, f"{one.before:,g}", f"{one.now:,g}", f"{one.factor:.2f}")
+    console.print(table)
+
+
 def write_json(path: Path, figures: Mapping[str, object], lines: Iterable[Line]) -> None:
     """Flat keys; `report` has the lines as they were printed."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,15 +79,15 @@ def write_json(path: Path, figures: Mapping[str, object], lines: Iterable[Line])
     path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
-def write_document(path: Path, results: Path) -> bool:
-    """Put what `results` (latest.json) says between the markers of the document. False, and nothing is written, if the
-    last run had nothing for it."""
-    content = orjson.loads(results.read_bytes())
-    rows = [cells for cells in content["report"] if not cells[0].startswith(_CLUSTER)]
-    if not rows:
-        return False
-    _replace_figures(path, f"{_machine_text(content)}  \n{_server_text(content)}\n\n{_table(COLUMNS, rows)}")
-    return True
+def write_document(path: Path, kinds: Sequence[Mapping[str, Any]]) -> None:
+    """Put the last figures of each kind of machine between the markers of the document."""
+    sections = []
+    for kind in kinds:
+        rows = [cells for cells in kind["report"] if not cells[0].startswith(_CLUSTER)]
+        sections.append(
+            f"### {kind['machine.cpu']}\n\n{_machine_text(kind)}  \n{_server_text(kind)}\n\n{_table(COLUMNS, rows)}"
+        )
+    _replace_figures(path, "\n\n".join(sections))
 
 
 def write_scaling_document(path: Path, results: Path) -> bool:
@@ -119,7 +140,8 @@ def _machine_text(facts: Facts) -> str:
     scale = "" if facts["scale"] == 1 else f"; at SCALE {facts['scale']}, so these are no figures to quote"
     return (
         f"{facts['machine.cpu']}, {facts['machine.cores']} cores, {facts['machine.memory_mb']:,} MB, "
-        f"{facts['machine.system']}; load average before: {facts['machine.load_average_before']}{scale}"
+        f"{facts['machine.system']}; on {facts['machine.date']}, load average before: "
+        f"{facts['machine.load_average_before']}{scale}"
     )
 
 

@@ -12,10 +12,11 @@ from tests.support.s3_server import s3_server
 
 
 @contextmanager
-def s3_process() -> Iterator[tuple[str, int]]:
-    """Endpoint and process id, for the time of the block. Objects are kept in memory."""
+def s3_process(request_seconds: float = 0.0) -> Iterator[tuple[dict[str, str], int]]:
+    """Settings of a warehouse there, and the process id, for the time of the block. Objects are kept in memory.
+    `request_seconds`: what each request takes."""
     with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.s3_process"],
+        [sys.executable, "-m", "benchmarks.s3_process", str(request_seconds)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -25,7 +26,14 @@ def s3_process() -> Iterator[tuple[str, int]]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            yield process.stdout.readline().strip(), process.pid
+            storage = {
+                "warehouse": "s3://lake/bench",
+                "storage_endpoint": process.stdout.readline().strip(),
+                "storage_region": "us-east-1",
+                "storage_access_key": "bench",
+                "storage_secret_key": "bench",
+            }
+            yield storage, process.pid
         finally:
             process.stdin.close()
             process.wait(30)
@@ -33,6 +41,7 @@ def s3_process() -> Iterator[tuple[str, int]]:
 
 def main() -> None:
     with s3_server() as server:
+        server.request_seconds = float(sys.argv[1])
         print(server.endpoint, flush=True)
         sys.stdin.read()
 

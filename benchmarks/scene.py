@@ -12,8 +12,8 @@ from typing import Any
 
 import psycopg
 
-from mirror_pump.config import Settings
 from mirror_pump.model import Lsn
+from mirror_pump.settings.config import Settings
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.program import Program
 
@@ -47,6 +47,13 @@ class BenchmarkMirror:
     def execute(self, statement: str, *parameters: object) -> None:
         with self.connect() as connection:
             connection.execute(statement.encode(), parameters or None)
+
+    def heap_bytes(self, table: str) -> int:
+        """Size of a table without its indexes."""
+        with self.connect() as connection:
+            row = connection.execute("SELECT pg_table_size(%s)", (table,)).fetchone()
+        assert row is not None
+        return int(row[0])
 
     def wal_end(self) -> Lsn:
         with self.connect() as connection:

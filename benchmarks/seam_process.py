@@ -68,10 +68,10 @@ def _spark(request: dict[str, Any]) -> tuple[str, TimedRead]:
 
 def _duckdb(request: dict[str, Any]) -> tuple[str, TimedRead]:
     """What `mirror-pump sql` does, without starting its process: a DuckDB for each query."""
-    from mirror_pump.config import load_settings
     from mirror_pump.ops.reads.query import Query, open_query
     from mirror_pump.ops.reads.table_reads import ReadMode
     from mirror_pump.ops.setup.stored_settings import complete
+    from mirror_pump.settings.config import load_settings
 
     settings = complete(load_settings({"dsn": request["dsn"]}))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import orjson
 import psycopg
 from rich.console import Console
 
@@ -34,6 +35,8 @@ from benchmarks import (
     bench_seam,
     bench_serve,
     bench_tier,
+    comparison,
+    copied_kinds,
     lake_plan,
     report,
 )
@@ -47,9 +50,9 @@ USUAL = (
     *("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "fold", "schema", "ingest", "load"),
     *("lake", "lake-plan"),
 )
-BENCHMARKS = (*USUAL, "serve", "conversion", "cluster")
-"""serve, conversion and cluster only when they are named: the first two take minutes to make their tables, the last is
-about machines that are not there."""
+BENCHMARKS = (*USUAL, "lag-s3", "lag-tables", "serve", "conversion", "cluster")
+"""The last five only when they are named: serve and conversion take minutes to make their tables, cluster is about
+machines that are not there, and lag-s3 and lag-tables are for the figures of docs/operations.md."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
 READERS_DOCUMENT = ROOT / "docs" / "readers.md"
@@ -78,17 +81,25 @@ class Suite:
                     self._register(mirror)
                 if "cdc" in self._chosen:
                     self._measure("cdc", bench_cdc.run, mirror)
+        if "copy" in self._chosen:
+            fill = partial(copied_kinds.fill, options=self._options)
+            with self._guarded("copy of kinds"), self._mirror("bench_kinds", 0, fill) as mirror:
+                self._measure("copy of kinds", bench_copy.run_kinds, mirror)
         if self._chosen & {"read", "commits"}:
             self._read_and_commits()
         for name, rows, benchmark in (
             ("lag", bench_lag.rows_at(self._options), bench_lag.run),
-            ("memory", 0, bench_memory.run),
             ("schema", bench_schema.rows_at(self._options), bench_schema.run),
         ):
             if name in self._chosen:
                 with self._guarded(name), self._mirror(f"bench_{name}", rows) as mirror:
                     self._register(mirror)
                     self._measure(name, benchmark, mirror)
+        if "memory" in self._chosen:
+            fill = partial(bench_memory.fill, options=self._options)
+            with self._guarded("memory"), self._mirror("bench_memory", 0, fill) as mirror:
+                self._register(mirror)
+                self._measure("memory", bench_memory.run, mirror)
         for name, bench in (
             ("seam", bench_seam),
             ("retire", bench_retire),
@@ -113,6 +124,12 @@ class Suite:
         if "serve" in self._chosen:
             with self._guarded("serve"), self._mirror("bench_serve", 0) as mirror:
                 self._measure("serve", bench_serve.run, mirror)
+        if "lag-s3" in self._chosen:
+            with self._guarded("lag-s3"), bench_lag.mirrored_in_s3(self._scene, self._options) as (mirror, storage):
+                self._measure("lag-s3", lambda mirror, options: bench_lag.run_in_s3(mirror, storage, options), mirror)
+        if "lag-tables" in self._chosen:
+            with self._guarded("lag-tables"), bench_lag.mirrored_tables(self._scene) as mirror:
+                self._measure("lag-tables", bench_lag.run_tables, mirror)
         if "cluster" in self._chosen:
             with (
                 self._guarded("cluster"),
@@ -181,15 +198,12 @@ def main() -> int:
     arguments = _arguments()
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     if arguments.document:
-        writers = {
-            DOCUMENT: report.write_document,
-            READERS_DOCUMENT: report.write_readers_document,
-            SCALING_DOCUMENT: report.write_scaling_document,
-        }
-        for document in [path for path, write in writers.items() if write(path, RESULTS / "latest.json")]:
-            console.print(
-                f"{document.relative_to(ROOT)} has the figures of {(RESULTS / 'latest.json').relative_to(ROOT)}"
-            )
+        latest = RESULTS / "latest.json"
+        kept = comparison.keep(orjson.loads(latest.read_bytes()))
+        report.write_document(DOCUMENT, comparison.all_figures())
+        writers = {READERS_DOCUMENT: report.write_readers_document, SCALING_DOCUMENT: report.write_scaling_document}
+        written = [DOCUMENT, *(path for path, write in writers.items() if write(path, latest))]
+        console.print(f"written: {', '.join(str(path.relative_to(ROOT)) for path in (kept, *written))}")
         return 0
     options = Options(
         scale=arguments.scale,
@@ -204,8 +218,10 @@ def main() -> int:
         suite = Suite(arguments.only, options, scene, console)
         suite.run()
     facts |= {f"setting.{name}": value for name, value in options.settings.items()}
+    figures = {**suite.figures, **facts}
     report.print_report(console, facts, suite.lines)
-    report.write_json(RESULTS / "latest.json", {**suite.figures, **facts}, suite.lines)
+    report.print_comparison(console, figures, comparison.last_figures(figures))
+    report.write_json(RESULTS / "latest.json", figures, suite.lines)
     console.print(f"figures are in {(RESULTS / 'latest.json').relative_to(ROOT)}")
     for failure in suite.failures:
         console.print(f"[red]failed:[/red] {failure}", markup=True)
@@ -218,7 +234,7 @@ def _arguments() -> argparse.Namespace:
         "--only", type=_names, default=frozenset(USUAL), metavar="NAMES", help="of " + ",".join(BENCHMARKS)
     )
     parser.add_argument("--scale", type=float, default=1.0, help="factor to all sizes, for a quick try [1]")
-    parser.add_argument("--repeat", type=int, default=1, help="runs of cdc and copy; medians count [1]")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of cdc and copy; medians count [3]")
     parser.add_argument("--no-verify", action="store_true", help="do not compare heap and lake after cdc")
     parser.add_argument(
         "--set",
@@ -236,7 +252,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--document",
         action="store_true",
-        help="only write the last run's figures into docs/performance.md, docs/readers.md and docs/scaling.md",
+        help="only write the last run's figures into docs/performance.md, docs/readers.md and docs/scaling.md, and keep"
+        " them for later runs on this kind of machine to be compared with",
     )
     return parser.parse_args()
 

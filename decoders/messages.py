@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _POSTGRES_EPOCH_US = 946_684_800_000_000
 """Microseconds from 1970-01-01 to 2000-01-01, Postgres's epoch."""
@@ -28,9 +29,8 @@ _RESTART_FLAG = 2
 _TRANSACTIONAL_FLAG = 1
 
 
-@dataclass(frozen=True)
-class BeginMessage:
-    """Begins a transaction."""
+class BeginMessage(NamedTuple):
+    """Begins a transaction. A tuple is made faster than a dataclass, and each small transaction has two of these."""
 
     final_lsn: int
     """WAL position of the transaction's commit record."""
@@ -39,8 +39,7 @@ class BeginMessage:
     xid: int
 
 
-@dataclass(frozen=True)
-class CommitMessage:
+class CommitMessage(NamedTuple):
     """Ends a transaction."""
 
     commit_lsn: int

@@ -76,6 +76,12 @@ class IncompleteRows:
     lookup_keys: pa.Table
     """Key columns: the key of each row before this segment. The last image under this key has the missing values."""
 
+    @property
+    def nbytes(self) -> int:
+        """Memory in bytes."""
+        raw = sum(texts.nbytes for texts in self.raw.values())
+        return int(self.rows.nbytes + raw + self.missing.nbytes + self.lookup_keys.nbytes)
+
 
 @dataclass(frozen=True)
 class TableChanges:
@@ -192,13 +198,13 @@ class _Relation:
         previous: Ints | None = None
         result = []
         for column, cells in enumerate(changes.new):
-            wanted = cells.take(places)
-            if (wanted.kinds == UNCHANGED).any():
+            taken = cells.take(places)
+            if (taken.kinds == UNCHANGED).any():
                 if previous is None:
                     previous = effect.previous_images()
                 filled = from_old_tuples(changes, column)
-                wanted = from_earlier_images(filled, changes, previous).take(places)
-            result.append(wanted)
+                taken = from_earlier_images(filled, changes, previous).take(places)
+            result.append(taken)
         return result, previous
 
     def _incomplete(

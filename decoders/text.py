@@ -173,7 +173,7 @@ def _binary(values: pa.Array, column: ColumnType) -> _Result:
         ends = ends - 2 * np.arange(len(ends), dtype=np.int32)
         content = None if (ends & 1).any() else _unhex(text[kept].tobytes())
     if content is None:
-        raise _illegal(next(v for v in _present(values) if v[:2] != "\\x" or _unhex(v[2:]) is None), column)
+        raise _illegal(next(v for v in _not_null(values) if v[:2] != "\\x" or _unhex(v[2:]) is None), column)
     validity = pc.is_valid(values).buffers()[1] if values.null_count else None
     halves = pa.py_buffer((ends // 2).astype(np.int32))
     return pa.Array.from_buffers(pa.binary(), len(values), [validity, halves, pa.py_buffer(content)]), None
@@ -181,11 +181,11 @@ def _binary(values: pa.Array, column: ColumnType) -> _Result:
 
 def _uuid(values: pa.Array, column: ColumnType) -> _Result:
     """Reads texts of 36 characters as a matrix and leaves out the columns of the dashes."""
-    present = pa.concat_arrays([values.drop_null()])
-    count = len(present)
+    texts = pa.concat_arrays([values.drop_null()])
+    count = len(texts)
     content: bytes | None = b""
     if count:
-        _validity, offsets, data = present.buffers()
+        _validity, offsets, data = texts.buffers()
         ends = np.frombuffer(offsets, np.int32, count + 1)
         if (np.diff(ends) == _UUID_LENGTH).all():
             text = np.frombuffer(data, np.uint8, _UUID_LENGTH * count, ends[0]).reshape(count, _UUID_LENGTH)
@@ -194,7 +194,7 @@ def _uuid(values: pa.Array, column: ColumnType) -> _Result:
         else:
             content = None
     if content is None:
-        raise _illegal(next(v for v in _present(values) if _UUID.fullmatch(v) is None), column)
+        raise _illegal(next(v for v in _not_null(values) if _UUID.fullmatch(v) is None), column)
     packed = pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(content)])
     if not values.null_count:
         return packed, None
@@ -250,7 +250,7 @@ _PARSERS: dict[Kind, Callable[[pa.Array, ColumnType], _Result]] = {
 }
 
 
-def _present(values: pa.Array) -> list[str]:
+def _not_null(values: pa.Array) -> list[str]:
     return [value for value in values.to_pylist() if value is not None]
 
 

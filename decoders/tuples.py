@@ -41,7 +41,7 @@ _Words = npt.NDArray[np.uint64]
 _HIGH_HALF = 0xFFFF_FFFF_0000_0000
 
 
-def _inline_masks() -> tuple[_Words, _Words]:
+def _inline_masks() -> _Words:
     """Bits of a view's two words that hold bytes of the value, by length (13 means longer). The low half of the first
     word is the length."""
     masks = np.zeros((_INLINE_BYTES + 2, 2), np.uint64)
@@ -49,10 +49,10 @@ def _inline_masks() -> tuple[_Words, _Words]:
         bits = b"\0\0\0\0" + b"\xff" * length + b"\0" * (_INLINE_BYTES - length)
         masks[length] = np.frombuffer(bits, "<u8")
     masks[_INLINE_BYTES + 1, 0] = _HIGH_HALF
-    return masks[:, 0].copy(), masks[:, 1].copy()
+    return masks
 
 
-_FIRST_MASK, _SECOND_MASK = _inline_masks()
+_INLINE_MASKS = _inline_masks()
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,8 @@ class RawBuffer:
         padded = b"".join((data, bytes(_PADDING)))
         self._octets: Bytes = np.frombuffer(padded, np.uint8)
         self._words: _Words = np.ndarray((len(data) + _PADDING - 7,), "<u8", padded, strides=(1,))
+        # Pairs of words: the length of a text, in four bytes, and its beginning, as a view has them.
+        self._views = np.ndarray((len(data) + _PADDING - 15,), "V16", padded, strides=(1,))
         self._block_bits = block_bits
         self._string_bytes = string_bytes
         whole = pa.py_buffer(padded)
@@ -109,8 +111,8 @@ class RawBuffer:
         """The cells, by column, of the tuples at positions `at`, and the end of each tuple."""
         counts = (self._octets[at].astype(np.int64) << 8) | self._octets[at + 1]
         if (counts != columns).any():
-            found = int(counts[counts != columns][0])
-            raise ValueError(f"a row has {found} columns, but the table is known to have {columns}")
+            sent = int(counts[counts != columns][0])
+            raise ValueError(f"a row has {sent} columns, but the table is known to have {columns}")
         at = at + 2
         cells = []
         for _ in range(columns):
@@ -121,9 +123,9 @@ class RawBuffer:
             if text.all():
                 following = at + 5 + lengths
             else:
-                known = text | (kinds == NULL) | (kinds == UNCHANGED)
-                if not known.all():
-                    raise ValueError(f"a column has the unknown format {bytes(kinds[~known][:1])!r}")
+                is_known = text | (kinds == NULL) | (kinds == UNCHANGED)
+                if not is_known.all():
+                    raise ValueError(f"a column has the unknown format {bytes(kinds[~is_known][:1])!r}")
                 lengths[~text] = 0
                 following = at + np.where(text, 5 + lengths, 1)
             cells.append(Cells(at + 5, lengths, kinds))
@@ -142,17 +144,15 @@ class RawBuffer:
 
     def _text(self, cells: Cells) -> pa.Array:
         count = len(cells.starts)
-        views = np.empty((count, 2), np.uint64)
-        place = np.minimum(cells.lengths, _INLINE_BYTES + 1)
-        views[:, 0] = (self._words[cells.starts - 4] & _FIRST_MASK[place]) | cells.lengths.astype(np.uint64)
-        offsets = cells.starts & ((1 << self._block_bits) - 1)
-        far = ((offsets << 32) | (cells.starts >> self._block_bits)).astype(np.uint64)
-        long = place > _INLINE_BYTES
-        if long.all():
-            views[:, 1] = far
-        else:
-            near = self._words[cells.starts + 4] & _SECOND_MASK[place]
-            views[:, 1] = np.where(long, far, near)
+        views: _Words = self._views[cells.starts - 4].view(np.uint64).reshape(count, 2)
+        # `take` copies whole rows, ten times faster than an index does.
+        views &= _INLINE_MASKS.take(np.minimum(cells.lengths, _INLINE_BYTES + 1), 0)
+        views[:, 0] |= cells.lengths.view(np.uint64)
+        long = cells.lengths > _INLINE_BYTES
+        if long.any():
+            offsets = cells.starts & ((1 << self._block_bits) - 1)
+            far = (offsets << 32) | (cells.starts >> self._block_bits)
+            np.copyto(views[:, 1], far.view(np.uint64), where=long)
         text = cells.kinds == TEXT
         validity = None if text.all() else pa.py_buffer(np.packbits(text, bitorder="little"))
         array = pa.Array.from_buffers(pa.binary_view(), count, [validity, pa.py_buffer(views), *self._blocks])

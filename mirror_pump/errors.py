@@ -51,7 +51,7 @@ class ConnectionLost(SourceError):
 
 class TransientRefusal(SourceError):
     """Postgres refused a statement for a reason that passes: a lock or object that others held, a deadlock, a lack of
-    memory or disk space, a statement that somebody cancelled, an object that was dropped while it was looked at.
+    memory or disk space, a statement that another session cancelled, an object that was dropped while it was looked at.
     Retried."""
 
 
@@ -66,7 +66,7 @@ class UnsendableRow(ConnectionLost):
 
 
 class PublicationChanged(ConnectionLost):
-    """Somebody changed the publication, so the stream may lack changes. The next session copies the tables again, or
+    """The publication was changed, so the stream may lack changes. The next session copies the tables again, or
     says what to do."""
 
 
@@ -84,8 +84,8 @@ class LakeError(MirrorPumpError):
 
 
 class CredentialsError(LakeError):
-    """The storage refuses the credentials, or there are none. Whoever has them has to act. Retried: they may be renewed
-    meanwhile."""
+    """The storage refuses the credentials, or there are none. An operator who has them has to act. Retried: they may be
+    renewed meanwhile."""
 
 
 class FileMissing(LakeError):
@@ -107,6 +107,19 @@ class FileDamaged(LakeError):
         """URI of the file."""
 
 
+def repair_of(name: str, *, only_copy: bool) -> str:
+    """What to do about a damaged file of a table that is live. `only_copy`: rows have left its heap."""
+    if only_copy:
+        return (
+            "restore the file from a backup, under the same name: rows that left the heap may be nowhere else."
+            f" `mirror-pump resync {name}` copies those again that the heap has"
+        )
+    return (
+        f"copy the table again: `mirror-pump resync {name}`, while readers keep what they have; or restore the file"
+        " from a backup, under the same name"
+    )
+
+
 class ForeignTable(LakeError):
     """Another engine changed a lake table so that the mirror cannot continue it. That table fails; others continue."""
 
@@ -121,7 +134,7 @@ class TaskFailed(MirrorPumpError):
 
 
 class CommitConflict(LakeError):
-    """Somebody else moved the metadata pointer of an Iceberg table. The commit is rebased and retried."""
+    """Another writer moved the metadata pointer of an Iceberg table. The commit is rebased and retried."""
 
 
 class OutcomeUnknown(MirrorPumpError):

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NewType
 
 from decoders.columns import ColumnType
-from mirror_pump.quoting import identifier, printed_identifier
+from mirror_pump.database.quoting import identifier, printed_identifier
 
 Lsn = NewType("Lsn", int)
 """A WAL position in bytes from 0/0, as `pg_lsn - '0/0'` gives it."""

@@ -44,7 +44,7 @@ class TableEvent(StrEnum):
 class Transition:
     """One allowed change."""
 
-    former: TableState | None
+    former_state: TableState | None
     """None: the table is not mirrored."""
     event: TableEvent
     state: TableState | None
@@ -93,27 +93,31 @@ TRANSITIONS = (
 )
 """Every allowed change, each once. Any other change is a programming error."""
 
-_AFTER = {(transition.former, transition.event): transition.state for transition in TRANSITIONS}
+_AFTER = {(transition.former_state, transition.event): transition.state for transition in TRANSITIONS}
 
 
-def state_after(former: TableState | None, event: TableEvent) -> TableState:
+def state_after(former_state: TableState | None, event: TableEvent) -> TableState:
     """The state that the event leads to. Raises ValueError if the event is not allowed in this state, or ends the
     mirroring of the table."""
-    state = _AFTER.get((former, event))
+    state = _AFTER.get((former_state, event))
     if state is None:
-        raise ValueError(f"a table that is {former or 'not mirrored'} has no state after the event {event!r}")
+        raise ValueError(f"a table that is {former_state or 'not mirrored'} has no state after the event {event!r}")
     return state
 
 
 def state_by(event: TableEvent) -> TableState:
     """The state that the event leads to from every state in which it is allowed. Raises ValueError if there is not
     exactly one."""
-    found = {state for (_, known), state in _AFTER.items() if known is event and state is not None}
-    if len(found) != 1:
-        raise ValueError(f"the event {event!r} leads to {len(found)} states")
-    return found.pop()
+    states = {state for (_, allowed_event), state in _AFTER.items() if allowed_event is event and state is not None}
+    if len(states) != 1:
+        raise ValueError(f"the event {event!r} leads to {len(states)} states")
+    return states.pop()
 
 
 def states_before(event: TableEvent) -> list[str]:
     """The states in which the event is allowed, as the catalog stores them, for the WHERE clause of an UPDATE."""
-    return [former.value for former, known in _AFTER if known is event and former is not None]
+    return [
+        former_state.value
+        for former_state, allowed_event in _AFTER
+        if allowed_event is event and former_state is not None
+    ]

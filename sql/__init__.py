@@ -46,13 +46,13 @@ class FunctionFile:
 
 def migrations() -> tuple[Migration, ...]:
     """All migrations, in order, numbered from 1 without gaps."""
-    found = sorted(
+    steps = sorted(
         Migration(int(match[1]), match[2], file.read_text(encoding="utf-8"))
         for file in (resources.files(__name__) / "migrations").iterdir()
         if (match := _NAME.fullmatch(file.name))
     )
-    assert [step.version for step in found] == list(range(1, len(found) + 1)), "migrations are numbered 1, 2, 3 ..."
-    return tuple(found)
+    assert [step.version for step in steps] == list(range(1, len(steps) + 1)), "migrations are numbered 1, 2, 3 ..."
+    return tuple(steps)
 
 
 def functions() -> tuple[FunctionFile, ...]:

@@ -8,6 +8,8 @@
 -- as the admin. Without `-v reader` it leaves readers alone. With `-v tiered_only=`, the first time, no role may stream: a mirror
 -- of tiered tables alone needs that no more than a slot.
 \set ON_ERROR_STOP on
+-- What others have created in a schema of this session's path is not meant here.
+SET search_path = pg_catalog, pg_temp;
 SELECT to_regclass('modak.mirror_migrations') IS NOT NULL AS initialised \gset
 \if :initialised
 BEGIN;

@@ -2,6 +2,8 @@
 -- schema with everything that depends on it, which are the triggers on partitions and the event triggers. The pump must be
 -- stopped, and all tables unregistered. Files in the warehouse stay.
 \set ON_ERROR_STOP on
+-- What others have created in a schema of this session's path is not meant here.
+SET search_path = pg_catalog, pg_temp;
 SELECT count(*) AS registered, count(*) > 0 AS some FROM modak.tables \gset
 \if :some
     \warn :registered tables are still registered: mirror-pump unregister --drop-lake or --keep-lake them first

@@ -7,7 +7,6 @@ import os
 import random
 import re
 from collections.abc import Callable, Generator, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +23,11 @@ from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests import spark_java
+from tests.support import durations, soak_parts
 from tests.support.events_table import RetentionTables
 from tests.support.memory import in_memory
+from tests.support.trusted_extensions import trust_extensions
+from tests.support.worker_shares import ItemNeeds, in_shares
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,6 +57,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default-r
 
 # Processes that tests start inherit it: their Spark is just as short-lived.
 os.environ |= spark_java.environment()
+trust_extensions()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -62,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Draws the seed if none was given, so that the header can print it: runs differ, but each can be repeated."""
     if config.getoption("--hypothesis-seed") is None:
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
+    durations.register(config)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -73,35 +77,20 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives soak tests their time, and puts the slow tests first in each worker's share, so that none of them begins
-    when the others have ended.
-
-    With `--dist worksteal` a worker begins with an equal share of consecutive tests, and takes over others' last ones.
-    Tests that share a module's fixture stay together.
-    """
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out other parts than the chosen one of the soak tests, and gives these their time. Orders by workers."""
+    part = soak_parts.chosen_part(os.environ.get(soak_parts.VARIABLE, ""))
+    if part is not None:
+        left_out = {item for item in items if soak_parts.part_of(item.path.relative_to(_ROOT).as_posix()) != part}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         if item.get_closest_marker("soak") is not None and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_SOAK_TIMEOUT))
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
-    if not workers:
-        return
-    slow = [item for item in items if item.get_closest_marker("slow") is not None and not _shares_its_module(item)]
-    chosen = set(slow)
-    others = iter([item for item in items if item not in chosen])
-    left = len(items)
-    items[:] = []
-    for number in range(workers):
-        share = left // (workers - number)
-        left -= share
-        first = slow[number::workers]
-        items += [*first, *islice(others, max(share - len(first), 0))]
-    items += others
-
-
-def _shares_its_module(item: pytest.Item) -> bool:
-    definitions = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
-    return any(definition[-1].scope in ("module", "package", "class") for definition in definitions)
+    if workers:
+        items[:] = [items[place] for place in in_shares([ItemNeeds.of(item) for item in items], workers)]
 
 
 def pytest_collection_finish() -> None:
@@ -120,6 +109,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 def postgres() -> Iterator[EmbeddedPostgres]:
     """The run's PostgreSQL server."""
     with EmbeddedPostgres(temporary_in=in_memory()) as server:
+        durations.CLOCK.postmaster = server.directory / "data" / "postmaster.pid"
         yield server
 
 
@@ -199,10 +189,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     directory = tmp_path_factory.mktemp("spark")
     session = spark_session(
         SparkSettings(
-            master="local[2]",
+            # Room for the tasks of `runner`, beside two for queries.
+            master="local[6]",
             app_name="mirror-pump-tests",
             log=directory / "spark.log",
             conf={
+                "spark.default.parallelism": "2",
                 "spark.sql.warehouse.dir": str(directory / "warehouse"),
                 "spark.local.dir": str(directory),
                 "spark.sql.shuffle.partitions": "1",

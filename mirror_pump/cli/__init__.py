@@ -1,0 +1,1 @@
+"""The command line. Thin: it reads arguments, calls what is below, and prints."""

@@ -15,7 +15,7 @@ def main() -> None:
     gc.disable()
     code = 1
     try:
-        from mirror_pump.telemetry import install_hooks
+        from mirror_pump.runtime.telemetry import install_hooks
 
         install_hooks()
         from mirror_pump.cli.main import app
@@ -39,10 +39,16 @@ def main() -> None:
 
 def _print_error(text: str, error: BaseException | None = None) -> None:
     """Like mirror_pump.cli.terminal.output.remark, but without imports, since these may be what fails."""
+    import contextlib
     import json
     import traceback
 
     traceback_text = "".join(traceback.format_exception(error)) if error is not None else ""
+    # If that cannot be imported, nothing has been given a secret yet.
+    with contextlib.suppress(Exception):
+        from mirror_pump.runtime.telemetry import redact
+
+        text, traceback_text = redact(text), redact(traceback_text)
     if sys.stderr.isatty():
         line = f"{traceback_text}mirror-pump: {text}"
     else:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any, cast
 
@@ -16,8 +17,8 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from mirror_pump.cli.terminal.output import remark, say
-from mirror_pump.config import ENV_PREFIX
-from mirror_pump.telemetry import configure_logging
+from mirror_pump.runtime.telemetry import configure_logging, redact
+from mirror_pump.settings.config import ENV_PREFIX, FORMER_SETTINGS
 
 MODULES = {
     "init": "init",
@@ -74,8 +75,24 @@ class _Commands(MutableMapping[str, _Command]):
         return len(MODULES)
 
 
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Takes secrets out of complaints about arguments, which quote them: one may be a connection string. Names what has
+    taken the place of a former option."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str) and hasattr(error, "format_message"):
+            error.message = redact(message)  # type: ignore[attr-defined]
+            option = str(getattr(error, "option_name", "")).removeprefix("--").replace("-", "_")
+            if option in FORMER_SETTINGS:
+                error.possibilities = ["--" + FORMER_SETTINGS[option].replace("_", "-")]  # type: ignore[attr-defined]
+        raise
+
+
 class CommandGroup(TyperGroup):
-    """Reports command-line errors like other errors: as a JSON line if log lines are JSON."""
+    """Reports command-line errors like other errors: as a JSON line if log lines are JSON, and without a frame where
+    there is no terminal."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -84,13 +101,21 @@ class CommandGroup(TyperGroup):
     def list_commands(self, ctx: object) -> list[str]:  # noqa: ARG002 - typer gives it
         return list(self.commands)
 
-    def main(self, *args: Any, **extra: Any) -> Any:
-        early = os.environ.get(f"{ENV_PREFIX}LOG_FORMAT")
-        if early == "human" or (early != "json" and sys.stderr.isatty()):
-            return super().main(*args, **extra)
-        configure_logging("json")
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        with _usage_errors():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _usage_errors():
+            return super().invoke(ctx)
+
+    def main(self, args: Sequence[str] | None = None, *others: Any, **extra: Any) -> Any:
+        early = _log_format(sys.argv[1:] if args is None else args)
+        if early != "json" and sys.stderr.isatty():
+            return super().main(args, *others, **extra)
+        configure_logging("human" if early == "human" else "json")
         try:
-            result = super().main(*args, **(extra | {"standalone_mode": False}))
+            result = super().main(args, *others, **(extra | {"standalone_mode": False}))
         except Exception as error:
             # A ClickException, whose module differs between versions of typer.
             if not hasattr(error, "format_message"):
@@ -102,6 +127,16 @@ class CommandGroup(TyperGroup):
             remark(message or "no command was given", "error", f"see {path} --help")
             sys.exit(2)
         sys.exit(result if isinstance(result, int) else 0)
+
+
+def _log_format(arguments: Sequence[str]) -> str | None:
+    """The format that is asked for, before the arguments are understood: they may be what is wrong."""
+    for number, option in enumerate(arguments, 1):
+        if option == "--log-format":
+            return next(iter(arguments[number:]), "")
+        if option.startswith("--log-format="):
+            return option.partition("=")[2]
+    return os.environ.get(f"{ENV_PREFIX}LOG_FORMAT")
 
 
 app = typer.Typer(
@@ -118,8 +153,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         # Imported here, since it takes 20 ms, for a mail parser.
         from importlib.metadata import PackageNotFoundError, version
 

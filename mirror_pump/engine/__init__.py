@@ -1,0 +1,1 @@
+"""Spark: its sessions, the one place that submits tasks, and what tasks do."""

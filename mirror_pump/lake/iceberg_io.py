@@ -21,12 +21,12 @@ def file_io(location: str) -> str:
 
 def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Properties of Iceberg's S3FileIO, from those of pyiceberg's FileIO."""
-    found = {key: value for key, value in properties.items() if key != "s3.region"}
+    s3_properties = {key: value for key, value in properties.items() if key != "s3.region"}
     if "s3.endpoint" in properties:
-        found["s3.path-style-access"] = "true"
+        s3_properties["s3.path-style-access"] = "true"
     if "s3.region" in properties:
-        found["client.region"] = properties["s3.region"]
-    return found
+        s3_properties["client.region"] = properties["s3.region"]
+    return s3_properties
 
 
 def table_frame(

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mirror_pump.credentials import CredentialSource
 from mirror_pump.errors import CredentialsError, LakeError, MirrorPumpError
-from mirror_pump.storage_profiles import DEFAULT_PROFILE, StorageProfile, below
+from mirror_pump.settings.credentials import CredentialSource
+from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile, below
 
 _FRESH = 60.0
-"""Seconds after which profiles are read again, since somebody may have changed them."""
+"""Seconds after which profiles are read again, since an operator may have changed them."""
 _SETTINGS_REMEDY = (
     "renew the storage's access key in the settings and start this program again; keys that come from where AWS's tools"
     " look for them are renewed without that"
@@ -75,13 +75,13 @@ class ProfileAccess:
         self._settings = settings
         self._load = load
         self._lock = threading.Lock()
-        self._known: tuple[StorageProfile, ...] | None = None
+        self._cached_profiles: tuple[StorageProfile, ...] | None = None
         self._loaded_at = 0.0
         self._sources: dict[str, CredentialSource] = {}
 
     def use(self, profiles: Sequence[StorageProfile]) -> None:
         """Take over the profiles that the caller has just read."""
-        self._known, self._loaded_at = tuple(profiles), time.monotonic()
+        self._cached_profiles, self._loaded_at = tuple(profiles), time.monotonic()
 
     def properties_of(self, location: str) -> Mapping[str, str]:
         profile = self._of(location)
@@ -94,7 +94,7 @@ class ProfileAccess:
 
     def warehouses(self) -> tuple[ReachableWarehouse, ...]:
         """All warehouses, and how they are reached now."""
-        found = []
+        warehouses = []
         for profile in self._profiles():
             properties: Mapping[str, str] = {}
             error = None
@@ -103,30 +103,30 @@ class ProfileAccess:
             except CredentialsError as missing:
                 error = str(missing), missing.remedy
             if profile.warehouse:
-                found.append(ReachableWarehouse(profile.warehouse, properties, self._remedy(profile), error))
-        return tuple(found)
+                warehouses.append(ReachableWarehouse(profile.warehouse, properties, self._remedy(profile), error))
+        return tuple(warehouses)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SentProfiles, (self.warehouses(),)
 
     def _profiles(self) -> tuple[StorageProfile, ...]:
         with self._lock:
-            if self._known is None or time.monotonic() - self._loaded_at > _FRESH:
+            if self._cached_profiles is None or time.monotonic() - self._loaded_at > _FRESH:
                 try:
                     self.use(self._load())
                 except MirrorPumpError:
                     # The database is away for a moment: what was known is still true, most likely.
-                    if self._known is None:
+                    if self._cached_profiles is None:
                         raise
-            assert self._known is not None
-            return self._known
+            assert self._cached_profiles is not None
+            return self._cached_profiles
 
     def _of(self, location: str) -> StorageProfile | None:
         for _ in range(2):
             for profile in self._profiles():
                 if profile.holds(location):
                     return profile
-            # Somebody may have added the profile a moment ago.
+            # An operator may have added the profile a moment ago.
             self._loaded_at = float("-inf")
         return None
 

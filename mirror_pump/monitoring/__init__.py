@@ -1,1 +1,1 @@
-"""How a running pump tells others how it is: metrics, traces, and the HTTP port with probes and the status page."""
+"""What tells others how a pump is: metrics, traces, and the readings that the HTTP port shows."""

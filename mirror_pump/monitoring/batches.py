@@ -1,4 +1,4 @@
-"""Puts the pump's steps together: what happened to one batch, from its first change to its publish."""
+"""Puts the pump's steps together: what happened to one batch, from its first change to its publish, and its trace."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from opentelemetry.trace import Span, Status, StatusCode, Tracer, set_span_in_context
+
+from mirror_pump.model import format_lsn
 from mirror_pump.pipeline.flow.batches import Period
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.runtime.telemetry import redact
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class BatchObserver:
     def __call__(self, step: Step, /, **details: object) -> None:
         if step is Step.RECEIVED:
             now = self._publish_from = self._clock()
-            self._batch = ObservedBatch(now, now, _count(details, "changes"), _count(details, "segments"))
+            self._batch = ObservedBatch(now, now, number_of(details, "changes"), number_of(details, "segments"))
             self._add(details)
         elif self._batch is None:
             return
@@ -81,7 +85,7 @@ class BatchObserver:
         self._batch = replace(
             self._batch,
             frontier=frontier if isinstance(frontier, int) else None,
-            snapshots=_count(details, "snapshots"),
+            snapshots=number_of(details, "snapshots"),
         )
         self._add({"publish": Period(self._publish_from, self._clock())})
         self._end(error=None)
@@ -92,6 +96,44 @@ class BatchObserver:
         self._ended(replace(batch, ended_at=self._clock(), error=error))
 
 
-def _count(details: Mapping[str, object], name: str) -> int:
+def number_of(details: Mapping[str, object], name: str) -> int:
+    """A number among the details of a step; 0 if it has none."""
     value = details.get(name)
     return value if isinstance(value, int) else 0
+
+
+class BatchTraces:
+    """An observer that makes a span `batch` with children `receive`, `decode`, `write` and `publish` when the batch has
+    ended: the pipeline carries no context around."""
+
+    def __init__(self, tracer: Tracer, clock: Callable[[], float] = time.time) -> None:
+        self._tracer = tracer
+        self._batches = BatchObserver(self._ended, clock)
+
+    def __call__(self, step: Step, /, **details: object) -> None:
+        self._batches(step, **details)
+
+    def _ended(self, batch: ObservedBatch) -> None:
+        span = self._tracer.start_span("batch", start_time=_nanoseconds(batch.began_at))
+        if span.is_recording():
+            _describe(span, batch)
+            within = set_span_in_context(span)
+            for phase, period in batch.phases.items():
+                child = self._tracer.start_span(phase, within, start_time=_nanoseconds(period.began_at))
+                # Tasks may run on a machine whose clock differs.
+                child.end(_nanoseconds(max(period.began_at, min(period.ended_at, batch.ended_at))))
+        span.end(_nanoseconds(batch.ended_at))
+
+
+def _describe(span: Span, batch: ObservedBatch) -> None:
+    span.set_attribute("mirror_pump.changes", batch.changes)
+    span.set_attribute("mirror_pump.segments", batch.segments)
+    span.set_attribute("mirror_pump.snapshots", batch.snapshots)
+    if batch.frontier is not None:
+        span.set_attribute("mirror_pump.frontier", format_lsn(batch.frontier))
+    if batch.error is not None:
+        span.set_status(Status(StatusCode.ERROR, redact(batch.error)))
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -209,8 +209,8 @@ def _of(
 def _gauge(meter: Meter, name: str, unit: str, description: str, values: Callable[[], Values]) -> None:
     def callback(_: CallbackOptions) -> Iterable[Observation]:
         # OTLP has no booleans: its exporter fails on one.
-        known = ((value, attributes) for value, attributes in values() if value is not None)
-        return [Observation(int(value) if isinstance(value, bool) else value, labels) for value, labels in known]
+        measurements = ((value, attributes) for value, attributes in values() if value is not None)
+        return [Observation(int(value) if isinstance(value, bool) else value, labels) for value, labels in measurements]
 
     meter.create_observable_gauge(name, [callback], unit, description)
 

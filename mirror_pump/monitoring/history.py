@@ -34,7 +34,7 @@ class StatusSample:
     wal: WalRoom | None
     """None while there is no slot."""
     safe_wal_bytes: int | None
-    """WAL that may be written before the slot is lost; None without a limit."""
+    """WAL that may be written before the slot is lost; None if there is no limit."""
     changes: int
     """Row changes that this process had published."""
 
@@ -74,22 +74,22 @@ class StatusHistory:
     def add(self, sample: StatusSample, status: MirrorStatus) -> None:
         """Add the sample, made of `status`, unless the last one is too recent. Copies are followed in any case.
 
-        A sample from before the last one begins the history anew: somebody has set the clock back."""
+        A sample from before the last one begins the history anew: the clock was set back."""
         if self._samples and sample.at < self._samples[-1].at:
             self._samples.clear()
             self._copies.clear()
         if not self._samples or sample.at - self._samples[-1].at >= INTERVAL * 0.9:
             self._samples.append(sample)
         copying = {table.table: table for table in status.tables if table.state is TableState.COPYING}
-        self._copies = {name: seen for name, seen in self._copies.items() if name in copying}
+        self._copies = {name: points for name, points in self._copies.items() if name in copying}
         for name, table in copying.items():
-            seen = self._copies.setdefault(name, deque())
-            if seen and table.chunks_done < seen[-1][1]:
+            points = self._copies.setdefault(name, deque())
+            if points and table.chunks_done < points[-1][1]:
                 # The copy began again.
-                seen.clear()
-            seen.append((sample.at, table.chunks_done))
-            while sample.at - seen[0][0] > _COPY_SPAN:
-                seen.popleft()
+                points.clear()
+            points.append((sample.at, table.chunks_done))
+            while sample.at - points[0][0] > _COPY_SPAN:
+                points.popleft()
 
     @property
     def changes_per_second(self) -> float | None:
@@ -157,17 +157,17 @@ class StatusHistory:
         return first, recent[-1].wal if recent else None
 
     def _seconds_left(self, table: str, total: int) -> float | None:
-        seen = self._copies.get(table)
-        if not seen:
+        points = self._copies.get(table)
+        if not points:
             return None
-        (first_at, first), (last_at, last) = seen[0], seen[-1]
+        (first_at, first), (last_at, last) = points[0], points[-1]
         return (total - last) * (last_at - first_at) / (last - first) if last > first else None
 
 
 def _changes_per_second(samples: Sequence[StatusSample]) -> list[float | None]:
     rates: list[float | None] = [None] if samples else []
-    for former, sample in pairwise(samples):
-        rates.append(_rounded(max(0, sample.changes - former.changes) / (sample.at - former.at)))
+    for previous_sample, sample in pairwise(samples):
+        rates.append(_rounded(max(0, sample.changes - previous_sample.changes) / (sample.at - previous_sample.at)))
     return rates
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mirror_pump.telemetry import get_logger, redact
+from mirror_pump.runtime.telemetry import get_logger, redact
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
@@ -48,7 +48,7 @@ class Exports:
 
 
 def exports_of(environment: Mapping[str, str]) -> Exports:
-    """What is to be exported. Nothing without one of the variables, so that a pump that nobody configured does not look
+    """What is to be exported. Nothing without one of the variables, so that a pump without configuration does not look
     for a collector on its own machine."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return Exports(None, None)
@@ -140,7 +140,7 @@ def _span_exporter(exporter: str) -> SpanExporter:
 
 
 def foreign_meter_provider() -> bool:
-    """Whether somebody else, such as `opentelemetry-instrument`, has set an SDK up in this process."""
+    """Whether another program, such as `opentelemetry-instrument`, has set an SDK up in this process."""
     module = sys.modules.get("opentelemetry.sdk.metrics")
     if module is None:
         return False

@@ -17,7 +17,7 @@ class PumpPhase(StrEnum):
     STANDBY = "standby"
     """Another pump leads."""
     LEADING = "leading"
-    """It leads, and starts Spark."""
+    """It leads, and begins its first session."""
     STREAMING = "streaming"
     """It works: it follows the stream, or has none to follow."""
     RETRYING = "retrying"

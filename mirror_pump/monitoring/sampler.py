@@ -9,16 +9,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.monitoring.history import INTERVAL, StatusHistory, StatusSample
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.status.status_report import MirrorStatus
-from mirror_pump.service_thread import ServiceThread, ThreadedService
-from mirror_pump.telemetry import get_logger, redact
+from mirror_pump.runtime.service_thread import ServiceThread, ThreadedService
+from mirror_pump.runtime.telemetry import get_logger, redact
+from mirror_pump.settings.config import Settings
 
 _FULL_INTERVAL = 60.0
-"""Seconds between two full readings, files included, if nobody asks for one."""
+"""Seconds between two full readings, files included, if no client asks for one."""
 _FULL_PAUSE = 1.0
 """Least seconds between two full readings, however many ask."""
 _SHARE = 0.05

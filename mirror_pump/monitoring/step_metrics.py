@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from opentelemetry.metrics import Counter, Meter
 
-from mirror_pump.monitoring.batches import BatchObserver, ObservedBatch
+from mirror_pump.monitoring.batches import BatchObserver, ObservedBatch, number_of
 from mirror_pump.pipeline.flow.steps import Level, Step
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -23,6 +23,9 @@ class StepMetrics:
         )
         self._commits = meter.create_counter(
             "mirror_pump.commits", "{commit}", "Iceberg commits that were published, one for each table of a publish"
+        )
+        self._files = meter.create_counter(
+            "mirror_pump.files", "{file}", "Files that publishes brought into the lake, metadata included"
         )
         self._changes = meter.create_counter("mirror_pump.changes", "{change}", "Row changes published")
         self._problems = meter.create_counter(
@@ -70,11 +73,12 @@ class StepMetrics:
             self._partitions.add(1, {"step": str(details.get("step"))})
         elif step in self._by_step:
             counter, name = self._by_step[step]
-            counter.add(_number(details, name))
+            counter.add(number_of(details, name))
 
     def _published(self, details: Mapping[str, object]) -> None:
         self._publishes.add(1)
-        self._commits.add(_number(details, "snapshots"))
+        self._commits.add(number_of(details, "snapshots"))
+        self._files.add(number_of(details, "files"))
         if self._staged_at is not None:
             self._publish_seconds.record(time.monotonic() - self._staged_at)
 
@@ -109,8 +113,3 @@ def _details_counters(meter: Meter) -> dict[Step, tuple[Counter, str]]:
             "rows",
         ),
     }
-
-
-def _number(details: Mapping[str, object], name: str) -> int:
-    value = details.get(name)
-    return value if isinstance(value, int) else 0

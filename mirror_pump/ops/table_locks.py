@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import psycopg
 
-from mirror_pump.backoff import Backoff
-from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, TableError
 from mirror_pump.model import TableName
+from mirror_pump.runtime.backoff import Backoff
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.connect import PgConnection
 
 _LOCK_PATIENCE = 120.0
@@ -23,15 +23,17 @@ def limit_lock(connection: PgConnection, settings: Settings) -> None:
 def with_lock_retries(settings: Settings, name: TableName, attempt: Callable[[], None]) -> None:
     """Run `attempt` until it gets its locks. Raises TableError after _LOCK_PATIENCE seconds without them."""
     backoff = Backoff(settings.lock_timeout, 4 * settings.lock_timeout, jitter=1.0)
+
+    def locked_attempt() -> None:
+        try:
+            attempt()
+        except MirrorPumpError as error:
+            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
+                raise _LockBusy from error
+            raise
+
     try:
-        for attempt_context in backoff.attempts(lambda error: isinstance(error, _LockBusy), seconds=_LOCK_PATIENCE):
-            with attempt_context:
-                try:
-                    attempt()
-                except MirrorPumpError as error:
-                    if isinstance(error.__cause__, psycopg.errors.LockNotAvailable | psycopg.errors.DeadlockDetected):
-                        raise _LockBusy from error
-                    raise
+        backoff.call(locked_attempt, lambda error: isinstance(error, _LockBusy), seconds=_LOCK_PATIENCE)
     except _LockBusy as busy:
         raise TableError(
             f"{name} could not be locked within {_LOCK_PATIENCE:.0f} s: other sessions hold it",

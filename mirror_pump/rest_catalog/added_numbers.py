@@ -1,6 +1,6 @@
 """Numbers of the schemas, partition specs and sort orders that a client adds to a table.
 
-A client numbers what it adds by the metadata that it knows. If somebody else came first, its numbers may be taken, and
+A client numbers what it adds by the metadata that it knows. If another client came first, its numbers may be taken, and
 not every such change has a requirement that says so: a replaced table has none on its sort order. Invariant: each
 number of a table has one meaning, for ever. What the table has already keeps its number. A schema gets a free one,
 since files name fields and not schemas. Files name their spec and their order by number, so a change that means
@@ -29,19 +29,19 @@ from pyiceberg.table.update import (
 from mirror_pump.rest_catalog.protocol import commit_failed
 
 
-def numbered(table: str, updates: Iterable[TableUpdate], known: TableMetadata) -> Sequence[TableUpdate]:
+def numbered(table: str, updates: Iterable[TableUpdate], metadata: TableMetadata) -> Sequence[TableUpdate]:
     """The updates with numbers that are right upon this metadata, and without what the table has already. Raises
     ProtocolError (409) if that cannot be."""
-    numbers = _Numbers(table, known)
+    numbers = _Numbers(table, metadata)
     return [settled for update in updates if (settled := numbers.settle(update)) is not None]
 
 
 class _Numbers:
-    def __init__(self, table: str, known: TableMetadata) -> None:
+    def __init__(self, table: str, metadata: TableMetadata) -> None:
         self._table = table
-        self._schemas = {schema.schema_id: schema for schema in known.schemas}
-        self._specs: dict[int, Sequence[object]] = {spec.spec_id: spec.fields for spec in known.partition_specs}
-        self._orders: dict[int, Sequence[object]] = {order.order_id: order.fields for order in known.sort_orders}
+        self._schemas = {schema.schema_id: schema for schema in metadata.schemas}
+        self._specs: dict[int, Sequence[object]] = {spec.spec_id: spec.fields for spec in metadata.partition_specs}
+        self._orders: dict[int, Sequence[object]] = {order.order_id: order.fields for order in metadata.sort_orders}
         self._sent: dict[int, int] = {}
         """Numbers of the schemas that were added, by those that the client gave them."""
         self._last: dict[str, int] = {}
@@ -84,9 +84,9 @@ class _Numbers:
         self._schemas[number] = schema
         return AddSchemaUpdate(schema=schema.model_copy(update={"schema_id": number}))
 
-    def _is_new(self, kind: str, known: dict[int, Sequence[object]], number: int, fields: Sequence[object]) -> bool:
+    def _is_new(self, kind: str, assigned: dict[int, Sequence[object]], number: int, fields: Sequence[object]) -> bool:
         """False if the table has it. Raises ProtocolError if its number means other fields."""
-        there = known.setdefault(number, fields)
+        there = assigned.setdefault(number, fields)
         if list(there) != list(fields):
             raise commit_failed(f"{kind} {number} of {self._table} was added concurrently, with other fields")
         self._last[kind] = number

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, OutcomeUnknown, SourceError
-from mirror_pump.lake.catalogs.lake_catalog import TableMoved
-from mirror_pump.lake.table.table_errors import TableMissing
+from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, OutcomeUnknown, SourceError, TransientRefusal
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request, commit_failed
-from mirror_pump.telemetry import get_logger, redact
+from mirror_pump.runtime.telemetry import get_logger, redact
+from mirror_pump.tables.catalogs.lake_catalog import TableMoved
+from mirror_pump.tables.table.table_errors import TableMissing
 
 
 def as_protocol_error(error: MirrorPumpError) -> ProtocolError:
@@ -25,7 +25,7 @@ def as_protocol_error(error: MirrorPumpError) -> ProtocolError:
     if isinstance(error, OutcomeUnknown):
         # The client must not delete what it wrote: the commit may have happened.
         return ProtocolError(500, "CommitStateUnknownException", text)
-    if isinstance(error, ConnectionLost):
+    if isinstance(error, ConnectionLost | TransientRefusal):
         return ProtocolError(503, "ServiceUnavailableException", text)
     if isinstance(error, SourceError | LakeError):
         return ProtocolError(500, "ServiceFailureException", text)

@@ -71,9 +71,9 @@ def parse_warehouse(text: str) -> tuple[View, PastPoint | Latest | None] | None:
         return View(name), None
     if moment in ("latest", "now"):
         return View(name), Latest()
-    found = _POSITION.fullmatch(moment)
+    position = _POSITION.fullmatch(moment)
     try:
-        return View(name), parse_when(f"{found[1]}/{found[2]}" if found else moment)
+        return View(name), parse_when(f"{position[1]}/{position[2]}" if position else moment)
     except UsageError:
         raise UsageError(
             f"{moment!r} in the warehouse's name is no moment",
@@ -83,8 +83,8 @@ def parse_warehouse(text: str) -> tuple[View, PastPoint | Latest | None] | None:
 
 def parse_prefix(text: str) -> Attachment | None:
     """What a prefix stands for; None if it is none of the mirror's."""
-    found = _PREFIX.fullmatch(text)
-    if found is None:
+    match = _PREFIX.fullmatch(text)
+    if match is None:
         return None
-    frontier = None if found["high"] is None else parse_lsn(f"{found['high']}/{found['low']}")
-    return Attachment(View(found["view"]), frontier)
+    frontier = None if match["high"] is None else parse_lsn(f"{match['high']}/{match['low']}")
+    return Attachment(View(match["view"]), frontier)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,12 +12,15 @@ import orjson
 from pydantic import BaseModel, JsonValue, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from mirror_pump.rest_catalog.protocol import bad_request
+from mirror_pump.ops.row_files.json_texts import is_deeper
+from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request
 
 _PAGE = 1000
 """Names on a page, unless a client asks for fewer."""
 _MOST_SENT = 4 << 20
 """Bytes of a request's body."""
+_DEEPEST = 100
+"""JSON arrays and objects in one another in a request's body. A type of Iceberg in another one takes three."""
 
 _Sent = TypeVar("_Sent", bound=BaseModel)
 
@@ -35,10 +39,12 @@ class CatalogRequest:
     def sent(self) -> JsonValue:
         """The body. Raises ProtocolError if it is no JSON."""
         try:
-            found: JsonValue = orjson.loads(self.body)
+            document: JsonValue = orjson.loads(self.body)
         except orjson.JSONDecodeError as error:
             raise bad_request(f"the request's body is no JSON: {error}") from error
-        return found
+        if is_deeper(document, _DEEPEST):
+            raise bad_request(f"the request's body is nested too deeply: {_DEEPEST} levels are allowed")
+        return document
 
 
 def sent_document(kind: type[_Sent], document: JsonValue) -> _Sent:
@@ -46,23 +52,24 @@ def sent_document(kind: type[_Sent], document: JsonValue) -> _Sent:
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        reasons = [f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()]
+        reasons = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
         raise bad_request(f"the request cannot be understood: {'; '.join(reasons)[:1000]}") from error
     except (ValueError, TypeError) as error:
         raise bad_request(f"the request cannot be understood: {str(error)[:500]}") from error
 
 
-async def read_body(request: Request) -> bytes | None:
-    """The body; None if it is too large."""
-    found = bytearray()
+async def read_body(request: Request, within: float) -> bytes:
+    """The body. Raises ProtocolError if it is too large, or does not arrive `within` so many seconds."""
+    body = bytearray()
     try:
-        async for part in request.stream():
-            found += part
-            if len(found) > _MOST_SENT:
-                return None
-    except ClientDisconnect:
-        return None
-    return bytes(found)
+        async with asyncio.timeout(within):
+            async for part in request.stream():
+                body += part
+                if len(body) > _MOST_SENT:
+                    raise ProtocolError(413, "RequestTooLargeException", "the request's body is too large")
+    except (TimeoutError, ClientDisconnect):
+        raise ProtocolError(408, "RequestTimeoutException", "the request's body did not arrive in time") from None
+    return bytes(body)
 
 
 def page_of(names: Sequence[str], query: Mapping[str, str]) -> tuple[Sequence[str], str | None]:

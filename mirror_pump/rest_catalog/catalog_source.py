@@ -11,7 +11,8 @@ from typing import Protocol
 
 from pydantic import JsonValue
 
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.settings.credentials import is_secret
 
 LEVELS = "\x1f"
 """Between the levels of a namespace."""
@@ -68,15 +69,12 @@ class TableWriter(Protocol):
 
     def drop_namespace(self, namespace: str) -> None:
         """One with nothing in it."""
-        ...
 
     def create(self, namespace: str, body: JsonValue) -> FoundTable | PreparedTable:
         """Creates a table from `CreateTableRequest`, or only prepares it (`stage-create`)."""
-        ...
 
     def commit(self, changes: Sequence[SentChange]) -> Sequence[FoundTable]:
         """Makes all changes or none, if each table meets its change's requirements."""
-        ...
 
     def drop(self, namespace: str, name: str, *, purge: bool) -> None: ...
 
@@ -86,19 +84,15 @@ class CatalogView(Protocol):
 
     def namespaces(self) -> Sequence[str]:
         """All namespaces, and those above them, in order."""
-        ...
 
     def tables(self, namespace: str) -> Sequence[str]:
         """Names of a namespace's tables, in order; none for one that does not exist."""
-        ...
 
     def find(self, namespace: str, name: str) -> FoundTable:
         """The table of that name. Raises ProtocolError without one."""
-        ...
 
     def writer(self) -> TableWriter:
         """Raises ProtocolError, with the reason, if these tables are read-only."""
-        ...
 
 
 class CatalogSource(Protocol):
@@ -107,12 +101,36 @@ class CatalogSource(Protocol):
     @property
     def warehouses(self) -> Sequence[str]:
         """What a client may attach, or examples of it."""
-        ...
 
     def attach(self, warehouse: str) -> AttachedWarehouse | None:
         """Begins a client's reading of a warehouse; None if it is not of this source."""
-        ...
 
     def view(self, prefix: str) -> CatalogView | None:
         """What is behind a prefix; None if it is not of this source."""
-        ...
+
+
+_VENDED = ("s3.access-key-id", "s3.secret-access-key", "s3.session-token")
+_REGION = "s3.region"
+_CLIENT_REGION = "client.region"
+"""Iceberg's Java library has the region under this name, others under the first."""
+_ENDPOINT = "s3.endpoint"
+_PATH_STYLE = "s3.path-style-access"
+"""Stores other than AWS have no host of each bucket's name."""
+
+
+def storage_hints(location: str, storage: StorageOptions, *, credentials: bool) -> dict[str, str]:
+    """Properties of Iceberg's FileIO for a table whose metadata file is at `location`; none for a local one.
+
+    `credentials`: with those by which this process reaches the storage. Raises CredentialsError if there are none.
+    """
+    if local_path(location) is not None:
+        return {}
+    properties = storage.properties_of(location)
+    hints = {name: value for name, value in properties.items() if name.startswith("s3.") and not is_secret(name)}
+    if _REGION in hints:
+        hints[_CLIENT_REGION] = hints[_REGION]
+    if _ENDPOINT in hints:
+        hints[_PATH_STYLE] = "true"
+    if credentials:
+        hints |= {name: properties[name] for name in _VENDED if name in properties}
+    return hints

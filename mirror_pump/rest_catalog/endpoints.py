@@ -18,9 +18,15 @@ from starlette.routing import BaseRoute, Route
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.rest_catalog.answers import as_protocol_error, error_response, json_answer
 from mirror_pump.rest_catalog.catalog_requests import CatalogRequest, names_tag, page_of, read_body, sent_document
-from mirror_pump.rest_catalog.catalog_source import LEVELS, CatalogSource, CatalogView, FoundTable, SentChange
-from mirror_pump.rest_catalog.endpoint import Endpoint
-from mirror_pump.rest_catalog.openapi import OPENAPI_PATH, openapi_document
+from mirror_pump.rest_catalog.catalog_source import (
+    LEVELS,
+    CatalogSource,
+    CatalogView,
+    FoundTable,
+    SentChange,
+    storage_hints,
+)
+from mirror_pump.rest_catalog.endpoint import OPENAPI_PATH, Endpoint, openapi_document
 from mirror_pump.rest_catalog.protocol import (
     CatalogConfig,
     CommitTableAnswer,
@@ -36,7 +42,6 @@ from mirror_pump.rest_catalog.protocol import (
     no_such_namespace,
     no_such_view,
 )
-from mirror_pump.rest_catalog.storage_hints import storage_hints
 from mirror_pump.rest_catalog.table_commits import CreateTableRequest, UpdateTableRequest
 from mirror_pump.rest_catalog.table_documents import TableDocuments
 
@@ -52,12 +57,14 @@ _IF_NONE_MATCH = "If-None-Match"
 class CatalogEndpoints:
     """Answers the protocol's requests. All but reading a body happens in threads of the framework."""
 
-    def __init__(self, documents: TableDocuments, *, vends: bool) -> None:
-        """`vends`: whether clients that ask for credentials get those by which this process reaches the storage."""
+    def __init__(self, documents: TableDocuments, *, vends: bool, body_seconds: float = 10.0) -> None:
+        """`vends`: whether clients that ask for credentials get those by which this process reaches the storage.
+        `body_seconds`: how long the body of a request may take to arrive."""
         self.sources: Sequence[CatalogSource] = ()
         """Where warehouses come from; none while the program starts."""
         self._documents = documents
         self._vends = vends
+        self._body_seconds = body_seconds
 
     def routes(self) -> Sequence[BaseRoute]:
         """The part of the application that this is."""
@@ -72,9 +79,11 @@ class CatalogEndpoints:
 
     async def serve(self, request: Request) -> Response:
         """Answer any request below CATALOG_PATH."""
-        body = await read_body(request)
-        if body is None:
-            return error_response(ProtocolError(413, "RequestTooLargeException", "the request's body is too large"))
+        try:
+            body = await read_body(request, self._body_seconds)
+        except ProtocolError as error:
+            # The connection closes, since the rest of the body is never read.
+            return error_response(error, {"Connection": "close"})
         try:
             return await run_in_threadpool(self._answer, request, body)
         except ProtocolError as error:
@@ -129,8 +138,8 @@ class CatalogEndpoints:
             raise no_such_namespace(parent)
         above = parent.split(LEVELS) if parent else []
         levels = [name.split(LEVELS) for name in names]
-        found = [LEVELS.join(name) for name in levels if name[:-1] == above]
-        page, token = page_of(found, request.query)
+        children = [LEVELS.join(name) for name in levels if name[:-1] == above]
+        page, token = page_of(children, request.query)
         return json_answer(NamespaceList(namespaces=[name.split(LEVELS) for name in page], next_page_token=token))
 
     def namespace(self, request: CatalogRequest) -> Response:
@@ -147,19 +156,19 @@ class CatalogEndpoints:
     def tables(self, request: CatalogRequest) -> Response:
         namespace = request.parts["namespace"]
         page, token = page_of(self._names_in(request), request.query)
-        found = [TableReference(namespace=namespace.split(LEVELS), name=name) for name in page]
-        return json_answer(TableList(identifiers=found, next_page_token=token))
+        identifiers = [TableReference(namespace=namespace.split(LEVELS), name=name) for name in page]
+        return json_answer(TableList(identifiers=identifiers, next_page_token=token))
 
     def table(self, request: CatalogRequest) -> Response:
         return self._loaded(request, self._find(request))
 
-    def _loaded(self, request: CatalogRequest, found: FoundTable) -> Response:
+    def _loaded(self, request: CatalogRequest, table: FoundTable) -> Response:
         snapshots = request.query.get(_SNAPSHOTS, "all")
         if snapshots not in ("all", "refs"):
             raise bad_request(f"snapshots={snapshots[:20]!r}: only `all` and `refs` are known")
-        wanted = self._wants_credentials(request)
-        config = found.config | storage_hints(found.location, found.storage, credentials=wanted)
-        document = self._documents.answer(found.location, found.storage, config, refs_only=snapshots == "refs")
+        credentials = self._wants_credentials(request)
+        config = table.config | storage_hints(table.location, table.storage, credentials=credentials)
+        document = self._documents.answer(table.location, table.storage, config, refs_only=snapshots == "refs")
         headers = {"ETag": document.etag, "Cache-Control": "private, no-cache"}
         if names_tag(request.headers.get(_IF_NONE_MATCH, ""), document.etag):
             return Response(status_code=304, headers=headers)
@@ -233,7 +242,7 @@ class CatalogEndpoints:
         writer.drop(request.parts["namespace"], request.parts["table"], purge=purge)
         return Response(status_code=204)
 
-    # What several of them need
+    # Helpers of several endpoints
 
     def _view(self, request: CatalogRequest) -> CatalogView:
         view = self._view_of(request.parts["prefix"])
@@ -253,11 +262,11 @@ class CatalogEndpoints:
 
     def _names_in(self, request: CatalogRequest) -> Sequence[str]:
         """The names of a namespace's tables. Raises ProtocolError without the namespace."""
-        wanted = request.parts["namespace"]
+        namespace = request.parts["namespace"]
         view = self._view(request)
-        names = view.tables(wanted)
-        if not names and wanted not in view.namespaces():
-            raise no_such_namespace(wanted)
+        names = view.tables(namespace)
+        if not names and namespace not in view.namespaces():
+            raise no_such_namespace(namespace)
         return names
 
     def _find(self, request: CatalogRequest) -> FoundTable:

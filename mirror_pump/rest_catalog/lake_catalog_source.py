@@ -7,14 +7,6 @@ from collections.abc import Sequence
 from pydantic import JsonValue
 
 from mirror_pump.errors import UsageError
-from mirror_pump.lake.catalogs.lake_catalog import (
-    MetadataPointer,
-    NamespaceNotEmpty,
-    StoredCatalog,
-    TableIdentifier,
-    TableMoved,
-)
-from mirror_pump.lake.table.table import Table
 from mirror_pump.rest_catalog.catalog_requests import sent_document
 from mirror_pump.rest_catalog.catalog_source import (
     LEVELS,
@@ -35,6 +27,14 @@ from mirror_pump.rest_catalog.protocol import (
     table_exists,
 )
 from mirror_pump.rest_catalog.table_commits import CreateTableRequest, TableCommits, TableUpdates, UpdateTableRequest
+from mirror_pump.tables.catalogs.lake_catalog import (
+    MetadataPointer,
+    NamespaceNotEmpty,
+    StoredCatalog,
+    TableIdentifier,
+    TableMoved,
+)
+from mirror_pump.tables.table.table import Table
 
 
 class LakeCatalogSource:
@@ -69,24 +69,24 @@ class LakeCatalogView:
         self._commits = TableCommits(catalog)
 
     def namespaces(self) -> Sequence[str]:
-        found = {namespace.replace(".", LEVELS) for namespace in self._catalog.namespaces()}
-        for namespace in list(found):
+        names = {namespace.replace(".", LEVELS) for namespace in self._catalog.namespaces()}
+        for namespace in list(names):
             levels = namespace.split(LEVELS)
-            found |= {LEVELS.join(levels[:count]) for count in range(1, len(levels))}
-        return sorted(found)
+            names |= {LEVELS.join(levels[:count]) for count in range(1, len(levels))}
+        return sorted(names)
 
     def tables(self, namespace: str) -> Sequence[str]:
         if "." in namespace:
             return []
-        found = self._catalog.tables(namespace.replace(LEVELS, "."))
-        return [table.name for table in found if _identifier(namespace, table.name) is not None]
+        tables = self._catalog.tables(namespace.replace(LEVELS, "."))
+        return [table.name for table in tables if _identifier(namespace, table.name) is not None]
 
     def find(self, namespace: str, name: str) -> FoundTable:
         identifier = _identifier(namespace, name)
         pointer = None if identifier is None else self._catalog.load(identifier)
         if pointer is None:
             raise no_such_table(namespace, name)
-        return self._found(pointer)
+        return self._found_table(pointer)
 
     def writer(self) -> TableWriter:
         if not self._read_write:
@@ -122,7 +122,7 @@ class LakeCatalogView:
         if request.stage_create:
             return PreparedTable(metadata.parsed(), metadata.location, self._catalog.storage)
         try:
-            return self._found(self._commits.create(table, metadata))
+            return self._found_table(self._commits.create(table, metadata))
         except TableMoved:
             raise table_exists(namespace, request.name) from None
 
@@ -133,30 +133,30 @@ class LakeCatalogView:
         ]
         if len({change.table for change in parsed}) < len(parsed):
             raise bad_request("a transaction changes each table once")
-        return [self._found(pointer) for pointer in self._commits.commit(parsed)]
+        return [self._found_table(pointer) for pointer in self._commits.commit(parsed)]
 
     def drop(self, namespace: str, name: str, *, purge: bool) -> None:
         self.find(namespace, name)
         Table.drop(self._catalog, _required(namespace, name), purge=purge)
 
-    def _found(self, pointer: MetadataPointer) -> FoundTable:
+    def _found_table(self, pointer: MetadataPointer) -> FoundTable:
         return FoundTable(pointer.metadata_location, {}, self._catalog.storage)
 
 
 def _identifier(namespace: str, name: str) -> TableIdentifier | None:
     """None for what can be no table's name, in any catalog."""
     try:
-        found = TableIdentifier.parse(f"{namespace.replace(LEVELS, '.')}.{name}")
+        identifier = TableIdentifier.parse(f"{namespace.replace(LEVELS, '.')}.{name}")
     except UsageError:
         return None
-    return None if "." in namespace or "." in name else found
+    return None if "." in namespace or "." in name else identifier
 
 
 def _required(namespace: str, name: str) -> TableIdentifier:
-    found = _identifier(namespace, name)
-    if found is None:
+    identifier = _identifier(namespace, name)
+    if identifier is None:
         raise bad_request(
             f"{namespace.replace(LEVELS, '.')[:100]}.{name[:100]} is not the name of a table: no part may be empty,"
             " begin with _, or have a dot or a slash"
         )
-    return found
+    return identifier

@@ -33,12 +33,12 @@ class MirrorCatalog:
 
     def attach(self, warehouse: str) -> AttachedWarehouse | None:
         try:
-            asked = parse_warehouse(warehouse)
+            parsed = parse_warehouse(warehouse)
         except UsageError as error:
             raise bad_request(f"{error}: {error.remedy}") from None
-        if asked is None:
+        if parsed is None:
             return None
-        view, when = asked
+        view, when = parsed
         if when is None:
             return AttachedWarehouse(Attachment(view, None).prefix, {})
         moment = self._moments.attach(view, when)
@@ -68,7 +68,7 @@ class _MirrorView(ABC):
         return sorted({namespace for namespace, _ in self.names()})
 
     def tables(self, namespace: str) -> Sequence[str]:
-        return [name for found, name in self.names() if found == namespace]
+        return [name for table_namespace, name in self.names() if table_namespace == namespace]
 
     def writer(self) -> TableWriter:
         raise forbidden(

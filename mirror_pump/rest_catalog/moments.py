@@ -1,4 +1,4 @@
-"""Moments: one snapshot of each table, all at one frontier, kept by a lease as long as somebody reads them.
+"""Moments: one snapshot of each table, all at one frontier, kept by a lease as long as a client reads them.
 
 Invariant: all tables of a moment are as of its frontier, in every load, for everybody who attached it. The snapshots
 are chosen once, and the lease names them: who serves the moment later (after a restart, or in another process) takes
@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from mirror_pump.errors import UsageError
-from mirror_pump.lake.metadata.metadata_files import read_metadata
-from mirror_pump.lake.metadata.next_metadata import moment_metadata
-from mirror_pump.lake.storage import StorageOptions, exists, write_bytes
+from mirror_pump.lake.document.metadata_files import read_metadata, seam_directory
+from mirror_pump.lake.document.next_metadata import moment_metadata
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.lake.storage import StorageOptions, exists, join, write_bytes
 from mirror_pump.model import Lsn, SnapshotId, TableId, format_lsn
 from mirror_pump.ops.reads.time_travel import PastPoint, SnapshotHistory, history, refuse_future
 from mirror_pump.rest_catalog.attachment_names import Attachment, Latest, View
-from mirror_pump.rest_catalog.moment_files import moment_location
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request
 from mirror_pump.rest_catalog.readable_moments import (
     ATTACH_ANEW,
@@ -52,7 +53,7 @@ class MomentTable:
     table_id: TableId
     snapshot_id: SnapshotId
     location: str | None
-    """The metadata file in which the snapshot is the current one; None until somebody has needed it."""
+    """The metadata file in which the snapshot is the current one; None until a client has needed it."""
     pin_id: int = 0
     found_in: str | None = None
     """A metadata file that had the snapshot in its history after it was pinned. A publish that began before may
@@ -74,7 +75,7 @@ class ServedMoment:
 
 
 class Moments:
-    """The moments that somebody reads. Threads share it."""
+    """The moments that clients read. Threads share it."""
 
     def __init__(self, catalog: ServedCatalog, storage: StorageOptions, lease: float, most: int) -> None:
         """`lease`: seconds that a moment lasts after its last load. `most`: how many there may be at a time."""
@@ -83,34 +84,34 @@ class Moments:
         self._lease = lease
         self._most = most
         self._lock = threading.Lock()
-        self._known: dict[str, ServedMoment] = {}
+        self._served: dict[str, ServedMoment] = {}
 
     def attach(self, view: View, when: PastPoint | Latest) -> ServedMoment:
         """The moment that a client asks for, pinned. Raises ProtocolError if there is none, SourceError, LakeError."""
         self._make_room(view)
         moment = self._latest(view) if isinstance(when, Latest) else self._past(view, when)
         with self._lock:
-            known = self._known.get(moment.attachment.prefix)
-        if known is not None and self._keep(known):
+            served = self._served.get(moment.attachment.prefix)
+        if served is not None and self._keep(served):
             self._catalog.release(moment.pins)
-            return known
+            return served
         self._catalog.name_lease(_lease_of(moment.attachment), moment.pins)
         with self._lock:
-            self._known[moment.attachment.prefix] = moment
+            self._served[moment.attachment.prefix] = moment
         return moment
 
     def find(self, attachment: Attachment) -> ServedMoment:
         """The moment of a client that attached it before, with its lease renewed. Raises ProtocolError if it is gone,
         SourceError, LakeError."""
         with self._lock:
-            known = self._known.get(attachment.prefix)
-        if known is not None and self._keep(known):
-            return known
+            served = self._served.get(attachment.prefix)
+        if served is not None and self._keep(served):
+            return served
         with self._lock:
-            self._known.pop(attachment.prefix, None)
-        found = self._leased(attachment) or self._again(attachment)
+            self._served.pop(attachment.prefix, None)
+        moment = self._leased(attachment) or self._renew_ended(attachment)
         with self._lock:
-            return self._known.setdefault(attachment.prefix, found)
+            return self._served.setdefault(attachment.prefix, moment)
 
     def location(self, moment: ServedMoment, name: Name) -> str:
         """The metadata file of a table of the moment. Raises ProtocolError if it is not part of it, LakeError."""
@@ -118,7 +119,7 @@ class Moments:
         if table is None:
             raise bad_request(moment.missing[name])
         if table.location is None:
-            # Twice at the same time does no harm: both write the same.
+            # Two engines may load it at the same time: both write the same, and neither removes it.
             table.location = self._write(moment, name, table)
         return table.location
 
@@ -156,37 +157,37 @@ class Moments:
 
     def _past(self, view: View, when: PastPoint, *, attached: Lsn | None = None) -> ServedMoment:
         """The moment of the newest published frontier that is not after `when`. `attached`: the frontier itself, which
-        somebody read already: at another one there may be other rows, so none takes its place."""
+        a client has read already: at another one there may be other rows, so none takes its place."""
         tables = self._catalog.tables()
-        present = newest_frontier(tables)
-        if present is None:
+        current_frontier = newest_frontier(tables)
+        if current_frontier is None:
             raise bad_request(
                 f"no table of this mirror has a frontier yet, so there is no past; {ATTACH_ANEW.format(name=view)}"
             )
         try:
-            refuse_future(when, present, time.time_ns() // 1_000_000)
+            refuse_future(when, current_frontier, time.time_ns() // 1_000_000)
         except UsageError as error:
             raise bad_request(f"{error}; {ATTACH_ANEW.format(name=view)}") from None
         histories = self._histories(view, [table for table in tables if table.readable and not table.is_tiered])
-        frontier = attached or chosen_frontier(when, histories, tables, present, view)
+        frontier = attached or chosen_frontier(when, histories, tables, current_frontier, view)
         chosen: dict[Name, MomentTable] = {}
         missing: dict[Name, str] = {}
         for table in tables:
             name = table.namespace, table.name
-            found = snapshot_or_reason(table, histories.get(table.table_id), frontier)
-            if isinstance(found, str):
-                missing[name] = found
+            choice = snapshot_or_reason(table, histories.get(table.table_id), frontier)
+            if isinstance(choice, str):
+                missing[name] = choice
             else:
-                chosen[name] = MomentTable(table.table_id, found, None)
+                chosen[name] = MomentTable(table.table_id, choice, None)
         attachment = Attachment(view, frontier)
         if not chosen:
             reasons = "; ".join(sorted(missing.values())[:3])
-            instead = moments_instead(view, histories.values(), frontier, present)
+            instead = moments_instead(view, histories.values(), frontier, current_frontier)
             raise bad_request(f"nothing can be read at {format_lsn(frontier)}: {reasons}; {instead}")
         for table in tables:
             name = table.namespace, table.name
             if name in missing and table.table_id in histories and why_unreadable(table, frontier) is None:
-                missing[name] += f"; {moments_instead(view, [histories[table.table_id]], frontier, present)}"
+                missing[name] += f"; {moments_instead(view, [histories[table.table_id]], frontier, current_frontier)}"
         further = {table.table_id: table.snapshot_id for table in chosen.values()}
         return self._pinned(attachment, chosen, missing, further, ())
 
@@ -211,7 +212,7 @@ class Moments:
     ) -> ServedMoment:
         """The moment, once the snapshots in `further` are pinned as well and were still there after that."""
         own = dict(self._catalog.pin(further, self._lease)) if further else {}
-        held = (*pins, *own.values())
+        all_pins = (*pins, *own.values())
         try:
             for name, table in list(chosen.items()):
                 if table.table_id in further and not self._is_there(name, table, own):
@@ -222,18 +223,18 @@ class Moments:
                         f"{'.'.join(name)} was thinned out while it was attached: {ATTACH_ANEW.format(name='mirror')}"
                     )
         except BaseException:
-            self._catalog.release(held)
+            self._catalog.release(all_pins)
             raise
         return ServedMoment(attachment, chosen, missing, (*pins, *own.values()), time.monotonic())
 
     def _is_there(self, name: Name, table: MomentTable, pins: Mapping[TableId, int]) -> bool:
         """Whether the table's snapshot was still there after it was pinned. Notes where."""
-        present = self._catalog.table(*name)
-        if present is None or present.table_id != table.table_id or table.table_id not in pins:
+        served_table = self._catalog.table(*name)
+        if served_table is None or served_table.table_id != table.table_id or table.table_id not in pins:
             return False
-        if read_metadata(present.main_location, self._storage).snapshot(table.snapshot_id) is None:
+        if read_metadata(served_table.main_location, self._storage).snapshot(table.snapshot_id) is None:
             return False
-        table.pin_id, table.found_in = pins[table.table_id], present.main_location
+        table.pin_id, table.found_in = pins[table.table_id], served_table.main_location
         return True
 
     # Leases
@@ -270,7 +271,7 @@ class Moments:
                 )
         return ServedMoment(attachment, chosen, missing, pins, time.monotonic())
 
-    def _again(self, attachment: Attachment) -> ServedMoment:
+    def _renew_ended(self, attachment: Attachment) -> ServedMoment:
         """The moment of a lease that is over, as long as the histories still have it."""
         assert attachment.frontier is not None
         self._make_room(attachment.view)
@@ -288,10 +289,10 @@ class Moments:
         """Forgets moments whose leases are over. Raises ProtocolError if there are too many still."""
         with self._lock:
             now = time.monotonic()
-            self._known = {
-                prefix: moment for prefix, moment in self._known.items() if now - moment.renewed < self._lease
+            self._served = {
+                prefix: moment for prefix, moment in self._served.items() if now - moment.renewed < self._lease
             }
-            if len(self._known) >= self._most:
+            if len(self._served) >= self._most:
                 raise ProtocolError(
                     503,
                     "ServiceUnavailableException",
@@ -300,18 +301,20 @@ class Moments:
                 )
 
     def _write(self, moment: ServedMoment, name: Name, table: MomentTable) -> str:
-        present = next((found for found in self._catalog.tables() if found.table_id == table.table_id), None)
-        if present is None:
+        served_table = next(
+            (candidate for candidate in self._catalog.tables() if candidate.table_id == table.table_id), None
+        )
+        if served_table is None:
             raise bad_request(f"{'.'.join(name)} is not mirrored any more")
-        if present.snapshot_id == table.snapshot_id:
-            return present.published_location
-        metadata = read_metadata(table.found_in or present.main_location, self._storage)
+        if served_table.snapshot_id == table.snapshot_id:
+            return served_table.published_location
+        metadata = read_metadata(table.found_in or served_table.main_location, self._storage)
         written = moment_location(metadata, table.pin_id)
         if exists(written, self._storage):
             return written
         snapshot = metadata.snapshot(table.snapshot_id)
         if snapshot is None:
-            raise self._left_history(moment.attachment, name, present)
+            raise self._left_history(moment.attachment, name, served_table)
         if snapshot.summary.seam_metadata:
             # Archive snapshots have a file of this kind, which stays with them.
             return snapshot.summary.seam_metadata
@@ -319,7 +322,7 @@ class Moments:
         return written
 
     def _left_history(self, attachment: Attachment, name: Name, table: ServedTable) -> ProtocolError:
-        """The answer for a table of a moment whose snapshot nobody finds any more."""
+        """The answer for a table of a moment whose snapshot is not found any more."""
         assert attachment.frontier is not None
         instead = ATTACH_ANEW.format(name=attachment.view)
         if table.frontier is not None and table.readable:
@@ -332,3 +335,20 @@ class Moments:
 
 def _lease_of(attachment: Attachment) -> str:
     return _LEASE + attachment.prefix
+
+
+def moment_location(metadata: TableMetadata, pin_id: int) -> str:
+    """Where the metadata file is in which the pinned snapshot is the current one.
+
+    Engines take a table's state from the metadata that a catalog answers, but for ClickHouse, which opens the file that
+    `metadata-location` names. So each state that is shown has a file. It is written once for each lease, beside those
+    of archive snapshots, under a name that follows from the pin; a process that writes it again writes the same state.
+    ClickHouse opens files only that are named as Iceberg's own: N-uuid.metadata.json. The sweep takes a number above
+    the table's newest for that of a publish under way, so it is 0.
+
+    The sweep leaves it as long as the pin lasts, since it is younger than the pinned snapshot, and deletes it as any
+    file that nothing refers to once that is over. The name is the pin's, and not the snapshot's, because of a sweep
+    that is under way when a reader pins the snapshot again: it may be about to delete the file of the former pin.
+    """
+    name = uuid.uuid5(uuid.UUID(metadata.table_uuid), f"pin {pin_id}")
+    return join(seam_directory(metadata), f"00000-{name}.metadata.json")

@@ -115,7 +115,7 @@ class ProtocolError(Exception):
 
 
 def bad_request(message: str) -> ProtocolError:
-    """Nothing can be answered until somebody asks for something else."""
+    """The answer to a request that can only succeed if the client changes it."""
     return ProtocolError(400, "BadRequestException", message)
 
 

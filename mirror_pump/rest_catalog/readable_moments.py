@@ -21,10 +21,12 @@ from mirror_pump.source.catalog.served_tables import ServedTable
 ATTACH_ANEW = "attach {name}@latest, which shows the present"
 
 
-def moments_instead(view: View, histories: Collection[SnapshotHistory], around: Lsn, present: Lsn) -> str:
+def moments_instead(view: View, histories: Collection[SnapshotHistory], around: Lsn, current_frontier: Lsn) -> str:
     """What to attach: the moments nearest to `around` at which all tables of these histories can be read, each of which
-    was there when this was asked, and the present. `present`: the mirror's frontier."""
-    published = {snapshot.frontier for past in histories for snapshot in past.snapshots if snapshot.frontier <= present}
+    was there when this was asked, and the present. `current_frontier`: the mirror's frontier."""
+    published = {
+        snapshot.frontier for past in histories for snapshot in past.snapshots if snapshot.frontier <= current_frontier
+    }
     names = [Attachment(view, point).warehouse for point in readable_points(histories, published, around)]
     instead = ATTACH_ANEW.format(name=view)
     return f"attach {' or '.join(names)}, which can be read; or {instead}" if names else instead
@@ -53,12 +55,12 @@ def chosen_frontier(
     when: PastPoint,
     histories: Mapping[TableId, SnapshotHistory],
     tables: Sequence[ServedTable],
-    present: Lsn,
+    current_frontier: Lsn,
     view: View,
 ) -> Lsn:
     """The newest published frontier that is not after `when`. Raises ProtocolError if there is none."""
-    if when.frontier == present:
-        return present
+    if when.frontier == current_frontier:
+        return current_frontier
     promised = {table.table_id: table.frontier for table in tables}
     published = {
         snapshot.frontier
@@ -75,7 +77,7 @@ def chosen_frontier(
     raise bad_request(
         "the history of the mirrored tables does not go back that far; the oldest moment that can be read is"
         f" {Attachment(view, oldest.frontier).warehouse} ({time_text(oldest.moment_ms)});"
-        f" {moments_instead(view, histories.values(), oldest.frontier, present)}"
+        f" {moments_instead(view, histories.values(), oldest.frontier, current_frontier)}"
     )
 
 

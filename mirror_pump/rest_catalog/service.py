@@ -1,21 +1,25 @@
-"""Puts the catalog together from the settings."""
+"""Puts the catalog together from the settings, and from the lake catalogs that `serve --catalog-uri` names."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
+from dataclasses import dataclass
 from typing import Self
 
-from mirror_pump.config import Settings
+from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import UsageError
-from mirror_pump.lake.catalogs.lake_catalog import StoredCatalog
-from mirror_pump.pipeline.lake_storage import lake_storage
+from mirror_pump.lake.commit.catalog import CATALOG
 from mirror_pump.rest_catalog.endpoints import CatalogEndpoints
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
 from mirror_pump.rest_catalog.mirror_catalog import MirrorCatalog
 from mirror_pump.rest_catalog.moments import Moments
 from mirror_pump.rest_catalog.table_documents import TableDocuments
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.served_tables import ServedCatalog
+from mirror_pump.tables.catalogs.catalog_uris import BadCatalogUri, CatalogKind, CatalogUri
+from mirror_pump.tables.catalogs.lake_catalog import StoredCatalog
 
 
 class CatalogService:
@@ -48,7 +52,39 @@ class CatalogService:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.close()
+
+
+_DEFAULT_NAME = "lake"
+_NAMED = re.compile(r"([A-Za-z0-9_-]+)=(.*)", re.DOTALL)
+_RESERVED = "mirror"
+
+
+@dataclass(frozen=True)
+class NamedCatalog:
+    """A lake catalog to be served: `[NAME=]URI`."""
+
+    warehouse: str
+    """The name by which clients attach it."""
+    uri: CatalogUri
+
+    @classmethod
+    def parse(cls, text: str) -> NamedCatalog:
+        """Raises UsageError."""
+        match = _NAMED.fullmatch(text)
+        name, uri = (match[1], match[2]) if match else (_DEFAULT_NAME, text)
+        if name == _RESERVED:
+            raise UsageError(f"the warehouse `{_RESERVED}` is the mirror's", "give the catalog another name")
+        return cls(name, CatalogUri.parse(uri))
+
+    def open(self, settings: Settings, stored: Callable[[Settings], Settings], *, read_write: bool) -> StoredCatalog:
+        """As CatalogUri.open(). Raises UsageError also for what is not served like that."""
+        if read_write and self.uri.kind is CatalogKind.POSTGRES and self.uri.name == CATALOG:
+            raise UsageError(
+                "the mirror's own catalog is not served for writing, since its tables are the pump's",
+                "give another one's name: postgres:?name=NAME",
+            )
+        if not read_write and self.uri.kind is CatalogKind.MEMORY:
+            raise BadCatalogUri("memory: has no tables before clients create them", "serve it with --read-write")
+        return self.uri.open(settings, stored, create=read_write)

@@ -20,20 +20,20 @@ from pyiceberg.table.metadata import TableMetadataUtil, TableMetadataV1, new_tab
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.table.update import AssertRefSnapshotId, TableRequirement, TableUpdate, update_table_metadata
 
-from mirror_pump.lake.catalogs.lake_catalog import (
+from mirror_pump.lake.document.metadata_files import metadata_directory, read_any_version
+from mirror_pump.lake.document.next_metadata import with_unknown_keys
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.lake.format.data_files import FORMAT_VERSION
+from mirror_pump.rest_catalog.added_numbers import numbered
+from mirror_pump.rest_catalog.protocol import bad_request, commit_failed, no_such_table
+from mirror_pump.tables.catalogs.lake_catalog import (
     LakeCatalog,
     MetadataPointer,
     PointerChange,
     TableIdentifier,
     TableMoved,
 )
-from mirror_pump.lake.format.data_files import FORMAT_VERSION
-from mirror_pump.lake.metadata.metadata_files import metadata_directory, read_any_version
-from mirror_pump.lake.metadata.next_metadata import with_unknown_keys
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
-from mirror_pump.lake.table.table import LAKE_RETRIES
-from mirror_pump.rest_catalog.added_numbers import numbered
-from mirror_pump.rest_catalog.protocol import bad_request, commit_failed, no_such_table
+from mirror_pump.tables.table.table import LAKE_RETRIES
 
 _UPDATE_ERRORS = (ValidationError, UpdateRefused, ValueError, TypeError, KeyError, NotImplementedError)
 
@@ -113,9 +113,10 @@ class TableCommits:
     def commit(self, changes: Sequence[TableUpdates]) -> Sequence[MetadataPointer]:
         """All changes or none. Raises ProtocolError if a table does not meet its requirements, TableMoved if others
         always came first, and LakeError."""
-        for attempt in LAKE_RETRIES.retrying(lambda error: isinstance(error, TableMoved)):
-            with attempt:
-                made = self._catalog.commit([self._change(change) for change in changes])
+        made = LAKE_RETRIES.call(
+            lambda: self._catalog.commit([self._change(change) for change in changes]),
+            lambda error: isinstance(error, TableMoved),
+        )
         return [pointer for pointer in made if pointer is not None]
 
     def _change(self, change: TableUpdates) -> PointerChange:
@@ -128,27 +129,27 @@ class TableCommits:
             raise bad_request(
                 f"{change.table} has Iceberg format version {stored.format_version}, which is only read here"
             )
-        known = None if stored is None else TableMetadataUtil.parse_raw(stored.to_json().decode())
+        parsed = None if stored is None else TableMetadataUtil.parse_raw(stored.to_json().decode())
         try:
             for requirement in change.request.requirements:
-                _require(requirement, known)
+                _require(requirement, parsed)
         except CommitFailedException as error:
             raise commit_failed(f"{_FAILED[requirement.type]} ({change.table}: {error})") from error
         updates = (
-            change.request.updates if known is None else numbered(str(change.table), change.request.updates, known)
+            change.request.updates if parsed is None else numbered(str(change.table), change.request.updates, parsed)
         )
         try:
             made = update_table_metadata(
                 # What a new table's updates begin with is the version of the format.
-                TableMetadataV1.model_construct(last_column_id=-1, schema=Schema()) if known is None else known,
+                TableMetadataV1.model_construct(last_column_id=-1, schema=Schema()) if parsed is None else parsed,
                 tuple(updates),
-                enforce_validation=known is None,
+                enforce_validation=parsed is None,
                 metadata_location=None if base is None else base.metadata_location,
             )
         except _UPDATE_ERRORS as error:
             raise bad_request(f"{change.table} cannot be changed like that: {error}") from error
         _check_format(change.table, made)
-        metadata = _document(made, stored, known)
+        metadata = _document(made, stored, parsed)
         self._check_place(change.table, metadata, stored)
         return PointerChange(change.table, base, metadata)
 
@@ -163,16 +164,16 @@ class TableCommits:
             raise bad_request(f"write.metadata.path of {table}: its metadata files are in {home}/metadata")
 
 
-def _require(requirement: TableRequirement, known: UpdatedMetadata | None) -> None:
+def _require(requirement: TableRequirement, metadata: UpdatedMetadata | None) -> None:
     """Raises CommitFailedException if the requirement is not met."""
-    if known is not None and isinstance(requirement, AssertRefSnapshotId) and not known.snapshots:
+    if metadata is not None and isinstance(requirement, AssertRefSnapshotId) and not metadata.snapshots:
         # The library allows only `main` in a table without snapshots; the protocol asks whether the reference exists.
         if requirement.snapshot_id is not None:
             raise CommitFailedException(
                 f"Requirement failed: branch or tag {requirement.ref} is missing, expected {requirement.snapshot_id}"
             )
         return
-    requirement.validate(known)
+    requirement.validate(metadata)
 
 
 def _check_format(table: TableIdentifier, metadata: UpdatedMetadata) -> None:
@@ -184,8 +185,8 @@ def _check_format(table: TableIdentifier, metadata: UpdatedMetadata) -> None:
 
 
 def _document(
-    made: UpdatedMetadata, before: TableMetadata | None = None, known: UpdatedMetadata | None = None
+    made: UpdatedMetadata, before: TableMetadata | None = None, parsed: UpdatedMetadata | None = None
 ) -> TableMetadata:
     """The document of changed metadata, with what another engine put in and the updates' library does not know."""
-    understood: Mapping[str, JsonValue] = {} if known is None else known.model_dump(by_alias=True)
+    understood: Mapping[str, JsonValue] = {} if parsed is None else parsed.model_dump(by_alias=True)
     return with_unknown_keys(TableMetadata.from_json(made.model_dump_json().encode()), before, understood)

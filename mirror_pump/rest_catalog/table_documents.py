@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from mirror_pump.lake.metadata.next_metadata import only_referenced
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.document.next_metadata import only_referenced
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, read_bytes
 
 _GZIP = b"\x1f\x8b"
@@ -47,10 +47,10 @@ class TableDocuments:
         said. `refs_only`: of the snapshots only those that a branch or tag names. Raises LakeError."""
         etag = etag_of(location, config, refs_only=refs_only)
         with self._lock:
-            known = self._kept.get(etag)
-            if known is not None:
+            cached = self._kept.get(etag)
+            if cached is not None:
                 self._kept.move_to_end(etag)
-                return known
+                return cached
         content = read_bytes(location, storage)
         if content.startswith(_GZIP):
             content = gzip.decompress(content)

@@ -1,0 +1,1 @@
+"""PostgreSQL: its connections, streams, catalogs and heaps."""

@@ -1,8 +1,8 @@
 """Connections to the source database, with pinned session settings and with driver errors converted to ours.
 
 Both sides of the mirror compare text that Postgres prints. So every connection (ordinary, replication and ADBC) pins
-all settings that change how a value is printed. They are sent in the startup packet, where they override ALTER ROLE and
-ALTER DATABASE settings.
+all settings that change how a value is printed, and search_path, by which others could have us run their code. They are
+sent in the startup packet, where they override ALTER ROLE and ALTER DATABASE settings.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import selectors
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import psycopg
 from psycopg import conninfo, pq
 from psycopg.pq.abc import PGconn
 
+from mirror_pump.database.errors import TRANSIENT_REMEDY, is_connection_loss, is_transient
+from mirror_pump.database.quoting import identifier
+from mirror_pump.database.search_path import PINNED_PATH
 from mirror_pump.errors import ConnectionLost, SourceError, TransientRefusal, UsageError, one_line_of
-from mirror_pump.quoting import identifier
 from sql import queries
 
 PgConnection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
@@ -32,6 +33,8 @@ LOCK_TIMEOUT = "200ms"
 deadlock_timeout, so that a user's command never becomes the victim of a deadlock with the pump."""
 
 PINNED_SETTINGS: dict[str, str] = {
+    # What names in statements refer to. Types and relations of users are also printed with their schema thereby.
+    "search_path": PINNED_PATH,
     # How values are printed.
     "DateStyle": "ISO",
     "IntervalStyle": "postgres",
@@ -72,12 +75,6 @@ _LIMITED_SINCE = 170000
 _UNLIMITED = b"SET transaction_timeout = 0"
 """The same for such servers. A fifth of the CPU that a connection costs the server would go into planning the query."""
 
-PINNED_FOR_VALUES: dict[str, str] = {
-    # regclass and similar types print a schema name only for relations outside of the search path.
-    "search_path": "pg_catalog",
-}
-"""Further settings for connections that only read values. Other connections resolve names as the user does."""
-
 _PINNED_FOR_ANSWERS: dict[str, str] = {
     # Milliseconds that an answer may stay unread; the probes above do not run during that time. Not for connections
     # that deliver rows while others work on them: Linux also ends a connection that is merely not read for so long
@@ -96,32 +93,16 @@ _CONNECTION_DEFAULTS: dict[str, str] = {
     "tcp_user_timeout": "60000",
 }
 
-_LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "57P05", "25P03", "25P04"})
-"""Shutdown, crash, start-up, and time-outs that end the session. Like class 08, they call for a new connection."""
-
-TRANSIENT_SQLSTATES = (
-    # Transaction rollback: a deadlock, a serialization failure.
-    "40",
-    # Insufficient resources.
-    "53",
-    # An object in use, a lock that was not granted in time.
-    "55006",
-    "55P03",
-    # A cancelled statement, or one that took too long.
-    "57014",
-    # System errors: input and output, files.
-    "58",
-    # Internal errors. This is what catalog functions raise for an object that is dropped while they look at it.
-    "XX000",
-)
-"""Beginnings of the SQLSTATEs of refusals whose reason may be gone at the next attempt."""
-
 CONNECTS_AGAIN = "mirror-pump connects again by itself"
 """What to do about a connection that was lost while the server seems to be there."""
 RECONNECTS = "mirror-pump reconnects by itself; if it does not succeed, see the server's log"
 """What to do about a lost connection of which nothing else is known."""
 
-_PASSES = "the reason may have passed: try again, as a pump does by itself; otherwise see the server's log"
+AS_ITS_ROLE = (
+    "run the command as the role that it is for (docs/roles.md): `init`, `register`, `unregister`, `profile` and"
+    " `reader` as the admin, `sql`, `wait` and `connect` as a reader, others as the pump"
+)
+"""What to do about a right that the role lacks."""
 
 _READ_ONLY = "25006"
 """The server is a standby: our sessions are never read-only otherwise. It may be promoted, or the next attempt may find
@@ -153,7 +134,7 @@ def connect(dsn: str, *, autocommit: bool = False, application_name: str = "mirr
     refuses the connection; UsageError if `dsn` is not a connection string.
     """
     try:
-        text = _conninfo(dsn, _PINNED_FOR_ANSWERS, application_name=application_name)
+        text = _conninfo(dsn, PINNED_SETTINGS | _PINNED_FOR_ANSWERS, application_name=application_name)
         connection = psycopg.connect(text, autocommit=autocommit)
         # Below psycopg, which would begin a transaction.
         _lift_limits(connection.pgconn)
@@ -163,9 +144,10 @@ def connect(dsn: str, *, autocommit: bool = False, application_name: str = "mirr
 
 
 def session_time_zone(dsn: str) -> str:
-    """The time zone of the role's own sessions, which our connections override. Raises the errors of `connect`."""
+    """The time zone of the role's own sessions, which our connections override. Raises ConnectionLost,
+    SourceError and UsageError, as `connect` does."""
     try:
-        with psycopg.connect(dsn, autocommit=True) as connection:
+        with psycopg.connect(_conninfo(dsn, {"search_path": PINNED_PATH}), autocommit=True) as connection:
             row = connection.execute("SHOW TimeZone").fetchone()
     except psycopg.Error as error:
         raise _connect_error(str(error), dsn) from error
@@ -177,9 +159,10 @@ def replication_connect(dsn: str, *, application_name: str = "mirror-pump-stream
     """A walsender connection to the DSN's database (`replication=database`), with the pinned settings.
 
     pgoutput prints values in this session, so the settings matter as much as in a copy. psycopg has no replication
-    cursor: the caller uses libpq's COPY BOTH calls. Raises the errors of `connect`.
+    cursor: the caller uses libpq's COPY BOTH calls. Raises ConnectionLost, SourceError and UsageError,
+    as `connect` does.
     """
-    text = _conninfo(dsn, PINNED_FOR_VALUES, application_name=application_name, replication="database")
+    text = _conninfo(dsn, application_name=application_name, replication="database")
     failures = []
     for server in _servers(text):
         # Not PQconnectdb: it holds Python's global interpreter lock until the server answers.
@@ -248,7 +231,7 @@ def _await_connection(connection: PGconn, deadline: float) -> str:
 
 def adbc_uri(dsn: str, *, application_name: str = "mirror-pump-copy") -> str:
     """The connection string for ADBC's Postgres driver, which passes it to libpq; with the pinned settings."""
-    return _conninfo(dsn, PINNED_FOR_VALUES, application_name=application_name)
+    return _conninfo(dsn, application_name=application_name)
 
 
 _OWN_PARAMETERS = frozenset(
@@ -262,13 +245,21 @@ def portable_dsn(dsn: str, connection: PgConnection) -> str:
     from this process's environment (PGPASSWORD and so on), password file or service file to open `connection` from
     `dsn`. It contains the password. Files of certificates are still named by their path."""
     given = conninfo.conninfo_to_dict(dsn)
-    found = connection.info.get_parameters()
-    merged = {key: value for key, value in found.items() if key not in _OWN_PARAMETERS}
+    parameters = connection.info.get_parameters()
+    merged = {key: value for key, value in parameters.items() if key not in _OWN_PARAMETERS}
     if given.get("options"):
         merged["options"] = str(given["options"])
     if connection.info.password:
         merged["password"] = connection.info.password
     return conninfo.make_conninfo("", **merged)
+
+
+@contextmanager
+def limited(connection: PgConnection, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[None]:
+    """A transaction, or a part of one, that waits for a lock at most `lock_timeout`."""
+    with connection.transaction():
+        connection.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
+        yield
 
 
 @contextmanager
@@ -307,38 +298,52 @@ def as_source_error(error: psycopg.Error, doing: str) -> SourceError:
             f"the connection to Postgres was lost while {doing}: {detail}",
             RECONNECTS,
         )
-    if (error.sqlstate or "").startswith(TRANSIENT_SQLSTATES):
-        return TransientRefusal(f"Postgres refused while {doing}: {detail}", _PASSES)
+    if is_transient(error):
+        return TransientRefusal(f"Postgres refused while {doing}: {detail}", TRANSIENT_REMEDY)
     return SourceError(f"Postgres refused while {doing}: {detail}", _remedy_for(error.sqlstate))
-
-
-def is_connection_loss(error: psycopg.Error) -> bool:
-    """Whether `error` means that the session has ended, as opposed to a refused statement."""
-    if error.sqlstate is not None:
-        return error.sqlstate.startswith("08") or error.sqlstate in _LOST_SQLSTATES
-    return isinstance(error, psycopg.OperationalError)
 
 
 def _remedy_for(sqlstate: str | None) -> str:
     if sqlstate == "42501":
-        return "grant the permission in the message to the role that mirror-pump connects as"
-    if sqlstate in ("3F000", "42P01"):
-        return "if schema modak is missing, run `mirror-pump init` first"
+        return f"{AS_ITS_ROLE}. If it was, grant the permission in the message; `mirror-pump doctor` says how"
+    if sqlstate in ("3F000", "42P01", "42883"):
+        return (
+            "if schema modak is missing, run `mirror-pump init` first; if a function of a table, such as a trigger,"
+            " names it without its schema, give that function a search_path (docs/roles.md)"
+        )
     return ""
 
 
-def _conninfo(dsn: str, also_pinned: Mapping[str, str] = MappingProxyType({}), **parameters: str) -> str:
+def parsed_dsn(dsn: str) -> dict[str, Any]:
+    """The parameters of a connection string. Raises UsageError, without any part of the string, if it is none, or if a
+    part of its password would be taken for a host, a port or a database, which messages name."""
     try:
         given = conninfo.conninfo_to_dict(dsn)
     except psycopg.Error:
+        # libpq's message quotes the string, and with it the password.
+        given = None
+    if given is None:
         raise UsageError(
-            # libpq's message quotes the string, and with it the password.
             "the connection string cannot be read",
-            "give a URI (postgresql://user@host/database) or libpq keywords (host=... dbname=...)",
-        ) from None
-    settings = {**PINNED_SETTINGS, **also_pinned}
-    # libpq splits `options` at blanks, except after a backslash.
-    pinned = " ".join("-c {}={}".format(name, value.replace(" ", "\\ ")) for name, value in settings.items())
+            "give a URI (postgresql://user@host/database) or libpq keywords (host=... dbname=...), and quote special"
+            " characters of the password: in a URI by %2F for / and so on, in a keyword's value by '...'",
+        )
+    is_uri = dsn.startswith(("postgresql://", "postgres://"))
+    database = dsn.partition("://")[2].partition("/")[2].partition("?")[0] if is_uri else ""
+    # A host that begins with it is an abstract Unix socket.
+    in_hosts = any("@" in host[1:] for host in str(given.get("host") or "").split(","))
+    if in_hosts or "@" in database or not re.fullmatch("[0-9,]*", str(given.get("port") or "")):
+        raise UsageError(
+            "the connection string cannot be read: it has more than one @, or a port that is no number",
+            "if the password of a URI has one of the characters @ : / ? # %, write %40 %3A %2F %3F %23 %25",
+        )
+    return given
+
+
+def _conninfo(dsn: str, pinned_settings: Mapping[str, str] = PINNED_SETTINGS, **parameters: str) -> str:
+    given = parsed_dsn(dsn)
+    # The server splits `options` at blanks, except after a backslash.
+    pinned = " ".join("-c {}={}".format(name, value.replace(" ", "\\ ")) for name, value in pinned_settings.items())
     # The user's own options come first: the last value of a setting wins.
     options = f"{given.pop('options', None) or ''} {pinned}".strip()
     merged: dict[str, Any] = {**_CONNECTION_DEFAULTS, **given, **parameters}

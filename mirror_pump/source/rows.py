@@ -1,7 +1,7 @@
 """Reads the rows of a query by the names of its columns.
 
 A query with three columns or more names all of them. Its rows are frozen dataclasses with a field for each column, so
-that nobody has to count columns, and a column that is added, moved or renamed is an error instead of a wrong value. The
+that no caller counts columns, and a column that is added, moved or renamed is an error instead of a wrong value. The
 rows of queries with one or two columns are plain tuples, which callers unpack.
 """
 

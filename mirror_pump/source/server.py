@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import SourceError
-from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.known_bugs import bugs_of
 from mirror_pump.source.rows import fetch_row
@@ -27,7 +27,7 @@ NEWEST_MAJOR = 18
 
 
 class ManagedService(StrEnum):
-    """Services on which nobody is a superuser, and settings of the server are made elsewhere (docs/roles.md)."""
+    """Services on which no role is a superuser, and settings of the server are made elsewhere (docs/roles.md)."""
 
     RDS = "Amazon RDS"
     CLOUD_SQL = "Google Cloud SQL"
@@ -70,7 +70,7 @@ class ServerSettings:
     used_senders: int
     in_recovery: bool
     may_replicate: bool
-    """By an attribute of the role. On Amazon RDS nobody gets the attribute, but membership in rds_replication."""
+    """By an attribute of the role. On Amazon RDS no role gets the attribute, but membership in rds_replication."""
     service: str | None
     """The managed service that has its roles in the server, a value of ManagedService; None for other servers."""
     may_create: bool

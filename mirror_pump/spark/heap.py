@@ -24,16 +24,16 @@ import pyspark.sql.types as t
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from decoders.columns import Kind
-from mirror_pump.config import Settings
+from decoders.columns import ColumnType, Kind
+from mirror_pump.database.quoting import identifier, literal, spark_identifier
+from mirror_pump.database.search_path import PINNED_PATH
 from mirror_pump.engine.spark_runtime.session import libpq_access
 from mirror_pump.model import Column
 from mirror_pump.ops.reads.table_reads import OutputColumn, TableRead, narrowed
-from mirror_pump.quoting import identifier, literal, spark_identifier
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.consistent_snapshot import LOCK_SECONDS, READER_SETTINGS
-from mirror_pump.source.connect import PINNED_FOR_VALUES, PINNED_SETTINGS
+from mirror_pump.source.connect import PINNED_SETTINGS
 from mirror_pump.source.heap.heap_side import HeapSide, needs_exact_reader, plain_array, read_heap
-from mirror_pump.spark.types import spark_type
 
 _FETCH_ROWS = 10_000
 _CTID = "mirror_pump_ctid"
@@ -80,12 +80,12 @@ def _by_jdbc(spark: SparkSession, settings: Settings, read: TableRead, partition
         for column in read.columns
         if not column.raw
     )
-    # If the snapshot has no such row, nobody needs to search for them again.
+    # If the snapshot has no such row, no read needs to search for them again.
     plain = f"{needs_exact_reader(heap.table)} IS NOT TRUE" if heap.exact_reader_needed else ""
     conditions = [condition for condition in (heap.condition, plain, _same_table(heap)) if condition]
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     frame = spark.read.jdbc(
-        access.jdbc_url("pg_catalog"),
+        access.jdbc_url(PINNED_PATH),
         f"(SELECT {listed}, ctid AS {_CTID} FROM {heap.table.name.quoted}{where}) heap",
         predicates=_block_ranges(heap, partitions, settings.limits.spark_partition_blocks),
         properties={
@@ -110,7 +110,8 @@ def _same_table(heap: HeapSide) -> str:
 
 
 def _session(snapshot: str) -> str:
-    settings = {**PINNED_SETTINGS, **PINNED_FOR_VALUES}
+    # The URL has search_path.
+    settings = {name: value for name, value in PINNED_SETTINGS.items() if name != "search_path"}
     pinned = "; ".join(f"SET {name} = '{value}'" for name, value in settings.items())
     return (
         "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY;"
@@ -177,7 +178,7 @@ def _by_tasks(spark: SparkSession, settings: Settings, read: TableRead, conditio
     dsn = settings.require_dsn()
     heap, names = narrowed(read)
     raw = [column.name for column in read.columns if column.raw and column.name not in names]
-    wanted = [column.name for column in read.columns]
+    order = [column.name for column in read.columns]
 
     schema = _schema(read.columns)
     # Uses a Spark Python data source rather than mapInArrow, which needs pandas. Each read has its own class, which
@@ -193,7 +194,7 @@ def _by_tasks(spark: SparkSession, settings: Settings, read: TableRead, conditio
             return schema
 
         def reader(self, schema: t.StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's own signature
-            return CopiedReader(dsn, heap, condition, names, raw, wanted)
+            return CopiedReader(dsn, heap, condition, names, raw, order)
 
     spark.dataSource.register(Copied)
     return spark.read.format(name).load()
@@ -203,15 +204,15 @@ class CopiedReader(DataSourceReader):  # type: ignore[misc]
     """Reads the heap's chunks, one per task."""
 
     def __init__(
-        self, dsn: str, heap: HeapSide, condition: str, names: list[str], raw: list[str], wanted: list[str]
+        self, dsn: str, heap: HeapSide, condition: str, names: list[str], raw: list[str], order: list[str]
     ) -> None:
-        """`names`: columns that are read; `raw`: raw text columns that no row needs; `wanted`: all, in order."""
+        """`names`: columns that are read; `raw`: raw text columns that no row needs; `order`: all, in order."""
         self._dsn = dsn
         self._heap = heap
         self._condition = condition
         self._names = names
         self._raw = raw
-        self._wanted = wanted
+        self._order = order
 
     def partitions(self) -> list[InputPartition]:
         return [InputPartition(place) for place in range(len(self._heap.chunks))]
@@ -221,7 +222,7 @@ class CopiedReader(DataSourceReader):  # type: ignore[misc]
             named = pa.Table.from_batches([rows.rename_columns(self._names)])
             for name in self._raw:
                 named = named.append_column(name, pa.nulls(named.num_rows, pa.string()))
-            yield from named.select(self._wanted).to_batches()
+            yield from named.select(self._order).to_batches()
 
 
 def local_frame(spark: SparkSession, content: pa.Table, columns: tuple[OutputColumn, ...]) -> DataFrame:
@@ -231,3 +232,27 @@ def local_frame(spark: SparkSession, content: pa.Table, columns: tuple[OutputCol
 
 def _schema(columns: tuple[OutputColumn, ...]) -> t.StructType:
     return t.StructType([t.StructField(column.name, spark_type(column.type)) for column in columns])
+
+
+_TYPES = {
+    Kind.BOOLEAN: t.BooleanType(),
+    Kind.INT: t.IntegerType(),
+    Kind.LONG: t.LongType(),
+    Kind.FLOAT: t.FloatType(),
+    Kind.DOUBLE: t.DoubleType(),
+    Kind.STRING: t.StringType(),
+    Kind.BINARY: t.BinaryType(),
+    Kind.UUID: t.StringType(),
+    Kind.DATE: t.DateType(),
+    Kind.TIMESTAMP: t.TimestampNTZType(),
+    Kind.TIMESTAMPTZ: t.TimestampType(),
+}
+
+
+def spark_type(type: ColumnType) -> t.DataType:  # noqa: A002 - the word of decoders
+    """The Spark type of a lake column."""
+    if type.kind is Kind.DECIMAL:
+        return t.DecimalType(type.precision, type.scale)
+    if type.element is not None:
+        return t.ArrayType(spark_type(type.element))
+    return _TYPES[type.kind]

@@ -9,35 +9,33 @@ from __future__ import annotations
 
 import warnings
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import pyspark.sql.functions as f
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
-from mirror_pump.config import Settings, load_settings
+from mirror_pump.database.quoting import spark_identifier
+from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.engine.spark_runtime.lake_sessions import catalog_properties
 from mirror_pump.engine.spark_runtime.session import CATALOG
 from mirror_pump.errors import FileMissing, UsageError
 from mirror_pump.lake.iceberg_io import table_frame
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, TierKind, parse_lsn
-from mirror_pump.ops.missing_files import explain_failed_read
+from mirror_pump.model import Lsn, TableId, TierKind, parse_lsn
 from mirror_pump.ops.reads.hybrid_reads import Split, hybrid_reads
 from mirror_pump.ops.reads.query import Query, plain_reads
 from mirror_pump.ops.reads.read_scope import ReadScope
 from mirror_pump.ops.reads.table_reads import LakeSide, Point, ReadMode, TableRead
 from mirror_pump.ops.setup.stored_settings import complete
-from mirror_pump.pipeline.lake_storage import lake_storage
-from mirror_pump.quoting import spark_identifier
+from mirror_pump.pipeline.missing_files.missing_files import explain_failed_read
+from mirror_pump.settings.config import Settings, load_settings
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, mirrored_ids
 from mirror_pump.source.connect import connect, portable_dsn
-from mirror_pump.spark.heap import heap_frame, local_frame
-from mirror_pump.spark.types import spark_type
+from mirror_pump.spark.heap import heap_frame, local_frame, spark_type
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class PinnedDataFrame(ClassicDataFrame):  # type: ignore[misc]
@@ -65,9 +63,7 @@ class PinnedDataFrame(ClassicDataFrame):  # type: ignore[misc]
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -98,7 +94,7 @@ def read(
     complete_settings = complete(settings or load_settings({"dsn": dsn}))
     if mode not in tuple(ReadMode):
         raise UsageError(f"{mode!r} is not a read mode", f"the modes are {', '.join(ReadMode)}")
-    wanted = ReadMode(mode)
+    read_mode = ReadMode(mode)
     lsn = min_lsn if min_lsn is None or isinstance(min_lsn, int) else parse_lsn(min_lsn)
     storage = lake_storage(complete_settings, fsync=False)
     context = spark.sparkContext
@@ -116,23 +112,28 @@ def read(
         def warn(text: str) -> None:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
-        least = None if lsn is None else Lsn(lsn)
         scope = ReadScope(complete_settings, storage, stack, warn, stopped)
-        try:
-            if wanted is ReadMode.HYBRID:
-                (table_read,) = hybrid_reads(scope, ids, least, max_wait, split)
-            else:
-                query = Query("", wanted, min_lsn=least, max_wait=max_wait)
-                (table_read,) = plain_reads(scope, query, ids)
-        except FileMissing:
-            explain_failed_read(complete_settings.require_dsn(), ids, storage)
-            raise
+        query = Query("", read_mode, min_lsn=None if lsn is None else Lsn(lsn), max_wait=max_wait)
+        table_read = _planned(scope, query, ids, split)
         frame = _frame(spark, complete_settings, table_read, partitions or context.defaultParallelism, storage)
         pinned = PinnedDataFrame(frame._jdf, frame.sparkSession)
         pinned.read = table_read
         pinned._moments = tuple(scope.moments)
         pinned._release = stack.pop_all().close
     return pinned
+
+
+def _planned(scope: ReadScope, query: Query, ids: Sequence[TableId], split: Split | None) -> TableRead:
+    """What to read of the only table. Raises TableError for one that lacks files."""
+    try:
+        if query.mode is ReadMode.HYBRID:
+            (table_read,) = hybrid_reads(scope, ids, query.min_lsn, query.max_wait, split)
+        else:
+            (table_read,) = plain_reads(scope, query, ids)
+    except FileMissing:
+        explain_failed_read(scope.dsn, ids, scope.storage)
+        raise
+    return table_read
 
 
 def _frame(
@@ -181,9 +182,9 @@ def _lake(spark: SparkSession, read: TableRead, lake: LakeSide, storage: Storage
         if column.lake_name is None and column.name in initial:
             continue
         value: Any = f.lit(None) if column.lake_name is None else f.col(spark_identifier(column.lake_name))
-        wanted = spark_type(column.type)
-        if column.lake_name is None or frame.schema[column.lake_name].dataType != wanted:
-            value = value.cast(wanted)
+        target_type = spark_type(column.type)
+        if column.lake_name is None or frame.schema[column.lake_name].dataType != target_type:
+            value = value.cast(target_type)
         selected.append(value.alias(column.name))
     result = frame.select(selected)
     if read.initial is not None:

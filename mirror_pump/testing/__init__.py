@@ -1,0 +1,1 @@
+"""An embedded PostgreSQL and helpers, for our tests, the demo, and yours."""

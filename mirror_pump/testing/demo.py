@@ -126,7 +126,7 @@ class Demo:
         with (self.directory / "pgbench-init.log").open("wb") as log:
             if subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=600, check=False).returncode:
                 raise DemoFailed(f"pgbench -i failed, see {log.name}")
-        # Without a key, nobody can tell which history row an UPDATE or DELETE refers to. pgbench's INSERT names
+        # Without a key, it is unknown which history row an UPDATE or DELETE refers to. pgbench's INSERT names
         # columns.
         execute(dsn, "ALTER TABLE pgbench_history ADD COLUMN hid bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY")
 
@@ -213,8 +213,8 @@ class Demo:
 
     def _moved(self, dsn: str) -> bool:
         """Whether the frontier has moved since the last check."""
-        seen = self.figures.checks[-1].frontier if self.figures.checks else 0
-        return bool(query(dsn, "SELECT max(replicated_lsn) FROM modak.cutline")[0][0] > seen)
+        last_frontier = self.figures.checks[-1].frontier if self.figures.checks else 0
+        return bool(query(dsn, "SELECT max(replicated_lsn) FROM modak.cutline")[0][0] > last_frontier)
 
     def _read_sums(self, dsn: str, spark: SparkSession) -> Check:
         """Takes all four snapshots of one frontier in one statement, then reads their sums from the lake."""
@@ -313,7 +313,7 @@ def main(
     ] = Path("build/demo"),
 ) -> None:
     """Mirror a live pgbench load into Iceberg, and prove the result."""
-    from mirror_pump.testing.unprivileged import PostgresFailed
+    from mirror_pump.testing.installation import PostgresFailed
 
     # Without a terminal, wide enough for the summary's tables.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)

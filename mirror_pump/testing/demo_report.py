@@ -70,7 +70,7 @@ def print_summary(console: Console, figures: DemoFigures, seconds: int) -> None:
         ("mirrored", f"{figures.changes:,} changes, {figures.changes / figures.load_seconds:,.0f}/s"),
         ("commits", f"{figures.commits:,}, each of all four tables at once"),
         ("lag", (f"median {lags[len(lags) // 2]:.2f} s, 99 of 100 below {lags[int(len(lags) * 0.99)]:.2f} s"
-                 " [dim](batch age 1 s, and two Sparks on this machine)[/dim]")),
+                 " [dim](two Sparks on this machine)[/dim]")),
         ("after the load", f"the frontier had passed its end {figures.drain_seconds:.1f} s later"),
         ("proved", (f"four equal sums at {len({check.frontier for check in figures.checks})} frontiers; "
                    f"all rows in {figures.verify_seconds:.1f} s")),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import psycopg
 
-from mirror_pump.engine.spark_runtime.session import jdbc_catalog
-from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
+from mirror_pump.engine.spark_runtime.session import CATALOG, FORKS, jdbc_catalog
+from mirror_pump.ops.duckdb_connection import open_duckdb
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,14 +40,15 @@ def metadata_location_on(connection: psycopg.Connection[Any], table: str) -> str
 
 
 def lake_session(spark: SparkSession, dsn: str, warehouse: str) -> SparkSession:
-    """A session in the JVM of `spark` whose catalog `lake` is the mirror of the database `dsn`.
+    """A session in the JVM of `spark` whose catalog `lake` is the mirror of the database `dsn`; also that of its forks.
 
     JdbcCatalog looks up tables by the catalog's name in Spark, so it must be `lake` for every database. A separate
     session keeps it apart from other databases' catalogs, which are cached per session.
     """
     session = spark.newSession()
-    for key, value in jdbc_catalog("lake", dsn, warehouse).items():
-        session.conf.set(key, value)
+    for name in (CATALOG, FORKS):
+        for key, value in jdbc_catalog(name, dsn, warehouse).items():
+            session.conf.set(key, value)
     return session
 
 

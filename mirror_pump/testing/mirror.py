@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mirror_pump.config import Settings
+from pydantic import ByteSize
+
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
-from mirror_pump.limits import InternalLimits
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.register.registration import register
 from mirror_pump.ops.register.unregistration import unregister
@@ -23,6 +23,8 @@ from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.ops.status.wait_for_frontier import wait_on
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.session.pump import Pump, PumpResult
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.relations.column_choices import NO_CHOICES, ColumnChoices
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database, keeping_connections
@@ -36,11 +38,20 @@ Row: TypeAlias = tuple[Any, ...]
 _POLL = 0.02
 """Seconds between checks of a condition, at least."""
 _POLL_MAX = 0.5
+_PATIENCE = 60.0
+"""Seconds that waits for a condition have at least. One that comes to hold ends its wait, so that only failures take so
+long, and a busy machine makes none."""
 _CHECKING = 0.2
 """Share of the time that goes into checks: they must not take the CPU from what they wait for."""
 
-QUICK = InternalLimits(upkeep_interval=0.1, retry_pause_max=0.25)
-"""Tests wait for what users' pumps may take a second for."""
+QUICK = InternalLimits(batch_pause=0.02, upkeep_interval=0.1, retry_pause_max=0.25, batch_memory=ByteSize(512))
+"""Tests wait for what users' pumps may take a second for, and small batches of theirs are like large ones of users."""
+
+
+def paced(seconds: float) -> InternalLimits:
+    """QUICK, with another shortest time from the end of one batch to the end of the next."""
+    return QUICK.model_copy(update={"batch_pause": seconds})
+
 
 _AUDIT = """
 CREATE SCHEMA audit;
@@ -59,7 +70,8 @@ CREATE TRIGGER audit AFTER UPDATE ON modak.copy_chunks FOR EACH ROW
 
 
 def await_true(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Returns once the condition holds. Raises AssertionError with `what` after this many seconds."""
+    """Returns once the condition holds. Raises AssertionError with `what` after this many seconds, and _PATIENCE."""
+    seconds = max(seconds, _PATIENCE)
     deadline = time.monotonic() + seconds
     with keeping_connections():
         while True:
@@ -82,20 +94,20 @@ class Steps:
     """An observer that records all steps. Calls `on` with each step, in the thread of the step."""
 
     on: Callable[[Step, dict[str, object]], None] | None = None
-    seen: list[tuple[Step, dict[str, object]]] = field(default_factory=list)
+    occurrences: list[tuple[Step, dict[str, object]]] = field(default_factory=list)
 
     def __call__(self, step: Step, /, **details: object) -> None:
-        self.seen.append((step, details))
+        self.occurrences.append((step, details))
         if self.on is not None:
             self.on(step, details)
 
     def count(self, step: Step) -> int:
         """Number of times that the step occurred."""
-        return sum(seen_step is step for seen_step, _ in list(self.seen))
+        return sum(past_step is step for past_step, _ in list(self.occurrences))
 
     def details(self, step: Step, name: str) -> list[Any]:
         """Value of the detail `name` at each occurrence of the step."""
-        return [details[name] for seen_step, details in list(self.seen) if seen_step is step]
+        return [details[name] for past_step, details in list(self.occurrences) if past_step is step]
 
 
 @dataclass
@@ -111,14 +123,14 @@ class RunningPump:
     def join(self, seconds: float = 60) -> PumpResult:
         """Returns the pump's result or raises its error. Raises AssertionError if it does not end in time."""
         self.thread.join(seconds)
-        last = self.steps.seen[-5:]
+        last = self.steps.occurrences[-5:]
         assert not self.thread.is_alive(), f"the pump did not end within {seconds:g} s; last steps: {last}"
         if self.error is not None:
             raise self.error
         assert self.result is not None
         return self.result
 
-    def stop(self, seconds: float = 20) -> PumpResult:
+    def stop(self, seconds: float = _PATIENCE) -> PumpResult:
         """Requests a stop and waits for the pump to end."""
         self.pump.request_stop()
         return self.join(seconds)
@@ -140,7 +152,6 @@ class Mirror:
         pump if it has to reach the database in another way than the test."""
         chosen = {
             "slot": f"s_{os.urandom(4).hex()}",
-            "batch_age": 0.05,
             "storage_fsync": False,
             "retention_interval": 0.2,
             "limits": QUICK,
@@ -178,7 +189,7 @@ class Mirror:
             yield running
         except BaseException as error:
             running.pump.request_stop()
-            running.thread.join(20)
+            running.thread.join(_PATIENCE)
             if running.error is not None:
                 raise running.error from error
             raise
@@ -267,7 +278,7 @@ class Mirror:
         return lake_rows(self.location(table))
 
     def assert_equal(self, *tables: str) -> None:
-        """Fails unless heap and lake hold the same rows, each once. Nobody may write meanwhile."""
+        """Fails unless heap and lake hold the same rows, each once. No session may write meanwhile."""
         for table in tables:
             where = f"{table}, {self.state(table)}, at frontier {format_lsn(self.frontier())}"
             assert_same(self.heap(table), self.lake(table), where)
@@ -313,10 +324,10 @@ def normalised(rows: Sequence[Row]) -> list[Row]:
 
 def assert_same(heap: Sequence[Row], lake: Sequence[Row], what: str) -> None:
     """Fails with the first differences unless both hold the same rows, each the same number of times."""
-    wanted, found = Counter(map(repr, heap)), Counter(map(repr, lake))
-    if wanted == found:
+    heap_counts, lake_counts = Counter(map(repr, heap)), Counter(map(repr, lake))
+    if heap_counts == lake_counts:
         return
-    missing, extra = wanted - found, found - wanted
+    missing, extra = heap_counts - lake_counts, lake_counts - heap_counts
     sides = (("missing", missing), ("extra", extra))
     shown = "".join(f"\n  {kind}: {text[:300]}" for kind, texts in sides for text in list(texts)[:5])
     raise AssertionError(

@@ -20,14 +20,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import psycopg
 from psycopg import sql
 
-from mirror_pump.testing.installation import VARIABLE, install_directory, major_version
-from mirror_pump.testing.unprivileged import PostgresFailed, Runner
+from mirror_pump.testing.installation import VARIABLE, PostgresFailed, Runner, install_directory, major_version
 
 StopMode = Literal["fast", "immediate"]
 
@@ -76,7 +74,7 @@ if remove:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on at the moment."""
+    """A TCP port of 127.0.0.1 that no process listens on at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -116,9 +114,7 @@ class EmbeddedPostgres:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -198,7 +194,7 @@ class EmbeddedPostgres:
                     shutil.rmtree(self.directory, ignore_errors=True)
 
     def create_database(self, name: str, encoding: str = "UTF8", template: str = "template0") -> str:
-        """Creates a copy of the database `template`, by default an empty one, and returns its DSN. Nobody may be
+        """Creates a copy of the database `template`, by default an empty one, and returns its DSN. No session may be
         connected to the template. With an encoding other than UTF8 it has the locale C."""
         with psycopg.connect(self.dsn(), autocommit=True) as connection:
             create = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
@@ -217,10 +213,10 @@ class EmbeddedPostgres:
             while True:
                 connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
                 # An active slot cannot be dropped. Its walsender has just been terminated and needs a moment.
-                found = connection.execute(
+                rows = connection.execute(
                     "SELECT slot_name, active FROM pg_replication_slots WHERE database = %s", (name,)
                 ).fetchall()
-                slots = [slot for slot, active in found if active or not _dropped(connection, slot)]
+                slots = [slot for slot, active in rows if active or not _dropped(connection, slot)]
                 ((sessions,),) = connection.execute(
                     "SELECT count(*) FROM pg_stat_activity WHERE datname = %s", (name,)
                 ).fetchall()
@@ -332,7 +328,7 @@ class EmbeddedPostgres:
 
 
 def _dropped(connection: psycopg.Connection[Any], slot: str) -> bool:
-    """Drops a slot. Returns False if somebody uses it."""
+    """Drops a slot. Returns False if a session uses it."""
     try:
         connection.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
     except psycopg.errors.ObjectInUse:

@@ -73,7 +73,7 @@ class Program:
                 start_new_session=True,
             )
 
-    def stop(self, process: subprocess.Popen[bytes], timeout: float = 20) -> None:
+    def stop(self, process: subprocess.Popen[bytes], timeout: float = 40) -> None:
         """Sends SIGTERM to the program, as an operator would. Raises ProgramFailed unless it ends with 0 in time."""
         process.send_signal(signal.SIGTERM)
         try:

@@ -40,9 +40,9 @@ class GatedCopies:
     A test may also have it fail tasks after their work is done, which leaves files that nothing refers to.
     """
 
-    def __init__(self, runner: TaskRunner, held: Callable[..., Any] = copy_chunk) -> None:
+    def __init__(self, runner: TaskRunner, gated: Callable[..., Any] = copy_chunk) -> None:
         self._runner = runner
-        self._held = held
+        self._gated = gated
         self._lock = threading.Lock()
         self._open = True
         self._waiting: deque[tuple[Future[Any], Any]] = deque()
@@ -56,7 +56,7 @@ class GatedCopies:
                 failed: Future[Result] = Future()
                 self._runner.submit(function, task).add_done_callback(partial(_fail, failed))
                 return failed
-            if self._open or function is not self._held:
+            if self._open or function is not self._gated:
                 return self._runner.submit(function, task)
             future: Future[Result] = Future()
             self._waiting.append((future, task))
@@ -90,7 +90,7 @@ class GatedCopies:
             # Like a task of a pool that has begun, it cannot be cancelled from here on.
             if not future.set_running_or_notify_cancel():
                 continue
-            self._runner.submit(self._held, task).add_done_callback(partial(_pass_on, future))
+            self._runner.submit(self._gated, task).add_done_callback(partial(_pass_on, future))
 
     def _forget_cancelled(self) -> None:
         self._waiting = deque(waiting for waiting in self._waiting if not waiting[0].cancelled())

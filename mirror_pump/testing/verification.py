@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from mirror_pump.config import Settings
+from mirror_pump.database.quoting import identifier
 from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -22,7 +22,7 @@ from mirror_pump.model import TableState
 from mirror_pump.ops.verify import compare_duckdb, compare_spark
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import compare_at, verify
-from mirror_pump.quoting import identifier
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.tables import load_tables
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.stream.leader import is_led
@@ -36,7 +36,7 @@ from sql import queries
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_BARELY: dict[str, Any] = {"batch_age": 0.0, "index_memory": 0, "merge_bytes": 0, "convert_age": 3600.0}
+_BARELY: dict[str, Any] = {"index_memory": 0, "merge_bytes": 0, "convert_age": 3600.0}
 """Settings of a pump that only follows the stream: it runs for a fraction of a second."""
 
 _AT_REST = frozenset({TableState.LIVE, TableState.FAILED, TableState.DROPPED})
@@ -98,7 +98,7 @@ def _verified(database: Database, slot: str, publication: str, warehouse: str) -
                 report = verify(settings, engine=engine)
     finally:
         tasks.close()
-    # Nobody completes copies that are still running, so only tables that can be compared count.
+    # No pump completes copies that are still running, so only tables that can be compared count.
     compared = [table for table in report.tables if table.comparison is not None]
     different = [table for table in compared if not table.equal]
     if different:
@@ -114,7 +114,7 @@ def equal_at_rest(connection: PgConnection, settings: Settings, engine: Comparis
     The heap is read in a database snapshot. After that was taken, the slot is read without moving it: if it has nothing
     behind the frontier that a pump would get, then the heap in the snapshot is the heap at the frontier, which the lake
     must be as well. Nothing else may be under way either: a copy, a schema change without a note in the stream, a
-    change of the publication. Nobody may lead meanwhile. The connection is in autocommit mode.
+    change of the publication. No pump may lead meanwhile. The connection is in autocommit mode.
     """
     slot = settings.slot
     with suppress(MirrorPumpError, psycopg.Error):
@@ -155,7 +155,7 @@ def _explained(database: Database, table: str) -> str:
         return str(error)
     lake = LakeTable.load(location, StorageOptions(fsync=False))
     listing = Listing(lake.storage)
-    files = [file for found in listing.files(lake.manifests).values() for file in found]
+    files = [file for group in listing.files(lake.manifests).values() for file in group]
     shown = [f"{file.content.name} {file.path} number {file.sequence_number}, {file.records} rows" for file in files]
     snapshots = [
         f"{snapshot.sequence_number}: {dict(snapshot.summary.entries)}" for snapshot in lake.metadata.snapshots

@@ -204,7 +204,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN 'the cut-line has moved meanwhile';
     END IF;
-    -- Those that somebody detached: the cut-line does not have to pass them any more.
+    -- Those that were detached: the cut-line does not have to pass them any more.
     UPDATE modak.partitions p
        SET state = 'dropped', updated_at = now(), attempts = 0, advanced_xid = pg_current_xact_id()::text::bigint,
            reason = coalesce(p.reason, 'not dropped by the mirror')

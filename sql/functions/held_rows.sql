@@ -86,7 +86,7 @@ BEGIN
 END $$;
 
 -- Makes the functions of partitions whose shape has changed, or that have none, and drops those of partitions without triggers. Passes
--- over partitions that somebody is altering. Returns how many there were.
+-- over partitions that are being altered. Returns how many there were.
 CREATE OR REPLACE FUNCTION modak.sweep_held_functions(slot text) RETURNS int
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -109,7 +109,7 @@ BEGIN
             PERFORM modak.make_held_function(partition.leaf, partition.tier, partition.keys);
             swept := swept + 1;
         EXCEPTION WHEN lock_not_available OR syntax_error_or_access_rule_violation OR internal_error THEN
-            -- Somebody alters the partition, or grants rights on schema modak. Triggers compose the statement until the next sweep.
+            -- The partition is being altered, or rights on schema modak granted. Triggers compose the statement until the next sweep.
         END;
     END LOOP;
     FOR unused IN

@@ -18,7 +18,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT EXISTS (SELECT FROM modak.tables t WHERE t.table_id = id AND t.mode = 'mirrored')
 $$;
 
--- Whether partitions stay in the heap, although the lake holds them. Nobody changes that after the registration.
+-- Whether partitions stay in the heap, although the lake holds them. It does not change after the registration.
 CREATE OR REPLACE FUNCTION modak.keeps_heap(id bigint) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT coalesce((SELECT t.keep_heap FROM modak.tables t WHERE t.table_id = id), false)

@@ -3,17 +3,22 @@
 -- Puts a note into the stream, at its place in this transaction. An empty message follows it: logical decoding gives a message
 -- the position at which its record ends. That is also where the next record begins, which is the position of a row change. Where
 -- the note was emitted in a subtransaction and the next change was not, PostgreSQL may send that change first. It may still do so
--- with the empty message, which nobody reads.
+-- with the empty message, which no program reads.
 CREATE OR REPLACE FUNCTION modak.mirror_message(content jsonb) RETURNS pg_lsn
-LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
--- The server sends a message's bytes as they are, whatever the database's encoding.
-SELECT pg_logical_emit_message(true, 'mirror-pump', convert_to(
-           encode(sha256(convert_to(secret || encode(sha256(convert_to(
-               secret || pg_current_xact_id()::xid::text || ' ' || content::text, 'UTF8')), 'hex'), 'UTF8')), 'hex')
-           || content::text, 'UTF8'))
-  FROM modak.mirror_secret;
-SELECT pg_logical_emit_message(true, 'mirror-pump.end', '');
-$$;
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    -- The server sends a message's bytes as they are, whatever the database's encoding.
+    PERFORM pg_logical_emit_message(true, 'mirror-pump', convert_to(
+                encode(sha256(convert_to(secret || encode(sha256(convert_to(
+                    secret || pg_current_xact_id()::xid::text || ' ' || content::text, 'UTF8')), 'hex'), 'UTF8')), 'hex')
+                || content::text, 'UTF8'))
+       FROM modak.mirror_secret;
+    IF NOT FOUND THEN
+        RAISE WARNING USING MESSAGE = 'the mirror is not told of this change: modak.mirror_secret is empty',
+            HINT = 'Tell the mirror''s administrator to run `mirror-pump init`.';
+    END IF;
+    RETURN pg_logical_emit_message(true, 'mirror-pump.end', '');
+END $$;
 
 -- The values that older rows have in columns that a command added with a constant default (pg_attribute.attmissingval), as
 -- the stream prints them, by attribute number. Contains a column only if `former` lacks it, every leaf has the same value,

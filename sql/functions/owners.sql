@@ -1,14 +1,14 @@
 -- Statements about users' tables, run with the rights of the tables' owners.
 --
--- What the owner of a table puts into it runs with the rights of whoever reads or writes the table: triggers, rules, checks of
--- domains, casts, functions of indexes, which the planner may call. So a function that runs as the owner of schema modak
+-- What the owner of a table puts into it runs with the rights of the role that reads or writes the table: triggers, rules, checks
+-- of domains, casts, functions of indexes, which the planner may call. So a function that runs as the owner of schema modak
 -- (SECURITY DEFINER) neither plans a statement about a user's table nor handles values of users' types: as_owner() does that, by a
 -- function that belongs to the table's owner. There is one for each owner, named owner_ and the owner's OID.
 
 -- Makes or replaces a function of schema modak that belongs to a relation's owner and runs with the owner's rights. `named`: its name
 -- with the types of its arguments; `declared`: its name and parameters; `settings`: its SET clauses; `head`: options of PL/pgSQL. Its
 -- owner may alter and drop it, but not replace it, which takes CREATE on schema modak. The body is for one owner; it refuses by itself
--- to run as anybody else, as one would that is made SECURITY INVOKER. Only the owner of schema modak may call the function.
+-- to run as any other role, as one would that is made SECURITY INVOKER. Only the owner of schema modak may call the function.
 CREATE OR REPLACE FUNCTION modak.give_function(owner oid, named text, declared text, settings text, head text, body text)
 RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

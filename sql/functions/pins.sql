@@ -5,11 +5,12 @@
 -- read_pins before it reads the cut-line and the published snapshot: pinning() and LOCK TABLE modak.read_pins rely on that.
 -- `snapshot_id` and `cut`, if given, are pinned instead of the published snapshot and the cut-line. With `in_one_snapshot` the
 -- caller makes the promise that the comment on that column of read_pins describes.
+-- A role that may not read a table pins the lake alone.
 CREATE OR REPLACE FUNCTION modak.pin_tables(table_ids bigint[], duration interval, in_one_snapshot boolean DEFAULT true,
                                             snapshot_id bigint DEFAULT NULL, cut bigint DEFAULT NULL)
 RETURNS TABLE (pin_id bigint, table_id bigint, tier_key_hi bigint, lake_snapshot_id bigint, replicated_lsn bigint,
                lake_props jsonb, metadata_location text, state text, start_lsn bigint)
-LANGUAGE sql AS $$
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 WITH present AS (
     SELECT c.table_id, c.tier_key_hi, c.lake_snapshot_id, c.replicated_lsn, c.lake_props, i.metadata_location, m.state,
            m.start_lsn
@@ -19,7 +20,9 @@ WITH present AS (
      WHERE c.table_id = ANY (pin_tables.table_ids)),
 pinned AS (
     INSERT INTO modak.read_pins AS p (table_id, pinned_lake_snapshot_id, pinned_tier_key_hi, expires_at, in_one_snapshot)
-    SELECT n.table_id, coalesce(pin_tables.snapshot_id, n.lake_snapshot_id), coalesce(pin_tables.cut, n.tier_key_hi),
+    SELECT n.table_id, coalesce(pin_tables.snapshot_id, n.lake_snapshot_id), coalesce(pin_tables.cut,
+               CASE WHEN has_any_column_privilege(n.table_id::oid, 'SELECT') IS NOT FALSE THEN n.tier_key_hi
+                    ELSE 9223372036854775807 END),
            now() + pin_tables.duration, pin_tables.in_one_snapshot
       FROM present n
     RETURNING p.pin_id, p.table_id)
@@ -32,7 +35,7 @@ $$;
 -- snapshot.
 CREATE OR REPLACE FUNCTION modak.pin(relation regclass, ttl interval DEFAULT '15 minutes', in_one_snapshot boolean DEFAULT false)
 RETURNS TABLE (pin_id bigint, t bigint, s bigint, metadata_location text, snapshot_id text)
-LANGUAGE sql AS $$
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 SELECT p.pin_id, p.tier_key_hi, p.lake_snapshot_id, p.lake_props ->> 'metadata_location', p.lake_props ->> 'snapshot_id'
   FROM modak.pin_tables(ARRAY[relation::oid::bigint], ttl, pin.in_one_snapshot) p
 $$;
@@ -58,7 +61,7 @@ SELECT a.attname::text, c.field_id, coalesce(c.initial, stored.text)
 $$;
 
 CREATE OR REPLACE FUNCTION modak.release(pin bigint) RETURNS boolean
-LANGUAGE sql AS $$
+LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
 WITH gone AS (DELETE FROM modak.read_pins WHERE pin_id = pin RETURNING 1) SELECT EXISTS (SELECT FROM gone)
 $$;
 
@@ -81,12 +84,32 @@ SELECT coalesce('process ' || l.pid, 'prepared transaction ' || quote_literal(p.
  ORDER BY began.at DESC LIMIT 1
 $$;
 
+-- A pin, as reasons name it. present_reason() recognises it by its beginning.
+CREATE OR REPLACE FUNCTION modak.pin_text(p modak.read_pins) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT format('pin %s of a reader (%s) lasts until %s', p.pin_id, p.reader, date_trunc('second', p.expires_at))
+$$;
+
 -- The reader whose pin of a cut-line below `cut` expires last; NULL if there is none. With `whole`, considers all readers,
 -- otherwise only those that may read the delta more than once, or without a filter (not read_pins.in_one_snapshot).
 CREATE OR REPLACE FUNCTION modak.pin_below(id bigint, cut bigint, whole boolean) RETURNS text
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-SELECT format('pin %s of a reader (%s) lasts until %s', p.pin_id, p.reader, date_trunc('second', p.expires_at))
+SELECT modak.pin_text(p)
   FROM modak.read_pins p
  WHERE p.table_id = id AND p.pinned_tier_key_hi < cut AND p.expires_at > now() AND (whole OR NOT p.in_one_snapshot)
  ORDER BY p.expires_at DESC LIMIT 1
+$$;
+
+-- A stored reason why retention waits, as it is now: NULL if it names a reader that is gone. The pump stores the reason when it
+-- looks, which a copy or a proof may put off for minutes.
+CREATE OR REPLACE FUNCTION modak.present_reason(reason text) RETURNS text
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+SELECT CASE
+       WHEN reason ~ '^pin [0-9]+ of a reader' THEN
+            (SELECT modak.pin_text(p) FROM modak.read_pins p
+              WHERE p.pin_id = substring(reason FROM '[0-9]+')::bigint AND p.expires_at > now())
+       WHEN reason ~ ' is putting a pin in place$' THEN modak.pinning() || ' is putting a pin in place'
+       WHEN reason ~ '^process [0-9]+ reads a snapshot' AND NOT EXISTS (
+            SELECT FROM pg_stat_activity a WHERE a.pid = substring(reason FROM '[0-9]+')::int) THEN NULL
+       ELSE reason END
 $$;

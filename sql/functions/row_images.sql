@@ -4,7 +4,8 @@
 -- payload_columns(), row_payload() and canonical_key_sql() run with the search_path of their callers, which call them for
 -- each row, because setting search_path is expensive.
 
--- The seam protocol's key: a single part as it is, several parts joined by chr(31).
+-- The seam protocol's key: a single part as it is, several parts joined by chr(31). They are in the order of the table's columns
+-- (modak.tables.primary_key_cols), which need not be that of the primary key.
 CREATE OR REPLACE FUNCTION modak.canonical_pk(VARIADIC parts text[]) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 SELECT CASE WHEN cardinality(parts) = 1 THEN parts[1]
@@ -32,7 +33,15 @@ END $$;
 
 -- Whether a type was created in this database and not by initdb (16384 is FirstNormalObjectId).
 CREATE OR REPLACE FUNCTION modak.is_user_type(type oid) RETURNS boolean
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT type >= 16384::pg_catalog.oid';
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT type OPERATOR(pg_catalog.>=) 16384::pg_catalog.oid';
+
+-- The name of a type with its schema, unless it is a keyword of SQL's.
+CREATE OR REPLACE FUNCTION modak.type_name(type oid, modifier int) RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace AND modifier < 0 THEN format('pg_catalog.%I', t.typname)
+            ELSE format_type(type, modifier) END
+  FROM pg_type t WHERE t.oid = type
+$$;
 
 -- The condition that row `t` of `leaf` has the key of the row `other`, with the operators of the key's index: those of an
 -- extension's types may be in any schema. The operators of enums and composites do not accept domains.
@@ -47,7 +56,7 @@ BEGIN
                SELECT t.oid, t.typbasetype FROM pg_type t
                 WHERE modak.is_user_type(a.atttypid) AND t.oid = a.atttypid AND t.typtype = 'd'
                UNION ALL SELECT t.oid, t.typbasetype FROM reduced r JOIN pg_type t ON t.oid = r.base)
-           SELECT format_type(r.type, -1) AS name FROM reduced r WHERE r.base = 0) b ON true
+           SELECT modak.type_name(r.type, -1) AS name FROM reduced r WHERE r.base = 0) b ON true
       LEFT JOIN LATERAL (
            SELECT n.nspname, o.oprname
              FROM pg_index i CROSS JOIN unnest(i.indkey::int2[], i.indclass::oid[]) AS k(attnum, class)
@@ -108,6 +117,38 @@ BEGIN
       JOIN pg_attribute a ON a.attrelid = relation AND a.attnum = k.attnum;
 END $$;
 
+-- For readers: the key of modak.delta (`pk`) of a row of a mirrored table. `given`: an object with the key's columns, by the names that
+-- they have in the table; others are ignored. The parts are in the order of the table's columns, as modak.tables.primary_key_cols
+-- names them, which need not be that of the primary key.
+CREATE OR REPLACE FUNCTION modak.delta_pk(relation regclass, given jsonb) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+SET timezone = 'UTC' SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
+DECLARE
+    numbers int[];
+    lacking text;
+    columns text;
+    pk text;
+BEGIN
+    IF NOT EXISTS (SELECT FROM modak.tables t WHERE t.table_id = relation::oid::bigint) THEN
+        RAISE EXCEPTION USING ERRCODE = 'undefined_table', MESSAGE = format('%s is not mirrored', relation);
+    ELSIF jsonb_typeof(given) IS DISTINCT FROM 'object' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'the key is not a JSON object of its columns';
+    END IF;
+    SELECT n.keys INTO numbers FROM modak.key_numbers(relation, relation) n;
+    SELECT min(a.attname) FILTER (WHERE coalesce(given -> a.attname::text, 'null') = 'null'),
+           string_agg(format('CASE jsonb_typeof($1 -> %1$L) WHEN ''string'' THEN ($1 ->> %1$L)::%2$s'
+                             ' ELSE (jsonb_populate_record(NULL::%3$s, jsonb_build_object(%1$L, $1 -> %1$L))).%1$I END AS %1$I',
+                             a.attname, format_type(a.atttypid, a.atttypmod), relation), ', ')
+      INTO lacking, columns
+      FROM pg_attribute a WHERE a.attrelid = relation AND a.attnum = ANY (numbers);
+    IF lacking IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'not_null_violation',
+            MESSAGE = format('there is no value of key column "%s" of %s', lacking, relation);
+    END IF;
+    EXECUTE format('SELECT %s FROM (SELECT %s) r', modak.canonical_key_sql(relation, numbers), columns) INTO pk USING given;
+    RETURN pk;
+END $$;
+
 -- SQL for the payload of row `r` with the columns `numbers` (NULL: all): an expression, and the FROM items after `r` that it
 -- needs. The payload has the result of to_jsonb() for a value if that converts back to the value, else the text that the
 -- type prints (for -0, or an array with unusual bounds).
@@ -115,11 +156,11 @@ CREATE OR REPLACE FUNCTION modak.row_payload(relation oid, numbers int[], OUT ex
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     -- The payload's columns, of row `r`.
-    listed text;
+    listed pg_catalog.text;
     -- For the columns that have to be checked: name, value, and the value that its JSON converts back to (row `p`).
-    checked text;
+    checked pg_catalog.text;
     -- Names and types of the payload's columns.
-    typed text;
+    typed pg_catalog.text;
 BEGIN
     SELECT string_agg(CASE WHEN c.as_text
                            THEN format('CASE WHEN r.%1$I IS DISTINCT FROM NULL THEN format(''%%s'', r.%1$I) END AS %1$I', c.name)

@@ -25,7 +25,9 @@ SELECT t.table_id,
        (SELECT min(d.updated_at) FROM modak.delta d
          WHERE d.table_id = t.table_id AND d.folded_sequence IS NULL) AS delta_since,
        t.heap_retention_lag,
-       m.retention ->> 'stopped' AS retention_stopped
+       m.retention ->> 'stopped' AS retention_stopped,
+       (SELECT count(*) FROM modak.read_pins r
+         WHERE r.table_id = t.table_id AND r.expires_at > now() AND r.pinned_tier_key_hi = 9223372036854775807) AS lake_pins
   FROM modak.tables t
   LEFT JOIN modak.cutline c ON c.table_id = t.table_id
   LEFT JOIN modak.mirror_tables m ON m.table_id = t.table_id;

@@ -104,64 +104,87 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT a.attname,
-           format('CASE jsonb_typeof($1 -> %1$L) WHEN ''string'' THEN ($1 ->> %1$L)::%2$s WHEN ''null'' THEN NULL'
-                  ' ELSE (jsonb_populate_record(NULL::%3$s, $1)).%1$I END',
-                  a.attname, format_type(a.atttypid, a.atttypmod), relation),
+           format('CASE WHEN pg_catalog.jsonb_typeof($1 OPERATOR(pg_catalog.->) %1$L) OPERATOR(pg_catalog.=) ''string'''
+                  ' THEN ($1 OPERATOR(pg_catalog.->>) %1$L)::%2$s'
+                  ' WHEN pg_catalog.jsonb_typeof($1 OPERATOR(pg_catalog.->) %1$L) OPERATOR(pg_catalog.=) ''null'' THEN NULL'
+                  ' ELSE (pg_catalog.jsonb_populate_record(NULL::%3$s, $1)).%1$I END',
+                  a.attname, modak.type_name(a.atttypid, a.atttypmod), relation),
            a.attname = ANY (key), a.attidentity = 'a'
       FROM pg_attribute a
      WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND given ? a.attname::text
      ORDER BY a.attnum;
 END $$;
 
--- Writes a whole row by INSERT ... ON CONFLICT (key) DO UPDATE on the table, whose triggers move rows below the cut-line to
--- modak.delta. A column that is not given gets its default. Returns where the row was written.
-CREATE OR REPLACE FUNCTION modak.upsert(relation regclass, image jsonb) RETURNS text
-LANGUAGE plpgsql SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET timezone = 'UTC' SET extra_float_digits = 1
-SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
+-- The statement of upsert(), for the row $1, and the table's cut-line. Every name in it has its schema, also those of operators.
+CREATE OR REPLACE FUNCTION modak.upsert_statement(relation regclass, image jsonb, OUT statement text, OUT cut bigint)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     names text;
     expressions text;
     conflict text;
     assignments text;
+    tier text;
+BEGIN
+    SELECT format('modak.tier_value(t.%I)', o.tier_column), o.cut INTO tier, cut FROM modak.tier_of(relation) o;
+    SELECT string_agg(quote_ident(g.name), ', '), string_agg(g.expression, ', '),
+           string_agg(quote_ident(g.name), ', ') FILTER (WHERE g.in_key)
+      INTO names, expressions, conflict FROM modak.given_columns(relation, image) g;
+    SELECT string_agg(format('%1$I = excluded.%1$I', a.attname), ', ') INTO assignments
+      FROM pg_attribute a
+     WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity <> 'a'
+       AND NOT EXISTS (SELECT FROM modak.given_columns(relation, image) g WHERE g.in_key AND g.name = a.attname);
+    statement := format('INSERT INTO %s AS t (%s) OVERRIDING SYSTEM VALUE VALUES (%s) ON CONFLICT (%s) DO %s RETURNING %s',
+                        relation, names, expressions, conflict, coalesce('UPDATE SET ' || assignments, 'NOTHING'),
+                        CASE WHEN cut IS NULL THEN 'NULL::bigint' ELSE tier END);
+END $$;
+
+-- Writes a whole row by INSERT ... ON CONFLICT (key) DO UPDATE on the table, whose triggers move rows below the cut-line to
+-- modak.delta. A column that is not given gets its default. Returns where the row was written. Runs with the search_path of its
+-- callers, which the table's own triggers and defaults may rely on.
+CREATE OR REPLACE FUNCTION modak.upsert(relation regclass, image jsonb) RETURNS text
+LANGUAGE plpgsql SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET timezone = 'UTC' SET extra_float_digits = 1
+SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
+DECLARE
+    statement pg_catalog.text;
     tier bigint;
     cut bigint;
 BEGIN
-    SELECT o.cut INTO cut FROM modak.tier_of(relation) o;
-    SELECT pg_catalog.string_agg(pg_catalog.quote_ident(g.name), ', '), pg_catalog.string_agg(g.expression, ', '),
-           pg_catalog.string_agg(pg_catalog.quote_ident(g.name), ', ') FILTER (WHERE g.in_key)
-      INTO names, expressions, conflict FROM modak.given_columns(relation, image) g;
-    SELECT pg_catalog.string_agg(pg_catalog.format('%1$I = excluded.%1$I', a.attname), ', ') INTO assignments
-      FROM pg_catalog.pg_attribute a
-     WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity <> 'a'
-       AND NOT EXISTS (SELECT FROM modak.given_columns(relation, image) g WHERE g.in_key AND g.name = a.attname);
-    EXECUTE pg_catalog.format('INSERT INTO %s AS t (%s) OVERRIDING SYSTEM VALUE VALUES (%s) ON CONFLICT (%s) DO %s RETURNING %s',
-                   relation, names, expressions, conflict, coalesce('UPDATE SET ' || assignments, 'NOTHING'),
-                   coalesce((SELECT pg_catalog.format('modak.tier_value(t.%I)', o.tier_column) FROM modak.tier_of(relation) o
-                              WHERE o.cut IS NOT NULL), 'NULL::bigint'))
-       INTO tier USING image;
-    RETURN CASE WHEN tier < cut THEN 'delta' ELSE 'heap' END;
+    SELECT s.statement, s.cut INTO statement, cut FROM modak.upsert_statement(relation, image) s;
+    EXECUTE statement INTO tier USING image;
+    RETURN CASE WHEN tier OPERATOR(pg_catalog.<) cut THEN 'delta' ELSE 'heap' END;
+END $$;
+
+-- The statement of delete(), for the row $1, as upsert_statement().
+CREATE OR REPLACE FUNCTION modak.delete_statement(relation regclass, key jsonb) RETURNS text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    given text;
+    numbers int[];
+    extra text;
+BEGIN
+    SELECT string_agg(format('%s AS %I', g.expression, g.name), ', ') FILTER (WHERE g.in_key),
+           array_agg(a.attnum::int) FILTER (WHERE g.in_key), min(g.name::text) FILTER (WHERE NOT g.in_key)
+      INTO given, numbers, extra
+      FROM modak.given_columns(relation, key) g
+      JOIN pg_attribute a ON a.attrelid = relation AND a.attname = g.name AND NOT a.attisdropped;
+    IF extra IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('column "%s" is not part of the key of %s', extra, relation);
+    END IF;
+    RETURN format('DELETE FROM %s t USING (SELECT %s) k WHERE %s', relation, given, modak.key_match(relation, numbers, 'k'));
 END $$;
 
 -- Deletes the row of a key, wherever it is. Returns where the row was or would have been: below the cut-line the tombstone is
--- written without a check whether the row exists.
+-- written without a check whether the row exists. Runs with the search_path of its callers, as upsert().
 CREATE OR REPLACE FUNCTION modak.delete(relation regclass, key jsonb) RETURNS text
 LANGUAGE plpgsql SET datestyle = 'ISO' SET intervalstyle = 'postgres' SET timezone = 'UTC' SET extra_float_digits = 1
 SET bytea_output = 'hex' SET lc_monetary = 'C' AS $$
 DECLARE
-    matched text;
-    extra text;
     deleted bigint;
 BEGIN
-    SELECT pg_catalog.string_agg(pg_catalog.format('t.%I = %s', g.name, g.expression), ' AND ') FILTER (WHERE g.in_key),
-           min(g.name::text) FILTER (WHERE NOT g.in_key)
-      INTO matched, extra FROM modak.given_columns(relation, key) g;
-    IF extra IS NOT NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = pg_catalog.format('column "%s" is not part of the key of %s', extra, relation);
-    END IF;
-    EXECUTE pg_catalog.format('DELETE FROM %s t WHERE %s', relation, matched) USING key;
+    EXECUTE modak.delete_statement(relation, key) USING key;
     GET DIAGNOSTICS deleted = ROW_COUNT;
-    IF deleted > 0 THEN
+    IF deleted OPERATOR(pg_catalog.>) 0 THEN
         RETURN 'heap';
     END IF;
     RETURN CASE WHEN modak.bury(relation, key) THEN 'delta' ELSE 'nothing' END;

@@ -2,8 +2,9 @@
 
 -- name: record
 -- Runs in the transaction that ends the registration, before its rows are deleted.
-INSERT INTO modak.former_locations (location, schema_name, table_name, metadata_location, registered_at, ended_by)
-SELECT m.location, t.schema_name, m.lake_table, i.metadata_location, t.created_at, %(ended_by)s
+INSERT INTO modak.former_locations
+       (location, schema_name, table_name, metadata_location, registered_at, ended_by, only_copy)
+SELECT m.location, t.schema_name, m.lake_table, i.metadata_location, t.created_at, %(ended_by)s, %(only_copy)s
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.lake_pointers i USING (table_id)
@@ -11,7 +12,7 @@ SELECT m.location, t.schema_name, m.lake_table, i.metadata_location, t.created_a
 ON CONFLICT (location) DO NOTHING;
 
 -- name: list
-SELECT location, schema_name, table_name, metadata_location, registered_at, ended_at, ended_by
+SELECT location, schema_name, table_name, metadata_location, registered_at, ended_at, ended_by, only_copy
   FROM modak.former_locations ORDER BY schema_name, table_name, ended_at, location;
 
 -- name: registered

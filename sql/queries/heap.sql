@@ -2,7 +2,7 @@
 
 -- name: leaves
 -- The relations that hold a table's rows. Not by pg_partition_tree(), which would lock every partition, the DEFAULT one
--- too, until the caller's transaction ends: nobody could add a partition during a read.
+-- too, until the caller's transaction ends: no partition could be added during a read.
 WITH RECURSIVE tree(relation) AS (
     SELECT %(oid)s::bigint::oid
     UNION ALL

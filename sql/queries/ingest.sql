@@ -5,9 +5,9 @@ INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, details)
 VALUES (%(op_id)s, %(table_id)s, 'ingest', 'writing', %(details)s);
 
 -- name: writing
--- Notes a file before it is written, so that it is found if this process dies.
+-- Below which number files may be written, so that they are found if this process dies.
 UPDATE modak.op_log
-   SET details = jsonb_set(details, '{files}', details -> 'files' || to_jsonb(%(location)s::text)), updated_at = now()
+   SET details = jsonb_set(details, '{numbered}', to_jsonb(%(numbered)s::bigint)), updated_at = now()
  WHERE op_id = %(op_id)s;
 
 -- name: done
@@ -19,8 +19,9 @@ UPDATE modak.op_log
 UPDATE modak.op_log SET phase = 'undone', updated_at = now() WHERE op_id = %(op_id)s AND phase = 'writing';
 
 -- name: unfinished
--- The table's ingests that have neither landed nor been undone, with the files that they noted.
-SELECT op_id::text, coalesce(details -> 'files', '[]')
+-- The table's ingests that have neither landed nor been undone, with the files that they may have written.
+SELECT op_id::text AS op_id, coalesce(details -> 'files', '[]') AS files, coalesce(details ->> 'prefix', '') AS prefix,
+       coalesce((details ->> 'numbered')::int, 0) AS numbered
   FROM modak.op_log
  WHERE table_id = %(table_id)s AND op_kind = 'ingest' AND phase = 'writing' AND op_id <> %(op_id)s;
 
@@ -36,25 +37,6 @@ SELECT pg_advisory_unlock(%(key)s);
 -- name: phase
 -- Waits for the end of the transaction that may have made it `done`.
 SELECT phase FROM modak.op_log WHERE op_id = %(op_id)s FOR UPDATE;
-
--- name: columns
--- The table's columns in their order. `expression`: the default, or what a generated column is computed from. `checked`: a
--- CHECK constraint or a stored generated column refers to it. `plain`: an ordinary type of PostgreSQL itself.
-SELECT a.attnum, a.attname AS name, a.atttypid::bigint AS type_oid, a.atttypmod AS type_modifier,
-       format_type(a.atttypid, a.atttypmod) AS type_sql, a.attnotnull AS not_null, a.attgenerated <> '' AS is_generated,
-       a.attidentity::text AS identity, pg_get_expr(d.adbin, d.adrelid) AS expression,
-       EXISTS (SELECT FROM pg_constraint c
-                WHERE c.conrelid = a.attrelid AND c.contype = 'c' AND a.attnum = ANY (c.conkey))
-       OR EXISTS (SELECT FROM pg_attrdef g
-                    JOIN pg_attribute ga ON ga.attrelid = g.adrelid AND ga.attnum = g.adnum AND ga.attgenerated <> ''
-                    JOIN pg_depend p ON p.classid = 'pg_class'::regclass AND p.objid = a.attrelid AND p.objsubid = ga.attnum
-                         AND p.refclassid = 'pg_class'::regclass AND p.refobjid = a.attrelid AND p.refobjsubid = a.attnum
-                   WHERE g.adrelid = a.attrelid) AS checked,
-       CASE WHEN a.attidentity <> '' THEN pg_get_serial_sequence(%(relation)s, a.attname) END AS sequence
-  FROM pg_attribute a
-  LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
- WHERE a.attrelid = %(table_id)s::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped
- ORDER BY a.attnum;
 
 -- name: relation
 SELECT format('%%I.%%I', n.nspname, c.relname)

@@ -9,6 +9,10 @@ SELECT slot_name, publication_name, system_identifier, timeline, database_name, 
 -- name: profile
 SELECT warehouse, coalesce(lake_config, '{}') FROM modak.storage_profiles WHERE profile_name = 'default' FOR UPDATE;
 
+-- name: new_profile
+INSERT INTO modak.storage_profiles (profile_name, warehouse, is_default)
+SELECT 'default', '', NOT EXISTS (SELECT FROM modak.storage_profiles WHERE is_default);
+
 -- name: store_profile
 UPDATE modak.storage_profiles SET warehouse = %s, lake_format = 'iceberg', lake_config = %s WHERE profile_name = 'default';
 

@@ -1,4 +1,4 @@
--- Names that commands print or complete (mirror_pump/ops/reads: engine_snippets.py, reader_roles.py, query.py; mirror_pump/cli/arguments/completion.py).
+-- Names that commands print or complete (mirror_pump/ops/reads: engine_snippets.py, reader_roles.py, query.py, statement_errors.py; mirror_pump/cli/arguments/completion.py).
 
 -- name: relations
 -- A table and its partitions.
@@ -15,15 +15,26 @@ SELECT table_namespace, table_name FROM modak.iceberg_tables
 -- name: tables
 SELECT t.table_id, t.schema_name, t.table_name FROM modak.mirror_tables m JOIN modak.tables t USING (table_id);
 
+-- name: readable
+-- Tables that this role can query now: what readers see of them is complete, and it may read the heap where that has a part.
+SELECT t.schema_name, t.table_name
+  FROM modak.tables t JOIN modak.cutline c USING (table_id)
+ WHERE CASE WHEN t.mode = 'tiered' OR t.heap_retention_lag IS NOT NULL
+            THEN EXISTS (SELECT FROM pg_class r
+                          WHERE r.oid = t.table_id::oid AND has_table_privilege(r.oid, 'SELECT')
+                            AND has_schema_privilege(r.relnamespace, 'USAGE'))
+            ELSE c.replicated_lsn IS NOT NULL END
+ ORDER BY 1, 2;
+
 -- name: mirrored
-SELECT quote_ident(schema_name) || '.' || quote_ident(table_name) AS name, quote_ident(table_name) AS without_schema,
-       coalesce(pg_table_is_visible(to_regclass(quote_ident(schema_name) || '.' || quote_ident(table_name))), false) AS visible
-  FROM modak.tables ORDER BY 1;
+SELECT schema_name, table_name, quote_ident(schema_name) || '.' || quote_ident(table_name) AS name,
+       quote_ident(table_name) AS without_schema
+  FROM modak.tables ORDER BY 3;
 
 -- name: others
-SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, quote_ident(c.relname) AS without_schema,
-       pg_table_is_visible(c.oid) AS visible
+SELECT n.nspname AS schema_name, c.relname AS table_name, quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name,
+       quote_ident(c.relname) AS without_schema
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'modak')
- ORDER BY 1;
+ ORDER BY 3;

@@ -21,7 +21,7 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name AS namespac
        m.dropped_rows IS NOT NULL AS rows_dropped,
        jsonb_path_query_array(m.columns, '$[*] ? (@.initial != null).field_id') AS initial_fields,
        t.tier_key_col, t.tier_key_type, c.tier_key_hi, c.retention_line, t.mode,
-       modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag
+       modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag, i.metadata_location AS pointer, m.lake_head AS head
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.cutline c USING (table_id)
@@ -30,8 +30,8 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name AS namespac
 
 -- name: due_to_go_live
 -- Tables that go live at this frontier, or at the present one: their metadata if they were copied again, what readers see,
--- the frontier, and the resync that they belong to. Leaves out tables that are filled first (fill_next).
-SELECT m.table_id, m.staged_location AS staged, i.metadata_location AS seen,
+-- the frontier, and the resync that they belong to. Leaves out tables that are filled first (move_frontier).
+SELECT m.table_id, m.staged_location AS staged, i.metadata_location AS pointer,
        greatest(%(frontier)s::bigint, s.applied_lsn) AS frontier, m.resync_since
   FROM modak.mirror_due(%(slot)s) d
   JOIN modak.mirror_tables m USING (table_id)
@@ -47,6 +47,19 @@ SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location) 
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.lake_pointers i USING (table_id)
  ORDER BY m.table_id;
+
+-- name: moved_by_others
+-- Tables whose pointer is not where the mirror left it: another engine committed, or dropped or renamed the lake table.
+SELECT m.table_id
+  FROM modak.mirror_tables m
+  LEFT JOIN modak.lake_pointers i USING (table_id)
+ WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped')
+   AND i.metadata_location IS DISTINCT FROM m.lake_head ->> 'location';
+
+-- name: examined
+-- Another engine's state of the lake table holds the rows of the former one.
+UPDATE modak.mirror_tables SET lake_head = %(head)s
+ WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND lake_head IS NOT DISTINCT FROM %(former)s::jsonb;
 
 -- name: left_to_the_lake
 -- Partitions above the cut-line that the table no longer has, although their rows were never deleted: only the lake has these
@@ -78,10 +91,22 @@ UPDATE modak.mirror_tables
                                            CASE WHEN live_after_lsn IS NOT NULL THEN %(not_live_before)s::bigint END) END,
        start_sequence = coalesce(%(start_sequence)s, start_sequence),
        key_index = coalesce(key_index, '{}') || %(key_index)s,
+       lake_head = coalesce(%(head)s::jsonb, lake_head),
        updated_at = now()
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND generation = %(generation)s AND state NOT IN ('failed', 'dropped')
    AND (swept_before IS NULL OR swept_before < to_timestamp(%(written_since)s))
    AND clock_timestamp() - %(read_at)s < interval '20 min';
+
+-- name: move_pointer
+-- Moves the pointer of a table as `swap` does (pointers.sql), and publishes the snapshot. No row if the pointer is elsewhere.
+WITH moved AS (
+    UPDATE modak.iceberg_tables SET metadata_location = %(new)s, previous_metadata_location = metadata_location
+     WHERE catalog_name = 'lake' AND table_namespace = %(namespace)s AND table_name = %(lake_table)s
+       AND metadata_location = %(old)s AND (iceberg_type = 'TABLE' OR iceberg_type IS NULL)
+    RETURNING 1)
+UPDATE modak.cutline
+   SET lake_snapshot_id = %(snapshot_id)s, lake_props = %(props)s, updated_at = now()
+ WHERE table_id = %(table_id)s AND EXISTS (SELECT FROM moved);
 
 -- name: publish_snapshot
 UPDATE modak.cutline
@@ -147,16 +172,15 @@ UPDATE modak.mirror_tables SET state = %(state)s, error = %(error)s, updated_at 
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state = ANY (%(former)s);
 
 -- name: move_frontier
-UPDATE modak.mirror_slots
-   SET applied_lsn = %(frontier)s, publish_id = %(publish_id)s, applied_at = now(),
-       last_error = CASE WHEN %(frontier)s::bigint > applied_lsn THEN NULL ELSE last_error END,
-       applied_commit_time = CASE WHEN %(commit_time)s::float8 > 0 THEN to_timestamp(%(commit_time)s)
-                                  ELSE applied_commit_time END
- WHERE slot_name = %(slot)s;
-
--- name: fill_next
--- Tables that were copied again from the cut-line on, and whose rows below it may lack the values of new columns: these
--- tables are filled next. Files must not be exchanged before that, since the copy adds files to the same table.
+-- Also returns the tables that are filled next: those that were copied again from the cut-line on, and whose rows below it may
+-- lack the values of new columns. Files must not be exchanged before that, since the copy adds files to the same table.
+WITH moved AS (
+    UPDATE modak.mirror_slots
+       SET applied_lsn = %(frontier)s, publish_id = %(publish_id)s, applied_at = now(),
+           last_error = CASE WHEN %(frontier)s::bigint > applied_lsn THEN NULL ELSE last_error END,
+           applied_commit_time = CASE WHEN %(commit_time)s::float8 > 0 THEN to_timestamp(%(commit_time)s)
+                                      ELSE applied_commit_time END
+     WHERE slot_name = %(slot)s)
 UPDATE modak.mirror_tables
    SET state = %(state)s, live_after_lsn = NULL, updated_at = now()
  WHERE slot_name = %(slot)s AND state = ANY (%(former)s) AND live_after_lsn <= %(frontier)s
@@ -169,12 +193,13 @@ RETURNING table_id;
 -- copied (modak.moved_cut() says when rows may be below the cut-line). For a filled table publish_snapshot sets it. Tables
 -- that have become due since the publish was staged go live with a later one.
 WITH due AS (
-    SELECT m.table_id, t.schema_name, m.lake_table, m.staged_snapshot_id, s.seen, s.location,
+    SELECT m.table_id, t.schema_name, m.lake_table, m.staged_snapshot_id, s.seen, s.location, s.head,
            modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi) AS has_retention
       FROM modak.mirror_due(%(slot)s) d
       JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
-      LEFT JOIN unnest(%(table_ids)s::bigint[], %(staged)s::text[], %(seen)s::text[], %(locations)s::text[])
-        AS s(table_id, staged, seen, location) ON s.table_id = m.table_id AND s.staged = m.staged_location
+      LEFT JOIN unnest(%(table_ids)s::bigint[], %(staged)s::text[], %(seen)s::text[], %(locations)s::text[],
+                       %(heads)s::jsonb[])
+        AS s(table_id, staged, seen, location, head) ON s.table_id = m.table_id AND s.staged = m.staged_location
      WHERE NOT d.fills AND d.due_lsn <= %(frontier)s AND m.table_id = ANY (%(table_ids)s)
        AND m.staged_location IS NOT NULL),
 pointer AS (
@@ -191,7 +216,7 @@ published AS (
                                            'snapshot_id', d.staged_snapshot_id::text)
       FROM due d WHERE c.table_id = d.table_id AND NOT d.has_retention),
 shown AS (
-    UPDATE modak.mirror_tables m SET staged_location = NULL, staged_snapshot_id = NULL
+    UPDATE modak.mirror_tables m SET staged_location = NULL, staged_snapshot_id = NULL, lake_head = d.head
       FROM due d WHERE m.table_id = d.table_id)
 SELECT p.table_id IS NOT NULL FROM due d LEFT JOIN pointer p USING (table_id);
 

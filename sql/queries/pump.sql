@@ -1,7 +1,7 @@
 -- What the pump reads from the catalog (mirror_pump/pipeline/session/session.py, registration.py).
 
 -- name: copying
--- Leaves out tables that wait until their owner adds a key, or until somebody publishes them again.
+-- Leaves out tables that wait until their owner adds a key, or until they are published again.
 SELECT count(*) FROM modak.mirror_tables m
  WHERE m.slot_name = %(slot)s AND m.state IN ('waiting', 'copying', 'filling')
    AND NOT (m.state = 'waiting' AND (EXISTS (SELECT FROM modak.mirror_shapes s

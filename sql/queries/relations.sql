@@ -1,16 +1,16 @@
 -- Descriptions of relations, from PostgreSQL's own catalogs (mirror_pump/source/relations/relations.py).
 
 -- name: named
--- The relation that a name refers to, as PostgreSQL reads names.
 SELECT c.oid::bigint AS table_id, n.nspname AS schema_name, c.relname AS relation_name
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.oid = to_regclass(%(name)s);
+ WHERE c.oid = %(oid)s::bigint::oid;
 
 -- name: similar
--- Tables that a name without a schema may refer to.
+-- Tables that a name without a schema may refer to, of those that the role may read.
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE lower(c.relname) = lower(%(name)s) AND c.relkind IN ('r', 'p') ORDER BY 1 LIMIT 3;
+ WHERE lower(c.relname) = lower(%(name)s) AND c.relkind IN ('r', 'p')
+   AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT') ORDER BY 1 LIMIT 3;
 
 -- name: relation
 -- `publisher`: the role that has to own the table, since it owns the publication too: the owner of schema modak, and before
@@ -82,3 +82,37 @@ SELECT DISTINCT ON (r.start)
   LEFT JOIN pg_extension x ON x.oid = d.refobjid
   LEFT JOIN pg_type e ON e.oid = t.typelem AND e.typarray = t.oid AND e.typdelim = ','
  ORDER BY r.start, r.depth DESC;
+
+-- name: target_columns
+-- What rows are brought into (mirror_pump/source/relations/target_columns.py). `expression`: the default, or what a generated
+-- column is computed from. `checked`: a CHECK constraint or a stored generated column refers to it. `kind`: how a value that is
+-- not text is written.
+WITH RECURSIVE reduced(attnum, type, base, category) AS (
+    SELECT a.attnum, t.oid, t.typbasetype, t.typcategory FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+     WHERE a.attrelid = %(table_id)s::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL
+    SELECT r.attnum, t.oid, t.typbasetype, t.typcategory FROM reduced r JOIN pg_type t ON t.oid = r.base)
+SELECT a.attnum, a.attname AS name, a.atttypid::bigint AS type_oid, a.atttypmod AS type_modifier,
+       format_type(a.atttypid, a.atttypmod) AS type_sql, a.attnotnull AS not_null, a.attgenerated <> '' AS is_generated,
+       a.attidentity::text AS identity, pg_get_expr(d.adbin, d.adrelid) AS expression,
+       EXISTS (SELECT FROM pg_constraint c
+                WHERE c.conrelid = a.attrelid AND c.contype = 'c' AND a.attnum = ANY (c.conkey))
+       OR EXISTS (SELECT FROM pg_attrdef g
+                    JOIN pg_attribute ga ON ga.attrelid = g.adrelid AND ga.attnum = g.adnum AND ga.attgenerated <> ''
+                    JOIN pg_depend p ON p.classid = 'pg_class'::regclass AND p.objid = a.attrelid AND p.objsubid = ga.attnum
+                         AND p.refclassid = 'pg_class'::regclass AND p.refobjid = a.attrelid AND p.refobjsubid = a.attnum
+                   WHERE g.adrelid = a.attrelid) AS checked,
+       CASE WHEN a.attidentity <> ''
+            THEN pg_get_serial_sequence(format('%%I.%%I', n.nspname, c.relname), a.attname) END AS sequence,
+       coalesce(i.key -> 'key' ? a.attname::text, false) AS in_key,
+       CASE WHEN r.type IN ('json'::regtype, 'jsonb'::regtype) THEN 'json' WHEN r.type = 'uuid[]'::regtype THEN 'uuid array'
+            WHEN r.category = 'A' THEN 'array' WHEN r.type = 'uuid'::regtype THEN 'uuid'
+            WHEN r.type = 'bytea'::regtype THEN 'bytes' ELSE 'other' END AS kind
+  FROM pg_attribute a
+  JOIN pg_class c ON c.oid = a.attrelid
+  JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN reduced r ON r.attnum = a.attnum AND r.base = 0
+  LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+ CROSS JOIN modak.mirror_identity(%(table_id)s::bigint::oid) AS i(key)
+ WHERE a.attrelid = %(table_id)s::bigint::oid AND a.attnum > 0 AND NOT a.attisdropped
+ ORDER BY a.attnum;

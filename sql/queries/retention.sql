@@ -7,16 +7,29 @@ SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id
    AND (%(table_ids)s::bigint[] IS NULL OR m.table_id = ANY (%(table_ids)s))
  ORDER BY m.table_id;
 
+-- name: premade_tables
+-- Tables that get partitions ahead of their newest key.
+SELECT m.table_id FROM modak.mirror_tables m
+ WHERE m.slot_name = %(slot)s AND m.state = 'live' AND (m.retention ->> 'premake')::int > 0;
+
+-- name: next_key
+-- The last value of the sequence that a column's default takes its values from; NULL for other columns. Keys of INSERTs that
+-- failed are in no row, but the next ones are above them.
+SELECT CASE WHEN has_sequence_privilege(s.relation, 'SELECT, USAGE') THEN pg_sequence_last_value(s.relation) END
+  FROM (SELECT pg_get_serial_sequence(%(table)s, %(column)s)::regclass AS relation) s;
+
 -- name: choices
 SELECT m.retention, m.state = 'live' AS live, modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag, t.keep_heap,
-       t.lake_retention_lag AS lake_lag, c.tier_key_hi AS cut, s.applied_lsn AS applied
+       t.lake_retention_lag AS lake_lag, c.tier_key_hi AS cut, s.applied_lsn AS applied,
+       coalesce(m.retention ->> 'not_seen', m.retention ->> 'not_made') AS not_made,
+       modak.present_reason(m.retention ->> 'not_expired') AS not_expired
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
   JOIN modak.mirror_slots s ON s.slot_name = m.slot_name
  WHERE m.table_id = %(table_id)s;
 
 -- name: partitions
-SELECT p.partition_id, p.relation_id, p.tier_key_lo AS lo, p.tier_key_hi AS hi, p.state, p.sealed_lsn, p.truncated, p.reason,
-       p.attempts, n.nspname AS schema_name, c.relname AS relation_name, a.lo AS present_lo, a.hi AS present_hi,
+SELECT p.partition_id, p.relation_id, p.tier_key_lo AS lo, p.tier_key_hi AS hi, p.state, p.sealed_lsn, p.truncated,
+       modak.present_reason(p.reason) AS reason, p.attempts, n.nspname AS schema_name, c.relname AS relation_name, a.lo AS present_lo, a.hi AS present_hi,
        modak.retained_by(c.oid, 'capture') AS captured, modak.retained_by(c.oid, 'cold') AS corrected,
        coalesce(p.disproved_at > now() - interval '1 day', false) AS disproved,
        extract(epoch FROM clock_timestamp() - p.proven_at)::float8 AS proven_for, k.chunks_total, k.chunks_done,
@@ -159,22 +172,15 @@ UPDATE modak.partitions SET reason = %(reason)s, attempts = attempts + 1, dispro
 UPDATE modak.mirror_tables SET retention = retention || jsonb_build_object('stopped', %(reason)s::text)
  WHERE table_id = %(table_id)s;
 
--- name: not_made
--- Why a future partition could not be created, or could not be checked; NULL if all exist.
+-- name: note
+-- Why something of the table's retention does not happen, by its key in mirror_tables.retention; NULL if nothing is in the way.
 UPDATE modak.mirror_tables
-   SET retention = retention - 'not_made' || CASE WHEN %(reason)s::text IS NULL THEN '{}'
-                                                  ELSE jsonb_build_object('not_made', %(reason)s::text) END
- WHERE table_id = %(table_id)s AND retention ->> 'not_made' IS DISTINCT FROM %(reason)s;
+   SET retention = retention - %(key)s::text || CASE WHEN %(reason)s::text IS NULL THEN '{}'
+                                                     ELSE jsonb_build_object(%(key)s::text, %(reason)s::text) END
+ WHERE table_id = %(table_id)s AND retention ->> %(key)s IS DISTINCT FROM %(reason)s;
 
 -- name: due_retention_line
 SELECT modak.due_retention_line(%(table_id)s);
-
--- name: not_expired
--- Why the retention line does not move although it is due; NULL if it need not.
-UPDATE modak.mirror_tables
-   SET retention = retention - 'not_expired' || CASE WHEN %(reason)s::text IS NULL THEN '{}'
-                                                     ELSE jsonb_build_object('not_expired', %(reason)s::text) END
- WHERE table_id = %(table_id)s AND retention ->> 'not_expired' IS DISTINCT FROM %(reason)s;
 
 -- name: written
 SELECT relation_id, coalesce(pg_stat_get_tuples_inserted(relation_id::oid) + pg_stat_get_tuples_updated(relation_id::oid), 0)
@@ -223,6 +229,14 @@ INSERT INTO modak.op_log (op_id, table_id, op_kind, phase, details)
 SELECT gen_random_uuid(), table_id, 'retention', 'done', jsonb_build_object('kind', 'pins expired', 'pins', count(*))
   FROM swept GROUP BY table_id;
 
+-- name: end_pins
+-- Pins of readers whose session has ended. A reader that lives on without its session finds that out within 5 minutes, when it
+-- renews its pins.
+UPDATE modak.read_pins p SET expires_at = now() + interval '6 minutes'
+  FROM modak.mirror_tables m
+ WHERE m.table_id = p.table_id AND m.slot_name = %(slot)s AND p.expires_at > now() + interval '6 minutes'
+   AND NOT EXISTS (SELECT FROM pg_stat_activity a WHERE a.pid = p.ends_with) AND p.ends_with IS NOT NULL;
+
 -- name: sweep_functions
 SELECT modak.sweep_held_functions(%(slot)s);
 
@@ -251,7 +265,7 @@ VALUES (%(table_id)s, %(partition_id)s, %(chunk_no)s, %(captured_after)s, %(rela
         %(hi_block)s);
 
 -- name: chunk_done
--- Records a chunk's files. From then on sweeps spare them. Not those that a sweep may have taken for nobody's before: the lock waits
+-- Records a chunk's files. From then on sweeps spare them. Not those that a sweep may have taken for orphans before: the lock waits
 -- for a sweep that is just being declared.
 WITH present AS (
     SELECT swept_before FROM modak.mirror_tables WHERE table_id = %(table_id)s FOR SHARE)

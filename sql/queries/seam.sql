@@ -23,6 +23,10 @@ SELECT c.table_id, c.tier_key_hi, c.lake_snapshot_id, c.lake_props ->> 'metadata
  WHERE c.table_id = ANY (%(table_ids)s)
  ORDER BY c.table_id;
 
+-- name: tie
+-- The pins end soon if this session does.
+UPDATE modak.read_pins SET ends_with = pg_backend_pid() WHERE pin_id = ANY (%(pins)s);
+
 -- name: keep
 UPDATE modak.read_pins SET expires_at = now() + make_interval(secs => %(seconds)s) WHERE pin_id = ANY (%(pins)s);
 

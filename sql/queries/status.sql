@@ -3,7 +3,7 @@
 -- name: mirror
 -- One statement, so that the frontier and the WAL position are of the same moment. The position that the pump reports to its
 -- walsender as applied counts as reached: an idle pump reports how far it has read, and publishes the frontier only
--- occasionally (docs/architecture.md). The slot's confirmed position does not count, since somebody else may have moved it. The end of
+-- occasionally (docs/architecture.md). The slot's confirmed position does not count, since another session may have moved it. The end of
 -- WAL is the written position: the insert position may be behind the header of an empty page, so that an idle mirror would
 -- seem to lag.
 SELECT (pg_current_wal_lsn() - '0/0')::bigint AS wal_position, clock_timestamp() AS at, current_database() AS database,
@@ -16,10 +16,12 @@ SELECT (pg_current_wal_lsn() - '0/0')::bigint AS wal_position, clock_timestamp()
 
 -- name: tables
 SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state, t.mode,
-       c.replicated_lsn AS frontier, c.lake_snapshot_id AS snapshot_id, m.error, i.metadata_location,
+       c.replicated_lsn AS frontier, c.lake_snapshot_id AS snapshot_id, m.error, i.metadata_location, (m.lake_head ->> 'snapshot_id')::bigint AS head_snapshot_id,
        p.chunks_total, p.chunks_done, p.rows_copied, m.key_index, modak.mirror_left_out(m.shape) AS left_out,
        h.shape IS NULL OR modak.mirror_has_key(h.shape) AS has_key,
-       m.state = 'copying' AND m.resync_since IS NOT NULL AND m.live_after_lsn IS NOT NULL AS waits_for_others
+       m.state = 'copying' AND m.resync_since IS NOT NULL AND m.live_after_lsn IS NOT NULL AS waits_for_others,
+       ARRAY(SELECT d.location FROM modak.mirror_damaged_files d WHERE d.table_id = m.table_id ORDER BY d.location) AS damaged,
+       modak.moved_cut(m.table_id) IS NOT NULL AS sheds
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   LEFT JOIN modak.mirror_shapes h USING (table_id)
@@ -56,14 +58,16 @@ SELECT kind, pid, application, prepared, extract(epoch FROM clock_timestamp() - 
 SELECT s.table_id, t.mode, t.keep_heap, t.tier_key_type, s.cutline_t AS cut,
        modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag, s.retention_line,
        coalesce(s.partition_states, '{}') AS partitions,
-       s.retention_stopped AS stopped, m.retention ->> 'not_made' AS not_made,
-       (SELECT p.reason FROM modak.partitions p
-         WHERE p.table_id = s.table_id AND p.state <> 'dropped' AND p.reason IS NOT NULL
+       s.retention_stopped AS stopped, coalesce(m.retention ->> 'not_seen', m.retention ->> 'not_made') AS not_made,
+       (SELECT w.reason FROM modak.partitions p CROSS JOIN LATERAL modak.present_reason(p.reason) AS w(reason)
+         WHERE p.table_id = s.table_id AND p.state <> 'dropped' AND w.reason IS NOT NULL
          ORDER BY p.tier_key_hi LIMIT 1) AS waits_for,
        s.delta_backlog AS delta_rows, s.delta_unfolded, extract(epoch FROM now() - s.delta_since)::float8 AS delta_age,
-       s.read_pins - s.expired_pins AS pins, s.expired_pins,
-       extract(epoch FROM now() - s.oldest_pin)::float8 AS oldest_pin_age, k.chunks_total, k.chunks_done,
-       t.lake_retention_lag AS lake_lag, m.retention ->> 'not_expired' AS not_expired
+       s.read_pins - s.expired_pins - s.lake_pins AS pins, s.expired_pins, s.lake_pins,
+       (SELECT extract(epoch FROM now() - min(r.started_at))::float8 FROM modak.read_pins r
+         WHERE r.table_id = s.table_id AND r.expires_at > now() AND r.pinned_tier_key_hi < 9223372036854775807) AS oldest_pin_age,
+       k.chunks_total, k.chunks_done, m.retention IS NOT NULL AS has_cutline,
+       t.lake_retention_lag AS lake_lag, modak.present_reason(m.retention ->> 'not_expired') AS not_expired
   FROM modak.status s JOIN modak.tables t USING (table_id) JOIN modak.mirror_tables m USING (table_id)
  CROSS JOIN LATERAL (SELECT count(*) AS chunks_total, count(k.done_at) AS chunks_done FROM modak.partition_chunks k
                       WHERE k.table_id = s.table_id) k
@@ -93,12 +97,16 @@ SELECT resync_since AS since, bool_or(resync_gap) AS slot_lost, count(*) AS tabl
  GROUP BY resync_since ORDER BY resync_since;
 
 -- name: frontier
+-- `promised` leaves out tables that are copied again on request or after a schema change: others need not wait for them.
+-- `behind` names all tables that are not at the target.
 SELECT s.applied_lsn AS applied,
        (SELECT min(c.replicated_lsn)
           FROM modak.mirror_tables m JOIN modak.cutline c USING (table_id)
          WHERE m.slot_name = s.slot_name
            AND (m.state = 'live' OR m.resync_gap AND m.state IN ('waiting', 'copying', 'filling')
                                     AND NOT (m.state = 'waiting' AND m.error IS NOT NULL))) AS promised,
+       (SELECT coalesce(jsonb_agg(to_jsonb(b)), '[]') FROM modak.mirror_behind(s.slot_name, %(target)s) b
+         WHERE s.streams) AS behind,
        (SELECT r.active FROM pg_replication_slots r WHERE r.slot_name = s.slot_name) AS active, s.streams, s.last_error,
        clock_timestamp() AS now
-  FROM modak.mirror_slots s WHERE s.slot_name = %s;
+  FROM modak.mirror_slots s WHERE s.slot_name = %(slot)s;

@@ -34,8 +34,8 @@ VALUES (%s, %s, %s, NULL, %s);
 -- name: mirror
 INSERT INTO modak.mirror_tables
        (table_id, slot_name, state, start_lsn, start_sequence, generation, live_after_lsn, columns, key, lake_table,
-        location, next_field_id, excluded, shape)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, modak.mirror_shape(%s::bigint::oid));
+        location, next_field_id, excluded, lake_head, shape)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, modak.mirror_shape(%s::bigint::oid));
 
 -- name: formerly
 -- The table registered under a name, which is given as in SQL or without quotes, with or without its schema.

@@ -2,6 +2,10 @@
 -- It owns nothing: it can neither alter the catalog nor the publication. It has to read modak.mirror_secret, which signs change
 -- notes. Can be run again, and has to be run after `mirror-pump init` has upgraded the catalog.
 --   psql -v pump=mirror_pump -f pump.sql
+
+-- What others have created in a schema of this session's path is not meant here.
+SET search_path = pg_catalog, pg_temp;
+
 GRANT USAGE ON SCHEMA modak TO :"pump";
 GRANT SELECT ON ALL TABLES IN SCHEMA modak TO :"pump";
 GRANT USAGE ON ALL SEQUENCES IN SCHEMA modak TO :"pump";
@@ -14,4 +18,4 @@ GRANT UPDATE ON modak.tables, modak.mirror_tables, modak.mirror_slots, modak.mir
 
 GRANT INSERT, UPDATE, DELETE ON modak.cutline, modak.partitions, modak.delta, modak.mirror_captured, modak.read_pins, modak.op_log,
     modak.lake_stats, modak.load_labels, modak.maintenance_requests, modak.copy_progress, modak.copy_chunks, modak.partition_chunks,
-    modak.former_locations, modak.iceberg_tables, modak.iceberg_namespace_properties TO :"pump";
+    modak.mirror_damaged_files, modak.former_locations, modak.iceberg_tables, modak.iceberg_namespace_properties TO :"pump";

@@ -8,7 +8,7 @@ from typing import Any, LiteralString
 
 import psycopg
 
-from mirror_pump.testing.mirror import lake_rows
+from mirror_pump.testing.mirror import lake_rows, paced
 from tests.support.pipeline import writing
 from tests.support.retention_table import WIDTH
 from tests.support.seam_scene import canonical, repeatable
@@ -87,7 +87,7 @@ def test_the_frontier_of_mirrored_tables_is_the_highest_position_whose_changes_a
     first: LiteralString = "SELECT coalesce(max(seen), 0) FROM audit.cutlines"
     ((start,),) = modes.database.rows(first)
     positions: dict[int, tuple[int, int]] = {}
-    with modes.pumping(batch_age=0.0):
+    with modes.pumping(limits=paced(0)):
         for turn in range(12):
             key = next(modes.keys)
             before = modes.database.lsn()

@@ -159,7 +159,7 @@ def test_folds_are_a_cycle_of_the_pump_and_of_mirrored_tables_come_between_batch
         modes.mirror.await_frontier()
         assert steps.count(Step.STREAMING) == 1
     order = []
-    for step, details in steps.seen:
+    for step, details in steps.occurrences:
         if step is Step.FOLDED:
             order.append(str(details["table"]))
         elif step is Step.STAGED and details["frontier"] is not None:

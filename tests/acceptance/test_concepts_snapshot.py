@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, LiteralString
 import pytest
 from pyiceberg.table import StaticTable
 
-from mirror_pump.lake.metadata.snapshot_thinning import ARCHIVE_SNAPSHOTS_KEPT
+from mirror_pump.lake.document.snapshot_thinning import ARCHIVE_SNAPSHOTS_KEPT
 from mirror_pump.ops.retain.retention import resume
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.mirror import Row, Steps, assert_same, lake_rows

@@ -57,7 +57,7 @@ def test_the_tier_key_alone_decides_where_a_row_lives(modes: TableModes) -> None
 
 
 def declared(tier_key: str) -> RetentionWish:
-    return RetentionWish("9 weeks", mode=TableMode.TIERED, tier_key=tier_key)
+    return RetentionWish(lag="9 weeks", mode=TableMode.TIERED, tier_key=tier_key)
 
 
 def test_it_is_declared_at_registration(modes: TableModes) -> None:

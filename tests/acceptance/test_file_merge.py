@@ -9,7 +9,7 @@ import pytest
 
 from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.metadata.snapshot_stats import snapshot_stats
+from mirror_pump.lake.document.snapshot_stats import snapshot_stats
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyiceberg.table import StaticTable
 
-from mirror_pump.config import Settings
 from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, audit, await_true, normalised
@@ -229,7 +229,7 @@ def test_an_index_killed_at_steps(mirror: Mirror, deaths: tuple[Death, ...]) -> 
     mirror.register("a", "b")
     mirror.catch_up()
     for step, nth in deaths:
-        die(mirror, step, nth, meanwhile=lambda: change(mirror.database), batch_age=0.02)
+        die(mirror, step, nth, meanwhile=lambda: change(mirror.database))
         mirror.assert_sound()
     steps = Steps()
     with mirror.with_options(convert_age=0).pumping(steps) as running:

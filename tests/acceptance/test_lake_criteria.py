@@ -17,20 +17,20 @@ import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import IdentityTransform
 
-from mirror_pump.lake.catalogs.lake_catalog import (
+from mirror_pump.lake.manifests.entry_reader import Status
+from mirror_pump.lake.manifests.manifest_list import read_list
+from mirror_pump.lake.manifests.manifests import entries_of
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.tables.catalogs.lake_catalog import (
     LakeCatalog,
     MetadataPointer,
     PointerChange,
     TableIdentifier,
     TableMoved,
 )
-from mirror_pump.lake.metadata.manifest_entries import Status
-from mirror_pump.lake.metadata.manifest_list import read_list
-from mirror_pump.lake.metadata.manifests import entries_of
-from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.lake.table.table import Table
-from mirror_pump.lake.table.table_errors import ConflictingCommit, SchemaMismatch
-from mirror_pump.lake.table.transaction import Transaction, transaction
+from mirror_pump.tables.table.table import Table
+from mirror_pump.tables.table.table_errors import ConflictingCommit, SchemaMismatch
+from mirror_pump.tables.table.transaction import Transaction, transaction
 from tests.support.catalog_kinds import KINDS, NO_TURNS, ROWS, TRANSACTIONS, CatalogPlace, file_of, files_at, rows
 from tests.support.shared_commits import Round, commit_at_random, replayed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
@@ -13,17 +14,24 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from mirror_pump.errors import ConnectionLost, LakeError
-from mirror_pump.lake.catalogs.lake_catalog import MetadataPointer, PointerChange, TableMoved
-from mirror_pump.lake.catalogs.path_catalog import PathCatalog
-from mirror_pump.lake.catalogs.transaction_log import LoggedPathCatalog, path_catalog
-from mirror_pump.lake.put_if_absent import put_if_absent
-from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.lake.table.table import Table
-from mirror_pump.lake.table.transaction import transaction
+from mirror_pump.errors import ConnectionLost, CredentialsError, LakeError, OutcomeUnknown
+from mirror_pump.lake.storage import StorageOptions, exists
+from mirror_pump.tables import put_if_absent as put_if_absent_module
+from mirror_pump.tables.catalogs import lake_catalog, memory_catalog, postgres_catalog, sqlite_catalog, transaction_log
+from mirror_pump.tables.catalogs import path_catalog as path_catalog_module
+from mirror_pump.tables.catalogs.lake_catalog import MetadataPointer, PointerChange, TableMoved
+from mirror_pump.tables.catalogs.path_catalog import PathCatalog
+from mirror_pump.tables.catalogs.transaction_log import LoggedPathCatalog, path_catalog
+from mirror_pump.tables.put_if_absent import put_if_absent
+from mirror_pump.tables.table import staged_snapshot
+from mirror_pump.tables.table import table as table_module
+from mirror_pump.tables.table import transaction as transaction_module
+from mirror_pump.tables.table.table import Table
+from mirror_pump.tables.table.transaction import transaction
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
 from tests.support.catalog_kinds import NO_TURNS, PROCESSES, ROWS, CatalogPlace, file_of, files_at, rows
+from tests.support.interrupts import InterruptedLines
 from tests.support.proxy import Loss, Proxy
 from tests.support.s3_server import S3Server, s3_server
 from tests.support.shared_commits import append_and_die
@@ -130,6 +138,74 @@ def test_a_put_whose_answer_is_lost_counts_once(store: S3Server, kind: str) -> N
     first = MetadataPointer(table.metadata.former_locations[0], 1)
     with pytest.raises(TableMoved):
         catalog.commit([PointerChange(table.identifier, first, table.metadata)])
+
+
+@pytest.mark.parametrize("kind", ["path", "log"])
+def test_a_refusal_after_a_lost_answer_removes_nothing(store: S3Server, kind: str) -> None:
+    """The commit may have landed: then the table has its files, whatever the writer is told."""
+    place = place_in(store, kind)
+    table = Table.create(place.open(), NAME, ROWS)
+    store.lost_answers = r"/v2\.metadata\.json$" if kind == "path" else r"_transactions/0*2\.json$"
+    store.refused_after_loss = 2
+    with suppress(OutcomeUnknown, CredentialsError):
+        table.append(rows(1))
+    assert store.lost_answers == "", "the answer was not lost"
+    found = Table.open(place.open(), NAME)
+    assert sorted(found.scan().to_arrow()["id"].to_pylist()) == [1]
+    found.append(rows(2))
+    assert sorted(found.scan().to_arrow()["id"].to_pylist()) == [1, 2]
+
+
+def test_a_storage_that_fails_after_the_commit_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path catalog looks at what the commit built on, when the commit is there already."""
+    table = Table.create(CatalogPlace("path", (tmp_path / "lake").as_uri()).open(), NAME, ROWS)
+
+    def fails(location: str, storage: StorageOptions) -> bool:
+        if location == table.metadata_location and exists(location.replace("/v1.", "/v2."), storage):
+            raise LakeError(f"cannot look for {location}: planted")
+        return exists(location, storage)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(path_catalog_module, "exists", fails)
+        with pytest.raises(OutcomeUnknown, match=r"v2\.metadata\.json was created"):
+            table.append(rows(1))
+    found = Table.open(CatalogPlace("path", (tmp_path / "lake").as_uri()).open(), NAME)
+    assert found.scan().to_arrow()["id"].to_pylist() == [1]
+
+
+_CATALOGS = (lake_catalog, memory_catalog, path_catalog_module, postgres_catalog, put_if_absent_module, sqlite_catalog)
+_LINES = (*_CATALOGS, staged_snapshot, table_module, transaction_log, transaction_module)
+
+
+@pytest.mark.parametrize("places", [12, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("place", PROCESSES, indirect=True)
+def test_ctrl_c_at_any_line_of_a_commit(place: CatalogPlace, places: int) -> None:
+    """A snapshot that has landed keeps its files, and the next commit goes on."""
+    Table.create(place.open(), NAME, ROWS)
+    expected: list[int] = []
+
+    def append(at: int | None, number: int) -> int:
+        table = Table.open(place.open(), NAME)
+        lines = InterruptedLines(_LINES, at)
+        with lines.counted(), suppress(KeyboardInterrupt):
+            lines.begin()
+            table.append(rows(number))
+        found = sorted(Table.open(place.open(), NAME).scan().to_arrow()["id"].to_pylist())
+        assert found in (expected, [*expected, number]), f"line {at} of {lines.lines}"
+        assert at is not None or found[-1:] == [number]
+        expected[:] = found
+        return lines.lines
+
+    total, seed = append(None, 0), random.SystemRandom().randrange(2**32)
+    print(f"seed of the lines: {seed}, of {total}")
+    # Half of them among the last ones, where the commit is.
+    chosen = {
+        *random.Random(seed).sample(range(total), min(places // 2, total)),
+        *range(total - 1, 0, -3)[: places // 2],
+    }
+    for number, at in enumerate(sorted(chosen), 1):
+        append(at, number)
+    append(None, len(chosen) + 1)
 
 
 @pytest.mark.parametrize("kind", ["path", "log"])

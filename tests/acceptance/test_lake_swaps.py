@@ -16,14 +16,14 @@ import psycopg
 import pytest
 
 from mirror_pump.errors import LakeError, OutcomeUnknown
-from mirror_pump.lake.catalogs.lake_catalog import PointerChange, TableMoved
-from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
-from mirror_pump.lake.catalogs.postgres_catalog import PostgresCatalog
-from mirror_pump.lake.catalogs.sqlite_catalog import SqliteCatalog
 from mirror_pump.lake.commit.catalog import swap_pointer
-from mirror_pump.lake.put_if_absent import put_if_absent
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.lake.table.table import Table
+from mirror_pump.tables.catalogs.lake_catalog import PointerChange, TableMoved
+from mirror_pump.tables.catalogs.memory_catalog import MemoryCatalog
+from mirror_pump.tables.catalogs.postgres_catalog import PostgresCatalog
+from mirror_pump.tables.catalogs.sqlite_catalog import SqliteCatalog
+from mirror_pump.tables.put_if_absent import put_if_absent
+from mirror_pump.tables.table.table import Table
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
 from tests.support.catalog_kinds import KINDS, ROWS, TRANSACTIONS, CatalogPlace, file_of, files_at, rows

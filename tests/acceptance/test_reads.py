@@ -25,7 +25,7 @@ import pytest
 import mirror_pump.spark
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId
-from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
+from mirror_pump.ops.duckdb_connection import open_duckdb
 from mirror_pump.ops.reads.query import Query, open_query, plain_reads
 from mirror_pump.ops.reads.read_scope import ReadScope
 from mirror_pump.ops.reads.table_reads import ReadMode
@@ -292,7 +292,7 @@ def _growing(events: EventsTable) -> Callable[[], None]:
 def test_every_read_is_a_state_that_the_database_had(
     retention_tables: RetentionTables, database: Database, spark: SparkSession
 ) -> None:
-    _run(retention_tables, database, spark, 6)
+    _run(retention_tables, database, spark, 1)
 
 
 @pytest.mark.soak  # The kills take minutes on a busy machine.

@@ -14,7 +14,7 @@ import pytest
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
-from mirror_pump.testing.mirror import Mirror, Steps
+from mirror_pump.testing.mirror import Mirror, Steps, paced
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
@@ -90,7 +90,7 @@ def _play(database: Database, warehouse: str, chance: random.Random, event_trigg
                 options = {
                     "segment_bytes": chance.choice([1, 400, 5000, 1 << 20]),
                     "batch_bytes": chance.choice([1, 3000, 1 << 24]),
-                    "batch_age": chance.choice([0.0, 0.02, 0.2]),
+                    "limits": paced(chance.choice([0.0, 0.02, 0.2])),
                 }
                 with mirror.with_options(**options).pumping(steps):
                     for _ in range(chance.randint(1, 20)):

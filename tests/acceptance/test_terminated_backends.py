@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mirror_pump.config import Settings
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, Steps, audit, await_true

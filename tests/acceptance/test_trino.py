@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import SecretStr
 
 from mirror_pump.model import format_lsn
@@ -319,7 +320,8 @@ def test_writes_are_refused_by_the_catalog_as_well(scene: TrinoScene) -> None:
 
 def test_the_jdbc_catalog_shows_the_same_and_is_not_written(scene: TrinoScene) -> None:
     """With the settings for those who serve no REST catalog, of the role that could write."""
-    scene.trino.attach("direct", scene.program.run("connect", "--engine", "trino"))
+    owner = str(conninfo_to_dict(scene.database.dsn)["user"])
+    scene.trino.attach("direct", scene.program.run("connect", "--engine", "trino", "--user", owner))
     assert ("changed",) in scene.trino.rows("SHOW TABLES FROM direct.public")
     scene.mirror.await_frontier()
     for table in ("typed", "changed"):

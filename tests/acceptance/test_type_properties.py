@@ -19,7 +19,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.mirror import Mirror, paced
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from mirror_pump.testing.verification import spark_report
@@ -173,7 +173,10 @@ def test_random_tables_of_all_types(pool: Database, warehouse: str, spark: Spark
     deadline = time.monotonic() + seconds
     changes = tables = 0
     while time.monotonic() < deadline:
-        options = {"segment_bytes": chance.choice((300, 3000, 100_000)), "batch_age": chance.choice((0.0, 0.02, 0.2))}
+        options = {
+            "segment_bytes": chance.choice((300, 3000, 100_000)),
+            "limits": paced(chance.choice((0.0, 0.02, 0.2))),
+        }
         mirror = mirror.with_options(**options, copy_chunk_bytes=8192)
         # Names with their schema, as the mirror's sessions see them.
         with pool.connect(autocommit=False) as connection, connect(pool.dsn, autocommit=True) as reader:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mirror_pump.config import Settings
 from mirror_pump.ops.maintenance.policies import show
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, Row, Steps, assert_same, await_true, normalised
@@ -79,7 +79,7 @@ def assert_goes_on(released: ReleasedMirror, spark: SparkSession) -> None:
     warnings = [line for line in said if line.startswith("warning")]
     assert all("max_slot_wal_keep_size" in line for line in warnings), "only about the server's settings"
     assert describe_states(database) == frozen.states
-    settings = complete(Settings(dsn=database.dsn, batch_age=0.05, storage_fsync=False, retention_interval=0.1))
+    settings = complete(Settings(dsn=database.dsn, storage_fsync=False, retention_interval=0.1))
     tasks = ThreadTaskRunner()
     mirror = Mirror(database, settings, tasks)
     events = EventsTable(database, frozen.partitions, mirror=mirror)

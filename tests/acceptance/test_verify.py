@@ -20,7 +20,6 @@ import pytest
 from typer.testing import CliRunner
 
 from mirror_pump.cli.main import app
-from mirror_pump.config import Settings
 from mirror_pump.engine.ingest.chunk_copy import copy_chunk
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.model import TableId
@@ -29,10 +28,11 @@ from mirror_pump.ops.verify import verification as verifying
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.frontier_catch_up import await_copies
 from mirror_pump.ops.verify.verification import verify
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.heap.block_reader import Chunk
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
-from mirror_pump.testing.mirror import Mirror, await_true
+from mirror_pump.testing.mirror import Mirror, await_true, paced
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified, spark_report
@@ -61,7 +61,7 @@ def test_no_false_alarm_while_writes_go_on(
 ) -> None:
     make_table(database, "t", 5000)
     make_table(database, "u", 100)
-    mirror = Mirror.create(database, warehouse, tasks, batch_age=0.2)
+    mirror = Mirror.create(database, warehouse, tasks, limits=paced(0.2))
     seed = random.SystemRandom().randrange(2**32)
     print(f"writer's seed: {seed}")
     with mirror.pumping():

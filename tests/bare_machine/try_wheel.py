@@ -1,7 +1,9 @@
-"""`make try-wheel`: the wheel in a new environment, without extras and Java, then with them, on a PostgreSQL server."""
+"""`make try-wheel`: the wheel in a new environment, without extras and Java, then with them, on a PostgreSQL server; at
+last the checkout itself in its place."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 import zipfile
@@ -25,7 +27,8 @@ _INSTALLED = """
 import importlib.metadata, pathlib, sys, mirror_pump, decoders, sql
 for module in (mirror_pump, decoders, sql):
     assert pathlib.Path(module.__file__).is_relative_to(sys.prefix), module.__file__
-assert importlib.metadata.metadata("mirror-pump").get_all("Provides-Extra") == ["demo", "java", "sql"]
+extras = importlib.metadata.metadata("mirror-pump").get_all("Provides-Extra")
+assert sorted(extras) == ["demo", "java", "lake", "sql", "telemetry"], extras
 """
 
 
@@ -68,12 +71,14 @@ def _commands() -> list[str]:
         "pip install --quiet 'mirror-pump[java,sql]'",
         "python -P installed.py",
         "mirror-pump register orders",
-        "mirror-pump run & PUMP=$!",
+        "mirror-pump run --listen 127.0.0.1:0 & PUMP=$!",
         "mirror-pump status",
         "mirror-pump wait --now --timeout 120",
         "mirror-pump verify",
         _QUERY,
         'kill "$PUMP" && wait "$PUMP"',
+        f"pip install --quiet --no-deps --force-reinstall {shlex.quote(str(CHECKOUT))}",
+        "python -P installed.py",
     ]
 
 

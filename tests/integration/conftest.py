@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mirror_pump.cli.main import app
-from mirror_pump.config import Settings
 from mirror_pump.engine.rewrite.file_merge import merge_files
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner

@@ -51,14 +51,18 @@ def _columns(pgconn: pq.abc.PGconn, statement: str) -> list[str]:
 
 
 def _fields_of_classes() -> set[frozenset[str]]:
-    """The annotated fields of every class of the program."""
-    return {
-        frozenset(
-            field.target.id
-            for field in node.body
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        )
-        for path in (_ROOT / "mirror_pump").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    }
+    """The annotated fields of every class of the program, and those that it has from classes of its module."""
+    fields: set[frozenset[str]] = set()
+    for path in (_ROOT / "mirror_pump").rglob("*.py"):
+        of_module: dict[str, frozenset[str]] = {}
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                own = {
+                    field.target.id
+                    for field in node.body
+                    if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+                }
+                bases = [of_module.get(base.id, frozenset()) for base in node.bases if isinstance(base, ast.Name)]
+                of_module[node.name] = frozenset(own.union(*bases))
+        fields.update(of_module.values())
+    return fields

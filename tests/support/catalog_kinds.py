@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from mirror_pump.lake.catalogs.lake_catalog import StoredCatalog
-from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
-from mirror_pump.lake.catalogs.postgres_catalog import PostgresCatalog
-from mirror_pump.lake.catalogs.sqlite_catalog import SqliteCatalog
-from mirror_pump.lake.catalogs.transaction_log import path_catalog
 from mirror_pump.lake.commit.catalog import CATALOG
 from mirror_pump.lake.contents.file_listing import live_data_files
-from mirror_pump.lake.metadata.manifest_list import read_list
-from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.document.snapshot import Snapshot
+from mirror_pump.lake.manifests.manifest_list import read_list
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.lake.table.row_files import write_rows
-from mirror_pump.lake.table.table import LAKE_RETRIES, Table
+from mirror_pump.tables.catalogs.lake_catalog import StoredCatalog
+from mirror_pump.tables.catalogs.memory_catalog import MemoryCatalog
+from mirror_pump.tables.catalogs.postgres_catalog import PostgresCatalog
+from mirror_pump.tables.catalogs.sqlite_catalog import SqliteCatalog
+from mirror_pump.tables.catalogs.transaction_log import path_catalog
+from mirror_pump.tables.table.row_files import write_rows
+from mirror_pump.tables.table.table import LAKE_RETRIES, Table
 
 KINDS = ("memory", "sqlite", "postgres", "path", "log")
 PROCESSES = ("sqlite", "postgres", "path", "log")

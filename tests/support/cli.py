@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -40,14 +45,14 @@ class Patch:
         spec.loader.exec_module = patched
         return spec
 
-def in_threads(master, cores, others):
+def in_threads(master, urgent, failed, ready, local_delay=0.0):
     from mirror_pump.testing.tasks import ThreadTaskRunner
-    return ThreadTaskRunner(cores + others)
+    return ThreadTaskRunner(urgent + 4)
 
 sys.meta_path.insert(0, Patch())
 """
 
-_QUICK = {"MIRROR_PUMP_BATCH_AGE": "0.05", "MIRROR_PUMP_STORAGE_FSYNC": "false"}
+_QUICK = {"MIRROR_PUMP_LIMITS__BATCH_PAUSE": "0.02", "MIRROR_PUMP_STORAGE_FSYNC": "false"}
 
 _IN_THREADS = f"""{_PATCH}
 from mirror_pump.cli.__main__ import main
@@ -106,3 +111,24 @@ def register_by_hand(database: Database, slot: str, *, state: str = "live", fron
             " VALUES (4711, -9223372036854775808, 1, %s)",
             (frontier,),
         )
+        connection.execute("INSERT INTO modak.mirror_shapes (table_id) VALUES (4711)")
+
+
+def on_a_terminal(command: Sequence[str], environment: Mapping[str, str], *, code: int = 0, columns: int = 100) -> str:
+    """What a program that ends with `code` writes to a terminal."""
+    ours, its = pty.openpty()
+    environment = {**environment, "COLUMNS": str(columns), "TERM": "xterm"}
+    process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True)
+    os.close(its)
+    written = b""
+    try:
+        # Linux reports the end of a terminal as an error.
+        with contextlib.suppress(OSError):
+            while data := os.read(ours, 65536):
+                written += data
+        assert process.wait(60) == code, written.decode()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        os.close(ours)
+    return written.decode()

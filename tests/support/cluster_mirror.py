@@ -107,12 +107,13 @@ class ClusterMirror:
         return [line for line in map(orjson.loads, lines) if line["event"] in steps]
 
     def await_executors(self, count: int) -> None:
-        """Returns once the pump has so many executors, of one slot each."""
+        """Returns once the pump has so many executors, of one slot each, and gives them its tasks."""
 
         def granted() -> bool:
             assert self.pump is not None
             assert self.pump.poll() is None, f"the pump ended, see {self.directory}"
-            return any(app["cores"] == count for app in self.cluster.state()["activeapps"])
+            is_ready = b'"spark-ready"' in (self.directory / "pump.log").read_bytes()
+            return is_ready and any(app["cores"] == count for app in self.cluster.state()["activeapps"])
 
         await_true(granted, 180, f"{count} executors, see {self.directory}")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mirror_pump.lake.catalogs.lake_catalog import MetadataPointer, PointerChange, TableMoved
-from mirror_pump.lake.catalogs.sqlite_catalog import SqliteCatalog
+from mirror_pump.tables.catalogs.lake_catalog import MetadataPointer, PointerChange, TableMoved
+from mirror_pump.tables.catalogs.sqlite_catalog import SqliteCatalog
 
 
 class CountingCatalog(SqliteCatalog):

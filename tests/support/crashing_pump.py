@@ -23,7 +23,7 @@ STEPS = (
 )  # fmt: skip
 
 _OPTIONS: dict[str, Any] = {
-    "batch_age": 0.05, "retention_interval": 0.1, "fold_age": 0.3, "convert_age": 1, "reconnect_backoff_max": 0.5,
+    "retention_interval": 0.1, "fold_age": 0.3, "convert_age": 1, "reconnect_backoff_max": 0.5,
 }  # fmt: skip
 
 PROVERS = "DELETE FROM modak.read_pins WHERE expires_at <= now() + interval '2 minutes'"

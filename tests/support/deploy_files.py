@@ -1,4 +1,4 @@
-"""The files in deploy/, as their programs read them."""
+"""The files in deploy/ and compose/, as their programs read them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-COMPOSE = DEPLOY / "compose" / "compose.yaml"
+COMPOSE = ROOT / "compose" / "compose.yaml"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 DASHBOARD = DEPLOY / "grafana" / "mirror-pump.json"
 DOCKERFILE = DEPLOY / "image" / "Dockerfile"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from mirror_pump.config import Settings
 from mirror_pump.ops.setup.initialisation import initialise
+from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -25,7 +25,6 @@ def documented_mirror(database: Database, warehouse: str, slot: str, **settings:
         warehouse=warehouse,
         slot=slot,
         publication=slot,
-        batch_age=0.05,
         storage_fsync=False,
         retention_interval=0.1,
         **settings,

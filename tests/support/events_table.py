@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
-from mirror_pump.pipeline.flow.events import AdvanceWanted
+from mirror_pump.partition_life import Refused
+from mirror_pump.pipeline.flow.events import PublishWanted
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import connect
@@ -113,10 +113,13 @@ class EventsTable(RetentionTable):
             table = load_table(connection, self.table_id)
         assert table is not None
         name = f"p{self.passed}"
-        answer: Future[str | None] = Future()
-        running.pump.submit(AdvanceWanted(table, AdvanceCutline(name, (self.passed + 1) * WIDTH), answer))
-        await_true(answer.done, 30, "an answer to the advance")
-        return "the session ended" if answer.cancelled() else answer.result()
+        wanted = PublishWanted(table, AdvanceCutline(name, (self.passed + 1) * WIDTH))
+        running.pump.submit(wanted)
+        await_true(wanted.answer.done, 30, "an answer to the advance")
+        if wanted.answer.cancelled():
+            return "the session ended"
+        result = wanted.answer.result()
+        return result.reason if isinstance(result, Refused) else None
 
     def advance(self, running: RunningPump) -> None:
         """Has the pump move the cut-line past the next partition."""

@@ -9,15 +9,15 @@ import pyarrow as pa
 from pyiceberg.manifest import ManifestContent
 
 from decoders.columns import ColumnType, Kind
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.metadata.manifest_list import Manifest
-from mirror_pump.lake.metadata.manifests import ManifestWriter
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
-from mirror_pump.lake.read_plan.plan import read_plan
-from mirror_pump.lake.read_plan.scan import Scan
+from mirror_pump.lake.manifests.manifest_list import Manifest
+from mirror_pump.lake.manifests.manifests import ManifestWriter
 from mirror_pump.lake.storage import StorageOptions, write_all
 from mirror_pump.model import LakePartitioning
+from mirror_pump.tables.read_plan.plan import read_plan
+from mirror_pump.tables.read_plan.scan import Scan
 
 STORAGE = StorageOptions(fsync=False)
 SCHEMA = LakeSchema(
@@ -43,10 +43,8 @@ class GrowingTable:
         """A commit of the file."""
         self.number += 1
         content = ManifestContent.DATA if file.content is FileContent.DATA else ManifestContent.DELETES
-        writer = ManifestWriter(self.metadata, f"{self.metadata.location}/metadata", self.number, self.number)
-        manifest = writer.add(content, [(file, self.number)])
-        assert manifest is not None
-        self.manifests.append(manifest)
+        writer = ManifestWriter(self.metadata, self.number, self.number)
+        self.manifests += writer.next((), {content: [(file, self.number)]}, STORAGE)
         location = writer.list(self.manifests, None)
         write_all(writer.files, STORAGE)
         snapshot: dict[str, Any] = {

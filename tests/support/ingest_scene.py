@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mirror_pump.database.quoting import identifier
 from mirror_pump.model import TableId
 from mirror_pump.ops.ingest.ingest_request import (
     IngestOutcome,
-    IngestProgress,
     IngestRequest,
     IngestStep,
     OnConflict,
@@ -21,7 +21,7 @@ from mirror_pump.ops.ingest.ingest_request import (
 from mirror_pump.ops.ingest.ingestion import ingest
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode
-from mirror_pump.quoting import identifier
+from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, assert_same, normalised
@@ -42,7 +42,7 @@ class IngestScene:
     directory: Path
     mirror: Mirror
     columns: Sequence[str]
-    steps: list[IngestProgress] = field(default_factory=list)
+    steps: list[TableProgress] = field(default_factory=list)
 
     @classmethod
     def create(
@@ -101,10 +101,10 @@ class IngestScene:
     ) -> IngestOutcome:
         """Ingests files in this process, with two threads."""
 
-        def observe(progress: IngestProgress) -> None:
+        def observe(progress: TableProgress) -> None:
             self.steps.append(progress)
             if on_step is not None:
-                on_step(progress.step)
+                on_step(IngestStep(progress.step))
 
         return ingest(self.mirror.settings, IngestRequest(table, files, **options), observe)
 

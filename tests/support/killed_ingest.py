@@ -1,4 +1,4 @@
-"""Ingests and loads in separate processes that are killed, as by kill -9."""
+"""Ingests and loads in separate processes that are killed, as by kill -9, or get another signal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from mirror_pump.config import Settings
-from mirror_pump.ops.ingest.ingest_request import IngestProgress, IngestRequest
+from mirror_pump.ops.ingest.ingest_request import IngestRequest
 from mirror_pump.ops.ingest.ingestion import ingest
 from mirror_pump.ops.load.load_job import LoadRequest, load
+from mirror_pump.settings.config import Settings
+from tests.support.interrupts import interruptible, rebuilt
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["mirror_pump.ops.ingest.ingestion", "mirror_pump.ops.load.load_job"])
@@ -26,9 +27,17 @@ def die_at(settings: Settings, step: str, table: str, *files: str) -> None:
     assert process.exitcode == -signal.SIGKILL, (step, process.exitcode)
 
 
-def started_ingest(settings: Settings, step: str, table: str, *files: str) -> BaseProcess:
-    """An ingest that kills itself at the first occurrence of a step. It ends with 1 if it is refused before."""
-    return _started(_run, settings.model_dump(mode="python"), step, table, files)
+def started_ingest(
+    settings: Settings, step: str | None, table: str, *files: str, number: int = signal.SIGKILL
+) -> BaseProcess:
+    """An ingest that sends itself a signal at the first occurrence of a step. It ends with 1 if it is refused before,
+    and with 130 if it was interrupted, as the program does."""
+    return _started(_run, settings.model_dump(mode="python"), step, number, table, files)
+
+
+def signalled_load(dsn: str, request: LoadRequest, content: bytes, step: str, number: int) -> BaseProcess:
+    """A load that sends itself a signal at the first occurrence of a step. Ends as `started_ingest`."""
+    return _started(_signalled_load, dsn, request, content, step, number)
 
 
 def started_load(dsn: str, request: LoadRequest, content: bytes, least: int | None) -> BaseProcess:
@@ -42,12 +51,15 @@ def _started(target: Callable[..., None], *arguments: Any) -> BaseProcess:
     return process
 
 
-def _run(settings: dict[str, Any], step: str, table: str, files: tuple[str, ...]) -> None:
-    def observe(progress: IngestProgress) -> None:
-        if progress.step == step:
-            os.kill(os.getpid(), signal.SIGKILL)
+def _run(settings: dict[str, Any], step: str | None, number: int, table: str, files: tuple[str, ...]) -> None:
+    request = IngestRequest(table, files)
+    interruptible(lambda at: ingest(rebuilt(settings), request, lambda progress: at(progress.step)), step, number)
 
-    ingest(Settings.model_construct(**settings), IngestRequest(table, files), observe)
+
+def _signalled_load(dsn: str, request: LoadRequest, content: bytes, step: str, number: int) -> None:
+    interruptible(
+        lambda at: load(dsn, request, io.BytesIO(content), observe=lambda progress: at(progress.step)), step, number
+    )
 
 
 class _Deadly(io.BytesIO):

@@ -23,7 +23,7 @@ class DoomedPump:
 
     def __init__(self, mirror: Mirror, step: str, nth: int, runner: str = "threads", **options: object) -> None:
         settings = mirror.settings
-        given = {"batch_age": 0, "storage_fsync": "false", **options}
+        given = {"storage_fsync": "false", **options}
         arguments = [
             settings.require_dsn(), settings.require_warehouse(), settings.slot, step, str(nth), runner,
             *(f"{name}={value}" for name, value in given.items()),

@@ -21,17 +21,17 @@ from mirror_pump.lake.commit.catalog import ensure_namespace, insert_pointer, lo
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
+from mirror_pump.lake.document.metadata_files import next_location
+from mirror_pump.lake.document.next_metadata import with_snapshot
+from mirror_pump.lake.document.snapshot import Snapshot
+from mirror_pump.lake.document.snapshot_summary import FileCounts, summarise
+from mirror_pump.lake.document.snapshot_thinning import DEFAULT_RETENTION
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_data_files, write_equality_delete_files
 from mirror_pump.lake.format.partitioning import partition_values
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.metadata.manifests import ManifestWriter
-from mirror_pump.lake.metadata.metadata_files import metadata_directory, next_location
-from mirror_pump.lake.metadata.next_metadata import with_snapshot
-from mirror_pump.lake.metadata.snapshot import Snapshot
-from mirror_pump.lake.metadata.snapshot_summary import FileCounts, summarise
-from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION
+from mirror_pump.lake.manifests.manifests import ManifestWriter
 from mirror_pump.lake.storage import StorageOptions, local_path, write_all
 from mirror_pump.model import LakePartitioning
 from mirror_pump.testing.lake import read_duckdb, read_spark
@@ -160,7 +160,7 @@ class SmallTable:
     def end_rewrite(self, rewrite: PendingRewrite) -> bool:
         """The other engine commits as Iceberg does: its file has the sequence number at which the rewrite began.
         Equality deletes that landed since stay, except those that are older than all data files that it did not write
-        (see mirror_pump.lake.commit.concurrent_rewrites, 3). Returns False and does nothing if a file is missing or has
+        (see mirror_pump.lake.commit.concurrent_rewrites). Returns False and does nothing if a file is missing or has
         a new position delete."""
         began, now = rewrite.table, self.table
         replaced = {file.path for file in began.live_data_files()}
@@ -169,8 +169,7 @@ class SmallTable:
         if gone or not positions <= {delete.path for delete in self._deletes(began)}:
             return False
         self.now_ms += 1000
-        number, snapshot_id = now.sequence_number + 1, now.metadata.new_snapshot_id()
-        writer = ManifestWriter(now.metadata, metadata_directory(now.metadata), snapshot_id, number)
+        writer = ManifestWriter(now.metadata, sequence_number=now.sequence_number + 1)
         others = [file.sequence_number for file in now.live_data_files() if file.path not in replaced]
         oldest = min(others, default=now.sequence_number)
         removal = writer.remove(
@@ -180,13 +179,13 @@ class SmallTable:
             lambda _: True,
         )
         files = self.data_files(rewrite.rows)
-        added = writer.add(ManifestContent.DATA, [(file, began.sequence_number) for file in files])
+        added = writer.next((), {ManifestContent.DATA: [(file, began.sequence_number) for file in files]}, STORAGE)
         counts = FileCounts.of(files)
-        manifests = [*([added] if added else []), *removal.untouched, *removal.rewritten]
+        manifests = [*added, *removal.untouched, *removal.rewritten]
         snapshot = Snapshot.new(
-            snapshot_id,
+            writer.snapshot_id,
             now.metadata.current_snapshot,
-            number,
+            writer.sequence_number,
             self.now_ms,
             summarise(counts, removal.removed, now.summary, {}, only_rewrites=True),
             writer.list(manifests, now.snapshot_id),

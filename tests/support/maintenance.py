@@ -25,6 +25,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, Row, assert_same, await_true, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from sql import queries
 from tests.support.pipeline import in_thread
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Maintained:
             return Procedures(session)
 
         with connect(dsn, autocommit=True) as connection, Heartbeat(dsn) as heartbeat:
-            yield Maintenance(dsn, connection, self.mirror.settings.slot, STORAGE, start, heartbeat)
+            yield Maintenance(connection, self.mirror.settings.slot, STORAGE, start, heartbeat)
 
     def table_id(self, table: str) -> TableId:
         """The OID of `schema.name`."""
@@ -202,13 +203,28 @@ class CommitGate:
         await_true(lambda: self._database.rows(_AT_GATE), 90, "Spark commits")
 
 
+_AT_SLOT = (
+    "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%mirror_slots%FOR UPDATE%'"
+    " AND datname = current_database()"
+)
+
+
+@contextmanager
+def no_publishes(mirror: Mirror) -> Iterator[Callable[[], None]]:
+    """Holds up publishes, and what maintenance lands, during the block. Yields a function that returns once one of them
+    waits."""
+    with mirror.database.session(autocommit=False) as connection:
+        connection.execute(queries("publish")["lock_slot"], {"slot": mirror.settings.slot})
+        yield lambda: await_true(lambda: mirror.database.rows(_AT_SLOT), 90, "a commit waits for the slot's row")
+
+
 def prepare(database: Database, warehouse: str, spark: SparkSession, runner: TaskRunner | None = None) -> Maintained:
     """A mirror of table t, 3,000 rows, live, with a small target file size."""
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL, v text)",
         "INSERT INTO t SELECT g, 0, repeat(md5(g::text), 4) FROM generate_series(1, 3000) g",
     )
-    mirror = Mirror.create(database, warehouse, runner or ThreadTaskRunner(), batch_age=0, **NO_UPKEEP)
+    mirror = Mirror.create(database, warehouse, runner or ThreadTaskRunner(), **NO_UPKEEP)
     mirror.register("t")
     mirror.catch_up()
     maintained = Maintained(mirror, spark)

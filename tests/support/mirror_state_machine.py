@@ -29,7 +29,17 @@ from mirror_pump.model import format_lsn
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
-from mirror_pump.testing.mirror import Mirror, Row, RunningPump, Steps, assert_same, await_true, lake_rows, normalised
+from mirror_pump.testing.mirror import (
+    Mirror,
+    Row,
+    RunningPump,
+    Steps,
+    assert_same,
+    await_true,
+    lake_rows,
+    normalised,
+    paced,
+)
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
@@ -46,7 +56,7 @@ OPTIONS = st.fixed_dictionaries(
     {
         "segment_bytes": st.sampled_from([1, 300, 4000, 1 << 20]),
         "batch_bytes": st.sampled_from([1, 2000, 50_000, 1 << 24]),
-        "batch_age": st.sampled_from([0.0, 0.02, 0.2]),
+        "limits": st.sampled_from([0.0, 0.02, 0.2]).map(paced),
         "copy_chunk_bytes": st.sampled_from([8192, 24_000]),
         "copy_workers": st.sampled_from([1, 3]),
         "convert_age": st.sampled_from([0.0, 0.0, 0.3]),
@@ -75,7 +85,7 @@ FAULTS = (
     Step.MERGED,
 )
 
-_SETTLE = 30.0
+_SETTLE = 60.0
 """Seconds in which the mirror has to catch up when nobody writes."""
 
 _LIVE = """
@@ -298,7 +308,7 @@ class MirrorMachine(RuleBasedStateMachine):
             finally:
                 self._fault = None
                 self._pump.pump.request_stop()
-                self._pump.thread.join(20)
+                self._pump.thread.join(60)
             assert_verified(self._database)
 
     def _report(self) -> str:
@@ -316,7 +326,7 @@ class MirrorMachine(RuleBasedStateMachine):
             f"{names.get(number)}: {''.join(traceback.format_stack(frame)[-4:])}"
             for number, frame in sys._current_frames().items()
         ]
-        steps = "\n".join(map(str, self._steps.seen[-30:]))
+        steps = "\n".join(map(str, self._steps.occurrences[-30:]))
         return f"tables {states}\ncatalog {catalog}\nlast steps\n{steps}\nthreads\n" + "\n".join(stacks)
 
     def _settled(self) -> bool:

@@ -19,10 +19,11 @@ from typing import Any
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import MirrorPumpError
-from mirror_pump.ops.ingest.ingest_request import IngestProgress, IngestRequest, IngestStep, OnConflict, OnError
+from mirror_pump.ops.ingest.ingest_request import IngestRequest, IngestStep, OnConflict, OnError
 from mirror_pump.ops.ingest.ingestion import ingest
 from mirror_pump.ops.load.load_job import LoadRequest, LoadResult, load
 from mirror_pump.ops.row_files.file_format import FileFormat
+from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.source.loads.load_writes import LoadMode
 from mirror_pump.testing.mirror import Mirror, Row, await_true
 from tests.support.ingest_scene import csv_text
@@ -98,11 +99,11 @@ class ModeInputs:
         self._announce(table, "", rows)
         self.trail.note(f"  {mode}, {len(rows)} rows: {path.name}")
 
-        def observe(progress: IngestProgress) -> None:
-            self.trail.note(f"  {progress.step} {progress.waits_for}")
+        def observe(progress: TableProgress) -> None:
+            self.trail.note(f"  {progress.step} {progress.detail}")
             if progress.step is IngestStep.WAITING:
                 self.unpin(table)
-            elif progress.step is IngestStep.LOOKING and not progress.waits_for:
+            elif progress.step is IngestStep.LOOKING and not progress.detail:
                 self.disturb()
 
         request = IngestRequest(

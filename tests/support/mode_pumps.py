@@ -12,7 +12,7 @@ from typing import Any
 
 from mirror_pump.errors import CommitConflict, ConnectionLost
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true
+from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true, paced
 from mirror_pump.testing.tasks import GatedCopies
 from tests.support.crashing_pump import PROVERS
 from tests.support.killed_pump import DoomedPump
@@ -76,7 +76,7 @@ class ModePumps:
         self._gate.let_go()
         if isinstance(self._pump, RunningPump):
             self._pump.pump.request_stop()
-            self._pump.thread.join(20)
+            self._pump.thread.join(60)
         elif self._pump is not None:
             with contextlib.suppress(AssertionError):
                 self._pump.kill()
@@ -175,7 +175,7 @@ class ModePumps:
         return {
             "segment_bytes": chance.choice([400, 5000, 1 << 20]),
             "batch_bytes": chance.choice([3000, 1 << 24]),
-            "batch_age": chance.choice([0.0, 0.05, 0.2]),
+            "limits": paced(chance.choice([0.0, 0.05, 0.2])),
             "copy_chunk_bytes": chance.choice([8192, 8192, 24_000]),
             "copy_workers": chance.choice([1, 3]),
             "fold_age": chance.choice([0.05, 0.3, 1.0]),

@@ -11,11 +11,11 @@ from math import sin
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from mirror_pump.http.access import Access
+from mirror_pump.http.endpoints import Endpoints
+from mirror_pump.http.server import HttpServer, application
 from mirror_pump.model import Lsn, TableState
-from mirror_pump.monitoring.access import Access
-from mirror_pump.monitoring.endpoints import Endpoints
 from mirror_pump.monitoring.history import INTERVAL, StatusHistory, StatusSample
-from mirror_pump.monitoring.http_server import HttpServer, application
 from mirror_pump.monitoring.pump_state import PumpPhase, PumpState
 from mirror_pump.monitoring.sampler import StatusReading, StatusSource
 from mirror_pump.ops.status.alerts import alerts_of
@@ -173,7 +173,7 @@ def served(
     token: str | None = None,
     problem: str | None = None,
     phase: PumpPhase = PumpPhase.STREAMING,
-    head_seconds: float = 10.0,
+    head_seconds: float = 1.0,
 ) -> Iterator[Served]:
     """The application of a pump in `phase`, with this status."""
     state, source = PumpState(), FixedSource(status, problem)

@@ -25,7 +25,7 @@ _PAUSE = 0.02
 
 
 @contextmanager
-def in_thread(work: Callable[[threading.Event], None], name: str, patience: float = 30) -> Iterator[threading.Thread]:
+def in_thread(work: Callable[[threading.Event], None], name: str, patience: float = 60) -> Iterator[threading.Thread]:
     """Runs `work` in a thread within the block. At its end, the event that `work` got is set, and `work` has `patience`
     seconds to return. Its error is raised at the end of the block; if the block failed itself, it is noted there."""
     stop = threading.Event()

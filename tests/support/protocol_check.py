@@ -16,12 +16,12 @@ from typing import Any
 
 import yaml
 
+from mirror_pump.rest_catalog.endpoint import openapi_document
 from mirror_pump.rest_catalog.endpoints import ALL_ENDPOINTS
-from mirror_pump.rest_catalog.openapi import openapi_document
 from tests.support.protocol_facts import Shape, facts_of
 
 _VARIABLE = "ICEBERG_OPENAPI"
-OUTSIDE = {"413", "421", "431"}
+OUTSIDE = {"408", "413", "421", "431"}
 """Statuses of HTTP itself, by which requests are refused before they reach the catalog."""
 _PRIMITIVES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),

@@ -10,10 +10,10 @@ import os
 import signal
 import sys
 
-from mirror_pump.config import Settings
-from mirror_pump.limits import InternalLimits
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.session.pump import Pump
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
 SILENCE = 3.0
@@ -36,7 +36,6 @@ def main(dsn: str, warehouse: str, slot: str, step: str, nth: str) -> None:
         warehouse=warehouse,
         slot=slot,
         publication=slot,
-        batch_age=0.05,
         storage_fsync=False,
         reconnect_backoff_max=0.5,
         limits=InternalLimits(leader_silence=SILENCE),

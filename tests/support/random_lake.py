@@ -58,8 +58,8 @@ from pyiceberg.types import (
 )
 
 from decoders.columns import ColumnType, Kind
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.bounds import lower_bound, upper_bound
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
 
 expressions: Any = pyiceberg_expressions
 Row = dict[str, Any]
@@ -78,6 +78,8 @@ SCHEMA = Schema(
     NestedField(11, "bo", BooleanType(), required=False),
     NestedField(12, "late", StringType(), required=False),
     NestedField(13, "f", FloatType(), required=False),
+    NestedField(14, "exact", DoubleType(), required=False),
+    NestedField(15, "digits", DecimalType(38, 10), required=False),
     schema_id=1,
 )
 OLD_SCHEMA = Schema(
@@ -125,6 +127,12 @@ POOLS: Mapping[str, Sequence[Any]] = {
     "bo": (False, True),
     "late": ("", "x", "y"),
     "f": (math.nan, math.inf, -math.inf, -0.0, 0.0, _TENTH, -1.5, 2.0**-149),
+    "exact": (math.nan, -math.inf, 0.1, _TENTH, 1e300, 5e-324, 16777216.0, 16777217.0),
+    "digits": tuple(
+        map(
+            Decimal, (f"-{'9' * 28}.{'9' * 8}00", "-1E-10", "0E-10", f"{'9' * 28}.{'9' * 9}8", f"{'9' * 28}.{'9' * 10}")
+        )
+    ),
 }
 """Values of the rows and of the predicates' literals, at and beside all kinds of ends."""
 
@@ -133,6 +141,8 @@ _TRANSFORMS: Mapping[str, Sequence[str]] = {
     "l": ("identity", "bucket[3]", "truncate[4]"),
     "d": ("identity",),
     "f": ("identity",),
+    "exact": ("identity",),
+    "digits": ("identity", "bucket[4]", "truncate[50]"),
     "s": ("identity", "bucket[4]", "truncate[1]", "truncate[16]"),
     "b": ("identity", "bucket[2]", "truncate[2]"),
     "dec": ("identity", "bucket[4]", "truncate[50]"),
@@ -218,7 +228,7 @@ def random_predicate(random: Random, depth: int = 2) -> BooleanExpression:
         comparisons += [expressions.StartsWith, expressions.NotStartsWith]
     choice = random.random()
     if choice < 0.15:
-        nan = [expressions.IsNaN, expressions.NotNaN] if name in ("d", "f") else []
+        nan = [expressions.IsNaN, expressions.NotNaN] if name in ("d", "f", "exact") else []
         unary: BooleanExpression = random.choice([expressions.IsNull, expressions.NotNull, *nan])(name)
         return unary
     if choice < 0.35:
@@ -356,7 +366,7 @@ def _entry(
         # pyiceberg cannot round up U+D7FF, so text is cut by our own writer's rule.
         for field_id, kind in ((4, Kind.STRING), (5, Kind.BINARY), (12, Kind.STRING)):
             _cut(found, field_id, ColumnType(kind))
-    for field_id, name in ((3, "d"), (13, "f")):
+    for field_id, name in ((3, "d"), (13, "f"), (14, "exact")):
         if field_id in found["value_counts"]:
             nans = sum(row[name] is not None and math.isnan(row[name]) for row in rows)
             found["nan_value_counts"][field_id] = nans

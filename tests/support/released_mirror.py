@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import major_version
+from mirror_pump.testing.installation import Runner, major_version
 from mirror_pump.testing.postgres import EmbeddedPostgres
-from mirror_pump.testing.unprivileged import Runner
 
 RELEASED = Path(__file__).parents[1] / "migration" / "released"
 """An archive for each released version: <version>.tar.xz."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
+from mirror_pump.engine.lake_storage import lake_storage, reachable_warehouses
+from mirror_pump.ops.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.verify.compare_duckdb import compare
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import verify
-from mirror_pump.pipeline.lake_storage import lake_storage, reachable_warehouses
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner

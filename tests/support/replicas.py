@@ -14,9 +14,9 @@ from pathlib import Path
 import psycopg
 
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.installation import Runner
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.postgres import EmbeddedPostgres
-from mirror_pump.testing.unprivileged import Runner
 from tests.support.gate import Gate, gated
 
 PHYSICAL_SLOT = "standby"

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog.rest import RestCatalog
 
-from mirror_pump.config import Settings
-from mirror_pump.monitoring.access import Access
-from mirror_pump.monitoring.http_server import HttpServer, application
-from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
+from mirror_pump.http.access import Access
+from mirror_pump.http.server import HttpServer, application
+from mirror_pump.ops.duckdb_connection import open_duckdb
 from mirror_pump.rest_catalog.catalog_source import CatalogSource
 from mirror_pump.rest_catalog.endpoints import CATALOG_PATH, CatalogEndpoints
 from mirror_pump.rest_catalog.service import CatalogService
 from mirror_pump.rest_catalog.table_documents import TableDocuments
+from mirror_pump.settings.config import Settings
 from tests.support.protocol_check import faults_of_answer
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def not_served() -> list[str]:
     """The endpoints of the protocol of which docs/rest-catalog.md says that they are not served, by the protocol's
     names."""
     (section,) = re.findall(r"^Not served: (.*?)\n\n", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    found = re.findall(r"`([A-Z]+ [^`]*)`", section)
+    found = re.findall(r"`([A-Z]+ [^`]*)`", " ".join(section.split()))
     assert len(found) > 10
     return [
         name.replace(" .../tables/{table}", " .../namespaces/{namespace}/tables/{table}").replace("...", "/v1/{prefix}")
@@ -129,9 +129,11 @@ class ServedMirror:
 
 
 @contextmanager
-def serving(*sources: CatalogSource, vends: bool = False, token: str | None = None) -> Iterator[ServedMirror]:
+def serving(
+    *sources: CatalogSource, vends: bool = False, token: str | None = None, body_seconds: float = 10.0
+) -> Iterator[ServedMirror]:
     """Serves lake catalogs during the block, without a mirror. `vends`: clients that ask for credentials get some."""
-    endpoints = CatalogEndpoints(TableDocuments(1 << 20), vends=vends)
+    endpoints = CatalogEndpoints(TableDocuments(1 << 20), vends=vends, body_seconds=body_seconds)
     endpoints.sources = sources
     with HttpServer("127.0.0.1", 0, application(endpoints.routes(), Access.at("127.0.0.1", token))) as server:
         yield ServedMirror(int(server.url.rpartition(":")[2]), token)

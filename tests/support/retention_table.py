@@ -20,7 +20,7 @@ Row = tuple[Any, ...]
 
 def at_once(lag: str, premake: int = 0, width: str | None = None, lake_partition: str | None = None) -> RetentionWish:
     """Heap retention without the default grace of partitions: tests do not wait for an hour."""
-    return RetentionWish(lag, premake, width, drop_grace="0", lake_partition=lake_partition)
+    return RetentionWish(lag=lag, premake=premake, width=width, drop_grace="0", lake_partition=lake_partition)
 
 
 @dataclass

@@ -12,13 +12,15 @@ import os
 import signal
 import sys
 
-from mirror_pump.config import Settings
-from mirror_pump.limits import InternalLimits
+from pydantic import ByteSize
+
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.session.pump import Pump
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
-_QUICK = InternalLimits(upkeep_interval=0.1, retry_pause_max=0.25)
+_QUICK = InternalLimits(batch_pause=0, upkeep_interval=0.1, retry_pause_max=0.25, batch_memory=ByteSize(512))
 
 LATER_STEPS = (
     Step.CONVERTING,

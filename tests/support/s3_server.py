@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,6 +25,7 @@ class S3Server(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         """By bucket/key."""
         self.parts: dict[str, dict[int, bytes]] = {}
+        self._refusals = 0
         self.keys: set[str] = set()
         """Access keys of the requests."""
         self.forbidden = False
@@ -34,6 +36,10 @@ class S3Server(ThreadingHTTPServer):
         """Whether it does not answer NotImplemented to If-None-Match."""
         self.lost_answers = ""
         """The next conditional PUT of a key that this regular expression matches is done, and its answer lost."""
+        self.refused_after_loss = 0
+        """How many requests are answered with 403 after a lost answer, as while credentials are renewed."""
+        self.request_seconds = 0.0
+        """How long it waits before it does what a request asks for."""
         self.unlisted = ""
         """Keys that this regular expression matches are missing in listings, as right after a PUT to older stores."""
 
@@ -51,6 +57,16 @@ class S3Server(ThreadingHTTPServer):
             "storage_secret_key": "pump's secret",
         }
 
+    def begin_refusals(self) -> None:
+        """An answer was lost."""
+        self._refusals, self.refused_after_loss = self.refused_after_loss, 0
+
+    def take_refusal(self) -> bool:
+        """Whether the next request is refused."""
+        refused = self._refusals > 0
+        self._refusals -= int(refused)
+        return refused
+
     @contextmanager
     def serving(self) -> Iterator[Self]:
         """Serves in a thread, within the block."""
@@ -59,7 +75,7 @@ class S3Server(ThreadingHTTPServer):
             thread.start()
             yield self
             self.shutdown()
-            thread.join(10)
+            thread.join(60)
 
 
 def s3_server() -> AbstractContextManager[S3Server]:
@@ -76,7 +92,8 @@ class _Handler(BaseHTTPRequestHandler):
     def parse_request(self) -> bool:
         if not super().parse_request():
             return False
-        if not self.server.forbidden:
+        time.sleep(self.server.request_seconds)
+        if not (self.server.forbidden or self.server.take_refusal()):
             return True
         self._body()
         self._answer(403, _error("AccessDenied"))
@@ -112,6 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._answer(412, _error("PreconditionFailed"))
             if self.server.lost_answers and re.search(self.server.lost_answers, path):
                 self.server.lost_answers = ""
+                self.server.begin_refusals()
                 self.close_connection = True
                 return None
         elif "/" in path:

@@ -16,7 +16,6 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.monitoring.gauges import observe
 from mirror_pump.monitoring.history import StatusHistory, StatusSample
@@ -24,6 +23,7 @@ from mirror_pump.monitoring.otel_setup import meter_provider, shut_down
 from mirror_pump.monitoring.pump_state import PumpState
 from mirror_pump.monitoring.sampler import StatusReading, StatusSource
 from mirror_pump.ops.status.status_reader import StatusReader
+from mirror_pump.settings.config import Settings
 from tests.support.deploy_files import ALERTS, alert_rules
 
 Samples = Mapping[str, float]

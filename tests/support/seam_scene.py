@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, LiteralString, NamedTuple
 import psycopg
 from pyiceberg.table import StaticTable
 
-from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.retain.retention import resume
 from mirror_pump.testing.database import Database

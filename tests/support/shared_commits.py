@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
 
-from mirror_pump.lake.catalogs.lake_catalog import LakeCatalog
-from mirror_pump.lake.table.table import Table
-from mirror_pump.lake.table.table_errors import ConflictingCommit
+from mirror_pump.tables.catalogs.lake_catalog import LakeCatalog
+from mirror_pump.tables.table.table import Table
+from mirror_pump.tables.table.table_errors import ConflictingCommit
 from tests.support.catalog_kinds import NO_TURNS, CatalogPlace, file_of, files_at
 
 _FORKS = multiprocessing.get_context("forkserver")

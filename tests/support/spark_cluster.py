@@ -120,7 +120,7 @@ class SparkCluster:
 
     def state(self) -> dict[str, Any]:
         """What the master's page says, as JSON: `aliveworkers`, `activeapps` and so on."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._web}/json/", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._web}/json/", timeout=60) as answer:
             state: dict[str, Any] = json.load(answer)
         return state
 

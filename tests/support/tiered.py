@@ -27,10 +27,10 @@ def tiered(
     """A tiered table without the default grace of partitions."""
     drop_grace = None if keep_heap else "0"
     return RetentionWish(
-        lag,
-        premake,
-        None,
-        drop_grace,
+        lag=lag,
+        premake=premake,
+        width=None,
+        drop_grace=drop_grace,
         mode=TableMode.TIERED,
         keep_heap=keep_heap,
         lake_partition=lake_partition,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mirror_pump.quoting import literal
+from mirror_pump.database.quoting import literal
 from mirror_pump.testing.mirror import Row, await_true
 from tests.support.trino_package import trino_home, trino_java
 
@@ -129,7 +129,7 @@ def trino_server(directory: Path, catalogs: Mapping[str, str], **environment: st
     finally:
         # It has nothing that an orderly end, which takes seconds, would save.
         process.kill()
-        process.wait(30)
+        process.wait(60)
 
 
 def _value(signature: Mapping[str, Any], value: Any) -> Any:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from mirror_pump.pipeline.flow.steps import Level, Step
@@ -63,10 +64,31 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: str(page.relative_to(_ROOT)))
 def test_paths_that_are_named_exist(page: Path) -> None:
-    """In a code span: `tests/...`, `mirror_pump/...`, `docs/...`, `sql/...`, `decoders/...`, `deploy/...`."""
-    named = re.findall(r"`((?:tests|mirror_pump|docs|sql|decoders|deploy)/[\w./-]*)`", page.read_text(encoding="utf-8"))
+    """In a code span: a path below one of the folders that are named here."""
+    folders = "tests|mirror_pump|docs|sql|decoders|deploy|compose"
+    named = re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text(encoding="utf-8"))
     missing = [path for path in named if not (_ROOT / path).exists()]
     assert not missing
+
+
+def test_columns_of_examples_need_no_quotes_in_duckdb() -> None:
+    """Whoever tries an example queries it by `mirror-pump sql` next."""
+    reserved = {
+        word
+        for (word,) in duckdb.execute(
+            "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')"
+        ).fetchall()
+    }
+    columns = {
+        (page.name, part.split()[0].lower())
+        for page in _PAGES
+        for block in re.findall(r"^```sql\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        for table in re.findall(r"CREATE TABLE [\w.]+ \((.*?)\)(?= PARTITION|;|$)", block, re.MULTILINE | re.DOTALL)
+        for part in re.split(r",(?![^(]*\))", table)
+        if part.strip() and not re.match(r"\s*(?:PRIMARY KEY|UNIQUE|LIKE|CHECK|FOREIGN)\b", part)
+    }
+    assert {column for _, column in columns} >= {"id", "created_at", "booked", "amount"}
+    assert not [(page, column) for page, column in sorted(columns) if column in reserved]
 
 
 @pytest.mark.parametrize("page", [page for page in _PAGES if page != _PROOF], ids=str)

@@ -14,28 +14,38 @@ import pytest
 
 _ROOT = Path(__file__).parents[2]
 
-# Layer -> the layers that it may import besides itself. `bottom` is every module directly in mirror_pump/ (model,
-# errors, config, ...). A package that is not named here fails, so a new one has to take its place in the order.
+_BOTTOM = {"settings", "runtime", "values", "database", "decoders", "sql"}
+_MIRROR = {"ops", "pipeline", "engine", "source", "lake", *_BOTTOM}
+
+# Layer -> the layers that it may import besides itself, from the bottom to the top. `values` is every module directly
+# in mirror_pump/ (model, errors, and the lives of tables, partitions and operations). A package that is not named here
+# fails, so a new one has to take its place in the order.
 _BELOW = {
-    "sql": set[str](),
     "decoders": set[str](),
-    "bottom": {"decoders"},
-    "source": {"bottom", "decoders", "sql"},
-    "lake": {"bottom", "decoders", "sql"},
-    "engine": {"source", "lake", "bottom", "decoders", "sql"},
-    "pipeline": {"engine", "source", "lake", "bottom", "decoders", "sql"},
-    "ops": {"pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
-    "rest_catalog": {"ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
-    "monitoring": {"rest_catalog", "ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
-    "cli": {"monitoring", "rest_catalog", "ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
-    # For users' tests and ours, and for the demo, which uses the command line.
-    "spark": {"ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
-    "testing": {"cli", "spark", "ops", "pipeline", "engine", "source", "lake", "bottom", "decoders", "sql"},
+    "sql": set[str](),
+    "database": set[str](),
+    "values": {"database", "decoders"},
+    "runtime": {"values", "database", "decoders"},
+    "settings": {"runtime", "values", "database", "decoders"},
+    "source": _BOTTOM,
+    "lake": _BOTTOM,
+    # A library of its own: what the mirror is made of does without it.
+    "tables": {"lake", *_BOTTOM},
+    "engine": {"source", "lake", *_BOTTOM},
+    "pipeline": {"engine", "source", "lake", *_BOTTOM},
+    "ops": _MIRROR - {"ops"},
+    # For users' programs, as `testing` is for users' tests and ours, and for the demo, which uses the command line.
+    "spark": _MIRROR,
+    "rest_catalog": {"tables", *_MIRROR},
+    "monitoring": _MIRROR,
+    "http": {"monitoring", "rest_catalog", *_MIRROR},
+    "cli": {"http", "monitoring", "rest_catalog", "tables", *_MIRROR},
+    "testing": {"cli", "spark", *_MIRROR},
 }
 
 # Rooms inside a layer -> the rooms of the same layer that they may import. A module directly in the layer's package is
-# below all rooms, except in `cli`, where main.py is the top, and in `lake`, whose __init__.py passes on what is public.
-# Layers without rooms are not listed.
+# below all rooms, except in `cli`, where main.py is the top, and in `tables`, whose __init__.py passes on what is
+# public. Layers without rooms are not listed.
 _ROOMS = {
     "source": {
         "stream": set[str](),
@@ -46,22 +56,28 @@ _ROOMS = {
         "loads": {"relations"},
     },
     "lake": {
-        "format": set[str](),
-        "metadata": {"format"},
-        "contents": {"format", "metadata"},
+        "storage": set[str](),
+        "format": {"storage"},
+        "avro": set[str](),
+        "document": {"storage", "format"},
+        "manifests": {"storage", "format", "avro", "document"},
+        "contents": {"storage", "format", "document", "manifests"},
         "key_index": {"format"},
-        "commit": {"format", "metadata", "contents", "key_index"},
-        "catalogs": {"format", "metadata", "contents", "commit"},
-        "read_plan": {"format", "metadata", "contents"},
-        "table": {"format", "metadata", "contents", "commit", "catalogs", "read_plan"},
+        "commit": {"storage", "format", "document", "manifests", "contents", "key_index"},
+    },
+    "tables": {
+        "metadata": set[str](),
+        "catalogs": set[str](),
+        "read_plan": {"metadata"},
+        "table": {"metadata", "catalogs", "read_plan"},
     },
     "engine": {
         "ingest": set[str](),
         "spark_runtime": {"ingest"},
         "lake_reads": set[str](),
-        "rewrite": {"lake_reads"},
-        "comparison": {"lake_reads", "rewrite"},
-        "restore": {"lake_reads", "rewrite", "comparison"},
+        "rewrite": set[str](),
+        "comparison": {"lake_reads"},
+        "restore": {"comparison"},
         "iceberg_procedures": {"spark_runtime"},
     },
     "pipeline": {
@@ -91,7 +107,6 @@ _ROOMS = {
     "ops": {
         "setup": set[str](),
         "maintenance": set[str](),
-        "duckdb": set[str](),
         "status": {"setup", "maintenance"},
         "retain": {"maintenance"},
         "restore": set[str](),
@@ -99,14 +114,24 @@ _ROOMS = {
         "row_files": set[str](),
         "ingest": {"row_files"},
         "resync": {"register"},
-        "verify": {"duckdb", "status"},
-        "reads": {"setup", "duckdb", "status", "verify"},
-        "doctor": {"setup", "duckdb", "status"},
+        "verify": {"status"},
+        "reads": {"setup", "status", "verify"},
+        "doctor": {"setup", "status"},
         "reconcile": {"verify"},
         "load": {"row_files"},
     },
     "cli": {"terminal": set[str](), "arguments": {"terminal"}, "commands": {"terminal", "arguments"}},
 }
+
+_UNTIL_THE_NEXT_RELEASE = {"mirror_pump.lake": "mirror_pump.tables"}
+"""Module -> what it imports although that is above it: public names that moved can be imported from their old place."""
+
+_VALUES = "Values that many rooms share, errors, and the life of a table."
+"""What modules directly in mirror_pump/ are."""
+
+_DOCUMENT = _ROOT / "docs" / "architecture.md"
+_HEADING = "\n## The rooms\n"
+"""Heading of the document's last section, which is made from the tables above: `python tests/unit/test_layers.py`."""
 
 _DECODERS_NEED = {"numpy", "pyarrow"}
 """Besides the standard library: the decoders run inside tasks, wherever those are."""
@@ -128,7 +153,7 @@ def _layer(module: str) -> str:
         return package
     head = rest.partition(".")[0]
     # A package of mirror_pump that _BELOW does not know keeps its name, and is refused because of it.
-    return head if (_ROOT / "mirror_pump" / head).is_dir() and head else "bottom"
+    return head if (_ROOT / "mirror_pump" / head).is_dir() and head else "values"
 
 
 def _imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
@@ -169,7 +194,7 @@ def _violations(graph: dict[str, set[str]]) -> list[str]:
                 if layer == "decoders" and package not in sys.stdlib_module_names | _DECODERS_NEED:
                     wrong.append(f"{module} imports {name}: decoders need {sorted(_DECODERS_NEED)} only")
                 continue
-            if name == "mirror_pump":
+            if name in ("mirror_pump", _UNTIL_THE_NEXT_RELEASE.get(module)):
                 continue
             below = _layer(name)
             if below != layer and below not in _BELOW[layer]:
@@ -188,7 +213,7 @@ def _room(module: str, rooms: Collection[str]) -> str | None:
 def _room_violation(module: str, imported: str, rooms: Mapping[str, Collection[str]]) -> str | None:
     """Why a module must not import another of its own layer; None if it may."""
     room, other = _room(module, rooms), _room(imported, rooms)
-    if other is None or other == room or module in ("mirror_pump.cli.main", "mirror_pump.lake"):
+    if other is None or other == room or module in ("mirror_pump.cli.main", "mirror_pump.tables"):
         return None
     if room is None:
         return f"{module} is below all rooms of its layer and imports {imported}"
@@ -233,25 +258,24 @@ def test_what_is_imported_is_declared() -> None:
     extras = project["optional-dependencies"]
     demo = {_distribution(text) for text in (*extras["demo"], *extras["sql"])}
     # `sql`, which the extra is for, and `verify`, which works without it.
-    modules = ("query", "query_results", "scan_conditions", "statement_moments", "statement_tables", "views")
+    modules = (
+        *("query", "query_results", "scan_conditions", "statement_errors", "statement_moments", "statement_tables"),
+        "views",
+    )
     reads = {f"mirror_pump.ops.reads.{name}" for name in modules}
     verify = {f"mirror_pump.ops.verify.{name}" for name in ("compare_duckdb", "comparison_engines")}
     sql = {
-        "mirror_pump.ops.duckdb.duckdb_connection",
-        "mirror_pump.ops.duckdb.query_interrupt",
-        "mirror_pump.ops.duckdb.table_scans",
+        "mirror_pump.ops.duckdb_connection",
         *reads,
         *verify,
     }
     sql.add("mirror_pump.cli.terminal.shell")
-    telemetry = {_distribution(text) for text in extras["telemetry"]}
     lake = {_distribution(text) for text in extras["lake"]}
     providers = importlib.metadata.packages_distributions()
     undeclared = set()
     for module, imported in _graph(_ROOT).items():
         declared = needed | demo if _layer(module) == "testing" or module in sql else needed
-        declared = declared | telemetry if _layer(module) in ("monitoring", "rest_catalog") else declared
-        declared = declared | lake if module == "mirror_pump.lake.put_if_absent" else declared
+        declared = declared | lake if module == "mirror_pump.tables.put_if_absent" else declared
         for package in {name.partition(".")[0] for name in imported} - {"decoders", "mirror_pump", "sql", ""}:
             if package not in sys.stdlib_module_names:
                 names = {_distribution(name) for name in providers.get(package, [package])}
@@ -265,6 +289,54 @@ def _distribution(requirement: str) -> str:
     found = re.match(r"[\w.-]+", requirement)
     assert found is not None
     return re.sub(r"[-_.]+", "-", found[0]).lower()
+
+
+def _rooms_section() -> str:
+    """The section of the document: layers from the top to the bottom, with what their packages say of themselves."""
+    rows = [f"| `{_place(layer)}` | {_purpose(layer)} | {_rooms_of(layer)} |" for layer in reversed(_BELOW)]
+    return "\n".join(
+        (
+            "",
+            "Imports point down this list only, and within a line from left to right. `tests/unit/test_layers.py`",
+            "says what may import what, enforces it, and writes this list (`python tests/unit/test_layers.py`).",
+            "",
+            "| layer | what is in it | its rooms |",
+            "|---|---|---|",
+            *rows,
+            "",
+        )
+    )
+
+
+def _place(layer: str) -> str:
+    if layer == "values":
+        return "mirror_pump/*.py"
+    return f"{layer}/" if layer in ("decoders", "sql") else f"mirror_pump/{layer}/"
+
+
+def _purpose(layer: str) -> str:
+    """The first paragraph of the package's docstring."""
+    if layer == "values":
+        return _VALUES
+    text = ast.get_docstring(ast.parse((_ROOT / _place(layer) / "__init__.py").read_text(encoding="utf-8")))
+    assert text, f"{layer} does not say what it holds"
+    return " ".join(text.partition("\n\n")[0].split())
+
+
+def _rooms_of(layer: str) -> str:
+    return ", ".join(reversed(_ROOMS.get(layer, {})))
+
+
+def test_the_list_of_rooms_in_the_document_is_what_is_enforced() -> None:
+    _, heading, section = _DOCUMENT.read_text(encoding="utf-8").partition(_HEADING)
+    assert heading
+    assert section == _rooms_section(), ".venv/bin/python tests/unit/test_layers.py"
+
+
+@pytest.mark.parametrize("order", [_BELOW, *_ROOMS.values()])
+def test_layers_and_rooms_are_listed_from_the_bottom_to_the_top(order: Mapping[str, Collection[str]]) -> None:
+    listed = list(order)
+    assert [name for name in listed if not set(order[name]) <= set(listed[: listed.index(name)])] == []
 
 
 def test_every_room_has_its_place() -> None:
@@ -286,6 +358,8 @@ def test_no_modules_import_each_other_in_a_ring() -> None:
     ("module", "statement"),
     [
         ("mirror_pump.lake.x", "from mirror_pump.source.connect import connect"),
+        ("mirror_pump.lake.x", "from mirror_pump import tables"),
+        ("mirror_pump.pipeline.x", "from mirror_pump.tables.table.table import Table"),
         ("mirror_pump.source.x", "def f():\n    import mirror_pump.lake.format.schema"),
         ("mirror_pump.engine.x", "from mirror_pump import pipeline"),
         ("mirror_pump.engine.x", "from ..pipeline import apply"),
@@ -295,10 +369,12 @@ def test_no_modules_import_each_other_in_a_ring() -> None:
         ("mirror_pump.ops.x", "if TYPE_CHECKING:\n    from mirror_pump.cli.terminal.output import say"),
         ("mirror_pump.pipeline.flow.x", "from mirror_pump.pipeline.session.pump import Pump"),
         ("mirror_pump.pipeline.retention.x", "from mirror_pump.pipeline.publish import staging"),
-        ("mirror_pump.lake.storage", "from mirror_pump.lake.metadata.table_metadata import MAIN"),
+        ("mirror_pump.lake.storage", "from mirror_pump.lake.document.table_metadata import MAIN"),
         ("decoders.x", "from mirror_pump.model import Lsn"),
         ("decoders.x", "import psycopg"),
         ("sql", "import mirror_pump.errors"),
+        ("mirror_pump.runtime.x", "from mirror_pump.settings.config import Settings"),
+        ("mirror_pump.model", "from mirror_pump.runtime.telemetry import get_logger"),
     ],
 )
 def test_a_wrong_import_is_found(module: str, statement: str) -> None:
@@ -309,3 +385,8 @@ def test_a_wrong_import_is_found(module: str, statement: str) -> None:
 def test_a_ring_is_found() -> None:
     assert _cycle({"a": {"b"}, "b": {"c", "os"}, "c": {"a"}}) == ["a", "b", "c", "a"]
     assert _cycle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+if __name__ == "__main__":
+    above, found_heading, _ = _DOCUMENT.read_text(encoding="utf-8").partition(_HEADING)
+    _DOCUMENT.write_text(above + found_heading + _rooms_section(), encoding="utf-8")

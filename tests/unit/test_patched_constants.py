@@ -60,7 +60,9 @@ def test_no_constant_is_patched(folder: str) -> None:
         for path in sorted((_ROOT / folder).rglob("*.py"))
         for place in patched_constants(path.read_text(encoding="utf-8"))
     ]
-    assert not found, "give the function a parameter, or add a field to mirror_pump.limits: " + ", ".join(found)
+    assert not found, "give the function a parameter, or add a field to mirror_pump.settings.limits: " + ", ".join(
+        found
+    )
 
 
 @pytest.mark.parametrize(

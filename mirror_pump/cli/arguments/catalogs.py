@@ -1,16 +1,17 @@
-"""Catalogs of tables on the command line. What names one: mirror_pump.lake.catalogs.catalog_uris."""
+"""Catalogs of tables on the command line. What names one: mirror_pump.tables.catalogs.catalog_uris."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.config import Settings
 from mirror_pump.lake.storage import storage_of
+from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
-    from mirror_pump.lake.catalogs.lake_catalog import StoredCatalog
+    from mirror_pump.tables.catalogs.lake_catalog import StoredCatalog
 
 _HELP = (
     "Catalog: path:DIR or an s3:// URI, sqlite:FILE, postgres (the database of --dsn) or postgresql://... ."
@@ -26,8 +27,8 @@ def open_catalog(uri: str, settings: Settings, *, create: bool = False, transact
 
     Raises UsageError for what is no catalog of several processes, and the errors of the database.
     """
-    from mirror_pump.lake.catalogs.catalog_uris import BadCatalogUri, CatalogKind, CatalogUri
     from mirror_pump.ops.setup.stored_settings import with_stored_storage
+    from mirror_pump.tables.catalogs.catalog_uris import BadCatalogUri, CatalogKind, CatalogUri
 
     parsed = CatalogUri.parse(uri)
     if parsed.kind is CatalogKind.MEMORY:
@@ -38,13 +39,18 @@ def open_catalog(uri: str, settings: Settings, *, create: bool = False, transact
     return parsed.open(settings, with_stored_storage, create=create, transactions=transactions)
 
 
+def location_of(text: str) -> str:
+    """A URI, or a path that may be relative to the working directory, as a location."""
+    return text if ":/" in text else str(Path(text).absolute())
+
+
 def metadata_of(table: str, catalog: str | None, settings: Settings) -> str:
     """URI of the newest metadata file: of a table by its name in a catalog, or of one by its location. Raises
     UsageError, and LakeError without the table."""
-    from mirror_pump.lake.metadata.table_documents import metadata_location
+    from mirror_pump.tables.metadata.table_documents import metadata_location
 
     if catalog is None:
-        return metadata_location(table, storage_of(settings))
-    from mirror_pump.lake.table.table import Table
+        return metadata_location(location_of(table), storage_of(settings))
+    from mirror_pump.tables.table.table import Table
 
     return Table.open(open_catalog(catalog, settings), table).metadata_location

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,13 +22,18 @@ _CONNECT_SECONDS = 2
 
 @dataclass(frozen=True)
 class Completion:
-    """A table that a name may be completed to. Its names are quoted where SQL needs it."""
+    """A table that a name may be completed to."""
 
+    schema_name: str
+    table_name: str
     name: str
-    """With its schema."""
+    """With its schema, and quoted."""
     without_schema: str
-    visible: bool
-    """Whether Postgres finds the table without its schema."""
+
+
+def tables_argument(text: str, *, show_default: bool = True) -> Any:
+    """The argument of a command about mirrored tables. `text`: its help."""
+    return typer.Argument(metavar="TABLE", help=text, autocompletion=mirrored_tables, show_default=show_default)
 
 
 def mirrored_tables(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -42,29 +47,31 @@ def other_tables(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _matching(ctx: typer.Context, incomplete: str, *, mirrored: bool) -> list[str]:
+    from mirror_pump.source.relations.own_path import on_path
     from mirror_pump.source.rows import fetch_rows
 
     try:
         with _connection(ctx) as connection:
-            known = connection.execute("SELECT to_regclass('modak.tables') IS NOT NULL").fetchone() == (True,)
-            tables = fetch_rows(connection, Completion, _SQL["mirrored"]) if known else []
+            has_catalog = connection.execute("SELECT to_regclass('modak.tables') IS NOT NULL").fetchone() == (True,)
+            tables = fetch_rows(connection, Completion, _SQL["mirrored"]) if has_catalog else []
             if not mirrored:
-                present = {table.name for table in tables}
+                mirrored_names = {table.name for table in tables}
                 others = fetch_rows(connection, Completion, _SQL["others"])
-                tables = [table for table in others if table.name not in present]
+                tables = [table for table in others if table.name not in mirrored_names]
+            schemas = on_path(connection, [table.table_name for table in tables])
     except Exception:  # noqa: BLE001 - whatever is wrong, the command that is being typed says it better
         return []
-    found = [table.name for table in tables if table.name.startswith(incomplete)]
+    qualified = [table.name for table in tables if table.name.startswith(incomplete)]
     # Without its schema only if the user left it out and Postgres finds the table that way.
-    visible = [table.without_schema for table in tables if table.visible]
-    return found or [name for name in visible if name.startswith(incomplete)]
+    visible = [table.without_schema for table in tables if schemas.get(table.table_name) == table.schema_name]
+    return qualified or [name for name in visible if name.startswith(incomplete)]
 
 
 @contextmanager
 def _connection(ctx: typer.Context) -> Iterator[PgConnection]:
     from psycopg.conninfo import make_conninfo
 
-    from mirror_pump.config import load_settings
+    from mirror_pump.settings.config import load_settings
     from mirror_pump.source.connect import connect
 
     config = ctx.params.get("config")

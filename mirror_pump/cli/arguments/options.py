@@ -6,21 +6,25 @@ import functools
 import gc
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
 import typer
 
 from mirror_pump.cli.terminal.output import one_line, remark, report_error
-from mirror_pump.config import CONFIG_FILE, ENV_PREFIX, load_settings
-from mirror_pump.errors import Interrupted, MirrorPumpError
-from mirror_pump.settings_reference import setting
-from mirror_pump.telemetry import LogFormat, configure_logging, get_logger
+from mirror_pump.errors import Interrupted, MirrorPumpError, UsageError
+from mirror_pump.runtime.telemetry import LogFormat, configure_logging, get_logger
+from mirror_pump.settings.config import CONFIG_FILE, ENV_PREFIX, load_settings
+from mirror_pump.settings.reference import setting
+from mirror_pump.settings.values import unknown_variables
 
 SOURCE = ("dsn",)
 SLOT = ("slot", "publication")
-STORAGE = ("storage_endpoint", "storage_region", "storage_access_key")
+STORAGE = ("storage_endpoint", "storage_region", "storage_access_key", "warehouse_mode")
 """The secret key is not an option, since everybody on a machine can read a process's command line."""
 CATALOG = ("lease_timeout", "vend_credentials")
 MONITORING = ("listen", "loads", "load_bytes", "catalog", *CATALOG, "ready_max_lag")
@@ -30,6 +34,10 @@ LOGGING = ("log_format", "log_level")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/cli-json.md)")]
 
 Command = Callable[..., int | None]
+_Choice = TypeVar("_Choice", bound=StrEnum)
+_Chosen = TypeVar("_Chosen")
+_FIELDS = "__dataclass_fields__"
+"""What makes a class a dataclass."""
 
 _PANELS = (
     dict.fromkeys((*SOURCE, *SLOT), "Source")
@@ -43,17 +51,16 @@ def command(
 ) -> Callable[[Command], Command]:
     """Registers `function(settings, ...)` as command `name`, with options for the DSN and each of `fields`.
 
+    A parameter whose type is a dataclass stands for an option of each of its fields.
+
     The function's result is the exit code (None means 0). A MirrorPumpError ends with its exit code and at most two
     lines of output.
     """
 
     def register(function: Command) -> Command:
-        hints = get_type_hints(function, include_extras=True)
-        own = [
-            parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in inspect.signature(function).parameters.values()
-            if parameter.name != "settings"
-        ]
+        hints = get_type_hints(function)
+        groups = {name: hint for name, hint in hints.items() if name != "settings" and hasattr(hint, _FIELDS)}
+        own = [*_parameters(function, ("settings", *groups)), *chain.from_iterable(map(_parameters, groups.values()))]
         offered = (*SOURCE, *fields, *LOGGING) if needs_dsn else (*fields, *LOGGING)
 
         @functools.wraps(function)
@@ -61,6 +68,10 @@ def command(
             debug: bool = arguments.pop("debug")
             config: Path | None = arguments.pop("config")
             options = {field: arguments.pop(field) for field in offered}
+            for name, group in groups.items():
+                arguments[name] = group(
+                    **{parameter.name: arguments.pop(parameter.name) for parameter in _parameters(group)}
+                )
             raise typer.Exit(_run(function, options, config, debug, needs_dsn, arguments))
 
         parameters = [*own, *(_setting(field) for field in offered), *_COMMON]
@@ -71,6 +82,45 @@ def command(
         return function
 
     return register
+
+
+def _parameters(described: Callable[..., object], without: Sequence[str] = ()) -> list[inspect.Parameter]:
+    """The parameters of a function, or of a dataclass, by keyword and with their types."""
+    hints = get_type_hints(described, include_extras=True)
+    return [
+        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(described).parameters.values()
+        if parameter.name not in without
+    ]
+
+
+@dataclass(frozen=True)
+class OptionRule(Generic[_Chosen]):
+    """A combination of options that makes no sense."""
+
+    is_broken: Callable[[_Chosen], bool]
+    error: str
+    remedy: str = ""
+
+
+def require(options: _Chosen, rules: Iterable[OptionRule[_Chosen]]) -> None:
+    """Raises UsageError for the first rule that the options break."""
+    for rule in rules:
+        if rule.is_broken(options):
+            raise UsageError(rule.error, rule.remedy)
+
+
+def chosen(option: str, text: str, kind: type[_Choice], verb: str = "choose") -> _Choice:
+    """The value of an option that is one of a few words. Raises UsageError for another word."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise UsageError(f"{option} {text} is not known", f"{verb} {', '.join(kind)}") from None
+
+
+def is_given(*options: str | None) -> bool:
+    """Whether any of the options was given."""
+    return any(option is not None for option in options)
 
 
 def _run(
@@ -84,6 +134,7 @@ def _run(
     try:
         # Logging is first configured without the settings, since loading them may fail.
         configure_logging(_early_format(options))
+        warn_of_unknown_variables()
         settings = load_settings(options, config)
         configure_logging(settings.log_format, "debug" if debug else settings.log_level)
         if needs_dsn:
@@ -114,9 +165,19 @@ def _run(
         return 1
 
 
+def warn_of_unknown_variables() -> None:
+    """Names variables that were probably meant to set something. They are no error: others may have a use for them."""
+    for name, meant in unknown_variables(os.environ):
+        remark(
+            f"{name} is no setting, and has no effect",
+            "warning",
+            f"did you mean {meant}?" if meant else "unset it; `mirror-pump config --reference` lists all settings",
+        )
+
+
 def _early_format(options: Mapping[str, Any]) -> LogFormat:
-    wanted = options.get("log_format") or os.environ.get(f"{ENV_PREFIX}LOG_FORMAT")
-    return "human" if wanted == "human" else "json" if wanted == "json" else "auto"
+    log_format = options.get("log_format") or os.environ.get(f"{ENV_PREFIX}LOG_FORMAT")
+    return "human" if log_format == "human" else "json" if log_format == "json" else "auto"
 
 
 def _reflow(docstring: str) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
 from mirror_pump.cli.terminal.output import remark, say
-from mirror_pump.config import Settings
+from mirror_pump.settings.config import Settings
 
 
 class ReaderEngine(StrEnum):
@@ -29,7 +29,7 @@ def add(app: typer.Typer) -> None:
         settings: Settings,
         engine: Annotated[ReaderEngine, typer.Option("--engine", case_sensitive=False, help="The engine to connect")],
         user: Annotated[
-            str | None, typer.Option("--user", metavar="ROLE", help=r"The role to read as \[that of the DSN]")
+            str | None, typer.Option("--user", metavar="ROLE", help=r"The role to read as \[a reader's role]")
         ] = None,
         profile: Annotated[
             str, typer.Option("--profile", metavar="NAME", help="The storage profile whose tables are to be read")
@@ -49,7 +49,8 @@ def add(app: typer.Typer) -> None:
     ) -> None:
         """Print settings to paste into an engine, for the mirror of this database. Passwords stay placeholders.
 
-        `mirror-pump reader ROLE` allows a role to read the mirror, without changing anything of it. With `--rest`,
+        They are those of a reader's role: `mirror-pump reader ROLE` allows a role to read the mirror, without changing
+        anything of it. With `--rest`,
         engines need no role and no database, but a running `mirror-pump serve`.
         """
         from mirror_pump.ops.reads.engine_snippets import rest_snippet, snippet

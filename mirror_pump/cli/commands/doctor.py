@@ -8,7 +8,7 @@ import typer
 
 from mirror_pump.cli.arguments.options import SLOT, SOURCE, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import one_line, say, write_json
-from mirror_pump.config import Settings
+from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     from mirror_pump.ops.doctor.examination import Examined

@@ -8,7 +8,7 @@ import typer
 
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
 from mirror_pump.cli.terminal.output import say
-from mirror_pump.config import Settings
+from mirror_pump.settings.config import Settings
 
 
 def add(app: typer.Typer) -> None:

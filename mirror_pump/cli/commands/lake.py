@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.cli.arguments.catalogs import OptionalCatalog, metadata_of
+from mirror_pump.cli.arguments.catalogs import OptionalCatalog, location_of, metadata_of
 from mirror_pump.cli.arguments.options import STORAGE, AsJson, command
 from mirror_pump.cli.commands import lake_tables
 from mirror_pump.cli.terminal.output import bytes_text, count_text, say, write_json
-from mirror_pump.config import Settings
 from mirror_pump.lake.storage import storage_of
+from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
-    from mirror_pump.lake.read_plan.planned_files import ReadPlan
+    from mirror_pump.tables.read_plan.planned_files import ReadPlan
 
 TablePath = Annotated[
     str,
@@ -46,22 +46,15 @@ def _add_info(group: typer.Typer) -> None:
     @command(group, "info", lake_tables.FIELDS, needs_dsn=False)
     def info(settings: Settings, table: TablePath, catalog: OptionalCatalog = None, json: AsJson = False) -> None:
         """Show a table's schema, partitioning and current snapshot."""
-        from mirror_pump.lake.metadata.table_documents import table_document, table_lines
-
-        document = table_document(metadata_of(table, catalog, settings), storage_of(settings))
-        if json:
-            write_json(document)
-            return
-        for line in table_lines(document):
-            say(line)
+        lake_tables.show_table(metadata_of(table, catalog, settings), storage_of(settings), json=json)
 
 
 def _add_history(group: typer.Typer) -> None:
     @command(group, "history", lake_tables.FIELDS, needs_dsn=False)
     def history(settings: Settings, table: TablePath, catalog: OptionalCatalog = None, json: AsJson = False) -> None:
         """List the snapshots, from the current one back along their parents."""
-        from mirror_pump.lake.metadata.metadata_files import read_any_version
-        from mirror_pump.lake.metadata.table_documents import history_document, snapshot_line
+        from mirror_pump.lake.document.metadata_files import read_any_version
+        from mirror_pump.tables.metadata.table_documents import history_document, snapshot_line
 
         location = metadata_of(table, catalog, settings)
         snapshots = history_document(read_any_version(location, storage_of(settings)))
@@ -86,7 +79,7 @@ def _add_plan(group: typer.Typer) -> None:
         json: AsJson = False,
     ) -> None:
         """Show which files a query with a predicate has to read, and how many manifests that takes."""
-        from mirror_pump.lake.read_plan.documents import plan_document
+        from mirror_pump.tables.read_plan.planned_files import plan_document
 
         planned = _planned(settings, metadata_of(table, catalog, settings), where, snapshot)
         if json:
@@ -112,7 +105,7 @@ def _add_files(group: typer.Typer) -> None:
         json: AsJson = False,
     ) -> None:
         """List the data files of a snapshot, with the delete files that apply to them."""
-        from mirror_pump.lake.read_plan.documents import plan_document
+        from mirror_pump.tables.read_plan.planned_files import plan_document
 
         planned = _planned(settings, metadata_of(table, catalog, settings), None, snapshot)
         if json:
@@ -135,9 +128,9 @@ def _add_inspect_manifest(group: typer.Typer) -> None:
         json: AsJson = False,
     ) -> None:
         """Print the entries of a manifest, those of removed files too."""
-        from mirror_pump.lake.metadata.table_documents import manifest_document
+        from mirror_pump.tables.metadata.table_documents import manifest_document
 
-        document = manifest_document(manifest, storage_of(settings))
+        document = manifest_document(location_of(manifest), storage_of(settings))
         if json:
             write_json(document)
             return
@@ -148,8 +141,8 @@ def _add_inspect_manifest(group: typer.Typer) -> None:
 def _planned(settings: Settings, location: str, where: str | None, snapshot: int | None) -> ReadPlan:
     from pyiceberg.expressions import AlwaysTrue
 
-    from mirror_pump.lake.metadata.metadata_files import read_any_version
-    from mirror_pump.lake.read_plan.plan import read_plan
+    from mirror_pump.lake.document.metadata_files import read_any_version
+    from mirror_pump.tables.read_plan.plan import read_plan
 
     storage = storage_of(settings)
     metadata = read_any_version(location, storage)

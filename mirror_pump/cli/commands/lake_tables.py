@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import orjson
 import typer
 
-from mirror_pump.cli.arguments.catalogs import RequiredCatalog, open_catalog
+from mirror_pump.cli.arguments.catalogs import RequiredCatalog, location_of, open_catalog
 from mirror_pump.cli.arguments.durations import seconds_of
 from mirror_pump.cli.arguments.options import SOURCE, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import bytes_text, count_text, say, write_json
-from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
-from mirror_pump.lake.storage import storage_of
+from mirror_pump.lake.storage import StorageOptions, storage_of
+from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,7 +48,7 @@ def _add_init(group: typer.Typer) -> None:
         ] = None,
         partition: Annotated[
             list[str] | None,
-            typer.Option("--partition", metavar="FIELD", help="region, day(at) or bucket[16](id); repeatable"),
+            typer.Option("--partition", metavar="FIELD", help="region, day(created_at) or bucket[16](id); repeatable"),
         ] = None,
         property_: Annotated[
             list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="Table property; repeatable")
@@ -77,16 +77,22 @@ def _create(
 ) -> None:
     import pyarrow as pa
 
-    from mirror_pump.lake.metadata.table_documents import table_document, table_lines
-    from mirror_pump.lake.table.column_texts import partition_spec_of
-    from mirror_pump.lake.table.table import Table
+    from mirror_pump.tables.table.column_texts import partition_spec_of
+    from mirror_pump.tables.table.table import Table
 
     names = schema.names if isinstance(schema, pa.Schema) else [field.name for field in schema.fields]
     spec = partition_spec_of(partition or (), names)
     pairs = _pairs(properties or ())
     opened = open_catalog(catalog, settings, create=True, transactions=transactions)
     table = Table.create(opened, name, schema, spec, pairs)
-    document = table_document(table.metadata_location, table.storage)
+    show_table(table.metadata_location, table.storage, json=json)
+
+
+def show_table(metadata_location: str, storage: StorageOptions, *, json: bool) -> None:
+    """Prints a table's schema, partitioning and current snapshot."""
+    from mirror_pump.tables.metadata.table_documents import table_document, table_lines
+
+    document = table_document(metadata_location, storage)
     if json:
         write_json(document)
         return
@@ -96,23 +102,23 @@ def _create(
 
 def _columns(texts: Sequence[str] | None, like: str | None, settings: Settings) -> Schema | pa.Schema:
     if like is None:
-        from mirror_pump.lake.table.column_texts import schema_of
+        from mirror_pump.tables.table.column_texts import schema_of
 
         return schema_of(texts or ())
     from mirror_pump.lake.format.damaged_files import open_parquet
 
-    with open_parquet(like, storage_of(settings)) as file:
+    with open_parquet(location_of(like), storage_of(settings)) as file:
         return file.schema_arrow
 
 
 def _pairs(texts: Iterable[str]) -> Mapping[str, str]:
-    found = {}
+    properties = {}
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator or not key:
             raise UsageError(f"{text!r} is not a property", "write it as KEY=VALUE")
-        found[key] = value
-    return found
+        properties[key] = value
+    return properties
 
 
 def _add_commit(group: typer.Typer) -> None:
@@ -134,7 +140,7 @@ def _add_commit(group: typer.Typer) -> None:
         The files are in the table's directory. Without any, stdin names them: one in each line, or JSON lines with
         `add` or `remove`. If anything is wrong with one file, nothing is changed.
         """
-        added, removed = (files or [], remove or []) if files or remove else _named(sys.stdin)
+        added, removed = (files or [], remove or []) if files or remove else _read_changes(sys.stdin)
         if not added and not removed:
             raise UsageError("no file is named", _LINES)
         _commit(settings, table, catalog, added, removed, json)
@@ -143,8 +149,8 @@ def _add_commit(group: typer.Typer) -> None:
 def _commit(
     settings: Settings, name: str, catalog: str, added: Sequence[str], removed: Sequence[str], json: bool
 ) -> None:
-    from mirror_pump.lake.metadata.table_documents import snapshot_document, snapshot_line
-    from mirror_pump.lake.table.table import Table
+    from mirror_pump.tables.metadata.table_documents import snapshot_document, snapshot_line
+    from mirror_pump.tables.table.table import Table
 
     table = Table.open(open_catalog(catalog, settings), name)
     snapshot = table.commit_overwrite(removed, added) if removed else table.commit_append(added)
@@ -155,16 +161,16 @@ def _commit(
         say(f"{snapshot_line(document)}: {count_text(len(added))} files added, {count_text(len(removed))} removed")
 
 
-def _named(lines: Iterable[str]) -> tuple[list[str], list[str]]:
+def _read_changes(lines: Iterable[str]) -> tuple[list[str], list[str]]:
     """The files to add and those to remove. Raises UsageError."""
-    found: dict[str, list[str]] = {"add": [], "remove": []}
+    paths: dict[str, list[str]] = {"add": [], "remove": []}
     for number, line in enumerate(lines, 1):
         text = line.strip()
         if not text:
             continue
         for key, path in _line(text, number).items():
-            found[key].append(path)
-    return found["add"], found["remove"]
+            paths[key].append(path)
+    return paths["add"], paths["remove"]
 
 
 def _line(text: str, number: int) -> Mapping[str, str]:
@@ -198,7 +204,7 @@ def _add_gc(group: typer.Typer) -> None:
         Writers that died leave them, and snapshots that expired. No writer may take longer than --older-than from
         writing a file to committing it. Mirrored tables are for `mirror-pump maintain`.
         """
-        from mirror_pump.lake.table.orphan_files import find_orphans, remove_orphans
+        from mirror_pump.tables.table.orphan_files import find_orphans, remove_orphans
 
         grace = seconds_of(older_than, "--older-than")
         files = (remove_orphans if yes else find_orphans)(open_catalog(catalog, settings), table, grace)

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from mirror_pump.cli.arguments.completion import mirrored_tables
+from mirror_pump.cli.arguments.completion import tables_argument
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
 from mirror_pump.cli.terminal.output import one_line, remark, say
 from mirror_pump.cli.terminal.stop_signals import StoppedBySignal, StopSignals
-from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError, about
+from mirror_pump.settings.config import Settings
 
 _NICE = 5
 """Niceness: the pump and the database have priority."""
@@ -27,12 +27,7 @@ def add(app: typer.Typer) -> None:
     def maintain(
         settings: Settings,
         tables: Annotated[
-            list[str] | None,
-            typer.Argument(
-                metavar="TABLE",
-                help=r"Names as Postgres reads them \[all mirrored tables]",
-                autocompletion=mirrored_tables,
-            ),
+            list[str] | None, tables_argument(r"Names as Postgres reads them \[all mirrored tables]")
         ] = None,
         no_wait: Annotated[
             bool, typer.Option("--no-wait", help="File a request for a running maintainer, and return at once")

@@ -10,8 +10,8 @@ import typer
 from mirror_pump.cli.arguments.completion import mirrored_tables
 from mirror_pump.cli.arguments.options import SLOT, command
 from mirror_pump.cli.terminal.output import say, write_json
-from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
+from mirror_pump.settings.config import Settings
 
 
 class Verb(StrEnum):
@@ -34,6 +34,10 @@ def add(app: typer.Typer) -> None:
         value: Annotated[
             str | None, typer.Argument(metavar="VALUE", help="The new value for set, such as 128MiB, 0.5 or false")
         ] = None,
+        yes: Annotated[
+            bool,
+            typer.Option("--yes", "-y", help="Let rows expire that a shorter lake_retention does not keep any more"),
+        ] = False,
         as_json: Annotated[
             bool, typer.Option("--json", help="Print the result of get as JSON (docs/cli-json.md)")
         ] = False,
@@ -44,7 +48,8 @@ def add(app: typer.Typer) -> None:
         drop_grace and detach (docs/retention.md); a tiered table has lag in place of heap_retention, and lake_retention
         (docs/tiered.md).
 
-        A change takes effect when a maintainer next looks at the table. unset restores the default.
+        A shorter lake_retention deletes rows that nothing else has, and wants --yes. A change takes effect when a
+        maintainer next looks at the table. unset restores the default.
         """
         if (verb is Verb.SET) is not (value is not None):
             raise UsageError(f"policy {verb.value} takes {'KEY and VALUE' if verb is Verb.SET else 'no VALUE'}")
@@ -52,7 +57,7 @@ def add(app: typer.Typer) -> None:
         from mirror_pump.ops.maintenance.policies import change, show
         from mirror_pump.ops.retain.retention import RETENTION_KEYS, change_retention, show_retention
         from mirror_pump.ops.setup.stored_settings import complete
-        from mirror_pump.policy import parse_value, require_key
+        from mirror_pump.settings.policy import parse_value, require_key
 
         # Checked before connecting: a typing error should be reported without waiting for the database.
         changes = None
@@ -60,7 +65,7 @@ def add(app: typer.Typer) -> None:
             changes = {require_key(key): parse_value(key, value) if value is not None else None}
         settings = complete(settings)
         if verb is not Verb.GET and key in RETENTION_KEYS:
-            change_retention(settings, table, key, value)
+            change_retention(settings, table, key, value, keeps_rows=not yes)
         elif verb is not Verb.GET:
             change(settings, table, changes)
         entries = [

@@ -8,13 +8,13 @@ import typer
 
 from mirror_pump.cli.arguments.options import STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import one_line, say, write_json
-from mirror_pump.config import Settings, warehouse_uri
 from mirror_pump.errors import UsageError
+from mirror_pump.settings.config import Settings, warehouse_uri
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mirror_pump.storage_profiles import StorageProfile
+    from mirror_pump.settings.storage_profiles import StorageProfile
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the profile")]
 
@@ -93,11 +93,11 @@ def _add_list(group: typer.Typer) -> None:
         """Show the storage profiles. * marks the one of tables that are registered without --profile."""
         from mirror_pump.ops.setup.profiles import list_profiles
 
-        found = list_profiles(settings)
+        profiles = list_profiles(settings)
         if as_json:
-            write_json([listed.to_json() for listed in found])
+            write_json([listed.to_json() for listed in profiles])
             return
-        for listed in found:
+        for listed in profiles:
             profile = listed.profile
             parts = [profile.warehouse or "no warehouse"]
             parts += [f"{key}={value}" for key, value in sorted(profile.options.items())]
@@ -130,10 +130,10 @@ def _add_test(group: typer.Typer) -> None:
         from mirror_pump.ops.setup.stored_settings import complete
 
         settings = complete(settings)
-        known = [listed.profile for listed in list_profiles(settings)]
-        chosen = [profile for profile in known if name in (None, profile.name)]
+        profiles = [listed.profile for listed in list_profiles(settings)]
+        chosen = [profile for profile in profiles if name in (None, profile.name)]
         if not chosen:
-            names = ", ".join(profile.name for profile in known)
+            names = ", ".join(profile.name for profile in profiles)
             raise UsageError(f"there is no storage profile {name}", f"known: {names}")
         return 0 if _works(settings, chosen) else 1
 
@@ -141,7 +141,7 @@ def _add_test(group: typer.Typer) -> None:
 def _works(settings: Settings, profiles: Sequence[StorageProfile], *, quiet: bool = False) -> bool:
     """Try the profiles out, and print what was found; with `quiet` only what fails."""
     from mirror_pump.ops.doctor.check import Outcome
-    from mirror_pump.ops.doctor.profile_trial import try_profiles
+    from mirror_pump.ops.doctor.storage import try_profiles
 
     works = True
     for name, finding in try_profiles(settings, profiles):

@@ -7,7 +7,7 @@ import typer
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import remark, say, write_json
 from mirror_pump.cli.terminal.progress import verify_progress
-from mirror_pump.config import Settings
+from mirror_pump.settings.config import Settings
 
 
 def add(app: typer.Typer) -> None:

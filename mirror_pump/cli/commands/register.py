@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.cli.arguments.completion import mirrored_tables, other_tables
-from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.arguments.completion import other_tables, tables_argument
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, OptionRule, command, is_given, require
 from mirror_pump.cli.terminal.output import bytes_text, count_text, remark, report_error, say, write_json
 from mirror_pump.cli.terminal.progress import copy_progress
-from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError
+from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     from mirror_pump.ops.register.preview import TablePreview
+    from mirror_pump.ops.register.registration import RegisterOutcome
+    from mirror_pump.source.retention.retention_plan import RetentionWish
 
 
 class RegisterMode(StrEnum):
@@ -28,343 +31,401 @@ class RegisterMode(StrEnum):
     TIERED = "tiered"
 
 
-Tables = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="TABLE",
-        help="Table names as Postgres reads them: t, schema.t, 'schema.\"My Table\"'",
-        autocompletion=other_tables,
+@dataclass(frozen=True)
+class RegisterOptions:
+    """The options of `register` about tables, as typed."""
+
+    tables: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TABLE",
+            help="Table names as Postgres reads them: t, schema.t, 'schema.\"My Table\"'",
+            autocompletion=other_tables,
+        ),
+    ]
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Return once the tables are registered; a running pump copies them")
+    ] = False
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=TYPE", help="Use another lake type for a column: string, decimal(38,9), ..."),
+    ] = None
+    exclude_column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Leave out this column, which must not be part of the key"),
+    ] = None
+    mode: Annotated[
+        RegisterMode,
+        typer.Option(
+            help="mirrored: copy all rows and follow their changes; tiered: copy partitions when they leave",
+            show_default=True,
+        ),
+    ] = RegisterMode.MIRRORED
+    tier_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help=r"With --mode tiered: the column by which the table is partitioned \[that column]",
+        ),
+    ] = None
+    lag: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DISTANCE",
+            help=r"With --mode tiered: how far behind the newest key partitions leave the heap \[0]",
+        ),
+    ] = None
+    keep_heap: Annotated[
+        bool,
+        typer.Option(
+            "--keep-heap", help="With --mode tiered: partitions stay in the heap, and are in the lake as well"
+        ),
+    ] = False
+    lake_retention: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DISTANCE",
+            help=r"With --mode tiered: rows this far behind the cut-line expire from the lake \[they stay]",
+        ),
+    ] = None
+    heap_retention: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DISTANCE",
+            help="Drop partitions from the heap this far behind the newest key: 1000000, '90 days', ...",
+        ),
+    ] = None
+    premake: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1000,
+            metavar="PARTITIONS",
+            help="With --heap-retention or --mode tiered: keep this many future partitions ready",
+        ),
+    ] = 0
+    width: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WIDTH",
+            help=r"With --premake: width of a partition, such as 1d or 1mon \[that of the newest partitions]",
+        ),
+    ] = None
+    drop_grace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help=r"How long partitions stay in the heap after proof that the lake holds them \[1 hour]",
+        ),
+    ] = None
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach",
+            help="Detach partitions that leave the heap, which stay as tables, instead of dropping them",
+        ),
+    ] = False
+    lake_partition: Annotated[
+        str | None,
+        typer.Option(
+            metavar="UNIT|WIDTH",
+            help="Partition the lake table by the tier key: hour, day, month, year, of an integer a width such as"
+            " 1000000, or `width`: as the heap is",
+        ),
+    ] = None
+    profile: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=r"Storage profile of the tables \[that of `profile set-default`]"),
+    ] = None
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only print what would be registered, and what would leave the heap"),
+    ] = False
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask for confirmation before partitions leave the heap")
+    ] = False
+
+    @property
+    def tiered(self) -> bool:
+        return self.mode is RegisterMode.TIERED
+
+    @property
+    def sheds_partitions(self) -> bool:
+        """Whether partitions are copied into the lake, and may leave the heap."""
+        return self.tiered or self.heap_retention is not None
+
+    def retention(self) -> RetentionWish | None:
+        """How partitions leave the heap; None if they stay."""
+        from mirror_pump.model import TableMode
+        from mirror_pump.source.retention.retention_plan import RetentionWish
+
+        lag = (self.lag or "0") if self.tiered else self.heap_retention
+        if lag is None:
+            return None
+        return RetentionWish(
+            lag=lag,
+            premake=self.premake,
+            width=self.width,
+            drop_grace=self.drop_grace,
+            detach=self.detach,
+            lake_partition=self.lake_partition,
+            mode=TableMode(self.mode.value),
+            tier_key=self.tier_key,
+            keep_heap=self.keep_heap,
+            lake_retention=self.lake_retention,
+        )
+
+
+_REGISTER_RULES = (
+    OptionRule[RegisterOptions](
+        lambda given: given.tiered and given.heap_retention is not None,
+        "--heap-retention is for mirrored tables",
+        "of a tiered table the distance is --lag",
     ),
-]
+    OptionRule[RegisterOptions](
+        lambda given: (
+            not given.tiered and (given.keep_heap or is_given(given.tier_key, given.lag, given.lake_retention))
+        ),
+        "--tier-key, --lag, --lake-retention and --keep-heap require --mode tiered",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.keep_heap and given.lake_retention is not None,
+        "--keep-heap keeps all rows, and --lake-retention lets old ones expire: choose one",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: (
+            not given.sheds_partitions
+            and bool(given.premake or given.detach or is_given(given.width, given.drop_grace))
+        ),
+        "--premake, --width, --drop-grace and --detach require --heap-retention or --mode tiered",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.keep_heap and (given.drop_grace is not None or given.detach),
+        "--drop-grace and --detach are for partitions that leave the heap, which --keep-heap keeps",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.lake_partition is not None and not given.sheds_partitions,
+        "--lake-partition requires --heap-retention or --mode tiered: a plain mirrored table has no tier key to"
+        " partition by",
+        "register it without --lake-partition; engines skip its files by the bounds of their columns",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class UnregisterOptions:
+    """The options of `unregister` about tables, as typed."""
+
+    tables: Annotated[list[str] | None, tables_argument("Names as Postgres reads them", show_default=False)] = None
+    drop_lake: Annotated[bool, typer.Option("--drop-lake", help="Also drop the Iceberg table and delete its files")] = (
+        False
+    )
+    keep_lake: Annotated[
+        bool,
+        typer.Option(
+            "--keep-lake", help="Keep the Iceberg table, which has the only copy of rows dropped from the heap"
+        ),
+    ] = False
+    restore_heap: Annotated[
+        bool,
+        typer.Option("--restore-heap", help="First bring rows that only the lake has back into partitions"),
+    ] = False
+    abort: Annotated[
+        bool,
+        typer.Option(
+            "--abort", help="With --restore-heap: remove what an unfinished one has copied, and stay registered"
+        ),
+    ] = False
+    yes: Annotated[
+        bool,
+        typer.Option(
+            "--yes",
+            "-y",
+            help="With --drop-lake and --former: lose rows that only the lake has; with --restore-heap: columns"
+            " that were left out get their defaults",
+        ),
+    ] = False
+    former_registrations: Annotated[
+        bool, typer.Option("--former", help="Only delete the files of registrations of that name that have ended")
+    ] = False
+    show: Annotated[bool, typer.Option("--list", help="Only show where registrations that have ended left files")] = (
+        False
+    )
+    as_json: Annotated[bool, typer.Option("--json", help="With --list: JSON, as docs/cli-json.md describes it")] = False
+
+
+_UNREGISTER_RULES = (
+    OptionRule[UnregisterOptions](
+        lambda given: sum((given.drop_lake, given.keep_lake, given.former_registrations, given.show)) > 1,
+        "--drop-lake, --keep-lake, --former and --list exclude each other",
+    ),
+    OptionRule[UnregisterOptions](lambda given: given.as_json and not given.show, "--json is for --list"),
+    OptionRule[UnregisterOptions](
+        lambda given: given.restore_heap and (given.former_registrations or given.show),
+        "--restore-heap is for tables that are registered: --former and --list exclude it",
+    ),
+    OptionRule[UnregisterOptions](
+        lambda given: given.abort and (not given.restore_heap or given.drop_lake or given.keep_lake),
+        "--abort is for --restore-heap, without --drop-lake and --keep-lake",
+    ),
+    OptionRule[UnregisterOptions](lambda given: bool(given.tables) and given.show, "--list takes no TABLE"),
+    OptionRule[UnregisterOptions](lambda given: not given.tables and not given.show, "name a TABLE, or give --list"),
+)
 
 
 def add(app: typer.Typer) -> None:
-    @command(app, "register", (*SLOT, "copy_workers", "copy_chunk_bytes", "lock_timeout", "master", *STORAGE))
-    def register(
-        settings: Settings,
-        tables: Tables,
-        no_wait: Annotated[
-            bool, typer.Option("--no-wait", help="Return once the tables are registered; a running pump copies them")
-        ] = False,
-        column: Annotated[
-            list[str] | None,
-            typer.Option(metavar="NAME=TYPE", help="Use another lake type for a column: string, decimal(38,9), ..."),
-        ] = None,
-        exclude_column: Annotated[
-            list[str] | None,
-            typer.Option(metavar="NAME", help="Leave out this column, which must not be part of the key"),
-        ] = None,
-        mode: Annotated[
-            RegisterMode,
-            typer.Option(
-                help="mirrored: copy all rows and follow their changes; tiered: copy partitions when they leave",
-                show_default=True,
-            ),
-        ] = RegisterMode.MIRRORED,
-        tier_key: Annotated[
-            str | None,
-            typer.Option(
-                metavar="COLUMN",
-                help=r"With --mode tiered: the column by which the table is partitioned \[that column]",
-            ),
-        ] = None,
-        lag: Annotated[
-            str | None,
-            typer.Option(
-                metavar="DISTANCE",
-                help=r"With --mode tiered: how far behind the newest key partitions leave the heap \[0]",
-            ),
-        ] = None,
-        keep_heap: Annotated[
-            bool,
-            typer.Option(
-                "--keep-heap", help="With --mode tiered: partitions stay in the heap, and are in the lake as well"
-            ),
-        ] = False,
-        lake_retention: Annotated[
-            str | None,
-            typer.Option(
-                metavar="DISTANCE",
-                help=r"With --mode tiered: rows this far behind the cut-line expire from the lake \[they stay]",
-            ),
-        ] = None,
-        heap_retention: Annotated[
-            str | None,
-            typer.Option(
-                metavar="DISTANCE",
-                help="Drop partitions from the heap this far behind the newest key: 1000000, '90 days', ...",
-            ),
-        ] = None,
-        premake: Annotated[
-            int,
-            typer.Option(
-                min=0,
-                max=1000,
-                metavar="PARTITIONS",
-                help="With --heap-retention or --mode tiered: keep this many future partitions ready",
-            ),
-        ] = 0,
-        width: Annotated[
-            str | None,
-            typer.Option(
-                metavar="WIDTH",
-                help=r"With --premake: width of a partition, such as 1d or 1mon \[that of the newest partitions]",
-            ),
-        ] = None,
-        drop_grace: Annotated[
-            str | None,
-            typer.Option(
-                metavar="DURATION",
-                help=r"How long partitions stay in the heap after proof that the lake holds them \[1 hour]",
-            ),
-        ] = None,
-        detach: Annotated[
-            bool,
-            typer.Option(
-                "--detach",
-                help="Detach partitions that leave the heap, which stay as tables, instead of dropping them",
-            ),
-        ] = False,
-        lake_partition: Annotated[
-            str | None,
-            typer.Option(
-                metavar="UNIT|WIDTH",
-                help="Partition the lake table by the tier key: hour, day, month, year, of an integer a width such as"
-                " 1000000, or `width`: as the heap is",
-            ),
-        ] = None,
-        profile: Annotated[
-            str | None,
-            typer.Option(metavar="NAME", help=r"Storage profile of the tables \[that of `profile set-default`]"),
-        ] = None,
-        dry_run: Annotated[
-            bool,
-            typer.Option("--dry-run", help="Only print what would be registered, and what would leave the heap"),
-        ] = False,
-        yes: Annotated[
-            bool, typer.Option("--yes", "-y", help="Do not ask for confirmation before partitions leave the heap")
-        ] = False,
-    ) -> int:
-        """Add tables to the mirror and copy their rows while writes continue.
-
-        A table needs a primary key or a replica identity index. If register is killed, run it again: it resumes, and
-        does not repeat finished chunks. If a table is refused, the others still proceed; exit code 1 reports it.
-
-        With --heap-retention, old partitions of a range-partitioned table are dropped from the heap once the lake
-        provably holds them. With --mode tiered the same happens without replication: partitions are copied when they
-        leave. docs/retention.md and docs/tiered.md explain how their rows are then read and corrected. The command
-        first shows which partitions leave and when, and asks for confirmation.
-        """
-        from mirror_pump.model import TableMode
-        from mirror_pump.ops.register.preview import preview
-        from mirror_pump.ops.register.registration import register as put_under_mirror
-        from mirror_pump.ops.setup.stored_settings import complete
-        from mirror_pump.source.relations.column_choices import parse_choices
-        from mirror_pump.source.retention.retention_plan import RetentionWish
-
-        choices = parse_choices(column or (), exclude_column or ())
-        _check_modes(mode, heap_retention, tier_key, lag, lake_retention, keep_heap=keep_heap)
-        tiered = mode is RegisterMode.TIERED
-        if not tiered and heap_retention is None and (premake or width is not None or drop_grace is not None or detach):
-            raise UsageError("--premake, --width, --drop-grace and --detach require --heap-retention or --mode tiered")
-        if keep_heap and (drop_grace is not None or detach):
-            raise UsageError(
-                "--drop-grace and --detach are for partitions that leave the heap, which --keep-heap keeps"
-            )
-        if lake_partition is not None and not tiered and heap_retention is None:
-            raise UsageError(
-                "--lake-partition requires --heap-retention or --mode tiered: a plain mirrored table has no tier key to"
-                " partition by",
-                "register it without --lake-partition; engines skip its files by the bounds of their columns",
-            )
-        distance = (lag or "0") if tiered else heap_retention
-        retention = None
-        if distance is not None:
-            retention = RetentionWish(
-                distance,
-                premake,
-                width,
-                drop_grace,
-                detach,
-                lake_partition,
-                TableMode(mode.value),
-                tier_key,
-                keep_heap,
-                lake_retention,
-            )
-        settings = complete(settings)
-        if dry_run:
-            return _show(preview(settings, tables, choices, retention))
-        if retention is not None and not keep_heap and not yes:
-            previews = preview(settings, tables, choices, retention)
-            if any(table.retention is not None for table in previews):
-                _show(previews)
-                _confirm()
-        with copy_progress() as show:
-            outcomes = put_under_mirror(
-                settings, tables, not no_wait, show, choices=choices, retention=retention, profile=profile
-            )
-        for outcome in outcomes:
-            if outcome.error is not None:
-                happened = "copy failed" if outcome.registered else "not registered"
-                report_error(outcome.error, happened, outcome.table)
-            elif tiered:
-                say(f"{outcome.table}: live; its partitions are copied into the lake when they are due")
-            elif no_wait:
-                say(f"{outcome.table}: registered")
-            else:
-                say(f"{outcome.table}: live" + (f", {count_text(outcome.rows)} rows copied" if outcome.rows else ""))
-            if outcome.generated_left_out:
-                left_out = ", ".join(outcome.generated_left_out)
-                remark(
-                    f"{outcome.table}: generated columns left out: {left_out}"
-                    " (PostgreSQL publishes stored ones since version 18, virtual ones never)",
-                    "warning",
-                )
-        return 1 if any(outcome.error is not None for outcome in outcomes) else 0
-
-    @command(app, "unregister", (*SLOT, *STORAGE))
-    def unregister(
-        settings: Settings,
-        tables: Annotated[
-            list[str] | None,
-            typer.Argument(
-                metavar="TABLE",
-                help="Names as Postgres reads them",
-                autocompletion=mirrored_tables,
-                show_default=False,
-            ),
-        ] = None,
-        drop_lake: Annotated[
-            bool, typer.Option("--drop-lake", help="Also drop the Iceberg table and delete its files")
-        ] = False,
-        keep_lake: Annotated[
-            bool,
-            typer.Option(
-                "--keep-lake", help="Keep the Iceberg table, which has the only copy of rows dropped from the heap"
-            ),
-        ] = False,
-        restore_heap: Annotated[
-            bool,
-            typer.Option("--restore-heap", help="First bring rows that only the lake has back into partitions"),
-        ] = False,
-        abort: Annotated[
-            bool,
-            typer.Option(
-                "--abort", help="With --restore-heap: remove what an unfinished one has copied, and stay registered"
-            ),
-        ] = False,
-        yes: Annotated[
-            bool,
-            typer.Option(
-                "--yes",
-                "-y",
-                help="With --drop-lake: lose rows that only the lake has; with --restore-heap: columns that were left"
-                " out get their defaults",
-            ),
-        ] = False,
-        former: Annotated[
-            bool, typer.Option("--former", help="Only delete the files of registrations of that name that have ended")
-        ] = False,
-        show: Annotated[
-            bool, typer.Option("--list", help="Only show where registrations that have ended left files")
-        ] = False,
-        as_json: Annotated[
-            bool, typer.Option("--json", help="With --list: JSON, as docs/cli-json.md describes it")
-        ] = False,
-    ) -> int:
-        """Remove tables from the mirror. Their lake tables stay as of their last frontier unless --drop-lake is given.
-
-        A table whose partitions were dropped from the heap requires --restore-heap, which brings their rows back and
-        can be interrupted and run again, or --keep-lake, or --drop-lake with --yes. Files that stay are listed by
-        --list until --former deletes them, or --drop-lake if no table of that name is registered. If a table is
-        refused, the others still proceed; exit code 1 reports it.
-        """
-        from mirror_pump.ops.register.unregistration import abort_restore, unregister_former
-        from mirror_pump.ops.register.unregistration import unregister as take_out
-        from mirror_pump.ops.setup.stored_settings import complete
-
-        if sum((drop_lake, keep_lake, former, show)) > 1:
-            raise UsageError("--drop-lake, --keep-lake, --former and --list exclude each other")
-        if as_json and not show:
-            raise UsageError("--json is for --list")
-        if restore_heap and (former or show):
-            raise UsageError("--restore-heap is for tables that are registered: --former and --list exclude it")
-        if abort and (not restore_heap or drop_lake or keep_lake):
-            raise UsageError("--abort is for --restore-heap, without --drop-lake and --keep-lake")
-        if bool(tables) == show:
-            raise UsageError("--list takes no TABLE" if show else "name a TABLE, or give --list")
-        settings = complete(settings)
-        if show:
-            return _list_former(settings, as_json=as_json)
-
-        def end(name: str) -> str:
-            if former:
-                return unregister_former(settings, name)
-            if abort:
-                return abort_restore(settings, name)
-            return take_out(
-                settings,
-                name,
-                drop_lake,
-                keep_lake,
-                restore_heap=restore_heap,
-                yes=yes,
-                report=lambda _step, text: remark(f"{name}: {text}"),
-            )
-
-        assert tables is not None
-        if len(tables) == 1:
-            say(end(tables[0]))
-            return 0
-        refused = False
-        for table in dict.fromkeys(tables):
-            try:
-                say(end(table))
-            except (ConnectionLost, Interrupted):
-                # These concern all tables, not just this one.
-                raise
-            except MirrorPumpError as error:
-                report_error(error, "not unregistered", table)
-                refused = True
-        return 1 if refused else 0
+    fields = (*SLOT, "copy_workers", "copy_chunk_bytes", "lock_timeout", "master", *STORAGE)
+    command(app, "register", fields)(register)
+    command(app, "unregister", (*SLOT, *STORAGE))(unregister)
 
 
-def _check_modes(
-    mode: RegisterMode,
-    heap_retention: str | None,
-    tier_key: str | None,
-    lag: str | None,
-    lake_retention: str | None,
-    *,
-    keep_heap: bool,
-) -> None:
-    """Raises UsageError for options of one mode with the other, and for two that exclude each other."""
-    if mode is RegisterMode.TIERED and heap_retention is not None:
-        raise UsageError("--heap-retention is for mirrored tables", "of a tiered table the distance is --lag")
-    of_tiered = (tier_key, lag, lake_retention)
-    if mode is RegisterMode.MIRRORED and (keep_heap or any(option is not None for option in of_tiered)):
-        raise UsageError("--tier-key, --lag, --lake-retention and --keep-heap require --mode tiered")
-    if keep_heap and lake_retention is not None:
-        raise UsageError("--keep-heap keeps all rows, and --lake-retention lets old ones expire: choose one")
+def register(settings: Settings, options: RegisterOptions) -> int:
+    """Add tables to the mirror and copy their rows while writes continue.
+
+    A table needs a primary key or a replica identity index. If register is killed, run it again: it resumes, and
+    does not repeat finished chunks. If a table is refused, the others still proceed; exit code 1 reports it.
+
+    With --heap-retention, old partitions of a range-partitioned table are dropped from the heap once the lake
+    provably holds them. With --mode tiered the same happens without replication: partitions are copied when they
+    leave. docs/retention.md and docs/tiered.md explain how their rows are then read and corrected. The command
+    first shows which partitions leave and when, and asks for confirmation.
+    """
+    from mirror_pump.ops.register.preview import preview
+    from mirror_pump.ops.register.registration import register as put_under_mirror
+    from mirror_pump.ops.setup.stored_settings import complete
+    from mirror_pump.source.relations.column_choices import parse_choices
+
+    choices = parse_choices(options.column or (), options.exclude_column or ())
+    require(options, _REGISTER_RULES)
+    retention = options.retention()
+    settings = complete(settings)
+    if options.dry_run:
+        return _show(preview(settings, options.tables, choices, retention))
+    if retention is not None and not options.keep_heap and not options.yes:
+        previews = preview(settings, options.tables, choices, retention)
+        if any(table.retention is not None for table in previews):
+            _show(previews)
+            _confirm()
+    with copy_progress() as show:
+        outcomes = put_under_mirror(
+            settings,
+            options.tables,
+            not options.no_wait,
+            show,
+            choices=choices,
+            retention=retention,
+            profile=options.profile,
+            on_refused=_report_failure,
+        )
+    for outcome in outcomes:
+        _report(outcome, options)
+    return 1 if any(outcome.error is not None for outcome in outcomes) else 0
+
+
+def unregister(settings: Settings, options: UnregisterOptions) -> int:
+    """Remove tables from the mirror. Their lake tables stay as of their last frontier unless --drop-lake is given.
+
+    A table whose partitions were dropped from the heap requires --restore-heap, which brings their rows back and
+    can be interrupted and run again, or --keep-lake, or --drop-lake with --yes. Files that stay are listed by
+    --list until --former deletes them, or --drop-lake if no table of that name is registered; both want --yes for
+    the only copy of rows. If a table is refused, the others still proceed; exit code 1 reports it.
+    """
+    from mirror_pump.ops.setup.stored_settings import complete
+
+    require(options, _UNREGISTER_RULES)
+    settings = complete(settings)
+    if options.show:
+        return _list_former(settings, as_json=options.as_json)
+    tables = options.tables or []
+    if len(tables) == 1:
+        say(_unregister_one(settings, tables[0], options))
+        return 0
+    refused = False
+    for table in dict.fromkeys(tables):
+        try:
+            say(_unregister_one(settings, table, options))
+        except (ConnectionLost, Interrupted):
+            # These concern all tables, not just this one.
+            raise
+        except MirrorPumpError as error:
+            report_error(error, "not unregistered", table)
+            refused = True
+    return 1 if refused else 0
+
+
+def _unregister_one(settings: Settings, name: str, options: UnregisterOptions) -> str:
+    """Returns what was done."""
+    from mirror_pump.ops.register.unregistration import abort_restore, unregister_former
+    from mirror_pump.ops.register.unregistration import unregister as take_out
+
+    if options.former_registrations:
+        return unregister_former(settings, name, yes=options.yes)
+    if options.abort:
+        return abort_restore(settings, name)
+    return take_out(
+        settings,
+        name,
+        options.drop_lake,
+        options.keep_lake,
+        restore_heap=options.restore_heap,
+        yes=options.yes,
+        report=lambda _step, text: remark(f"{name}: {text}"),
+    )
+
+
+def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:
+    from mirror_pump.ops.register.preview import as_text
+    from mirror_pump.source.relations.column_choices import decimal_option
+
+    if outcome.error is not None:
+        # What was refused has been reported before the copies.
+        if outcome.registered:
+            _report_failure(outcome)
+    elif outcome.was_live:
+        say(f"{outcome.table}: is registered already, and live: nothing was copied")
+    elif options.tiered:
+        say(f"{outcome.table}: live; its partitions are copied into the lake when they are due")
+    elif options.no_wait:
+        say(f"{outcome.table}: registered")
+    else:
+        say(f"{outcome.table}: live" + (f", {count_text(outcome.rows)} rows copied" if outcome.rows else ""))
+    if outcome.generated_left_out:
+        left_out = ", ".join(outcome.generated_left_out)
+        remark(
+            f"{outcome.table}: generated columns left out: {left_out}"
+            " (PostgreSQL publishes stored ones since version 18, virtual ones never)",
+            "warning",
+        )
+    for number in outcome.numbers_as_text:
+        remark(
+            f"{outcome.table}: {as_text(number)}",
+            "warning",
+            f"nothing, if queries cast it; else unregister the table, and register it with {decimal_option(number)}",
+        )
+
+
+def _report_failure(outcome: RegisterOutcome) -> None:
+    assert outcome.error is not None
+    happened = "copy failed" if outcome.registered else "not registered"
+    report_error(outcome.error, happened, outcome.table)
 
 
 def _list_former(settings: Settings, *, as_json: bool) -> int:
     from mirror_pump.ops.register.unregistration import list_former
 
-    found = list_former(settings)
+    registrations = list_former(settings)
     if as_json:
-        write_json([registration.to_json() for registration in found])
+        write_json([registration.to_json() for registration in registrations])
         return 0
-    for registration in found:
-        former = registration.former
-        ended = f"{former.ended_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    for registration in registrations:
+        former_location = registration.former_location
+        ended = f"{former_location.ended_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
         say(
-            f"{former.table}: {count_text(registration.files)} files, {bytes_text(registration.size_bytes)},"
+            f"{former_location.table}: {count_text(registration.files)} files, {bytes_text(registration.size_bytes)},"
             f" ended {ended}"
         )
-        say(f"  {former.location}")
-    if not found:
+        say(f"  {former_location.location}" + (", the only copy of some rows" if former_location.only_copy else ""))
+    if not registrations:
         remark("no registration that has ended left files")
     return 0
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirror_pump.cli.arguments.completion import mirrored_tables
+from mirror_pump.cli.arguments.completion import tables_argument
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import bytes_text, count_text, remark, report_error, say, write_json
 from mirror_pump.cli.terminal.progress import copy_progress
-from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
+from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     from mirror_pump.ops.resync.resync import Resync, TableResync
@@ -22,13 +22,7 @@ def add(app: typer.Typer) -> None:
     def resync(
         settings: Settings,
         tables: Annotated[
-            list[str] | None,
-            typer.Argument(
-                metavar="TABLE",
-                help="Table names as Postgres reads them",
-                autocompletion=mirrored_tables,
-                show_default=False,
-            ),
+            list[str] | None, tables_argument("Table names as Postgres reads them", show_default=False)
         ] = None,
         every: Annotated[bool, typer.Option("--all", help="All mirrored tables; needed if the slot is lost")] = False,
         no_wait: Annotated[

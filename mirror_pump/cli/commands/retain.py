@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from mirror_pump.cli.arguments.completion import mirrored_tables
+from mirror_pump.cli.arguments.completion import tables_argument
 from mirror_pump.cli.arguments.options import SLOT, AsJson, command
 from mirror_pump.cli.terminal.output import say, write_json
-from mirror_pump.config import Settings
+from mirror_pump.settings.config import Settings
 
 
 def add(app: typer.Typer) -> None:
@@ -18,11 +18,7 @@ def add(app: typer.Typer) -> None:
         settings: Settings,
         tables: Annotated[
             list[str] | None,
-            typer.Argument(
-                metavar="TABLE",
-                help=r"Table names as Postgres reads them \[all tiered tables, and those with heap retention]",
-                autocompletion=mirrored_tables,
-            ),
+            tables_argument(r"Table names as Postgres reads them \[all tiered tables, and those with heap retention]"),
         ] = None,
         dry_run: Annotated[
             bool, typer.Option("--dry-run", help="Only print which partitions leave and when, and why one does not")

@@ -10,16 +10,19 @@ import typer
 from mirror_pump.cli.arguments.options import MONITORING, SLOT, STORAGE, command
 from mirror_pump.cli.terminal.output import count_text, remark
 from mirror_pump.cli.terminal.stop_signals import StoppedBySignal, StopSignals
-from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
+from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
+    from mirror_pump.http.pump_port import PumpPort
     from mirror_pump.model import Lsn
     from mirror_pump.monitoring.monitor import Monitor
+    from mirror_pump.monitoring.pump_state import PumpState
+    from mirror_pump.monitoring.sampler import StatusSource
 
 TUNING = (
     "master",
-    "batch_age",
+    "files_per_hour",
     "batch_bytes",
     "segment_bytes",
     "max_buffered_bytes",
@@ -76,12 +79,13 @@ def add(app: typer.Typer) -> None:
         continues from there. If the server is down, at the start or later, the pump waits for it.
 
         One pump leads a database at a time. Any other is a standby: it takes over within a second after the leader's
-        end, and only then starts Spark. `--once` and `--until-lsn` also end when the leader has reached their position.
+        end, and only then starts Spark, which its work does not wait for. `--once` and `--until-lsn` also end when the
+        leader has reached their position.
 
         `--listen` serves Prometheus metrics, probes and a status page by HTTP. OpenTelemetry's OTEL_* variables export
         metrics and traces. docs/monitoring.md describes both.
 
-        The pump itself keeps tables fast to read. Maintenance deletes files that nobody needs any more: `--maintain`
+        The pump itself keeps tables fast to read. Maintenance deletes files that are not needed any more: `--maintain`
         runs it in a separate process while the pump runs.
         """
         if once and until_lsn is not None:
@@ -104,10 +108,17 @@ def _run(
     from mirror_pump.ops.setup.stored_settings import complete_when_up
 
     # Before the server is known to be up: while the pump waits for it, probes have to find a living process.
-    with Monitor(settings) as monitor:
+    with Monitor(settings, _open_port) as monitor:
         settings = complete_when_up(settings)
         monitor.watch(settings)
         _pump(settings, signals, monitor, until, once=once, maintain=maintain, standby=standby)
+
+
+def _open_port(settings: Settings, address: str, state: PumpState, source: StatusSource) -> PumpPort:
+    # Imported for a pump that listens.
+    from mirror_pump.http.pump_port import PumpPort
+
+    return PumpPort(settings, address, state, source)
 
 
 def _pump(

@@ -11,8 +11,7 @@ import typer
 from mirror_pump.cli.arguments.options import CATALOG, SLOT, SOURCE, STORAGE, command
 from mirror_pump.cli.terminal.output import remark
 from mirror_pump.cli.terminal.stop_signals import StoppedBySignal, StopSignals
-from mirror_pump.config import Settings, host_and_port
-from mirror_pump.errors import UsageError
+from mirror_pump.settings.config import Settings, host_and_port
 
 _ADDRESS = "127.0.0.1:8181"
 
@@ -53,17 +52,11 @@ def add(app: typer.Typer) -> None:
 
 
 def _serve(settings: Settings, catalog_uris: Sequence[str], stopped: threading.Event, *, read_write: bool) -> None:
-    try:
-        from mirror_pump.monitoring.access import Access
-        from mirror_pump.monitoring.http_server import HttpServer, application
-        from mirror_pump.rest_catalog.endpoints import CATALOG_PATH
-        from mirror_pump.rest_catalog.named_catalogs import NamedCatalog
-        from mirror_pump.rest_catalog.service import CatalogService
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"serve needs a package that is not installed: {error.name}", "pip install 'mirror-pump[telemetry]'"
-        ) from None
+    from mirror_pump.http.access import Access
+    from mirror_pump.http.server import HttpServer, application
     from mirror_pump.ops.setup.stored_settings import complete, with_stored_storage
+    from mirror_pump.rest_catalog.endpoints import CATALOG_PATH
+    from mirror_pump.rest_catalog.service import CatalogService, NamedCatalog
 
     catalogs = list(map(NamedCatalog.parse, catalog_uris))
     if not catalogs or settings.dsn:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mirror_pump.cli.arguments.durations import seconds_of
-from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, OptionRule, command, require
 from mirror_pump.cli.terminal.output import fitted_stdout, say, write_json
-from mirror_pump.config import Settings
-from mirror_pump.errors import UsageError
+from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     from mirror_pump.ops.status.status_reader import StatusReader
@@ -27,67 +26,81 @@ _RATE_PATIENCE = 15.0
 """Seconds that --min-wal-time waits for the rate of WAL, which is unknown for 10 s after a checkpoint began."""
 
 
+@dataclass(frozen=True)
+class StatusOptions:
+    """The options of `status`, as typed."""
+
+    as_json: AsJson = False
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C")] = False
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Pause between refreshes of --watch")
+    ] = 2.0
+    check: Annotated[bool, typer.Option("--check", help="Print only problems; exit 1 if one needs an operator")] = False
+    max_lag: Annotated[
+        str | None,
+        typer.Option(
+            "--max-lag", metavar="DURATION", help="With --check: exit 1 if the lag exceeds this, such as 5min"
+        ),
+    ] = None
+    min_wal_time: Annotated[
+        str | None,
+        typer.Option(
+            "--min-wal-time",
+            metavar="DURATION",
+            help="With --check: exit 1 if the slot would be lost sooner than this without a pump, such as 1h",
+        ),
+    ] = None
+
+
+_RULES = (
+    OptionRule[StatusOptions](
+        lambda given: given.check and given.watch, "--check and --watch exclude each other", "give only one of them"
+    ),
+    OptionRule[StatusOptions](
+        lambda given: given.max_lag is not None and not given.check, "--max-lag requires --check", "add --check"
+    ),
+    OptionRule[StatusOptions](
+        lambda given: given.min_wal_time is not None and not given.check,
+        "--min-wal-time requires --check",
+        "add --check",
+    ),
+)
+
+
 def add(app: typer.Typer) -> None:
-    @command(app, "status", (*SLOT, *STORAGE))
-    def status(
-        settings: Settings,
-        as_json: AsJson = False,
-        watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C")] = False,
-        interval: Annotated[
-            float, typer.Option("--interval", min=0.1, metavar="SECONDS", help="Pause between refreshes of --watch")
-        ] = 2.0,
-        check: Annotated[
-            bool, typer.Option("--check", help="Print only problems; exit 1 if one needs an operator")
-        ] = False,
-        max_lag: Annotated[
-            str | None,
-            typer.Option(
-                "--max-lag", metavar="DURATION", help="With --check: exit 1 if the lag exceeds this, such as 5min"
-            ),
-        ] = None,
-        min_wal_time: Annotated[
-            str | None,
-            typer.Option(
-                "--min-wal-time",
-                metavar="DURATION",
-                help="With --check: exit 1 if the slot would be lost sooner than this without a pump, such as 1h",
-            ),
-        ] = None,
-    ) -> int:
-        """Show problems, each table's state, lag, rows and files, the slot, and the leading pump.
+    command(app, "status", (*SLOT, *STORAGE))(status)
 
-        Lag in bytes is the WAL between the frontier and now. Lag in seconds is the age of the newest published commit,
-        or 0 if nothing relevant to the mirror was committed since the frontier.
 
-        `--check` is meant for cron and probes. It prints nothing if all is well. It exits 1 if the slot is lost, no
-        pump leads, a table has failed or waits for its owner, retention has stopped, the lag exceeds `--max-lag`, or
-        the slot would survive an outage of the pump for less than `--min-wal-time`.
-        """
-        if check and watch:
-            raise UsageError("--check and --watch exclude each other", "give only one of them")
-        if max_lag is not None and not check:
-            raise UsageError("--max-lag requires --check", "add --check")
-        if min_wal_time is not None and not check:
-            raise UsageError("--min-wal-time requires --check", "add --check")
-        limit = None if max_lag is None else seconds_of(max_lag, "--max-lag")
-        wal_limit = None if min_wal_time is None else seconds_of(min_wal_time, "--min-wal-time")
+def status(settings: Settings, options: StatusOptions) -> int:
+    """Show problems, each table's state, lag, rows and files, the slot, and the leading pump.
 
-        from mirror_pump.ops.setup.stored_settings import complete
-        from mirror_pump.ops.status.status_reader import StatusReader
+    Lag in bytes is the WAL between the frontier and now. Lag in seconds is the age of the newest published commit,
+    or 0 if nothing relevant to the mirror was committed since the frontier.
 
-        with StatusReader(complete(settings)) as reader:
-            if check:
-                return _report(_checked(reader, limit, wal_limit), as_json=as_json)
-            if as_json:
-                while write_json(reader.read().to_json()) and watch:
-                    time.sleep(interval)
-            elif watch:
-                _watch(reader, interval)
-            else:
-                from mirror_pump.cli.terminal.status_view import render
+    `--check` is meant for cron and probes. It prints nothing if all is well. It exits 1 if the slot is lost, no
+    pump leads, a table has failed or waits for its owner, retention has stopped, the lag exceeds `--max-lag`, or
+    the slot would survive an outage of the pump for less than `--min-wal-time`.
+    """
+    require(options, _RULES)
+    limit = None if options.max_lag is None else seconds_of(options.max_lag, "--max-lag")
+    wal_limit = None if options.min_wal_time is None else seconds_of(options.min_wal_time, "--min-wal-time")
 
-                fitted_stdout().print(render(reader.read()))
-        return 0
+    from mirror_pump.ops.setup.stored_settings import complete
+    from mirror_pump.ops.status.status_reader import StatusReader
+
+    with StatusReader(complete(settings)) as reader:
+        if options.check:
+            return _report(_checked(reader, limit, wal_limit), as_json=options.as_json)
+        if options.as_json:
+            while write_json(reader.read().to_json()) and options.watch:
+                time.sleep(options.interval)
+        elif options.watch:
+            _watch(reader, options.interval)
+        else:
+            from mirror_pump.cli.terminal.status_view import render
+
+            fitted_stdout().print(render(reader.read()))
+    return 0
 
 
 def _watch(reader: StatusReader, interval: float) -> None:

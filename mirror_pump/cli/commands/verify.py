@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from mirror_pump.cli.arguments.completion import mirrored_tables
+from mirror_pump.cli.arguments.completion import tables_argument
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import count_text, say, write_json
 from mirror_pump.cli.terminal.progress import verify_progress
-from mirror_pump.config import Settings
+from mirror_pump.settings.config import Settings
 
 
 def add(app: typer.Typer) -> None:
@@ -18,12 +18,7 @@ def add(app: typer.Typer) -> None:
     def verify(
         settings: Settings,
         tables: Annotated[
-            list[str] | None,
-            typer.Argument(
-                metavar="TABLE",
-                help=r"Table names as Postgres reads them \[all live tables]",
-                autocompletion=mirrored_tables,
-            ),
+            list[str] | None, tables_argument(r"Table names as Postgres reads them \[all live tables]")
         ] = None,
         as_json: AsJson = False,
     ) -> int:

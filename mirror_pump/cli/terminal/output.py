@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO
 import orjson
 
 from mirror_pump.errors import Interrupted, MirrorPumpError
-from mirror_pump.telemetry import logs_json, redact, say_always
+from mirror_pump.runtime.telemetry import logs_json, redact, say_always
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,8 +57,9 @@ _WARNING = "warning: "
 
 
 def remark(text: str, level: Literal["info", "warning", "error"] = "info", remedy: str = "") -> None:
-    """Prints a line on stderr, and a second one with the remedy; a single JSON line if log lines are JSON."""
-    text = text.removeprefix(_PREFIX).removeprefix(_WARNING)
+    """Prints a line on stderr, and a second one with the remedy; a single JSON line if log lines are JSON. Without
+    secrets."""
+    text, remedy = redact(text.removeprefix(_PREFIX).removeprefix(_WARNING)), redact(remedy)
     if logs_json():
         say_always("cli", text, level, **({"remedy": remedy} if remedy else {}))
         return
@@ -109,7 +110,7 @@ def report_error(error: MirrorPumpError, happened: str = "", to: str = "") -> No
     if happened:
         named = re.search(rf"(?<!\w){re.escape(to)}(?!\w)", text) is not None
         text = f"{happened}: {text}" if named else f"{to}: {happened}: {text}"
-    remark(text, "info" if isinstance(error, Interrupted) else "error", redact(error.remedy))
+    remark(text, "info" if isinstance(error, Interrupted) else "error", error.remedy)
 
 
 def one_line(text: str) -> str:

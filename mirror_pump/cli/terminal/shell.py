@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mirror_pump.cli.terminal.output import one_line, pass_on, remark, report_error, say
-from mirror_pump.config import Settings
+from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import MirrorPumpError, UsageError
 from mirror_pump.model import MirroredTable
 from mirror_pump.ops.reads.query import Query
 from mirror_pump.ops.reads.query_results import run_query
 from mirror_pump.ops.reads.statements import split
 from mirror_pump.ops.reads.table_list import mirrored_tables
-from mirror_pump.quoting import identifier
+from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -106,10 +106,10 @@ class _Names:
         candidates = [*self._columns(text, word), *self._table_names(word)]
         if word and "." not in word and '"' not in word:
             candidates += [keyword if word[-1].isupper() else keyword.lower() for keyword in self._keywords]
-        seen = set()
+        proposed = set()
         for name in candidates:
-            if name not in seen and name.replace('"', "").lower().startswith(word.replace('"', "").lower()):
-                seen.add(name)
+            if name not in proposed and name.replace('"', "").lower().startswith(word.replace('"', "").lower()):
+                proposed.add(name)
                 yield name
 
     def _table_names(self, word: str) -> Iterable[str]:

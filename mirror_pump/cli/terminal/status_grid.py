@@ -109,8 +109,10 @@ def _lag(table: TableStatus) -> str:
 def _rows(table: TableStatus) -> str:
     if table.content is None:
         return "-"
-    # Pending equality deletes hide rows, which only a scan could count.
-    return f"{'<= ' if table.content.equality_deletes else ''}{count_text(table.content.rows)}"
+    # Pending equality deletes hide rows, which only a scan could count. Nor does another engine's rewrite tell which of
+    # the position deletes hide nothing any more.
+    sign = "" if table.content.rows_exact else "<= " if table.content.equality_deletes else "~ "
+    return f"{sign}{count_text(table.content.rows)}"
 
 
 def _pending(table: TableStatus) -> str:

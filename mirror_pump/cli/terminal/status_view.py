@@ -36,7 +36,7 @@ def render(status: MirrorStatus) -> RenderableType:
     parts.extend((*_stream(status), *_pumps(status)))
     parts.extend(_resync(resync) for resync in status.resyncs)
     if status.former_locations:
-        parts.append(Text(_former(status.former_locations)))
+        parts.append(Text(_former_locations(status.former_locations)))
     if not status.tables:
         mode = "" if status.streams else " --mode tiered"
         return Group(*parts, Text(f"no tables: mirror-pump register TABLE{mode}"))
@@ -48,7 +48,7 @@ def render(status: MirrorStatus) -> RenderableType:
         if table.maintenance is not None and table.maintenance.due
     )
     parts.extend(Text(about(table.table, one_line(table.note))) for table in tables if table.note is not None)
-    parts.extend(_retention(table) for table in tables if table.retention is not None)
+    parts.extend(_retention(table) for table in tables if table.retention is not None and table.retention.has_cutline)
     parts.extend(
         Text(f"{table.table}: generated columns left out: {', '.join(table.generated_left_out)}")
         for table in tables
@@ -100,10 +100,14 @@ def _slot(slot: SlotState) -> Text:
         return Text(f"slot {slot.name}: LOST", style="red")
     text = f"slot {slot.name}: {'active' if slot.active else 'inactive'}, retains {bytes_text(slot.retained_bytes)}"
     text += f" of WAL ({slot.wal_status})"
-    held = slot.held_by
-    if held is not None:
-        holder = f"{held.prepared!r}" if held.prepared is not None else f"of pid {held.pid} ({held.application})"
-        text += f", since the beginning of a {held.kind} {holder}, open for {seconds_text(held.seconds)}"
+    transaction = slot.held_by
+    if transaction is not None:
+        holder = (
+            f"{transaction.prepared!r}"
+            if transaction.prepared is not None
+            else f"of pid {transaction.pid} ({transaction.application})"
+        )
+        text += f", since the beginning of a {transaction.kind} {holder}, open for {seconds_text(transaction.seconds)}"
     return Text(text + _wal_left(slot))
 
 
@@ -153,8 +157,8 @@ def _resync(resync: ResyncState) -> Text:
     return Text(text)
 
 
-def _former(locations: Sequence[FormerLocation]) -> str:
-    names = list(dict.fromkeys(str(former.table) for former in locations))
+def _former_locations(locations: Sequence[FormerLocation]) -> str:
+    names = list(dict.fromkeys(str(location.table) for location in locations))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return (
         f"files of former registrations: {', '.join(names[:_NAMED])}{more} (mirror-pump unregister --list shows them,"
@@ -179,6 +183,8 @@ def _retention(table: TableStatus) -> Text:
         parts[-1] += f", {count_text(state.delta_unfolded)} not folded for {seconds_text(state.delta_age)}"
     if state.pins:
         parts.append(f"{count_text(state.pins)} pins, the oldest {seconds_text(state.oldest_pin_age)} old")
+    if state.lake_pins:
+        parts.append(f"{count_text(state.lake_pins)} pins of the lake alone, which nothing waits for")
     if state.expired_pins:
         parts.append(f"{count_text(state.expired_pins)} expired")
     if state.waits_for is not None:

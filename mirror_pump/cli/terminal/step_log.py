@@ -9,10 +9,10 @@ import time
 from mirror_pump.model import format_lsn
 from mirror_pump.pipeline.flow.batches import Period
 from mirror_pump.pipeline.flow.steps import Level, Step
-from mirror_pump.telemetry import get_logger
+from mirror_pump.runtime.telemetry import get_logger
 
 SUMMARY_INTERVAL = 10.0
-"""Seconds between summary lines: a line per publish, about one a second, would be too much. --debug shows each."""
+"""Seconds between summary lines: a line per publish, several a second, would be too much. --debug shows each."""
 
 REPEAT_INTERVAL = 3600.0
 """Seconds after which a warning about a step that is retried repeatedly is logged again."""
@@ -20,7 +20,7 @@ REPEAT_INTERVAL = 3600.0
 _TRIED_AGAIN = frozenset(
     {Step.RETENTION_REFUSED, Step.FOLD_FAILED, Step.CONVERSION_FAILED, Step.MERGE_FAILED, Step.INDEX_FAILED}
 )
-"""Steps that are retried within seconds or minutes, and may fail for the same reason until somebody acts."""
+"""Steps that are retried within seconds or minutes, and may fail for the same reason until an operator acts."""
 
 _NUMBERS = re.compile(r"[0-9][0-9.:+ -]*")
 
@@ -39,8 +39,8 @@ class _Repeats:
         key = step, table, _NUMBERS.sub("#", reason)
         now = time.monotonic()
         with self._lock:
-            for former in [former for former, (at, _) in self._logged.items() if now - at >= 2 * REPEAT_INTERVAL]:
-                del self._logged[former]
+            for old_key in [old_key for old_key, (at, _) in self._logged.items() if now - at >= 2 * REPEAT_INTERVAL]:
+                del self._logged[old_key]
             at, times = self._logged.get(key, (None, 0))
             if at is not None and now - at < REPEAT_INTERVAL:
                 self._logged[key] = at, times + 1

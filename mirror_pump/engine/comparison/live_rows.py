@@ -11,11 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mirror_pump.engine.lake_reads.index_keys import KeysTask, read_keys
-from mirror_pump.engine.lake_reads.row_batches import read_batches
-from mirror_pump.engine.rewrite.file_merge import cast_to
-from mirror_pump.lake.format.columns import places_by_id, plain
-from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.position_deletes import read_position_deletes
+from mirror_pump.lake.format.row_batches import stored_rows
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.format.sorted_numbers import found_among
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, as_numbers
@@ -64,38 +61,19 @@ def live_rows(chosen: TierRange, packing: KeyPacking) -> Iterator[LiveRows]:
     """The rows, file by file and in order. Raises LakeError."""
     hidden = read_position_deletes(chosen.positions, {file.path for file in chosen.files}, chosen.storage)
     deleted: dict[tuple[str, ...], PackedKeys] = {}
-    nothing = np.zeros(0, np.int64)
     for file in chosen.files:
         if file.deletes and file.deletes not in deleted:
             parts = read_keys(KeysTask(file.deletes, (), chosen.schema, packing, chosen.storage))
             deleted[file.deletes] = PackedKeys.concatenated([part.keys for part in parts], packing.words)
-        deleted_positions = hidden.get(file.path, nothing)
-        for start, columns, rows in _batches(file.path, chosen):
-            live = np.ones(rows, np.bool_)
-            first, end = np.searchsorted(deleted_positions, [start, start + rows])
-            live[deleted_positions[first:end] - start] = False
-            tiers = as_numbers(plain(columns[chosen.tier_id]))
+        positions = hidden.get(file.path)
+        for _, columns, live in stored_rows(file.path, chosen.schema, positions, chosen.storage, _BATCH_ROWS):
+            tiers = as_numbers(columns[chosen.tier_id])
             live &= (tiers >= chosen.lo) & (tiers < chosen.hi)
             if not live.any():
                 continue
             if not live.all():
                 columns = {field_id: column.filter(pa.array(live)) for field_id, column in columns.items()}
             yield LiveRows(columns, int(live.sum()), tiers[live], deleted.get(file.deletes))
-
-
-def _batches(path: str, chosen: TierRange) -> Iterator[tuple[int, dict[int, pa.Array], int]]:
-    """The file's rows in batches: number of the first row, columns by field ID in the table's types, number of rows."""
-    start = 0
-    with open_parquet(path, chosen.storage) as parquet:
-        places = places_by_id(parquet)
-        for batch in read_batches(parquet, _BATCH_ROWS):
-            columns = {
-                field.field_id: cast_to(batch.column(places[field.field_id]), field.arrow.type)
-                for field in chosen.schema.fields
-                if field.field_id in places
-            }
-            yield start, columns, batch.num_rows
-            start += batch.num_rows
 
 
 class KeySet:
@@ -107,8 +85,8 @@ class KeySet:
 
     def among(self, keys: PackedKeys) -> npt.NDArray[np.bool_]:
         """A mask of the keys that are in the set."""
-        _, found = found_among(self._first, keys.first)
+        _, matches = found_among(self._first, keys.first)
         if self._pairs is not None and keys.second is not None:
-            for place in np.flatnonzero(found):
-                found[place] = (int(keys.first[place]), int(keys.second[place])) in self._pairs
-        return found
+            for place in np.flatnonzero(matches):
+                matches[place] = (int(keys.first[place]), int(keys.second[place])) in self._pairs
+        return matches

@@ -33,7 +33,7 @@ class Comparing:
     secret: HashSecret
     left_out: PackedKeys
     """Keys that are compared elsewhere."""
-    wanted: frozenset[int] | None = None
+    returned_buckets: frozenset[int] | None = None
     """Buckets whose rows to return; None for sums only."""
     among: PackedKeys | None = None
     """Restricts the returned rows to these keys; None for no restriction."""
@@ -118,8 +118,8 @@ def _digest_heap(task: HeapTask, raw_text: frozenset[str]) -> Digest:
 def digest_files(task: FilesTask) -> Digest:
     """Digests the live rows of some data files. Raises LakeError."""
     digester = _Digester(task.comparing)
-    for found in live_rows(task.chosen, task.comparing.packing):
-        digester.add(found.columns, found.rows, found.deleted)
+    for file_rows in live_rows(task.chosen, task.comparing.packing):
+        digester.add(file_rows.columns, file_rows.rows, file_rows.deleted)
     return digester.digest()
 
 
@@ -157,8 +157,8 @@ class _Digester:
         np.add.at(self._sums[:, 0], buckets[places], np.uint64(1))
         np.add.at(self._sums[:, 1], buckets[places], first[places])
         np.add.at(self._sums[:, 2], buckets[places], second[places])
-        if self._comparing.wanted is not None:
-            places = places[np.isin(buckets[places], list(self._comparing.wanted))]
+        if self._comparing.returned_buckets is not None:
+            places = places[np.isin(buckets[places], list(self._comparing.returned_buckets))]
             if self._among is not None:
                 places = places[self._among.among(keys.take(places))]
             texts = zip(
@@ -171,6 +171,6 @@ class _Digester:
             )
 
     def digest(self) -> Digest:
-        if self._comparing.wanted is None:
+        if self._comparing.returned_buckets is None:
             return Digest(self._sums, None)
         return Digest(self._sums, DigestedRows.together(self._rows) if self._rows else None)

@@ -4,7 +4,7 @@ A row's hash is a sum over its columns, each seeded by its field ID. NULL adds n
 equals a column of NULLs. Values of up to 64 bits are taken as they are. Longer ones become words first: short ones by
 inner products with secret weights (mirror_pump.engine.comparison.short_values), long ones as polynomials, with their
 length and their parts as coefficients, evaluated modulo the prime 2^61 - 1 at a secret point. Two lanes with separate
-secrets make 128 bits. Equal values have equal hashes. Unequal values, whoever chose them, collide only by chance, since
+secrets make 128 bits. Equal values have equal hashes. Unequal values, even chosen ones, collide only by chance, since
 secrets are drawn for each comparison: a polynomial of degree n has at most n roots, so for two texts of a gigabyte the
 probability is 2^-34 in each lane. (Modulo 2^64 some texts collide under every secret: the Thue-Morse sequence and its
 complement.)
@@ -101,8 +101,8 @@ def _values(array: pa.Array, points: tuple[int, int]) -> tuple[Words, Words]:
         elements = plain(whole.values)
         offsets, valid = 2 * _offsets(whole), _valid(elements)
         # NULL elements become 0, all others are shifted by one.
-        present = np.uint64(1) if valid is None else np.repeat(valid, 2)
-        first, second = ((_halves(words) + np.uint64(1)) * present for words in _values(elements, points))
+        not_null = np.uint64(1) if valid is None else np.repeat(valid, 2)
+        first, second = ((_halves(words) + np.uint64(1)) * not_null for words in _values(elements, points))
         lengths = np.diff(offsets)
         return _folded(first, offsets, lengths, points[0]), _folded(second, offsets, lengths, points[1])
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
@@ -204,7 +204,7 @@ def _folded(parts: Words, offsets: npt.NDArray[np.int64], lengths: npt.NDArray[n
     Parts must be below the prime."""
     values = np.zeros(len(lengths), np.uint64)
     counts = np.diff(offsets)
-    present, first = counts > 0, np.uint64(point)
+    not_empty, first = counts > 0, np.uint64(point)
     parts = parts[offsets[0] : offsets[-1]]
     # Sums each block, then takes the sums as parts again, whose powers are now a block apart.
     while counts.max(initial=0) > 1:
@@ -212,7 +212,7 @@ def _folded(parts: Words, offsets: npt.NDArray[np.int64], lengths: npt.NDArray[n
         begins = np.repeat(np.cumsum(counts) - counts, blocks) + _BLOCK * _places(blocks)
         parts, counts = _summed(parts, begins, _powers(point)), blocks
         point = pow(point, _BLOCK, _PRIME)
-    values[present] = parts
+    values[not_empty] = parts
     return mixed(_remainder(_product(values, first) + lengths.astype(np.uint64)))
 
 
@@ -220,15 +220,15 @@ def _summed(parts: Words, begins: npt.NDArray[np.int64], powers: Words) -> Words
     """Evaluates the polynomial of the parts from each begin to the next, in portions that fit a core's cache."""
     sizes = np.diff(begins, append=len(parts))
     cuts = np.unique([*np.searchsorted(begins, np.arange(0, len(parts), _AT_ONCE)).tolist(), len(begins)])
-    found = np.empty(len(begins), np.uint64)
+    sums = np.empty(len(begins), np.uint64)
     for first, last in pairwise(cuts.tolist()):
         begin = begins[first]
         end = begins[last - 1] + sizes[last - 1]
         products = _product(parts[begin:end], powers[_places(sizes[first:last])])
         within = begins[first:last] - begin
         low, high = np.add.reduceat(products & _LOW, within), np.add.reduceat(products >> _32, within)
-        found[first:last] = _remainder(low + _shifted(high))
-    return found
+        sums[first:last] = _remainder(low + _shifted(high))
+    return sums
 
 
 def _places(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

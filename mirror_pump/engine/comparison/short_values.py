@@ -3,7 +3,7 @@
 A string is a vector of 16-bit numbers, padded with zeros, and its length. A lane is the inner product of that vector
 with weights below 2^31, as an integer and not modulo anything. Two different vectors differ in some number. Whatever
 the other weights are, at most one value of that number's weight makes the two products equal. So a lane is equal for
-two different strings with a probability of 2^-31, whoever chose them, and all four lanes with 2^-124 (such families are
+two different strings, even chosen ones, with a probability of 2^-31, and all four lanes with 2^-124 (such families are
 called multilinear: Lemire and Kaser, "Strongly universal string hashing is fast").
 
 Products are computed in floating point, by BLAS, and exactly: a sum of _NUMBERS products stays below 2^53.

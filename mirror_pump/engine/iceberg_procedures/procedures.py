@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,11 +14,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
+from mirror_pump.database.quoting import spark_identifier, spark_literal
 from mirror_pump.engine.iceberg_procedures.rewrite_request import RewriteRequest
-from mirror_pump.engine.spark_runtime.session import CATALOG
+from mirror_pump.engine.spark_runtime.session import CATALOG, FORKS
 from mirror_pump.errors import CommitConflict, LakeError, TaskFailed
 from mirror_pump.model import TableName
-from mirror_pump.quoting import spark_identifier, spark_literal
 
 _CONFLICTS = ("ValidationException", "CommitFailedException")
 """Iceberg exceptions that another commit causes; the procedure has to be retried on the table's new state."""
@@ -40,80 +40,44 @@ _FILE_LIST = StructType(
 
 @dataclass(frozen=True)
 class Procedures:
-    """Procedures of the catalog `lake`. The Spark session needs Iceberg's jars (see spark_runtime/session.py)."""
+    """Procedures of a catalog. The Spark session needs Iceberg's jars (see spark_runtime/session.py)."""
 
     spark: SparkSession
     session_at: Callable[[str], SparkSession] | None = None
     """Returns the session in which the catalog reaches the files of a table at this location; None: `spark` does."""
+    catalog: str = CATALOG
 
     def at(self, location: str) -> Procedures:
         """The procedures for a table at this location. Raises LakeError if there are no credentials for it, or if the
         catalog does not answer."""
         if self.session_at is None:
             return self
-        with _lake_errors("opening the catalog for", location):
-            return Procedures(self.session_at(location))
+        with procedure_errors("opening the catalog for", location):
+            return Procedures(self.session_at(location), None, self.catalog)
 
-    def busy(self) -> bool:
-        """Whether Spark is running a job. A procedure without a running job is planning or committing."""
-        try:
-            return bool(self.spark.sparkContext.statusTracker().getActiveJobsIds())
-        except Py4JError:
-            # The procedure itself fails for the same reason and reports it.
-            return True
-
-    def set_properties(self, table: TableName, properties: Mapping[str, str]) -> None:
-        """Sets table properties."""
-        pairs = ", ".join(f"{spark_literal(key)} = {spark_literal(value)}" for key, value in properties.items())
-        with _lake_errors("setting properties of", table):
-            self.spark.sql(f"ALTER TABLE {CATALOG}.{_quoted(table)} SET TBLPROPERTIES ({pairs})").collect()
+    @property
+    def on_forks(self) -> Procedures:
+        """The procedures for the forks of tables, which have the names of their tables."""
+        return replace(self, catalog=FORKS)
 
     def rewrite_data_files(self, table: TableName, rewrite: RewriteRequest) -> dict[str, int]:
         """Merges data files and applies their deletes; returns the procedure's counts. Raises CommitConflict if another
-        commit interfered; then nothing was changed."""
+        commit to the same pointer interfered; then nothing was changed."""
         arguments = {"options": _map(rewrite.options())}
         if rewrite.sort_by:
             order = ", ".join(f"{spark_identifier(name)} ASC NULLS FIRST" for name in rewrite.sort_by)
             arguments |= {"strategy": "'sort'", "sort_order": spark_literal(order)}
         return self._counts("rewrite_data_files", table, arguments)
 
-    def drop_deletes(self, table: TableName, until: int) -> int:
-        """Removes delete files with a sequence number of at most `until`, in one commit; returns how many.
-
-        The caller must know that they refer to no live data file. Raises CommitConflict if another commit removed one.
-        """
-        with _lake_errors("dropping delete files of", table):
-            loaded = self._java_table(table)
-            iceberg = self.spark._jvm.org.apache.iceberg
-            rewrite, found = loaded.newRewrite(), 0
-            for manifest in loaded.currentSnapshot().deleteManifests(loaded.io()):
-                if manifest.minSequenceNumber() > until:
-                    continue
-                reader = iceberg.ManifestFiles.readDeleteManifest(manifest, loaded.io(), loaded.specs())
-                try:
-                    for file in reader.iterator():
-                        if file.dataSequenceNumber() <= until:
-                            rewrite.deleteFile(file)
-                            found += 1
-                finally:
-                    reader.close()
-            if found:
-                rewrite.commit()
-        return found
-
     def rewrite_position_deletes(self, table: TableName, min_input_files: int) -> dict[str, int]:
         """Merges position-delete files and drops positions in removed data files. Raises CommitConflict as above."""
         options = {"min-input-files": str(min_input_files), "max-concurrent-file-group-rewrites": "1"}
         return self._counts("rewrite_position_delete_files", table, {"options": _map(options)})
 
-    def rewrite_manifests(self, table: TableName) -> dict[str, int]:
-        """Merges manifests. Raises CommitConflict if the pump merged some of them meanwhile."""
-        return self._counts("rewrite_manifests", table, {"use_caching": "false"})
-
-    def expire_snapshots(self, table: TableName, snapshot_ids: Sequence[int]) -> Callable[[], dict[str, int]]:
-        """Removes exactly these snapshots from the history, in one commit. Returns a function that deletes the files
-        which no other snapshot needs, and returns their counts. The procedure itself has no pause between the two."""
-        with _lake_errors("expiring snapshots of", table):
+    def expire_snapshots(self, table: TableName, snapshot_ids: Sequence[int]) -> dict[str, int]:
+        """Removes exactly these snapshots from the history, in one commit, and deletes the files that no other snapshot
+        needs. Returns their counts."""
+        with procedure_errors("expiring snapshots of", table):
             actions = self.spark._jvm.org.apache.iceberg.spark.actions.SparkActions
             action = actions.get(self.spark._jsparkSession).expireSnapshots(self._java_table(table))
             action.option("stream-results", "true")
@@ -121,41 +85,35 @@ class Procedures:
             action.expireOlderThan(0)
             for snapshot_id in snapshot_ids:
                 action.expireSnapshotId(snapshot_id)
-            action.expireFiles()
-
-        def delete() -> dict[str, int]:
-            with _lake_errors("deleting files of expired snapshots of", table):
-                result = action.execute()
-                return {
-                    "deleted_data_files_count": result.deletedDataFilesCount(),
-                    "deleted_position_delete_files_count": result.deletedPositionDeleteFilesCount(),
-                    "deleted_equality_delete_files_count": result.deletedEqualityDeleteFilesCount(),
-                    "deleted_manifest_files_count": result.deletedManifestsCount(),
-                    "deleted_manifest_lists_count": result.deletedManifestListsCount(),
-                    "deleted_statistics_files_count": result.deletedStatisticsFilesCount(),
-                }
-
-        return delete
+            result = action.execute()
+        return {
+            "deleted_data_files_count": result.deletedDataFilesCount(),
+            "deleted_position_delete_files_count": result.deletedPositionDeleteFilesCount(),
+            "deleted_equality_delete_files_count": result.deletedEqualityDeleteFilesCount(),
+            "deleted_manifest_files_count": result.deletedManifestsCount(),
+            "deleted_manifest_lists_count": result.deletedManifestListsCount(),
+            "deleted_statistics_files_count": result.deletedStatisticsFilesCount(),
+        }
 
     def unreferenced(self, table: TableName, locations: Sequence[str]) -> list[str]:
         """Those of the files that nothing in the table's metadata refers to, by a dry run of remove_orphan_files."""
         view = f"mirror_pump_files_{uuid.uuid4().hex}"
         # The caller has checked the files' age, so the procedure gets a date at which all are old enough.
         rows = [(location, _EPOCH) for location in locations]
-        with _lake_errors("looking for unreferenced files of", table):
+        with procedure_errors("looking for unreferenced files of", table):
             self.spark.createDataFrame(rows, _FILE_LIST).createOrReplaceTempView(view)
             try:
-                found = self.spark.sql(
-                    f"CALL {CATALOG}.system.remove_orphan_files(table => {spark_literal(_quoted(table))},"
+                orphans = self.spark.sql(
+                    f"CALL {self.catalog}.system.remove_orphan_files(table => {spark_literal(_quoted(table))},"
                     f" file_list_view => {spark_literal(view)}, dry_run => true)"
                 ).collect()
             finally:
                 self.spark.catalog.dropTempView(view)
-        return [str(row[0]) for row in found]
+        return [str(row[0]) for row in orphans]
 
     def _java_table(self, table: TableName) -> Any:
         """Iceberg's Java object of the table, for operations without a procedure."""
-        name = f"{CATALOG}.{_quoted(table)}"
+        name = f"{self.catalog}.{_quoted(table)}"
         # Makes this session load its catalog. From outside, it would be looked up in whichever session is active.
         self.spark.table(name)
         return self.spark._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(self.spark._jsparkSession, name)
@@ -164,13 +122,14 @@ class Procedures:
         parameters = ", ".join(
             f"{name} => {value}" for name, value in {"table": spark_literal(_quoted(table)), **arguments}.items()
         )
-        with _lake_errors(f"running {procedure} on", table):
-            rows = self.spark.sql(f"CALL {CATALOG}.system.{procedure}({parameters})").collect()
+        with procedure_errors(f"running {procedure} on", table):
+            rows = self.spark.sql(f"CALL {self.catalog}.system.{procedure}({parameters})").collect()
         return {name: int(value or 0) for name, value in rows[0].asDict().items()} if rows else {}
 
 
 @contextmanager
-def _lake_errors(doing: str, table: TableName | str) -> Iterator[None]:
+def procedure_errors(doing: str, table: TableName | str) -> Iterator[None]:
+    """Turns Spark's errors of the block into ours."""
     try:
         yield
     except Py4JNetworkError as error:

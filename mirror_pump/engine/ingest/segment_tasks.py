@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -55,11 +56,8 @@ class SegmentTask:
     storage: StorageOptions
     header: int
     """Bytes before the pgoutput message in each CopyData message."""
-
-    @property
-    def nbytes(self) -> int:
-        """Approximate bytes that travel with the task."""
-        return len(self.data)
+    urgent: ClassVar[bool] = True
+    """The frontier waits for it (TaskRunner)."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +77,12 @@ class TableResult:
     missing: str | None = None
     """The file that could not be written because its directory is gone. Then nothing else counts."""
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of its keys and rows in bytes."""
+        keys = 0 if self.keys is None else self.keys.nbytes
+        return keys + (0 if self.incomplete is None else self.incomplete.nbytes)
+
 
 @dataclass(frozen=True)
 class SegmentResult:
@@ -89,6 +93,11 @@ class SegmentResult:
     """time.time() when the task began to decode, by the clock of the machine that it ran on, seconds."""
     decoded_at: float
     """... and when it began to write files."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the keys and rows in bytes."""
+        return sum(table.nbytes for table in self.tables)
 
 
 def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> SegmentTable:
@@ -117,7 +126,7 @@ def apply_segment(task: SegmentTask) -> SegmentResult:
     lengths = np.frombuffer(task.lengths, np.int32)
     changes = decode_segment(task.data, lengths, shapes, header=task.header)
     decoded_at = time.time()
-    # Nobody would know the files of a failed task, and they would take the space that the next attempt needs.
+    # No process would know the files of a failed task, and they would take the space that the next attempt needs.
     with StagedFiles(task.storage) as written:
         results = tuple(_written(change, tables[change.relation_id], task.storage, written) for change in changes)
     return SegmentResult(results, began_at, decoded_at)

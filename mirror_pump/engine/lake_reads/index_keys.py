@@ -9,6 +9,7 @@ import numpy as np
 from mirror_pump.lake.format.columns import column_names
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
+from mirror_pump.lake.format.row_batches import live_rows
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
@@ -46,19 +47,20 @@ class FileKeys:
 def read_keys(task: KeysTask) -> list[FileKeys]:
     """Reads only the key columns, file by file. Memory: 16 bytes per row. Raises LakeError."""
     hidden = read_position_deletes(task.positions, task.files, task.storage)
-    found = []
+    file_keys = []
     ids = [field.field_id for field in task.schema.key.fields]
     for path in task.files:
         parts: list[PackedKeys] = []
         with open_parquet(path, task.storage) as file:
             names = column_names(file, ids, path)
             parts.extend(
-                task.packing.pack([batch.column(name) for name in names]) for batch in file.iter_batches(columns=names)
+                task.packing.pack([batch.column(name) for name in names])
+                for batch in file.iter_batches(columns=names, use_threads=False)
             )
         keys = PackedKeys.concatenated(parts, task.packing.words)
         rows = None
-        if len(deleted := hidden.get(path, np.zeros(0, np.int64))):
-            rows = np.setdiff1d(np.arange(len(keys)), deleted, assume_unique=True)
+        if path in hidden:
+            rows = np.flatnonzero(live_rows(hidden[path], 0, len(keys)))
             keys = keys.take(rows)
-        found.append(FileKeys(path, keys, rows))
-    return found
+        file_keys.append(FileKeys(path, keys, rows))
+    return file_keys

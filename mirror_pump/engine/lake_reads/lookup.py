@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,6 +31,8 @@ class LookupTask:
     storage: StorageOptions
     location: str
     """Root URI of the table's files."""
+    urgent: ClassVar[bool] = True
+    """The frontier waits for it (TaskRunner)."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,13 @@ _BATCH_ROWS = 4096
 """Rows read at a time; few, since rows that are looked up are large."""
 
 
-def rows_of(found: Found, storage: StorageOptions) -> pa.Table:
+def rows_of(found_rows: Found, storage: StorageOptions) -> pa.Table:
     """The rows. If they came in a file, that file is removed. Raises LakeError."""
-    if found.rows is not None:
-        return found.rows
-    with open_input(found.path, storage) as source, pa.ipc.open_file(source) as file:
+    if found_rows.rows is not None:
+        return found_rows.rows
+    with open_input(found_rows.path, storage) as source, pa.ipc.open_file(source) as file:
         rows = file.read_all()
-    discard([found.path], storage)
+    discard([found_rows.path], storage)
     return rows
 
 
@@ -85,10 +88,10 @@ def _as_result(rows: pa.Table, task: LookupTask, written: list[str]) -> Found:
 def _find(path: str, task: LookupTask) -> pa.Table:
     first = task.keys.column_names[0]
     names = [*task.keys.column_names, *(name for name in task.columns if name not in task.keys.column_names)]
-    wanted = pc.unique(task.keys.column(first))
+    key_values = pc.unique(task.keys.column(first))
     schema = pa.schema([task.schema.arrow.field(name).remove_metadata() for name in names])
     ids = {column.name: column.field_id for column in task.schema.fields}
-    found = [schema.empty_table()]
+    tables = [schema.empty_table()]
     with open_parquet(path, task.storage) as file:
         column_names(file, [ids[name] for name in task.keys.column_names], path)
         own = names_by_id(file)
@@ -99,19 +102,19 @@ def _find(path: str, task: LookupTask) -> pa.Table:
             group
             for group in range(file.num_row_groups)
             if any(
-                pc.any(pc.is_in(_typed(batch, own.get(ids[first]), kind), value_set=wanted)).as_py()
+                pc.any(pc.is_in(_typed(batch, own.get(ids[first]), kind), value_set=key_values)).as_py()
                 for batch in file.iter_batches(row_groups=[group], columns=[own[ids[first]]])
             )
         ]
-        present = [name for name in stored if name is not None]
-        for batch in file.iter_batches(_BATCH_ROWS, row_groups=holding, columns=present) if holding else ():
+        stored_names = [name for name in stored if name is not None]
+        for batch in file.iter_batches(_BATCH_ROWS, row_groups=holding, columns=stored_names) if holding else ():
             columns = [
                 _typed(batch, source_name, schema.field(name).type)
                 for source_name, name in zip(stored, names, strict=True)
             ]
             table = pa.table(columns, schema=schema)
-            found.append(table.filter(pc.is_in(table.column(first), value_set=wanted)))
-    return pa.concat_tables(found)
+            tables.append(table.filter(pc.is_in(table.column(first), value_set=key_values)))
+    return pa.concat_tables(tables)
 
 
 def _typed(batch: pa.RecordBatch, name: str | None, arrow: pa.DataType) -> pa.Array:

@@ -1,7 +1,7 @@
 """A task that copies rows of the lake into tables of Postgres, each into the one with its range of the tier key.
 
 A task is one transaction, and its entry in modak.op_log is part of it. So it has copied all of its rows or none, and
-whoever runs it again copies nothing twice.
+a second run of it copies nothing twice.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from psycopg.types.json import Jsonb
 from pyarrow import csv
 
 from decoders.printing import print_values
+from mirror_pump.database.errors import is_connection_loss
+from mirror_pump.database.quoting import identifier
 from mirror_pump.engine.comparison.live_rows import KeySet, LiveRows, TierRange, live_rows
 from mirror_pump.errors import Interrupted, TableError, one_line_of
 from mirror_pump.lake.format.raw_text_columns import raw_text_id
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.model import Column, TableId, TableName
-from mirror_pump.quoting import identifier
-from mirror_pump.source.connect import PgConnection, acting_as, connect, is_connection_loss, source_errors
+from mirror_pump.source.connect import PgConnection, acting_as, connect, source_errors
 from sql import queries
 
 _SQL = queries("restore")
@@ -79,15 +80,13 @@ def restore_rows(task: RestoreTask, stopped: Callable[[], bool] = lambda: False)
         parameters = {"op_id": task.entry, "table_id": task.table_id, "details": Jsonb({"restore": task.restore})}
         if not connection.execute(_SQL["copied"], parameters).rowcount:
             return 0
-        # regclass and similar types were printed under this search_path.
-        connection.execute("SET LOCAL search_path = pg_catalog")
         copied = 0
         try:
             with acting_as(connection, task.role):
-                for found in live_rows(task.chosen, task.packing):
+                for batch in live_rows(task.chosen, task.packing):
                     if stopped():
                         raise Interrupted("the copy was interrupted")
-                    copied += _copy(connection, task, found)
+                    copied += _copy(connection, task, batch)
         except psycopg.Error as error:
             if is_connection_loss(error):
                 raise
@@ -107,37 +106,37 @@ def _refused(error: psycopg.Error) -> TableError:
     )
 
 
-def _copy(connection: PgConnection, task: RestoreTask, found: LiveRows) -> int:
+def _copy(connection: PgConnection, task: RestoreTask, batch: LiveRows) -> int:
     """Copies a batch. Returns the number of rows."""
-    live = np.ones(found.rows, np.bool_)
-    if found.deleted is not None and len(found.deleted):
-        live = ~KeySet(found.deleted).among(task.packing.pack([found.columns[field_id] for field_id in task.key_ids]))
+    live = np.ones(batch.rows, np.bool_)
+    if batch.deleted is not None and len(batch.deleted):
+        live = ~KeySet(batch.deleted).among(task.packing.pack([batch.columns[field_id] for field_id in task.key_ids]))
     ends = np.array([table.hi for table in task.tables], np.int64)
-    places = np.searchsorted(ends, found.tiers, side="right")
+    places = np.searchsorted(ends, batch.tiers, side="right")
     lows = np.array([*(table.lo for table in task.tables), np.iinfo(np.int64).max], np.int64)
-    live &= found.tiers >= lows[places]
+    live &= batch.tiers >= lows[places]
     copied = 0
     texts = None
     for place in np.unique(places[live]).tolist():
-        texts = texts or _texts(task, found)
+        texts = texts or _texts(task, batch)
         chosen = live & (places == place)
         _write(connection, task.tables[place].name, texts if chosen.all() else texts.filter(pa.array(chosen)))
         copied += int(chosen.sum())
     return copied
 
 
-def _texts(task: RestoreTask, found: LiveRows) -> pa.Table:
+def _texts(task: RestoreTask, batch: LiveRows) -> pa.Table:
     """The rows as texts, in the order of the columns."""
     printed = {}
-    for wanted in task.columns:
-        column = wanted.column
-        values = found.columns.get(column.field_id)
+    for restored in task.columns:
+        column = restored.column
+        values = batch.columns.get(column.field_id)
         if values is None:
             text = pa.array([column.initial], pa.string())
-            printed[column.name] = text.take(pa.array(np.zeros(found.rows, np.int64)))
+            printed[column.name] = text.take(pa.array(np.zeros(batch.rows, np.int64)))
             continue
-        text = print_values(values, column.type, is_array=wanted.is_array, trimmed=column.chosen)
-        raw = found.columns.get(raw_text_id(column.field_id))
+        text = print_values(values, column.type, is_array=restored.is_array, trimmed=column.chosen)
+        raw = batch.columns.get(raw_text_id(column.field_id))
         printed[column.name] = text if raw is None else pa.compute.coalesce(text, raw.cast(pa.string()))
     return pa.table(printed)
 

@@ -34,7 +34,7 @@ class ConversionPlan:
     removed: frozenset[str]
     positions: frozenset[str]
     """Position-delete files whose rows the tasks do not repeat."""
-    seen: dict[str, frozenset[str]]
+    base_paths: dict[str, frozenset[str]]
     sequence_number: int
     complete: bool
 
@@ -90,7 +90,7 @@ def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None
         deletes=sum(file.records for file in convertible),
         removed=frozenset(file.path for file in convertible),
         positions=frozenset(chain.from_iterable(task.positions for task in tasks)),
-        seen=paths_of(by_manifest),
+        base_paths=paths_of(by_manifest),
         sequence_number=table.sequence_number,
         complete=len(convertible) == pending,
     )
@@ -104,7 +104,7 @@ def file_rewrite_of(plan: ConversionPlan, results: Sequence[ConversionResult]) -
         added=added,
         removed=plan.removed,
         relied_on=named | plan.positions,
-        seen=plan.seen,
+        base_paths=plan.base_paths,
         sequence_number=plan.sequence_number,
         complete=plan.complete,
     )

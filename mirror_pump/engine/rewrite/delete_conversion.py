@@ -5,6 +5,7 @@ Only key columns are read. A task writes files under new names and commits nothi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple, partitions_of
 from mirror_pump.lake.format.position_deletes import leaf_of, read_position_deletes
+from mirror_pump.lake.format.row_batches import row_batches
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path
 
@@ -93,17 +95,17 @@ def convert_deletes(task: ConversionTask) -> ConversionResult:
 
     Memory: `keys_at_once` keys, a batch of at most 2 million rows, and 8 bytes per row found. Raises LakeError.
     """
-    found: dict[str, list[Ints]] = {}
+    rows_by_path: dict[str, list[Ints]] = {}
     rows_read = 0
     for keys in _keys_in_pieces(task):
         for path, rows, read in _search_all(task, keys):
             rows_read += read
             if len(rows):
-                found.setdefault(path, []).append(rows)
-    positions = {path: np.unique(np.concatenate(parts)) for path, parts in found.items()}
+                rows_by_path.setdefault(path, []).append(rows)
+    positions = {path: np.unique(np.concatenate(parts)) for path, parts in rows_by_path.items()}
     if positions:
-        known = read_position_deletes(task.positions, positions.keys(), task.storage)
-        for path, rows in known.items():
+        already_deleted = read_position_deletes(task.positions, positions.keys(), task.storage)
+        for path, rows in already_deleted.items():
             positions[path] = np.setdiff1d(positions[path], rows, assume_unique=True)
     named = {path: rows for path, rows in positions.items() if len(rows)}
     files = write_position_delete_files(named, partitions_of(task.data), task.location, task.storage)
@@ -165,21 +167,15 @@ def _key_batches(
     """The file's key columns in batches, each with the number of its first row. Skips row groups whose statistics rule
     out all `keys`. Raises LakeError if the file lacks a key column."""
     names = column_names(parquet, [field.field_id for field in schema.key.fields], path)
-    place = leaf_of(parquet, names[0])
-    start = 0
-    for number in range(parquet.num_row_groups):
-        group = parquet.metadata.row_group(number)
-        if keys is None or _may_hold(group.column(place), schema.key.fields[0].type.kind, keys):
-            first = start
-            size = _READ_ROWS if keys is None else keys.batch_rows
-            for batch in parquet.iter_batches(size, row_groups=[number], columns=names):
-                columns = [
-                    plain(batch.column(name)).cast(field.type.arrow)
-                    for name, field in zip(names, schema.key.fields, strict=True)
-                ]
-                yield first, columns
-                first += batch.num_rows
-        start += group.num_rows
+    size, groups = _READ_ROWS, None
+    if keys is not None:
+        place, kind = leaf_of(parquet, names[0]), schema.key.fields[0].type.kind
+        chunks = [parquet.metadata.row_group(number).column(place) for number in range(parquet.num_row_groups)]
+        size = keys.batch_rows
+        groups = {number for number, chunk in enumerate(chunks) if _may_hold(chunk, kind, keys)}
+    for first, batch in row_batches(parquet, size, sys.maxsize, columns=names, groups=groups):
+        columns = zip(names, schema.key.fields, strict=True)
+        yield first, [plain(batch.column(name)).cast(field.type.arrow) for name, field in columns]
 
 
 def _may_hold(chunk: pq.ColumnChunkMetaData, kind: Kind, keys: DeletedKeys) -> bool:

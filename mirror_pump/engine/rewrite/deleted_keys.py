@@ -117,8 +117,8 @@ class _AnyKeys:
                 kept = np.flatnonzero(self._filters[index].passes(_hashes(column.take(pa.array(rows)))))
                 rows, codes = rows[kept], codes[kept]
             digits = _codes(column.take(pa.array(rows)), values)
-            known = digits >= 0
-            rows, codes, digits = rows[known], codes[known], digits[known]
+            has_digit = digits >= 0
+            rows, codes, digits = rows[has_digit], codes[has_digit], digits[has_digit]
             if dense is not None:
                 rows, codes, digits = _redone(dense, rows, codes, digits)
             codes = codes * len(values) + digits
@@ -156,8 +156,8 @@ class _Filter:
 
 def _redone(dense: Ints, rows: Ints, codes: Ints, digits: Ints) -> tuple[Ints, Ints, Ints]:
     """The rows whose code is among `dense`; their new code is its index there."""
-    places, known = found_among(dense, codes)
-    return rows[known], places[known], digits[known]
+    places, is_dense = found_among(dense, codes)
+    return rows[is_dense], places[is_dense], digits[is_dense]
 
 
 def _highest(keys: Ints, numbers: Ints) -> tuple[Ints, Ints]:
@@ -170,8 +170,8 @@ def _highest(keys: Ints, numbers: Ints) -> tuple[Ints, Ints]:
 
 def _codes(column: pa.Array, values: pa.Array) -> Ints:
     """Index of each value in `values`; -1 if it is not there."""
-    found: Ints = pc.index_in(column, value_set=values).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    codes: Ints = pc.index_in(column, value_set=values).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes
 
 
 def _is_number(arrow: pa.DataType) -> bool:

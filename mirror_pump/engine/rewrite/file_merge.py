@@ -5,24 +5,23 @@ A task writes files under new names and commits nothing, so it may run any numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
-from mirror_pump.engine.lake_reads.row_batches import BATCH_BYTES, read_batches
 from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.contents.dropped_rows import DroppedRows
-from mirror_pump.lake.format.columns import places_by_id, plain
-from mirror_pump.lake.format.damaged_files import open_parquet
+from mirror_pump.lake.format.columns import cast_to
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
+from mirror_pump.lake.format.row_batches import BATCH_BYTES, stored_rows
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
@@ -113,11 +112,11 @@ def merge_files(task: MergeTask) -> MergedFile:
             sequence_number = task.data[number].sequence_number
             dropped = [drop.bounds for drop in task.dropped if sequence_number <= drop.sequence_number]
             rows: list[Positions] = [np.zeros(0, np.int64)]
-            deleted = hidden.get(path, rows[0])
-            for start, table in _tables(path, task):
-                first, end = np.searchsorted(deleted, [start, start + table.num_rows])
-                live = np.ones(table.num_rows, np.bool_)
-                live[deleted[first:end] - start] = False
+            for start, columns, live in stored_rows(
+                path, task.schema, hidden.get(path), task.storage, _BATCH_ROWS, task.batch_bytes
+            ):
+                arrays = [_column(column, columns, len(live), path, task) for column in task.schema.fields]
+                table = pa.table(arrays, schema=task.schema.arrow)
                 for bounds in dropped:
                     live &= ~bounds.holds(table.column(names[bounds.field_id]))
                 if not live.any():
@@ -161,48 +160,16 @@ def merge_positions(task: PositionsTask) -> MergedPositions:
     return MergedPositions(tuple(files), tuple(positions))
 
 
-def _tables(path: str, task: MergeTask) -> Iterator[tuple[int, pa.Table]]:
-    """The file's rows in the table's schema, in batches, each with the number of its first row."""
-    start = 0
-    with open_parquet(path, task.storage) as parquet:
-        places = places_by_id(parquet)
-        for batch in read_batches(parquet, _BATCH_ROWS, task.batch_bytes):
-            columns = [
-                _column(batch, places.get(field.field_id), field, path, task.initial.get(field.field_id))
-                for field in task.schema.fields
-            ]
-            yield start, pa.table(columns, schema=task.schema.arrow)
-            start += batch.num_rows
-
-
-def _column(
-    batch: pa.RecordBatch, place: int | None, field: LakeField, path: str, initial: pa.Array | None
-) -> pa.Array:
-    """The column in its current type: promoted if it was widened since, `initial` or NULL if it was added since."""
-    wanted = field.arrow.type
-    if place is None:
-        if field.required:
-            raise LakeError(
-                f"{path} has no column with field ID {field.field_id}, which is required",
-                "rewrite the table's files with the engine that wrote this one, or copy the table again",
-            )
-        return (
-            pa.nulls(batch.num_rows, wanted)
-            if initial is None
-            else cast_to(pa.repeat(initial[0], batch.num_rows), wanted)
+def _column(field: LakeField, columns: Mapping[int, pa.Array], rows: int, path: str, task: MergeTask) -> pa.Array:
+    """The column; `initial` or NULL if it was added since the file was written."""
+    if field.field_id in columns:
+        return columns[field.field_id]
+    if field.required:
+        raise LakeError(
+            f"{path} has no column with field ID {field.field_id}, which is required",
+            "rewrite the table's files with the engine that wrote this one, or copy the table again",
         )
-    return cast_to(batch.column(place), wanted)
-
-
-def cast_to(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """The column as an array of type `wanted`, also where elements of lists have another type. Raises pyarrow's
-    ArrowInvalid for a value that does not fit."""
-    column = plain(column)
-    if column.type == wanted:
-        return column
-    if pa.types.is_list(wanted) and pa.types.is_list(column.type):
-        # Concatenating the single array makes its offsets begin at zero and drops unused values.
-        whole = pa.concat_arrays([column])
-        values = cast_to(whole.values, wanted.value_type)
-        return pa.ListArray.from_arrays(whole.offsets, values, type=wanted, mask=whole.is_null())
-    return column.cast(wanted)
+    initial = task.initial.get(field.field_id)
+    if initial is None:
+        return pa.nulls(rows, field.arrow.type)
+    return cast_to(pa.repeat(initial[0], rows), field.arrow.type)

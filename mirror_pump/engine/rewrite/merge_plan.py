@@ -63,7 +63,7 @@ class MergePlan:
     positions: PositionsTask | None
     removed: frozenset[str]
     """Files that the tasks replace, and position-delete files that only refer to data files which go or are gone."""
-    seen: dict[str, frozenset[str]]
+    base_paths: dict[str, frozenset[str]]
     sequence_number: int
 
 
@@ -77,11 +77,11 @@ def plan_merge(
     the manifests that the listing (`mirror_pump.engine.rewrite.conversion_plan.listing_for`) does not know yet. Raises
     LakeError.
     """
-    present = _present(table, listing)
-    if present is None:
+    current_files = _current_files(table, listing)
+    if current_files is None:
         return None
-    small = choose_by_partition(present.data, sorted(present.pending), target_bytes, sizes.fanout)
-    return _plan(table, present, small, sizes, merge_positions=True)
+    small = choose_by_partition(current_files.data, sorted(current_files.pending), target_bytes, sizes.fanout)
+    return _plan(table, current_files, small, sizes, merge_positions=True)
 
 
 def plan_rewrite(table: LakeTable, listing: Listing, sizes: MergeSizes = DEFAULT_SIZES) -> MergePlan | None:
@@ -89,11 +89,11 @@ def plan_rewrite(table: LakeTable, listing: Listing, sizes: MergeSizes = DEFAULT
 
     None if no file reaches `MUCH_DELETED_SHARE`. Otherwise like `plan_merge`.
     """
-    present = _present(table, listing)
-    if present is None:
+    current_files = _current_files(table, listing)
+    if current_files is None:
         return None
-    most_deleted = _most_deleted(present.data, present.positions, present.pending)
-    return _plan(table, present, (most_deleted,), sizes, merge_positions=False) if most_deleted else None
+    most_deleted = _most_deleted(current_files.data, current_files.positions, current_files.pending)
+    return _plan(table, current_files, (most_deleted,), sizes, merge_positions=False) if most_deleted else None
 
 
 def plan_fill(
@@ -105,18 +105,18 @@ def plan_fill(
     a delete. Otherwise like `plan_merge`. Raises NotFillable if another engine partitioned the table or wrote files
     that are not of our kind.
     """
-    present = _present(table, listing)
-    if present is None or len(present.data) < len(present.paths):
+    current_files = _current_files(table, listing)
+    if current_files is None or len(current_files.data) < len(current_files.paths):
         raise NotFillable("another engine wrote files of the lake table in a way that the mirror cannot rewrite")
     chosen: list[tuple[LiveFile]] = []
     rows = 0
-    for file in sorted(present.data, key=_age):
+    for file in sorted(current_files.data, key=_age):
         if file.records and lacking(file):
             chosen.append((file,))
             rows += file.records
             if rows >= most_rows or len(chosen) >= MOST_SOURCES:
                 break
-    return _plan(table, present, chosen, DEFAULT_SIZES, merge_positions=False) if chosen else None
+    return _plan(table, current_files, chosen, DEFAULT_SIZES, merge_positions=False) if chosen else None
 
 
 class NotFillable(LakeError):
@@ -124,7 +124,7 @@ class NotFillable(LakeError):
 
 
 @dataclass(frozen=True)
-class _Present:
+class _CurrentFiles:
     """The files of a table's state."""
 
     data: list[LiveFile]
@@ -136,10 +136,10 @@ class _Present:
     """URIs of all data files."""
     partitions: Mapping[str, PartitionTuple]
     """Lake partitions of all files, by URI; empty for an unpartitioned table."""
-    seen: dict[str, frozenset[str]]
+    live_paths: dict[str, frozenset[str]]
 
 
-def _present(table: LakeTable, listing: Listing) -> _Present | None:
+def _current_files(table: LakeTable, listing: Listing) -> _CurrentFiles | None:
     """The files of the table's current state; None for a table that another engine partitioned, which is left
     alone."""
     if table.foreign_partitions:
@@ -162,7 +162,7 @@ def _present(table: LakeTable, listing: Listing) -> _Present | None:
         else:
             unreadable = True
     # A position-delete file that cannot be read may refer to any data file.
-    return _Present(
+    return _CurrentFiles(
         [] if unreadable else data,
         positions,
         frozenset(pending),
@@ -174,7 +174,7 @@ def _present(table: LakeTable, listing: Listing) -> _Present | None:
 
 def _plan(
     table: LakeTable,
-    present: _Present,
+    current_files: _CurrentFiles,
     groups: Sequence[Sequence[LiveFile]],
     sizes: MergeSizes,
     *,
@@ -184,10 +184,10 @@ def _plan(
     sources = list(chain.from_iterable(groups))
     replaced = {file.path for file in sources}
     # Rewrites by other engines may leave position deletes that refer to data files which are already gone.
-    about = present.paths - replaced
+    about = current_files.paths - replaced
     stay: set[str | None] = {None, *about}
-    dangling = {file.path for file in present.positions if file.about not in stay}
-    remaining = [file for file in present.positions if file.path not in dangling]
+    dangling = {file.path for file in current_files.positions if file.about not in stay}
+    remaining = [file for file in current_files.positions if file.path not in dangling]
     crowded = table.position_deletes > table.records
     # Position-delete files that refer to several data files would keep their rows about the sources. DuckDB computes
     # row counts as rows of data files minus rows of delete files, and some queries fail with an internal error if that
@@ -199,14 +199,14 @@ def _plan(
     if not (sources or positions or (crowded and dangling)):
         return None
     return MergePlan(
-        data=tuple(_merge(table, group, present.positions) for group in groups),
+        data=tuple(_merge(table, group, current_files.positions) for group in groups),
         positions=PositionsTask(
-            positions, about, table.location, table.storage, sizes.own_positions, present.partitions
+            positions, about, table.location, table.storage, sizes.own_positions, current_files.partitions
         )
         if positions
         else None,
         removed=frozenset(chain(replaced, dangling, positions)),
-        seen=present.seen,
+        base_paths=current_files.live_paths,
         sequence_number=table.sequence_number,
     )
 
@@ -240,7 +240,7 @@ def merged_file_rewrite(
         added=() if positions is None else positions.files,
         removed=plan.removed,
         relied_on=frozenset(relied_on),
-        seen=plan.seen,
+        base_paths=plan.base_paths,
         sequence_number=plan.sequence_number,
         complete=False,
         merged=tuple(merged),
@@ -255,10 +255,10 @@ def choose_by_partition(
     by_partition: dict[PartitionTuple, list[LiveFile]] = defaultdict(list)
     for file in data:
         by_partition[file.partition].append(file)
-    found = (choose(files, pending, target_bytes, fanout) for files in by_partition.values())
+    candidates = (choose(files, pending, target_bytes, fanout) for files in by_partition.values())
     groups: list[tuple[LiveFile, ...]] = []
     files = rows = 0
-    for group in sorted(filter(None, found), key=len, reverse=True):
+    for group in sorted(filter(None, candidates), key=len, reverse=True):
         files += len(group)
         rows += sum(file.records for file in group)
         if groups and (files > MOST_SOURCES or rows > _MOST_SOURCE_ROWS):
@@ -330,12 +330,12 @@ def _most_deleted(
     deleted: Counter[str | None] = Counter()
     for file in positions:
         deleted[file.about] += file.records
-    found = [
+    shares = [
         (deleted[file.path] / file.records, file)
         for file in data
         if 0 < file.records <= _MOST_SOURCE_ROWS and file.sequence_number not in pending
     ]
-    share, most = max(found, key=itemgetter(0), default=(0.0, None))
+    share, most = max(shares, key=itemgetter(0), default=(0.0, None))
     return () if most is None or share < MUCH_DELETED_SHARE else (most,)
 
 

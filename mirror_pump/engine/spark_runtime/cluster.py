@@ -51,7 +51,7 @@ def check_cluster(master: str, dsn: str, warehouse: str) -> None:
 
 def refuse_local_disk(master: str, warehouse: str, mounts: Path = _MOUNTS) -> None:
     """Raises UsageError if the warehouse is a directory on a disk of this machine: executors elsewhere would write
-    files that nobody else sees. `mounts` lists the mounted file systems (proc_pid_mountinfo(5))."""
+    files that no other machine sees. `mounts` lists the mounted file systems (proc_pid_mountinfo(5))."""
     path = local_path(warehouse)
     if path is None:
         return
@@ -69,14 +69,14 @@ def refuse_local_disk(master: str, warehouse: str, mounts: Path = _MOUNTS) -> No
 def _file_system(path: Path, mounts: Path) -> str:
     """The type of the file system that holds the path, or will."""
     path = path.resolve()
-    found, depth = "unknown", -1
+    file_system, depth = "unknown", -1
     for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
         before, _, after = line.partition(" - ")
         mounted = Path(_unescaped(before.split()[4]))
         # Of two that are mounted at one place, the later one is seen.
         if len(mounted.parts) >= depth and path.is_relative_to(mounted):
-            found, depth = after.split()[0], len(mounted.parts)
-    return found
+            file_system, depth = after.split()[0], len(mounted.parts)
+    return file_system
 
 
 def _unescaped(text: str) -> str:

@@ -55,8 +55,11 @@ Files = dict[str, Path]
 def archives() -> dict[str, Path]:
     """The archives by the name of their directory on an executor, made if they are not there yet: a few seconds, once
     for each version. Raises UsageError if a package cannot be packed."""
-    # A version of a package names its content; the program's own may be a checkout that somebody works on.
-    content = [repr(_RULES), *sorted(f"{found.name} {found.version}" for found in _distributions())]
+    # A version of a package names its content; the program's own may be a checkout that is being worked on.
+    content = [
+        repr(_RULES),
+        *sorted(f"{distribution.name} {distribution.version}" for distribution in _distributions()),
+    ]
     return {
         PACKAGES: _archive(PACKAGES, _digest(text.encode() for text in content), _package_files),
         PROGRAM: _archive(PROGRAM, _program_digest(), _program_files),
@@ -96,12 +99,12 @@ def _compiled(source: Path) -> bytes | None:
         return None
     try:
         content = Path(importlib.util.cache_from_source(source)).read_bytes()
-        found = source.stat()
+        status = source.stat()
     except OSError:
         return None
     # Of exactly this source: flags, its time, its size.
-    present = struct.pack("<4sIII", importlib.util.MAGIC_NUMBER, 0, int(found.st_mtime) & _U32, found.st_size & _U32)
-    return content[:4] + _UNCHECKED + content[16:] if content[:16] == present else None
+    header = struct.pack("<4sIII", importlib.util.MAGIC_NUMBER, 0, int(status.st_mtime) & _U32, status.st_size & _U32)
+    return content[:4] + _UNCHECKED + content[16:] if content[:16] == header else None
 
 
 def _digest(parts: Iterable[bytes]) -> str:
@@ -118,7 +121,7 @@ def _program_digest() -> str:
 
 
 def _program_files() -> Files:
-    found = {}
+    files = {}
     for package in _OWN:
         spec = importlib.util.find_spec(package)
         assert spec is not None
@@ -126,12 +129,12 @@ def _program_files() -> Files:
             for path in directory.rglob("*"):
                 inside = PurePosixPath(package, *path.relative_to(directory).parts)
                 if path.is_file() and _is_useful(inside):
-                    found[str(inside)] = path
-    return found
+                    files[str(inside)] = path
+    return files
 
 
 def _package_files() -> Files:
-    found = {}
+    paths = {}
     for distribution in _distributions():
         files = distribution.files
         if files is None:
@@ -142,8 +145,8 @@ def _package_files() -> Files:
         for file in files:
             # Scripts are outside of the directory of packages.
             if ".." not in file.parts and not file.is_absolute() and _is_useful(file):
-                found[str(file)] = Path(str(distribution.locate_file(file)))
-    return {inside: path for inside, path in found.items() if path.is_file()}
+                paths[str(file)] = Path(str(distribution.locate_file(file)))
+    return {inside: path for inside, path in paths.items() if path.is_file()}
 
 
 def _is_useful(inside: PurePosixPath) -> bool:
@@ -157,14 +160,14 @@ def _is_useful(inside: PurePosixPath) -> bool:
 def _distributions() -> list[importlib.metadata.Distribution]:
     """What the program needs without its extras, and what that needs, as far as it is installed here. The program
     itself is left out."""
-    found: dict[str, importlib.metadata.Distribution] = {}
-    seen: set[tuple[str, str]] = set()
+    distributions: dict[str, importlib.metadata.Distribution] = {}
+    visited: set[tuple[str, str]] = set()
     todo = [(_ROOT, "")]
     while todo:
         name, extra = todo.pop()
-        if (name, extra) in seen:
+        if (name, extra) in visited:
             continue
-        seen.add((name, extra))
+        visited.add((name, extra))
         try:
             distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
@@ -175,10 +178,10 @@ def _distributions() -> list[importlib.metadata.Distribution]:
                 ) from None
             # It is for another platform or Python.
             continue
-        found[_normal(name)] = distribution
+        distributions[_normal(name)] = distribution
         todo += _required(distribution.requires or (), extra)
-    del found[_ROOT]
-    return list(found.values())
+    del distributions[_ROOT]
+    return list(distributions.values())
 
 
 def _required(requirements: Iterable[str], extra: str) -> Iterator[tuple[str, str]]:
@@ -188,8 +191,8 @@ def _required(requirements: Iterable[str], extra: str) -> Iterator[tuple[str, st
         parsed = _REQUIREMENT.match(requirement)
         if parsed is None:
             continue
-        wanted = _EXTRA.search(parsed[3] or "")
-        if wanted is not None and wanted[1] != extra:
+        required_extra = _EXTRA.search(parsed[3] or "")
+        if required_extra is not None and required_extra[1] != extra:
             continue
         yield _normal(parsed[1]), ""
         yield from ((_normal(parsed[1]), part.strip()) for part in (parsed[2] or "").split(",") if part.strip())

@@ -7,8 +7,8 @@ import time
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
-from mirror_pump.service_thread import ServiceThread
-from mirror_pump.telemetry import get_logger
+from mirror_pump.runtime.service_thread import ServiceThread
+from mirror_pump.runtime.telemetry import get_logger
 
 _INTERVAL = 5.0
 """Seconds between two looks."""
@@ -31,7 +31,7 @@ class ExecutorWatch:
         self._thread.stop()
 
     def _run(self) -> None:
-        seen, warned = time.monotonic(), False
+        last_seen, warned = time.monotonic(), False
         while self._thread.next_round():
             java = self._context._jsc
             try:
@@ -40,18 +40,18 @@ class ExecutorWatch:
             except (Py4JError, OSError):
                 java = None
             if java is None:
-                # Spark was stopped, or its JVM is gone. Whoever runs a task reports that.
+                # Spark was stopped, or its JVM is gone. The code that runs a task reports that.
                 return
             if executors:
                 if warned:
                     self._log.info("executors-back", executors=executors)
-                seen, warned = time.monotonic(), False
-            elif not warned and time.monotonic() - seen >= self._patience:
+                last_seen, warned = time.monotonic(), False
+            elif not warned and time.monotonic() - last_seen >= self._patience:
                 warned = True
                 self._log.warning(
                     "no-executors",
                     master=self._context.master,
-                    seconds=round(time.monotonic() - seen),
+                    seconds=round(time.monotonic() - last_seen),
                     remedy="See the page of the Spark master: are there workers, and have they cores and memory left"
                     " for one more application? The work waits until then; docs/cluster.md says how to share a cluster",
                 )

@@ -70,17 +70,17 @@ def java_version(home: Path) -> int | None:
         text = (home / "release").read_text()
     except OSError:
         text = ""
-    found = re.search(r'^JAVA_VERSION="(\d+)(?:\.(\d+))?', text, re.MULTILINE)
-    if found is None:
+    version = re.search(r'^JAVA_VERSION="(\d+)(?:\.(\d+))?', text, re.MULTILINE)
+    if version is None:
         try:
             completed = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        found = re.search(r'version "(\d+)(?:\.(\d+))?', completed.stderr)
-    if found is None:
+        version = re.search(r'version "(\d+)(?:\.(\d+))?', completed.stderr)
+    if version is None:
         return None
     # Java 8 reports version 1.8.
-    return int(found[2]) if found[1] == "1" and found[2] else int(found[1])
+    return int(version[2]) if version[1] == "1" and version[2] else int(version[1])
 
 
 def _candidates() -> list[Path]:

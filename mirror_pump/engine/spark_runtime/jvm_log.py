@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mirror_pump.telemetry import get_logger
+from mirror_pump.runtime.telemetry import get_logger
 
 _EXPECTED = re.compile(
     r"WARNING: Using incubator modules: jdk\.incubator\.vector"
@@ -22,18 +22,25 @@ _EXPECTED = re.compile(
 _LEVELS = re.compile(r"\S+Z (ERROR|FATAL|WARN) spark ")
 """Prefix of a log line as laid out by log4j2.properties."""
 
+_LAST_LINES_WITHIN = 5.0
+"""Seconds to wait for the last lines of a JVM. One that goes on after an error keeps the pipe open."""
+
 
 @contextmanager
 def jvm_output() -> Iterator[int]:
     """A descriptor to pass to the JVM as stdout and stderr. Our copy is closed at the end of the block; the JVM's stays
-    open as long as the JVM runs."""
+    open as long as the JVM runs. After an error in the block, such as a JVM that has ended, what it wrote is logged
+    first."""
     read, write = os.pipe()
     thread = threading.Thread(target=_forward, args=(read,), name="jvm-log", daemon=True)
     thread.start()
     try:
         yield write
-    finally:
+    except BaseException:
         os.close(write)
+        thread.join(_LAST_LINES_WITHIN)
+        raise
+    os.close(write)
 
 
 def _forward(descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""Sessions of one Spark in which the catalog `lake` reaches its files in different ways.
+"""Sessions of one Spark in which the catalog `lake`, and that of its forks, reach their files in different ways.
 
 Iceberg's JDBC catalog finds its tables by its own name, so each way needs a session of its own. Secrets are a session's
 settings only until its catalog has been made of them. Settings that Spark starts with are in its web interface, and
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mirror_pump.credentials import is_secret
-from mirror_pump.engine.spark_runtime.session import CATALOG, jdbc_catalog, storage_conf
+from mirror_pump.engine.spark_runtime.session import CATALOG, FORKS, jdbc_catalog, storage_conf
+from mirror_pump.settings.credentials import is_secret
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,21 +29,28 @@ class LakeSessions:
     def session(self, warehouse: str, properties: Mapping[str, str]) -> SparkSession:
         """The session for tables in a warehouse. `properties` are those of pyiceberg's FileIO. Raises Spark's errors if
         the database does not answer."""
-        conf = {**jdbc_catalog(CATALOG, self._dsn, warehouse), **storage_conf(CATALOG, warehouse, properties)}
+        conf = {
+            key: value
+            for name in (CATALOG, FORKS)
+            for key, value in (
+                jdbc_catalog(name, self._dsn, warehouse) | storage_conf(name, warehouse, properties)
+            ).items()
+        }
         # Jars come with Spark's start.
         conf.pop("spark.jars.packages", None)
-        known = self._sessions.get(warehouse)
-        if known is None or known[0] != conf:
-            known = self._sessions[warehouse] = conf, self._open(conf)
-        return known[1]
+        conf_and_session = self._sessions.get(warehouse)
+        if conf_and_session is None or conf_and_session[0] != conf:
+            conf_and_session = self._sessions[warehouse] = conf, self._open(conf)
+        return conf_and_session[1]
 
     def _open(self, conf: Mapping[str, str]) -> SparkSession:
         session = self._spark.newSession()
         for key, value in conf.items():
             session.conf.set(key, value)
-        # Makes the catalog, of the settings of the thread's active session. It keeps them: they are not read again.
+        # Makes the catalogs, of the settings of the thread's active session. They keep them: they are not read again.
         session._jvm.SparkSession.setActiveSession(session._jsparkSession)
-        session._jsparkSession.sessionState().catalogManager().catalog(CATALOG)
+        for name in (CATALOG, FORKS):
+            session._jsparkSession.sessionState().catalogManager().catalog(name)
         for key in conf:
             if is_secret(key):
                 session.conf.unset(key)
@@ -53,5 +60,5 @@ class LakeSessions:
 def catalog_properties(spark: SparkSession, catalog: str) -> dict[str, str]:
     """The storage properties that the session has for one of its catalogs. Contains secrets."""
     prefix = f"spark.sql.catalog.{catalog}."
-    found = {key.removeprefix(prefix): value for key, value in spark.conf.getAll.items() if key.startswith(prefix)}
-    return {key: value for key, value in found.items() if key.startswith(("s3.", "client."))}
+    properties = {key.removeprefix(prefix): value for key, value in spark.conf.getAll.items() if key.startswith(prefix)}
+    return {key: value for key, value in properties.items() if key.startswith(("s3.", "client."))}

@@ -1,210 +1,223 @@
-"""Runs picklable functions as Spark tasks and returns futures: the only interface between the pipeline and Spark.
+"""Runs picklable functions as tasks of Spark and returns futures: the only interface between the pipeline and Spark.
 
-Each task is an RDD job of its own, submitted from a few threads. Measured: 96-121 ms for a small segment on a warm
-session, against 136-199 ms for createDataFrame with mapInArrow; neither needs a shuffle.
+Spark's part is to place the tasks that stay in its slots, and to give them Python and packages: each takes one piece of
+work after the other from this process, by a socket (resident/). So nothing that a piece of work needs or returns passes
+through Java, and none has to wait for a job of Spark, which takes 60 ms.
+
+Work need not wait for Spark's start either, which takes seconds, and a minute on a busy machine: until Spark's tasks
+are there, threads of this process do it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from mirror_pump.engine.spark_runtime.cluster import is_cluster
 from mirror_pump.engine.spark_runtime.executor_watch import ExecutorWatch
-from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session
-from mirror_pump.errors import MirrorPumpError, StorageFull, TaskFailed
-from mirror_pump.lake.storage import no_room
+from mirror_pump.engine.spark_runtime.java import find_java_home
+from mirror_pump.engine.spark_runtime.resident.connection import Stay
+from mirror_pump.engine.spark_runtime.resident.driver_worker import DriverWorkers
+from mirror_pump.engine.spark_runtime.resident.residents import Residents
+from mirror_pump.engine.spark_runtime.resident.task_pool import Capacity, TaskPool, Work
+from mirror_pump.engine.spark_runtime.session import SparkSettings, end_java, spark_session
+from mirror_pump.errors import TaskFailed
+from mirror_pump.runtime.cores import available_cores
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_SHOWN_LINES = 3
-"""Lines of a task's traceback that its error repeats; its cause has the whole traceback."""
-
-
-_NO_MEMORY = (
-    # Of Python, NumPy and Arrow.
-    "MemoryError",
-    "ArrowMemoryError",
-    # Of the JVM, and of the operating system.
-    "OutOfMemoryError",
-    "Cannot allocate memory",
-    # A worker that was killed, as the kernel does when memory runs out, or that could not even say what it lacks.
-    "Python worker exited unexpectedly",
-    "can't start new thread",
-)
-"""What errors of tasks contain that lacked memory."""
-
-_MEMORY_REMEDY = (
-    "nothing is lost, and the pump retries by itself. If it happens again, give the machine or Spark's executors more"
-    " memory, or lower segment_bytes (stream), copy_chunk_bytes and copy_workers (copies)"
-)
-
-_LARGEST_TASK = 48 << 20
-"""Largest task in bytes. A task passes through the Java heap some three times, and may not exceed
-spark.rpc.message.maxSize (128 MiB) on a cluster. A larger task is a segment with a very large row. It runs in the
-driver, which holds the row anyway, one at a time."""
-
-_TASK_REMEDY = "the pump retries by itself; if it fails every time, report this with the log"
-_WORKERS_REMEDY = (
-    "on a cluster, each node needs Spark of the driver's version, and a Python of the driver's version in its PATH, or"
-    " where PYSPARK_PYTHON says (docs/cluster.md)"
-)
-
-_CLUSTER_JOBS = 32
-"""Jobs that are submitted to a cluster at the same time, if this machine's cores would not make it more. With segments
-of 4 MiB they take less than half of the driver's Java heap."""
+_LOCAL_SLOTS = 256
+"""Slots of the pump's own Spark on this machine. They cost nothing: callers bound the number of tasks that
+are not urgent, and those that are urgent have a limit."""
+_CLUSTER_TASKS = 32
+"""Tasks at a time on a cluster at least: its slots come and go."""
+_SHARED = Stay(0.2)
+"""In a Spark that does other things: these need the slots."""
+_OWN = Stay(60.0, keep=1)
 
 
 class TaskRunner(Protocol):
     """Runs `function(task)` wherever the project is installed and the storage is reachable."""
 
-    def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]: ...
-
-
-@dataclass(frozen=True)
-class _Raised:
-    """An error of this project raised by a task. It is returned as a value, since Spark would turn it into text."""
-
-    error: MirrorPumpError
-
-
-def _outcome(function: Callable[[Task], Result], task: Task) -> Result | _Raised:
-    try:
-        return function(task)
-    except MirrorPumpError as error:
-        return _Raised(error)
-
-
-def _in_driver(function: Callable[[Task], Result], task: Task) -> Result:
-    """Runs a task in this process. Its errors are those of a task of Spark."""
-    try:
-        return function(task)
-    except MirrorPumpError:
-        raise
-    except Exception as error:
-        detail = f"{type(error).__name__}: {error}".splitlines()[0]
-        lacking = any(sign in detail for sign in _NO_MEMORY)
-        remedy = _MEMORY_REMEDY if lacking else _TASK_REMEDY
-        raise TaskFailed(f"a task of {function.__name__} failed in the driver: {detail}", remedy) from error
+    def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
+        """Tasks whose class says `urgent` come before all others, and never wait for one of these to end, as long as
+        there is more than one slot."""
 
 
 class SparkTaskRunner:
-    """Runs each submission as a Spark job of one task, unless its `nbytes` is too large for that. Thread-safe."""
+    """Runs tasks in Spark. Thread-safe."""
 
-    def __init__(self, spark: SparkSession, concurrent_jobs: int) -> None:
-        self._spark = spark
-        self._context = spark.sparkContext
-        self._pool = ThreadPoolExecutor(concurrent_jobs, thread_name_prefix="spark-job")
-        self._large_tasks = ThreadPoolExecutor(1, thread_name_prefix="large-task")
+    def __init__(self, spark: SparkSession | None, slots: int) -> None:
+        """In a Spark that others use too: up to `slots` tasks at a time if it is local. On a cluster, whose slots come
+        and go, more wait there; while it has none, the log says so. Without a Spark, this process runs them."""
+        self._pool = TaskPool(Capacity(_LOCAL_SLOTS, slots, reserved=1), self._start_worker)
+        self._driver = DriverWorkers(self._pool)
+        self._residents: Residents | None = None
+        self._spark: SparkSession | None = None
         self._watch: ExecutorWatch | None = None
+        self._ready = False
+        self._answered = threading.Event()
+        """Set when the first of Spark's tasks is there, or cannot be started, or is not wanted any more."""
+        self._start_error: Exception | None = None
+        self._starting: threading.Thread | None = None
+        self._closing = threading.Event()
+        if spark is not None:
+            self._use(spark, _SHARED)
+            total = max(slots, _CLUSTER_TASKS) if is_cluster(spark.sparkContext.master) else slots
+            self._pool.capacity = Capacity(total, total)
+            self._ready = True
 
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
-        if getattr(task, "nbytes", 0) > _LARGEST_TASK:
-            return self._large_tasks.submit(_in_driver, function, task)
-        return self._pool.submit(self._run, function, task)
+        work = Work(function, task, urgent=getattr(task, "urgent", False))
+        self._pool.submit(work)
+        return work.future
 
     @classmethod
-    def on(cls, spark: SparkSession, slots: int) -> Self:
-        """A runner with as many jobs at the same time as the session has slots: `slots` if it is local. On a cluster,
-        whose slots come and go, jobs beyond them wait there; while it has none, the log says so."""
-        if not is_cluster(spark.sparkContext.master):
-            return cls(spark, slots)
-        runner = cls(spark, max(slots, _CLUSTER_JOBS))
-        runner._watch = ExecutorWatch(spark.sparkContext)
-        runner._watch.start()
-        return runner
+    def start(
+        cls,
+        master: str,
+        urgent: int,
+        failed: Callable[[Exception], None],
+        ready: Callable[[float], None],
+        local_delay: float = 0.0,
+    ) -> Self:
+        """Starts a Spark of the pump's own in a thread, and returns at once: this process runs the tasks until Spark
+        can, on a cluster until it has given the first executor. Then the thread calls `ready` with the seconds that it
+        took. On this machine there are up to `urgent` urgent tasks at a time.
 
-    @classmethod
-    def start(cls, master: str, cores: int, others: int) -> Self:
-        """Starts a Spark of the pump's own. `local[*]` gets `others` more slots than there are cores, so that chunks of
-        copies and file rewrites, which take seconds, never keep the stream's segments waiting for a slot. Waits for a
-        cluster's first executor.
+        `local_delay`: seconds after which a local Spark starts, for a runner that will probably be closed before.
+        Starting it takes as much CPU as a copy of several million rows.
 
-        Raises TaskFailed if the executors cannot run the program.
+        Raises UsageError without a usable Java. If Spark cannot be started, or its executors cannot run the program,
+        the thread calls `failed` with the error, and the tasks go on in this process until the caller closes the
+        runner.
         """
-        slots = cores + others
-        chosen = f"local[{slots}]" if master == "local[*]" else master
-        spark = spark_session(SparkSettings(master=chosen, jars=False))
-        runner = cls.on(spark, slots)
-        try:
-            # In a Spark of its own only as many as there are cores. Spark gives tasks to idle workers in turn, and each
-            # has to touch its memory and to read the server's types once. Others are forked when they are needed.
-            runner.warm_up(slots if is_cluster(chosen) else cores)
-        except BaseException:
-            # A signal that interrupts a call to Java leaves the answer unread. The next call mistakes it for its own
-            # answer and may fail in any way. That does not matter: this process ends now, and Java with it.
-            with suppress(Exception):
-                runner.close()
-            raise
+        find_java_home()
+        runner = cls(None, urgent)
+        delay = 0.0 if is_cluster(master) else local_delay
+        runner._starting = threading.Thread(
+            target=runner._start_spark, args=(master, urgent, failed, ready, delay), name="spark-start", daemon=True
+        )
+        runner._starting.start()
         return runner
 
-    def _run(self, function: Callable[[Task], Result], task: Task) -> Result:
-        def partition(tasks: Iterator[Task]) -> Iterator[Result | _Raised]:
-            return (_outcome(function, item) for item in tasks)
-
+    def _start_spark(
+        self,
+        master: str,
+        urgent: int,
+        failed: Callable[[Exception], None],
+        ready: Callable[[float], None],
+        delay: float,
+    ) -> None:
+        if self._closing.wait(delay):
+            return
+        began = time.monotonic()
         try:
-            with _task_errors(f"a task of {function.__name__} failed", _TASK_REMEDY):
-                results: list[Result | _Raised] = (
-                    self._context.parallelize([task], 1).mapPartitions(partition).collect()
-                )
-        except OSError as error:
-            # Spark's Python side first writes a task's input to a file of its own.
-            if not no_room(error):
-                raise TaskFailed(f"a task of {function.__name__} could not be handed to Spark: {error}") from error
-            raise StorageFull(
-                f"no space left for Spark's own files (spark.local.dir, SPARK_LOCAL_DIRS or /tmp): {error}",
-                "make room there; nothing is lost, and the pump continues by itself within a minute",
-            ) from error
-        if len(results) != 1:
-            # Java ended while it passed the result on.
-            raise TaskFailed(f"a task of {function.__name__} returned no result", _TASK_REMEDY)
-        (result,) = results
-        if isinstance(result, _Raised):
-            raise result.error
-        return result
+            spark = spark_session(SparkSettings(own_master(master), jars=False, driver_memory="512m"))
+            residents = self._use(spark, _OWN)
+            # Those that will be needed first. Others are started when tasks wait for them.
+            for _ in range(min(urgent, available_cores())):
+                self._pool.expect()
+                residents.start()
+            self._answered.wait()
+        except Exception as error:  # noqa: BLE001 (of a thread: the pump's loop raises it)
+            self._start_error = error
+        if self._closing.is_set():
+            # What fails after `close` has ended Java is no news.
+            return
+        if self._start_error is not None:
+            failed(self._start_error)
+            return
+        self._pool.capacity = own_capacity(master, urgent)
+        self._ready = True
+        self._driver.end()
+        ready(time.monotonic() - began)
 
-    def warm_up(self, workers: int) -> None:
-        """Starts the Python workers and imports what tasks need, so that the first batch need not wait for it. Raises
-        TaskFailed."""
-        with _task_errors("Spark's workers cannot run the program", _WORKERS_REMEDY):
-            self._context.parallelize(range(workers), workers).mapPartitions(_import_tasks).collect()
+    def _use(self, spark: SparkSession, stay: Stay) -> Residents:
+        context = spark.sparkContext
+        self._residents = Residents(context, self._pool, stay, self._answer)
+        self._spark = spark
+        if is_cluster(context.master):
+            self._watch = ExecutorWatch(context)
+            self._watch.start()
+        return self._residents
+
+    def _answer(self, error: Exception | None) -> None:
+        if not self._answered.is_set():
+            self._start_error = error
+            self._answered.set()
+
+    def _start_worker(self) -> None:
+        if self._ready and self._residents is not None:
+            self._residents.start()
+        else:
+            self._driver.start()
 
     def close(self) -> None:
-        """Cancels running jobs, waits for the threads, and stops Spark."""
+        """Cancels running tasks, waits for the threads, and stops Spark. Cuts the start of Spark off."""
+        self._closing.set()
+        if self._starting is not None:
+            if self._starting.is_alive():
+                _end_processes_of(self._starting)
+            self._answered.set()
+            self._starting.join()
         if self._watch is not None:
             self._watch.stop()
-        self._large_tasks.shutdown(wait=False, cancel_futures=True)
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        # If the Java process is gone, for lack of memory for example, the pump has already failed with that error.
-        with suppress(Py4JError, OSError):
-            self._context.cancelAllJobs()
-        self._pool.shutdown(wait=True)
-        with suppress(Py4JError, OSError):
-            self._spark.stop()
+        self._pool.close(TaskFailed("the task was cancelled: the pump ends"))
+        self._driver.end()
+        if self._residents is not None:
+            self._residents.close()
+        self._driver.wait()
+        if self._spark is not None:
+            with suppress(Py4JError, OSError):
+                self._spark.stop()
+        if not self._ready:
+            # Nothing can use a Java whose start was cut off.
+            end_java()
 
 
-@contextmanager
-def _task_errors(what: str, remedy: str) -> Iterator[None]:
-    try:
-        yield
-    except (PySparkException, Py4JError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip() and "\tat " not in line]
-        lacking = next((line for line in lines if any(sign in line for sign in _NO_MEMORY)), None)
-        if lacking is not None:
-            raise TaskFailed(f"{what}, for want of memory it seems: {lacking}", _MEMORY_REMEDY) from error
-        raise TaskFailed(f"{what}: {' | '.join(lines[-_SHOWN_LINES:])}", remedy) from error
+def own_master(master: str) -> str:
+    """The master of a Spark of the pump's own: `local[*]` has slots for all tasks that there may be."""
+    return re.sub(r"^local\[\*", f"local[{_LOCAL_SLOTS}", master)
 
 
-def _import_tasks(items: Iterator[int]) -> Iterator[str]:
-    import mirror_pump.engine.ingest.segment_tasks
+def own_capacity(master: str, urgent: int) -> Capacity:
+    """How many tasks at a time the pump has there."""
+    if is_cluster(master):
+        total = max(urgent, _CLUSTER_TASKS)
+        return Capacity(total, total, reserved=1)
+    slots = re.match(r"local\[(\*|\d+)", master)
+    if slots is not None and slots[1] == "*":
+        return Capacity(_LOCAL_SLOTS, urgent, reserved=1)
+    total = 1 if slots is None else int(slots[1])
+    return Capacity(total, total, reserved=1)
 
-    for _ in items:
-        yield mirror_pump.engine.ingest.segment_tasks.__name__
+
+def _end_processes_of(thread: threading.Thread) -> None:
+    """Ends the processes that a thread has started and waits for: here Java and the scripts that start it, of which
+    pyspark tells nothing before Java is up. Where the kernel does not list them, the thread's wait simply goes on."""
+    started: list[int] = []
+    parents = [f"self/task/{thread.native_id}"]
+    for parent in parents:
+        with suppress(OSError):
+            for process_id in map(int, Path(f"/proc/{parent}/children").read_text().split()):
+                # A process that is stopped starts no further ones.
+                os.kill(process_id, signal.SIGSTOP)
+                started.append(process_id)
+                parents.append(f"{process_id}/task/{process_id}")
+    for process_id in started:
+        with suppress(OSError):
+            os.kill(process_id, signal.SIGTERM)
+            os.kill(process_id, signal.SIGCONT)

@@ -5,35 +5,45 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-import psycopg
 from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict
 
+from mirror_pump.database.search_path import CATALOG_PATH
 from mirror_pump.engine.spark_runtime.cluster import executor_conf, executor_python, is_cluster
 from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.engine.spark_runtime.jvm_log import jvm_output
 from mirror_pump.errors import TaskFailed, UsageError
-from mirror_pump.interrupts import keeping_interrupts
 from mirror_pump.lake.iceberg_io import file_io, file_io_properties
+from mirror_pump.runtime.background_priority import lower_session, start_in_background
+from mirror_pump.runtime.interrupts import keeping_interrupts
+from mirror_pump.runtime.private_files import append_privately, private_directory
+from mirror_pump.source.connect import parsed_dsn
 
 if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway
+    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 ICEBERG_PACKAGE = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 JDBC_PACKAGE = "org.postgresql:postgresql:42.7.8"
 CATALOG = "lake"
-CATALOG_SCHEMA = "modak"
+FORKS = "lake_forks"
+"""Catalog of the forks on which maintenance rewrites tables (mirror_pump.lake.commit.forked_rewrite). It has the same
+tables in the database as `lake`, but rows of its own."""
 
 _FEW_CYCLES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Java options of a session that only passes tasks to Python, where optimising byte code costs more than it saves.
-Measured for a task of 4 MB: 25 ms of the JVM's CPU instead of 43; first hundred small tasks: 26 ms instead of 67."""
+"""Java options of a session that only starts Python workers, where optimising byte code costs more than it saves."""
+
+_LITTLE_HEAP = "-Xms16m -XX:MaxHeapFreeRatio=20 -XX:MinHeapFreeRatio=5"
+"""Java options of a driver without data: 250 MB of resident memory instead of 345. Spark itself asks for a limit of 450
+MB at least (spark.driver.memory)."""
 
 _IDLE_ENDED = "57P01,57P05"
 """SQLSTATEs of a session that the server has ended, by a restart, an administrator or idle_session_timeout. Spark
@@ -54,6 +64,8 @@ class SparkSettings:
     """Load Iceberg's runtime and the JDBC driver from Maven. The pump itself needs neither."""
     driver_memory: str = "1g"
     """JVM heap of the driver, which in local mode is Spark's only JVM."""
+    background: bool = False
+    """Give the JVM and the Python workers that it starts the lowest priority."""
     log: Path | None = None
     """File for the JVM's output (dependency resolution is verbose); None turns the output into log lines."""
     conf: Mapping[str, str] = field(default_factory=dict)
@@ -63,8 +75,8 @@ class SparkSettings:
 def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[str, str] | None = None) -> SparkSession:
     """Starts Spark, or returns the session of this process if it has one (Spark allows one per process).
 
-    `catalogs` are settings from jdbc_catalog(). Raises UsageError without a usable Java, and TaskFailed if the cluster
-    does not answer or ends the application.
+    `catalogs` are settings from jdbc_catalog(). Raises UsageError without a usable Java and for settings that Spark
+    refuses, and TaskFailed if Java ends, or if the cluster does not answer or ends the application.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.sql import SparkSession
@@ -81,9 +93,14 @@ def spark_session(settings: SparkSettings = SparkSettings(), catalogs: Mapping[s
         try:
             session: SparkSession = builder.getOrCreate()
         except Py4JJavaError as error:
+            cause = str(error.java_exception.getMessage()).partition("\n")[0]
+            if "IllegalArgumentException" in str(error.java_exception.getClass().getName()):
+                raise UsageError(
+                    f"Spark refuses its settings: {cause}",
+                    "change them in spark-defaults.conf, in the directory that SPARK_CONF_DIR names",
+                ) from error
             if not is_cluster(settings.master):
                 raise
-            cause = str(error.java_exception.getMessage()).partition("\n")[0]
             raise TaskFailed(
                 f"no Spark application could be started on {settings.master}: {cause}",
                 "see the log lines before this one, the page of the Spark master, and the logs of its workers",
@@ -118,7 +135,7 @@ def end_java() -> None:
     gateway = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if gateway is None or process is None:
-        # There is none, or somebody else has started it.
+        # There is none, or another program has started it.
         return
     SparkContext._gateway = SparkContext._jvm = None
     with contextlib.suppress(Py4JError, OSError):
@@ -131,7 +148,7 @@ def end_java() -> None:
 def _launch_jvm(settings: SparkSettings, conf: Mapping[str, str]) -> None:
     """Starts the process's JVM unless it has one, like pyspark does, but redirects its output."""
     from pyspark import SparkConf, SparkContext, accumulators
-    from pyspark.java_gateway import launch_gateway
+    from pyspark.errors import PySparkRuntimeError
 
     if SparkContext._gateway is not None:
         return
@@ -140,8 +157,17 @@ def _launch_jvm(settings: SparkSettings, conf: Mapping[str, str]) -> None:
         # Catalogs have passwords, and everybody on a machine can read command lines. The session gets catalogs instead.
         if not key.startswith("spark.sql.catalog."):
             launched.set(key, value)
-    with _log_file(settings.log) if settings.log is not None else jvm_output() as output:
-        gateway = launch_gateway(launched, {"stdout": output, "stderr": output})
+    try:
+        with append_privately(settings.log) if settings.log is not None else jvm_output() as output:
+            gateway = _launched(launched, {"stdout": output, "stderr": output}, background=settings.background)
+    except PySparkRuntimeError as error:
+        what = "the log lines before this one" if settings.log is None else f"the end of {settings.log}"
+        raise TaskFailed(
+            "Java ended before Spark had started",
+            f"see {what} for what it says. Often there is too little memory for it, an option of JAVA_TOOL_OPTIONS or"
+            " spark-defaults.conf that it does not know, or no way to Maven for Iceberg's jars; JAVA_HOME is"
+            f" {os.environ['JAVA_HOME']}",
+        ) from error
     SparkContext._ensure_initialized(gateway=gateway)
     for server in (accumulators.AccumulatorTCPServer, accumulators.AccumulatorUnixServer):
         # py4j would print a traceback if the JVM ended first, for example by a SIGTERM to all processes of a service.
@@ -149,10 +175,23 @@ def _launch_jvm(settings: SparkSettings, conf: Mapping[str, str]) -> None:
         server.handle_error = lambda *_: None
 
 
+def _launched(conf: SparkConf, output: dict[str, Any], *, background: bool) -> JavaGateway:
+    from pyspark.java_gateway import launch_gateway
+
+    if not background:
+        return launch_gateway(conf, output)
+    gateway = start_in_background(lambda: launch_gateway(conf, {**output, "start_new_session": True}))
+    lower_session(gateway.proc.pid)
+    return gateway
+
+
 def _base_conf(settings: SparkSettings) -> dict[str, str]:
     java_options = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
+    if not is_cluster(settings.master):
+        # The default of spark.local.dir: others can read what Spark puts there, rows among it.
+        java_options += f" -Djava.io.tmpdir={shlex.quote(str(private_directory()))}"
     if not settings.jars:
-        java_options += f" {_FEW_CYCLES}"
+        java_options += f" {_FEW_CYCLES} {_LITTLE_HEAP}"
     conf = {
         "spark.driver.memory": settings.driver_memory,
         "spark.driver.extraJavaOptions": java_options,
@@ -162,12 +201,14 @@ def _base_conf(settings: SparkSettings) -> dict[str, str]:
         # What the web interface and event logs hide, where they are switched on: Spark's own pattern, and `access-key`.
         "spark.redaction.regex": "(?i)secret|password|token|access[.-]?key",
         "spark.sql.session.timeZone": "UTC",
+        # Executors are looked at this often. Spark's own default, 60 s, refuses any `spark.network.timeout` below.
+        "spark.network.timeoutInterval": "5s",
         "spark.python.worker.reuse": "true",
         "spark.python.daemon.module": "mirror_pump.engine.spark_runtime.worker_daemon",
         # Tables here are small for Spark's default of 200 shuffle partitions.
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Forget finished jobs and stages early: the pump runs several jobs a second for months.
+        # Forget finished jobs and stages early: the pump runs for months, and some of its jobs for a minute.
         "spark.ui.retainedJobs": "20",
         "spark.ui.retainedStages": "20",
         "spark.ui.retainedTasks": "200",
@@ -175,7 +216,7 @@ def _base_conf(settings: SparkSettings) -> dict[str, str]:
         "spark.worker.ui.retainedExecutors": "10",
     }
     if not is_cluster(settings.master):
-        # Bind to loopback: nobody else needs the driver, and the host name may not resolve.
+        # Bind to loopback: no other machine needs the driver, and the host name may not resolve.
         conf |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     else:
         conf |= executor_conf()
@@ -231,9 +272,9 @@ def storage_conf(name: str, warehouse: str, properties: Mapping[str, str]) -> di
     if not warehouse.startswith("s3://"):
         return {}
     prefix = f"spark.sql.catalog.{name}"
-    found = {"io-impl": file_io(warehouse), **file_io_properties(properties)}
+    catalog_conf = {"io-impl": file_io(warehouse), **file_io_properties(properties)}
     packages = {"spark.jars.packages": ",".join(maven_packages(warehouse))}
-    return packages | {f"{prefix}.{key}": value for key, value in found.items()}
+    return packages | {f"{prefix}.{key}": value for key, value in catalog_conf.items()}
 
 
 @dataclass(frozen=True)
@@ -247,15 +288,16 @@ class LibpqAccess:
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Values of the _JDBC_PARAMETERS that are set."""
 
-    def jdbc_url(self, schema: str = CATALOG_SCHEMA) -> str:
-        """A URL for the PostgreSQL JDBC driver, without user and password."""
-        query = urlencode({"currentSchema": schema, "ApplicationName": "mirror-pump", **self.parameters})
+    def jdbc_url(self, search_path: str = CATALOG_PATH) -> str:
+        """A URL for the PostgreSQL JDBC driver, without user and password. The driver sends search_path, which it calls
+        the current schema, in the startup packet."""
+        query = urlencode({"currentSchema": search_path, "ApplicationName": "mirror-pump", **self.parameters})
         return f"jdbc:postgresql://{self._authority()}/{quote(self.database, safe='')}?{query}"
 
-    def sqlalchemy_url(self, schema: str = CATALOG_SCHEMA) -> str:
+    def sqlalchemy_url(self) -> str:
         """A URL for SQLAlchemy with psycopg, as pyiceberg's SqlCatalog expects, including user and password."""
         secret = "" if self.password is None else ":" + quote(self.password, safe="")
-        query = urlencode({"options": f"-csearch_path={schema}", **self.parameters}, quote_via=quote)
+        query = urlencode({"options": f"-csearch_path={CATALOG_PATH}", **self.parameters}, quote_via=quote)
         (host, port), *_ = self.hosts
         database = quote(self.database, safe="")
         return f"postgresql+psycopg://{quote(self.user, safe='')}{secret}@{_bracket(host)}:{port}/{database}?{query}"
@@ -269,10 +311,7 @@ def libpq_access(dsn: str) -> LibpqAccess:
 
     Raises UsageError for features that only libpq has: service files and Unix sockets.
     """
-    try:
-        explicit = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value not in (None, "")}
-    except psycopg.ProgrammingError as error:
-        raise UsageError(f"not a connection string: {error}", "give a libpq URI: postgresql://user@host/db") from error
+    explicit = {key: str(value) for key, value in parsed_dsn(dsn).items() if value not in (None, "")}
     defaults = {
         option.keyword.decode(): option.val.decode() for option in pq.Conninfo.get_defaults() if option.val is not None
     }
@@ -301,10 +340,3 @@ def libpq_access(dsn: str) -> LibpqAccess:
 
 def _bracket(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-@contextlib.contextmanager
-def _log_file(log: Path) -> Iterator[int]:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        yield file.fileno()

@@ -34,28 +34,25 @@ from pyiceberg.manifest import ManifestContent
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine, Side, divide
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
-from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.partitioning import by_partition
-from mirror_pump.lake.format.position_deletes import PATH_ID, write_position_deletes
-from mirror_pump.lake.metadata.manifest_list import Manifest
-from mirror_pump.lake.metadata.manifests import ManifestWriter
-from mirror_pump.lake.metadata.metadata_files import (
-    metadata_directory,
+from mirror_pump.lake.document.metadata_files import (
     next_location,
     seam_directory,
     seam_location,
 )
-from mirror_pump.lake.metadata.next_metadata import seam_metadata, with_archive_snapshot
-from mirror_pump.lake.metadata.snapshot import Snapshot
-from mirror_pump.lake.metadata.snapshot_summary import FileCounts, archive_summary
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.document.next_metadata import seam_metadata, with_archive_snapshot
+from mirror_pump.lake.document.snapshot_summary import FileCounts, archive_summary
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.partitioning import by_partition
+from mirror_pump.lake.format.position_deletes import PATH_ID, write_position_deletes
+from mirror_pump.lake.manifests.manifest_list import Manifest
+from mirror_pump.lake.manifests.manifests import ManifestWriter
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, make_directory, write_all
 from mirror_pump.model import EVERYTHING_IN_HEAP, SequenceNumber, SnapshotId
 
 
 @dataclass(frozen=True)
 class StagedArchive:
-    """A new published snapshot. Its files are durable, and nobody sees it before the catalog names it."""
+    """A new published snapshot. Its files are durable, and no reader sees it before the catalog names it."""
 
     table: LakeTable
     """The table with the new snapshot. The table's current snapshot does not change."""
@@ -117,17 +114,16 @@ class ArchiveBranch:
     ) -> StagedArchive:
         """Stages the published snapshot. `written` owns each file as soon as it exists."""
         metadata = table.metadata
-        number = metadata.last_sequence_number + 1
-        seam_at = seam_location(metadata, number)
-        former = metadata.archive_snapshot
-        if former is None or former.summary.seam_metadata is None:
-            # This is the table's first published snapshot. A directory that is missing later was removed by somebody.
+        writer = ManifestWriter(metadata)
+        seam_at = seam_location(metadata, writer.sequence_number)
+        parent = metadata.archive_snapshot
+        if parent is None or parent.summary.seam_metadata is None:
+            # The table's first published snapshot. A directory that is missing later was removed by another program.
             make_directory(seam_directory(metadata), self._storage)
-        writer = ManifestWriter(metadata, metadata_directory(metadata), metadata.new_snapshot_id(), number)
-        manifests, counts = self._content(table, line, writer, number, written)
+        manifests, counts = self._content(table, line, writer, written)
         cut = line.cut if line is not None else EVERYTHING_IN_HEAP
         content = archive_summary(counts, cut, seam_at, summary or {})
-        snapshot = _snapshot(metadata, writer, manifests, content, max(now_ms, metadata.last_updated_ms))
+        snapshot = writer.snapshot(parent, manifests, content, max(now_ms, metadata.last_updated_ms))
         after = with_archive_snapshot(metadata, snapshot, table.metadata_location, keep, table.retention)
         location = next_location(metadata, table.metadata_location)
         files = [
@@ -140,7 +136,7 @@ class ArchiveBranch:
             table=LakeTable(after, location, table.storage, table.manifests, table.retention),
             new_location=location,
             snapshot_id=SnapshotId(writer.snapshot_id),
-            sequence_number=SequenceNumber(number),
+            sequence_number=SequenceNumber(writer.sequence_number),
             seam_location=seam_at,
             files=(*(location for location, _ in files), *written.locations),
         )
@@ -150,7 +146,7 @@ class ArchiveBranch:
         self._hiding.clear()
 
     def _content(
-        self, table: LakeTable, line: CutLine | None, writer: ManifestWriter, number: int, written: StagedFiles
+        self, table: LakeTable, line: CutLine | None, writer: ManifestWriter, written: StagedFiles
     ) -> tuple[list[Manifest], FileCounts]:
         """The published snapshot's manifests, and the counts of their files. `written` owns new position-delete
         files."""
@@ -161,8 +157,8 @@ class ArchiveBranch:
             self._line, self._listing = line, Listing(self._storage, (line.field_id, PATH_ID))
             self._sides, self._hiding = {}, {}
         # A file that was found to have rows on both sides is read again unless its position-delete file still exists.
-        known = {path: side for path, side in self._sides.items() if side is not Side.BOTH or path in self._hiding}
-        division = divide(table.manifests, line, self._listing, self._storage, known)
+        sides = {path: side for path, side in self._sides.items() if side is not Side.BOTH or path in self._hiding}
+        division = divide(table.manifests, line, self._listing, self._storage, sides)
         above = division.above
         gone = {
             manifest.path: {file.path for file in division.files.get(manifest.path, ()) if _above(file, line, above)}
@@ -180,31 +176,11 @@ class ArchiveBranch:
             written.own(file.path)
             self._hiding |= dict.fromkeys(hidden, file)
         hiding = list({file.path: file for file in self._hiding.values()}.values())
-        added = writer.add(ManifestContent.DELETES, [(file, number) for file in hiding])
+        new = {ManifestContent.DELETES: [(file, writer.sequence_number) for file in hiding]}
+        added = writer.next((), new, self._storage)
         for file in hiding:
             counts.add(file.content, file.record_count, file.size_bytes)
-        return [*([added] if added is not None else []), *kept], counts
-
-
-def _snapshot(
-    metadata: TableMetadata,
-    writer: ManifestWriter,
-    manifests: list[Manifest],
-    summary: Mapping[str, str],
-    timestamp: int,
-) -> Snapshot:
-    """The new archive snapshot; its manifest list is encoded. `timestamp`: milliseconds since 1970 UTC."""
-    former = metadata.archive_snapshot
-    manifest_list = writer.list(manifests, former.snapshot_id if former is not None else None)
-    return Snapshot.new(
-        writer.snapshot_id,
-        former,
-        writer.sequence_number,
-        timestamp,
-        summary,
-        manifest_list,
-        metadata.current_schema_id,
-    )
+        return [*added, *kept], counts
 
 
 def _above(file: LiveFile, line: CutLine, above: frozenset[str]) -> bool:

@@ -1,8 +1,8 @@
 """Removes the rows below a table's retention line: whole files by their bounds, the rows of other files by position
 deletes.
 
-Invariant: the state after it has exactly the rows of the state before that are at or above the line. Nobody sees a row
-below it, whichever way the new snapshot is read.
+Invariant: the state after it has exactly the rows of the state before that are at or above the line. No reader sees a
+row below it, whichever way the new snapshot is read.
 
 - A data file whose upper bound is below the line is removed without being read. The bounds of tier keys are exact, and
   deletes can only take rows away. Files without rows stay: they are placeholders
@@ -45,20 +45,20 @@ class RowsBelow:
     line: CutLine
     """The retention line, in terms of the lake's tier key column."""
 
-    def replaced(self, present: PresentFiles, written: StagedFiles) -> Replaced:
+    def replaced(self, base_state: PresentFiles, written: StagedFiles) -> Replaced:
         """Reads the tier key of files that may have rows on both sides of the line, and position deletes that concern
         these and removed files. Raises LakeError."""
-        listed = Listing(present.storage, (self.line.field_id, PATH_ID)).files(present.manifests)
-        files = [file for found in listed.values() for file in found]
+        listed = Listing(base_state.storage, (self.line.field_id, PATH_ID)).files(base_state.manifests)
+        files = [file for live_files in listed.values() for file in live_files]
         data = [file for file in files if file.content is FileContent.DATA]
-        removed, below = self._expired(data, present.storage)
+        removed, below = self._expired(data, base_state.storage)
         positions = [file for file in files if file.content is FileContent.POSITION_DELETES]
         left = {file.path for file in data} - removed
-        superseded, repeated, dangling = _superseded(positions, removed, left, present.storage)
-        hidden = _united(repeated, _not_hidden_yet(below, positions, present.storage))
+        superseded, repeated, dangling = _superseded(positions, removed, left, base_state.storage)
+        hidden = _united(repeated, _not_hidden_yet(below, positions, base_state.storage))
         doomed = removed | superseded | {file.path for file in files if self._idle(file)}
         partitions = {file.path: file.partition for file in data}
-        added = write_position_delete_files(hidden, partitions, present.location, present.storage)
+        added = write_position_delete_files(hidden, partitions, base_state.location, base_state.storage)
         written.own(*(file.path for file in added))
         return Replaced(
             lambda entry: entry.path in doomed,
@@ -132,8 +132,8 @@ def _not_hidden_yet(
         file.path for file in positions if file.format == "PARQUET" and any(_may_name(file, path) for path in rows)
     ]
     hidden = read_position_deletes(naming, rows.keys(), storage)
-    found = {path: np.setdiff1d(below, hidden[path]) if path in hidden else below for path, below in rows.items()}
-    return {path: below for path, below in found.items() if len(below)}
+    unhidden = {path: np.setdiff1d(below, hidden[path]) if path in hidden else below for path, below in rows.items()}
+    return {path: below for path, below in unhidden.items() if len(below)}
 
 
 def _united(first: Mapping[str, Positions], second: Mapping[str, Positions]) -> dict[str, Positions]:

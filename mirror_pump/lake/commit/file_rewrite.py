@@ -45,9 +45,9 @@ from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.format.partitioning import partitions_of
-from mirror_pump.lake.metadata.manifest_entries import StoredEntry
-from mirror_pump.lake.metadata.manifest_list import Manifest
-from mirror_pump.lake.metadata.manifests import entries_of
+from mirror_pump.lake.manifests.manifest_entries import StoredEntry
+from mirror_pump.lake.manifests.manifest_list import Manifest
+from mirror_pump.lake.manifests.manifests import entries_of
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 
 
@@ -67,7 +67,7 @@ class FileRewrite:
     relied_on: frozenset[str]
     """URIs of further files that have to be live: data files that `added` names, and position-delete files whose rows
     `added` does not repeat."""
-    seen: Mapping[str, frozenset[str]]
+    base_paths: Mapping[str, frozenset[str]]
     """The base: by manifest URI, the URIs of its live files."""
     sequence_number: int
     """The base's sequence number (n)."""
@@ -93,13 +93,13 @@ class FileRewrite:
         """Whether the manifest may name a file that has to be removed."""
         if manifest.content == ManifestContent.DATA and not self.merged:
             return False
-        seen = self.seen.get(manifest.path)
-        return seen is None or not seen.isdisjoint(self.removed)
+        paths = self.base_paths.get(manifest.path)
+        return paths is None or not paths.isdisjoint(self.removed)
 
-    def replaced(self, present: PresentFiles, written: StagedFiles) -> Replaced:
+    def replaced(self, base_state: PresentFiles, written: StagedFiles) -> Replaced:
         """Writes position deletes for rows of `merged` that were deleted since the base. Raises LakeError, and
         FileRewriteSuperseded if the rewrite no longer fits the table."""
-        moved = deletes_moved(self, present.manifests, present.location, present.storage)
+        moved = deletes_moved(self, base_state.manifests, base_state.location, base_state.storage)
         written.own(*(file.path for file in moved))
         return Replaced(
             lambda entry: entry.path in self.removed,
@@ -108,6 +108,7 @@ class FileRewrite:
             positions=(*self.added, *moved),
             rewritten_bytes=self.size_bytes + sum(file.size_bytes for file in moved),
             only_rewrites=bool(self.merged) and not self.drops_rows,
+            uncounted=self.drops_rows,
             converted_to=self.sequence_number if self.complete else None,
         )
 
@@ -118,19 +119,19 @@ def check(rewrite: FileRewrite, manifests: Sequence[Manifest], storage: StorageO
 
     Reads the manifests that the base did not have, unless their entries are in memory.
     """
-    known = frozenset(chain.from_iterable(rewrite.seen.values()))
+    base_paths = frozenset(chain.from_iterable(rewrite.base_paths.values()))
     live: set[str] = set()
     positions: list[str] = []
     for manifest in manifests:
         if not manifest.live_files:
             continue
-        seen = rewrite.seen.get(manifest.path)
-        if seen is not None:
-            live |= seen
+        paths = rewrite.base_paths.get(manifest.path)
+        if paths is not None:
+            live |= paths
             continue
         for entry in entries_of(manifest, storage):
             live.add(entry.path)
-            if entry.path in known:
+            if entry.path in base_paths:
                 continue
             if entry.content == FileContent.POSITION_DELETES:
                 if rewrite.merged and isinstance(entry, StoredEntry) and entry.format != "PARQUET":

@@ -1,9 +1,9 @@
 """Checks that the files of a table exist, and decides whether a missing file is the table's problem or the storage's.
 
-A missing file has one of two causes. Either somebody removed files of this table. Then no attempt of the pump can
-succeed, and a commit that builds on metadata in memory would refer to manifests that are gone. Or the storage as a
-whole is unavailable: a disk is not mounted, or the bucket is the wrong one. That problem goes away, and no table may
-fail because of it.
+A missing file has one of two causes. Either files of this table were removed. Then no attempt of the pump can succeed,
+and a commit that builds on metadata in memory would refer to manifests that are gone. Or the storage as a whole is
+unavailable: a disk is not mounted, or the bucket is the wrong one. That problem goes away, and no table may fail
+because of it.
 
 A single check cannot tell the two apart. The file counts as lost only if the warehouse provably answers at the same
 time, both before and after a second check of the file. The proof is one of these:
@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from mirror_pump.errors import FileMissing, LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
-from mirror_pump.lake.metadata.manifest_list import read_list
-from mirror_pump.lake.metadata.snapshot import Snapshot
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.document.snapshot import Snapshot
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.lake.manifests.manifest_list import read_list
 from mirror_pump.lake.storage import (
     StorageOptions,
     directory_answers,
@@ -38,7 +38,7 @@ from mirror_pump.lake.storage import (
     missing_files,
 )
 from mirror_pump.model import TableId
-from mirror_pump.storage_profiles import warehouse_of
+from mirror_pump.settings.storage_profiles import warehouse_of
 
 _REMEDY = "restore it from a backup, or have the table copied again: unregister and register it"
 
@@ -103,7 +103,7 @@ def require_all(location: str, storage: StorageOptions) -> None:
     Reads the manifests and checks each data file and delete file. A thousand files take some milliseconds on a local
     disk, half a second in an object store.
     """
-    require_files(_readers_files(require_head(location, storage)), storage)
+    require_files(readers_files(require_head(location, storage)), storage)
 
 
 def require_known(table: StoredTable, suspect: str, storage: StorageOptions) -> None:
@@ -117,7 +117,7 @@ def require_known(table: StoredTable, suspect: str, storage: StorageOptions) -> 
         require_files([_directory(suspect)], storage)
     for location in sorted(table.metadata_files):
         lake = require_head(location, storage)
-        require_files([path for path in _readers_files(lake) if path == suspect], storage)
+        require_files([path for path in readers_files(lake) if path == suspect], storage)
 
 
 def require_warehouse(missing: str, table: StoredTable, stored: Sequence[StoredTable], storage: StorageOptions) -> None:
@@ -174,12 +174,20 @@ def vanished(name: str, error: FileMissing, *, only_copy: bool = False) -> tuple
 
 def _answers(missing: str, table: StoredTable, stored: Iterable[StoredTable], storage: StorageOptions) -> bool:
     """Whether the warehouse provably answers."""
-    in_warehouse = [known for known in stored if known.warehouse == table.warehouse and known.metadata_location]
-    witnesses = [str(known.metadata_location) for known in in_warehouse if known.metadata_location != missing]
+    in_warehouse = [
+        stored_table
+        for stored_table in stored
+        if stored_table.warehouse == table.warehouse and stored_table.metadata_location
+    ]
+    witnesses = [
+        str(stored_table.metadata_location)
+        for stored_table in in_warehouse
+        if stored_table.metadata_location != missing
+    ]
     if any(exists(location, storage) for location in witnesses):
         return True
     # Failed tables prove nothing: they may have failed for the same reason.
-    alone = all(known.failed for known in in_warehouse if known.table_id != table.table_id)
+    alone = all(stored_table.failed for stored_table in in_warehouse if stored_table.table_id != table.table_id)
     return alone and directory_answers(table.warehouse, storage)
 
 
@@ -202,14 +210,14 @@ def _heads(metadata: TableMetadata) -> Iterator[Snapshot]:
             yield snapshot
 
 
-def _readers_files(table: LakeTable) -> list[str]:
+def readers_files(table: LakeTable) -> list[str]:
     """Locations of the manifests, data files and delete files that readers need. Raises FileMissing if a manifest does
     not exist, and LakeError."""
-    found = []
+    locations = []
     for snapshot in _heads(table.metadata):
         manifests = read_list(snapshot.manifest_list, table.storage)
-        found += [manifest.path for manifest in manifests]
-        require_files(found, table.storage)
+        locations += [manifest.path for manifest in manifests]
+        require_files(locations, table.storage)
         listed = Listing(table.storage).files(manifests)
-        found += [file.path for files in listed.values() for file in files]
-    return found
+        locations += [file.path for files in listed.values() for file in files]
+    return locations

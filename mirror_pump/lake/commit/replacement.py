@@ -16,8 +16,8 @@ from mirror_pump.lake.contents.cutline import CutLine, divide
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
-from mirror_pump.lake.metadata.manifest_entries import ManifestEntry
-from mirror_pump.lake.metadata.manifest_list import Manifest
+from mirror_pump.lake.manifests.manifest_entries import ManifestEntry
+from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 
 
@@ -45,6 +45,8 @@ class Replaced:
     """Position-delete files to add."""
     dangling: int = 0
     """Rows of removed position-delete files that had nothing to hide any more."""
+    uncounted: bool = False
+    """Whether position deletes whose rows are gone may be left, or rows go with a rewrite."""
     rewritten_bytes: int | None = None
     """Size in bytes of new files with rows that were in the table before. None if nothing was rewritten."""
     empties: bool = False
@@ -59,7 +61,7 @@ class Replaced:
 class EveryFile:
     """All files, for a TRUNCATE or a new initial copy."""
 
-    def replaced(self, present: PresentFiles, written: StagedFiles) -> Replaced:
+    def replaced(self, base_state: PresentFiles, written: StagedFiles) -> Replaced:
         """Writes nothing."""
         return Replaced(lambda _: True, lambda _: True, empties=True)
 
@@ -71,18 +73,19 @@ class FilesAbove:
 
     cutline: CutLine
 
-    def replaced(self, present: PresentFiles, written: StagedFiles) -> Replaced:
+    def replaced(self, base_state: PresentFiles, written: StagedFiles) -> Replaced:
         """Reads the tier key of files that may have rows on both sides of the cut-line. Raises LakeError."""
-        listing = Listing(present.storage, (self.cutline.field_id,))
-        division = divide(present.manifests, self.cutline, listing, present.storage)
+        listing = Listing(base_state.storage, (self.cutline.field_id,))
+        division = divide(base_state.manifests, self.cutline, listing, base_state.storage)
         above = division.above
         partitions = division.partitions
-        positions = write_position_delete_files(division.hidden, partitions, present.location, present.storage)
+        positions = write_position_delete_files(division.hidden, partitions, base_state.location, base_state.storage)
         written.own(*(file.path for file in positions))
         return Replaced(
             lambda entry: entry.path in above,
             lambda manifest: any(file.path in above for file in division.files.get(manifest.path, ())),
             positions=positions,
+            uncounted=True,
         )
 
 
@@ -92,9 +95,11 @@ class CopiedFiles:
 
     data_sequence_number: int
 
-    def replaced(self, present: PresentFiles, written: StagedFiles) -> Replaced:
+    def replaced(self, base_state: PresentFiles, written: StagedFiles) -> Replaced:
         """Writes nothing."""
         number = self.data_sequence_number
         return Replaced(
-            lambda entry: entry.sequence_number == number, lambda manifest: manifest.may_hold_data_of(number)
+            lambda entry: entry.sequence_number == number,
+            lambda manifest: manifest.may_hold_data_of(number),
+            uncounted=True,
         )

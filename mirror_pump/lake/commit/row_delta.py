@@ -14,23 +14,24 @@ from typing import TypeAlias
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.commit.concurrent_rewrites import needed_manifests, needed_snapshots, placeholder_number
+from mirror_pump.lake.commit.concurrent_rewrites import placeholder_number
 from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.forked_rewrite import ForkedRewrite
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove, PresentFiles, Replaced
 from mirror_pump.lake.commit.schema_evolution import evolved
 from mirror_pump.lake.contents.file_listing import LiveFile, live_data_files, live_equality_deletes
+from mirror_pump.lake.document.metadata_files import metadata_directory, next_location, read_metadata
+from mirror_pump.lake.document.next_metadata import with_branch, with_snapshot
+from mirror_pump.lake.document.snapshot import Snapshot
+from mirror_pump.lake.document.snapshot_stats import live_rows, pending_after, pending_since, snapshot_stats
+from mirror_pump.lake.document.snapshot_summary import FileCounts, SnapshotSummary, Total, summarise
+from mirror_pump.lake.document.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
+from mirror_pump.lake.document.table_metadata import ARCHIVE_BRANCH, TableMetadata
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.metadata.manifest_list import Manifest, read_list
-from mirror_pump.lake.metadata.manifests import ManifestWriter, Removal
-from mirror_pump.lake.metadata.metadata_files import metadata_directory, next_location, read_metadata
-from mirror_pump.lake.metadata.next_metadata import with_branch, with_snapshot
-from mirror_pump.lake.metadata.snapshot import Snapshot
-from mirror_pump.lake.metadata.snapshot_stats import live_rows, pending_after, pending_since, snapshot_stats
-from mirror_pump.lake.metadata.snapshot_summary import FileCounts, SnapshotSummary, Total, summarise
-from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
-from mirror_pump.lake.metadata.table_metadata import ARCHIVE_BRANCH, TableMetadata
+from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
+from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, make_directory, write_all
 from mirror_pump.model import LakePartitioning, SequenceNumber, SnapshotId
 
@@ -52,7 +53,7 @@ class BackdatedFile:
     sequence_number: int
 
 
-Replacement: TypeAlias = EveryFile | FilesAbove | CopiedFiles | FileRewrite | RowsBelow
+Replacement: TypeAlias = EveryFile | FilesAbove | CopiedFiles | FileRewrite | ForkedRewrite | RowsBelow
 """What a commit may remove in its snapshot. A commit has at most one of these."""
 
 
@@ -66,6 +67,8 @@ class RowDelta:
     """The earlier files to remove in the same snapshot."""
     positions: tuple[WrittenFile, ...] = ()
     """Position-delete files, for rows of older files and of the segments' own files. They apply in any order."""
+    unwritten: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """The content, by URI, of those of the position-delete files that staging has to write."""
     schema: LakeSchema | None = None
     """The table's columns from this snapshot on. None: they do not change. The commit's files may still have the former
     columns, since readers find columns by field ID."""
@@ -96,7 +99,7 @@ class _Added:
 
 @dataclass(frozen=True)
 class StagedCommit:
-    """A commit whose files are durable. Nobody sees it until the table's pointer moves to `new_location`."""
+    """A commit whose files are durable. No reader sees it until the table's pointer moves to `new_location`."""
 
     table: LakeTable
     """The table after the commit."""
@@ -164,27 +167,22 @@ class LakeTable:
         delta: RowDelta,
         now_ms: int,
         keep: frozenset[int] = frozenset(),
-        rewrite_since: int | None = None,
     ) -> StagedCommit:
         """Writes the metadata of one snapshot on top of this state.
 
         The files of segment i get the data sequence number base+1+i, and the snapshot gets base+K, where base is the
         table's last sequence number and K the number of segments, at least 1. Snapshots in `keep` (pinned ones) stay in
         the history. `now_ms` is milliseconds since 1970 UTC. A snapshot never gets an earlier time than its parent.
-        `rewrite_since` is the sequence number at which another engine's unfinished rewrite began. What that rewrite's
-        commit relies on stays in place (mirror_pump.lake.commit.concurrent_rewrites).
 
         Raises LakeError if the storage fails, SchemaConflict if the table cannot get the delta's schema,
         FileRewriteSuperseded if its rewrite does not fit this state, and ValueError if a backdated file is not a data
         file, or its sequence number is above the new snapshot's.
         """
-        if rewrite_since is not None:
-            keep |= needed_snapshots(self.metadata, rewrite_since)
         base = self
         if delta.schema is not None:
             metadata = evolved(self.metadata, delta.schema, replaced=isinstance(delta.replaces, EveryFile))
             base = LakeTable(metadata, self.metadata_location, self.storage, self.manifests, self.retention)
-        return base._stage(delta, now_ms, keep, self.metadata_location, rewrite_since)
+        return base._stage(delta, now_ms, keep, self.metadata_location)
 
     def _stage(
         self,
@@ -192,12 +190,11 @@ class LakeTable:
         now_ms: int,
         keep: frozenset[int],
         old_location: str | None,
-        rewrite_since: int | None = None,
         *,
         has_retention: bool = False,
     ) -> StagedCommit:
         with StagedFiles(self.storage) as written:
-            return self._written(delta, now_ms, keep, old_location, rewrite_since, written, has_retention=has_retention)
+            return self._written(delta, now_ms, keep, old_location, written, has_retention=has_retention)
 
     def _written(
         self,
@@ -205,7 +202,6 @@ class LakeTable:
         now_ms: int,
         keep: frozenset[int],
         old_location: str | None,
-        rewrite_since: int | None,
         written: StagedFiles,
         *,
         has_retention: bool,
@@ -216,21 +212,20 @@ class LakeTable:
         replaced = self._replaced(delta, added, sequence_number, written)
         self._add_placeholder(added, written)
         added.data.extend(replaced.data)
-        snapshot_id = self.metadata.new_snapshot_id()
-        directory = metadata_directory(self.metadata)
-        writer = ManifestWriter(self.metadata, directory, snapshot_id, sequence_number)
+        writer = ManifestWriter(self.metadata, sequence_number=sequence_number)
         removal = Removal(list(self.manifests), [], FileCounts())
         if delta.replaces is not None:
             removal = writer.remove(self.manifests, self.storage, replaced.doomed, replaced.may_hold)
-        manifests = self._manifests(writer, added, removal, rewrite_since)
+        manifests = self._manifests(writer, added, removal)
         timestamp = max(now_ms, self.metadata.last_updated_ms)
         summary = self._summary(delta, added, removal, replaced, timestamp)
-        snapshot = self._snapshot(writer, manifests, summary, timestamp)
+        snapshot = writer.snapshot(self.metadata.current_snapshot, manifests, summary, timestamp)
         metadata = with_snapshot(self.metadata, snapshot, old_location, keep, self.retention)
         if has_retention:
-            metadata = with_branch(metadata, ARCHIVE_BRANCH, snapshot_id)
+            metadata = with_branch(metadata, ARCHIVE_BRANCH, snapshot.snapshot_id)
         new_location = next_location(self.metadata, old_location)
-        files = [*writer.files, (new_location, metadata.to_json())]
+        files = [*delta.unwritten.items(), *writer.files, (new_location, metadata.to_json())]
+        directory = metadata_directory(self.metadata)
         if old_location is not None and not old_location.startswith(f"{directory}/"):
             # Another engine has just changed the table's metadata directory.
             make_directory(directory, self.storage)
@@ -259,18 +254,10 @@ class LakeTable:
             written.own(file.path)
             added.data.append((file, number))
 
-    def _manifests(
-        self, writer: ManifestWriter, added: _Added, removal: Removal, rewrite_since: int | None
-    ) -> tuple[Manifest, ...]:
+    def _manifests(self, writer: ManifestWriter, added: _Added, removal: Removal) -> tuple[Manifest, ...]:
         """The manifests of the new snapshot."""
-        needed, others = needed_manifests(removal.untouched, rewrite_since)
-        carried = [*writer.merge(others, self.storage), *needed, *removal.rewritten]
-        new = [
-            writer.add(ManifestContent.DATA, added.data),
-            writer.add(ManifestContent.DELETES, added.deletes),
-            writer.add(ManifestContent.DELETES, added.positions),
-        ]
-        return (*(manifest for manifest in new if manifest is not None), *carried)
+        new = {ManifestContent.DATA: added.data, ManifestContent.DELETES: [*added.deletes, *added.positions]}
+        return (*writer.next(removal.untouched, new, self.storage), *removal.rewritten)
 
     def _summary(
         self, delta: RowDelta, added: _Added, removal: Removal, replaced: Replaced, timestamp: int
@@ -286,31 +273,18 @@ class LakeTable:
             only_rewrites=replaced.only_rewrites,
         )
         counted = snapshot_stats(self.metadata)
-        if replaced.empties:
-            counted = replace(counted, dangling=0)
-        counted = replace(counted, dangling=counted.dangling - replaced.dangling)
-        summary |= counted.after(counts, removal.removed, replaced.rewritten_bytes).to_summary()
-        return summary | pending_after(self.metadata, summary, replaced.converted_to, timestamp)
-
-    def _snapshot(
-        self,
-        writer: ManifestWriter,
-        manifests: tuple[Manifest, ...],
-        summary: Mapping[str, str],
-        timestamp: int,
-    ) -> Snapshot:
-        """The new snapshot. Also encodes its manifest list."""
-        parent = self.metadata.current_snapshot
-        manifest_list = writer.list(manifests, parent.snapshot_id if parent is not None else None)
-        return Snapshot.new(
-            writer.snapshot_id,
-            parent,
-            writer.sequence_number,
-            timestamp,
-            summary,
-            manifest_list,
-            self.metadata.current_schema_id,
+        counted = replace(
+            counted,
+            dangling=counted.dangling - replaced.dangling,
+            uncertain=int(counted.uncertain or replaced.uncounted),
         )
+        counted = counted.after(counts, removal.removed, replaced.rewritten_bytes)
+        if SnapshotSummary(summary).total(Total.POSITION_DELETES) == (
+            counts.position_deletes if replaced.empties else 0
+        ):
+            counted = replace(counted, dangling=0, uncertain=0)
+        summary |= counted.to_summary()
+        return summary | pending_after(self.metadata, summary, replaced.converted_to, timestamp)
 
     @property
     def location(self) -> str:
@@ -374,7 +348,7 @@ class LakeTable:
     @property
     def live_rows(self) -> int:
         """Number of rows that a reader sees if equality deletes are ignored
-        (mirror_pump.lake.metadata.snapshot_stats)."""
+        (mirror_pump.lake.document.snapshot_stats)."""
         return live_rows(self.metadata, self.summary)
 
     @property
@@ -455,7 +429,7 @@ def _numbered(delta: RowDelta, sequence_number: int) -> _Added:
     return added
 
 
-def _check_contents(files: Iterable[tuple[WrittenFile, int]], wanted: FileContent) -> None:
+def _check_contents(files: Iterable[tuple[WrittenFile, int]], content: FileContent) -> None:
     for file, _ in files:
-        if file.content is not wanted:
-            raise ValueError(f"{file.path} holds {file.content.name.lower()}, not {wanted.name.lower()}")
+        if file.content is not content:
+            raise ValueError(f"{file.path} holds {file.content.name.lower()}, not {content.name.lower()}")

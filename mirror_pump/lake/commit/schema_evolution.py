@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import LakeError
+from mirror_pump.lake.document.next_metadata import with_schema
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.metadata.next_metadata import with_schema
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
 
 
 class SchemaConflict(LakeError):
@@ -43,12 +43,14 @@ def evolved(metadata: TableMetadata, schema: LakeSchema, *, replaced: bool) -> T
     `replaced` tells that the same commit removes all earlier files; then a column may become required. Raises
     SchemaConflict for a change that would make earlier files or snapshots unreadable.
     """
-    known = metadata.readable_schemas
-    current = next((former for former in known if former.schema_id == metadata.current_schema_id), None)
+    schemas = metadata.readable_schemas
+    current = next(
+        (past_schema for past_schema in schemas if past_schema.schema_id == metadata.current_schema_id), None
+    )
     if current is not None and _same(current, schema):
         return metadata
-    _check(known, current, schema, replaced=replaced)
-    used = next((former.schema_id for former in known if _same(former, schema)), None)
+    _check(schemas, current, schema, replaced=replaced)
+    used = next((past_schema.schema_id for past_schema in schemas if _same(past_schema, schema)), None)
     return with_schema(metadata, schema, used, current)
 
 
@@ -56,19 +58,19 @@ def _same(left: LakeSchema, right: LakeSchema) -> bool:
     return (left.fields, left.key_ids) == (right.fields, right.key_ids)
 
 
-def _check(known: list[LakeSchema], current: LakeSchema | None, schema: LakeSchema, *, replaced: bool) -> None:
+def _check(schemas: list[LakeSchema], current: LakeSchema | None, schema: LakeSchema, *, replaced: bool) -> None:
     """Raises SchemaConflict unless every field of `schema` may follow its predecessor."""
-    present = {field.field_id: field for field in current.fields} if current is not None else {}
-    former = {field.field_id: field for past_schema in known for field in past_schema.fields}
+    current_fields = {field.field_id: field for field in current.fields} if current is not None else {}
+    past_fields = {field.field_id: field for past_schema in schemas for field in past_schema.fields}
     ids = [field.field_id for field in schema.fields]
     if len(set(ids)) != len(ids) or len({field.name for field in schema.fields}) != len(ids):
         raise _refused("it names a column or a field ID twice")
     if not set(schema.key_ids) <= {field.field_id for field in schema.fields if field.required}:
         raise _refused("each key column must exist and be required")
     for field in schema.fields:
-        before = present.get(field.field_id)
+        before = current_fields.get(field.field_id)
         if before is None:
-            _check_new(field, former.get(field.field_id), replaced=replaced)
+            _check_new(field, past_fields.get(field.field_id), replaced=replaced)
         elif not widens(before.type, field.type) or before.list_element_id != field.list_element_id:
             raise _refused(f"column {field.name} cannot change from {before.type} to {field.type}")
         elif before.type != field.type and field.field_id in schema.key_ids and not replaced:
@@ -80,10 +82,10 @@ def _check(known: list[LakeSchema], current: LakeSchema | None, schema: LakeSche
             raise _refused(f"column {field.name} cannot become required: older rows may lack it")
 
 
-def _check_new(field: LakeField, former: LakeField | None, *, replaced: bool) -> None:
-    if former is not None:
+def _check_new(field: LakeField, past_field: LakeField | None, *, replaced: bool) -> None:
+    if past_field is not None:
         raise _refused(
-            f"field ID {field.field_id} of column {field.name} belonged to column {former.name}, and IDs are never"
+            f"field ID {field.field_id} of column {field.name} belonged to column {past_field.name}, and IDs are never"
             " reused"
         )
     if field.required and not replaced:

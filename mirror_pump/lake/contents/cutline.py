@@ -20,7 +20,7 @@ from mirror_pump.lake.format.columns import column_names, plain
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.partitioning import PartitionTuple, partitions_of
 from mirror_pump.lake.format.position_deletes import Positions
-from mirror_pump.lake.metadata.manifest_list import Manifest
+from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable
 
@@ -109,8 +109,8 @@ class CutLine:
         with open_parquet(path, storage) as file:
             (name,) = column_names(file, [self.field_id], path)
             for batch in file.iter_batches(columns=[name]):
-                found = self.below(batch.column(0)).to_numpy()
-                parts.append(np.flatnonzero(found == below) + begin)
+                is_below = self.below(batch.column(0)).to_numpy()
+                parts.append(np.flatnonzero(is_below == below) + begin)
                 begin += batch.num_rows
         return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64), begin
 
@@ -142,12 +142,12 @@ def divide(
     line: CutLine,
     listing: Listing,
     storage: StorageOptions,
-    known: Mapping[str, Side] | None = None,
+    known_sides: Mapping[str, Side] | None = None,
 ) -> Division:
     """Divides a snapshot's data files at the cut-line. `listing` must have been made with the tier key's bounds.
 
-    Reads the tier key of files whose bounds span the cut-line or are unknown, except for files in `known`: the sides
-    that an earlier call found for this cut-line. Raises LakeError.
+    Reads the tier key of files whose bounds span the cut-line or are unknown, except for files in `known_sides`: the
+    sides that an earlier call found for this cut-line. Raises LakeError.
     """
     files = listing.files(manifests)
     sides: dict[str, Side] = {}
@@ -157,8 +157,8 @@ def divide(
             continue
         for file in files.get(manifest.path, ()):
             side = line.side(file)
-            if side is Side.BOTH and known is not None and file.path in known:
-                side = known[file.path]
+            if side is Side.BOTH and known_sides is not None and file.path in known_sides:
+                side = known_sides[file.path]
             elif side is Side.BOTH:
                 rows, total = line.rows_above(file.path, storage)
                 if len(rows) == total:

@@ -25,5 +25,5 @@ class DroppedRows:
 
 def parse_dropped(stored: Iterable[str]) -> tuple[DroppedRows, ...]:
     """Parses MirroredTable.dropped_rows."""
-    found = [json.loads(text) for text in stored]
-    return tuple(DroppedRows(entry["sequence_number"], PartitionBounds.from_json(entry["bounds"])) for entry in found)
+    entries = [json.loads(text) for text in stored]
+    return tuple(DroppedRows(entry["sequence_number"], PartitionBounds.from_json(entry["bounds"])) for entry in entries)

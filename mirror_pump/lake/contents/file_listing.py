@@ -10,9 +10,9 @@ from pyiceberg.manifest import ManifestContent
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID
-from mirror_pump.lake.metadata.manifest_entries import StoredEntry
-from mirror_pump.lake.metadata.manifest_list import Manifest
-from mirror_pump.lake.metadata.manifests import stored_of
+from mirror_pump.lake.manifests.manifest_entries import StoredEntry
+from mirror_pump.lake.manifests.manifest_list import Manifest
+from mirror_pump.lake.manifests.manifests import stored_of
 from mirror_pump.lake.storage import StorageOptions
 
 
@@ -52,16 +52,16 @@ class Listing:
         """`bounds_of`: field IDs whose bounds are kept."""
         self._storage = storage
         self._bounds_of = frozenset(bounds_of)
-        self._known: dict[str, tuple[LiveFile, ...]] = {}
+        self._cached: dict[str, tuple[LiveFile, ...]] = {}
 
     def files(self, manifests: Sequence[Manifest]) -> Mapping[str, tuple[LiveFile, ...]]:
         """Live files by manifest URI. Reads only manifests that the previous call did not ask for. Raises LakeError."""
-        self._known = {
-            manifest.path: self._known.get(manifest.path) or self._read(manifest)
+        self._cached = {
+            manifest.path: self._cached.get(manifest.path) or self._read(manifest)
             for manifest in manifests
             if manifest.live_files
         }
-        return self._known
+        return self._cached
 
     def _read(self, manifest: Manifest) -> tuple[LiveFile, ...]:
         return tuple(_live(entry, self._bounds_of) for entry in stored_of(manifest, self._storage))
@@ -128,5 +128,5 @@ def _live(entry: StoredEntry, bounds_of: Collection[int]) -> LiveFile:
     )
 
 
-def _bounds(stored: Mapping[int, bytes], wanted: Collection[int]) -> Mapping[int, bytes]:
-    return {field: value for field, value in stored.items() if field in wanted}
+def _bounds(stored: Mapping[int, bytes], field_ids: Collection[int]) -> Mapping[int, bytes]:
+    return {field: value for field, value in stored.items() if field in field_ids}

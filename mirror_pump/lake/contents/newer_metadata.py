@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.metadata.metadata_files import read_any_version
-from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.document.metadata_files import read_any_version
+from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.storage import StorageOptions, StoredFile, list_files
 from mirror_pump.model import Lsn
 
@@ -60,12 +60,12 @@ class UnknownMetadata:
 
 
 def unknown_metadata(
-    location: str, storage: StorageOptions, *, accepted: float, wanted: Callable[[NewerMetadata], bool]
+    location: str, storage: StorageOptions, *, accepted: float, matches: Callable[[NewerMetadata], bool]
 ) -> UnknownMetadata:
     """Look for files that `location`, which the catalog names, does not continue.
 
     Their numbers say nothing: a compaction on a server that went back takes the numbers of lost publishes again. Leaves
-    out files up to the time `accepted` (seconds since 1970 UTC), which somebody has dealt with, files without a
+    out files up to the time `accepted` (seconds since 1970 UTC), which `reconcile` has accepted, files without a
     frontier and files that cannot be read. Raises LakeError if the storage does not answer.
     """
     lineage = _lineage(location, storage)
@@ -80,25 +80,25 @@ def unknown_metadata(
         and _name(file) not in lineage
         and file.modified > accepted
     ]
-    found: list[NewerMetadata] = []
+    states: list[NewerMetadata] = []
     for _, file in sorted(unknown, key=lambda numbered: (numbered[0], numbered[1].location), reverse=True):
         state = _read(file.location, storage)
-        if state is not None and wanted(state):
-            found.append(state)
-        if len(found) == _ENOUGH:
+        if state is not None and matches(state):
+            states.append(state)
+        if len(states) == _ENOUGH:
             break
-    newest = max(found, key=lambda state: state.frontier, default=None)
+    newest = max(states, key=lambda state: state.frontier, default=None)
     return UnknownMetadata(newest, max((file.modified for _, file in unknown), default=0.0))
 
 
 def _lineage(location: str, storage: StorageOptions) -> frozenset[str]:
     """The names of the file and of its predecessors, as far as it records them."""
     try:
-        former = read_any_version(location, storage).former_locations
+        earlier_locations = read_any_version(location, storage).former_locations
     except LakeError:
         # It is missing or damaged, which the pump reports itself.
-        former = []
-    return frozenset(path.rpartition("/")[2] for path in (*former, location))
+        earlier_locations = []
+    return frozenset(path.rpartition("/")[2] for path in (*earlier_locations, location))
 
 
 def _name(file: StoredFile) -> str:
@@ -119,7 +119,7 @@ def _read(location: str, storage: StorageOptions) -> NewerMetadata | None:
     promise = _promise(metadata.current_snapshot)
     if promise is None:
         return None
-    others = {found for snapshot in metadata.snapshots if (found := _promise(snapshot)) is not None}
+    others = {past_promise for snapshot in metadata.snapshots if (past_promise := _promise(snapshot)) is not None}
     earlier = sorted(
         (other for other in others if other.frontier != promise.frontier), key=lambda other: other.frontier
     )

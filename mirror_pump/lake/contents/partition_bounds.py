@@ -78,19 +78,19 @@ class PartitionBounds:
     def holds(self, column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
         """A mask of the values within the bounds; NULL is never within."""
         if self.values is not None and any(isinstance(value, str) for value in self.values):
-            found = pc.is_in(column, value_set=pa.array(self.values, pa.string()))
+            mask = pc.is_in(column, value_set=pa.array(self.values, pa.string()))
         else:
             whole = column.cast(_ARROW[Kind.DATE]) if pa.types.is_date32(column.type) else column
             numbers = whole.cast(pa.int64())
             if self.values is not None:
-                found = pc.is_in(numbers, value_set=pa.array(self.values, pa.int64()))
+                mask = pc.is_in(numbers, value_set=pa.array(self.values, pa.int64()))
             else:
-                found = pc.is_valid(numbers)
+                mask = pc.is_valid(numbers)
                 if self.lower is not None:
-                    found = pc.and_(found, pc.greater_equal(numbers, pa.scalar(self.lower, pa.int64())))
+                    mask = pc.and_(mask, pc.greater_equal(numbers, pa.scalar(self.lower, pa.int64())))
                 if self.upper is not None:
-                    found = pc.and_(found, pc.less(numbers, pa.scalar(self.upper, pa.int64())))
-        flags = pc.fill_null(found, False)  # noqa: FBT003
+                    mask = pc.and_(mask, pc.less(numbers, pa.scalar(self.upper, pa.int64())))
+        flags = pc.fill_null(mask, False)  # noqa: FBT003
         if isinstance(flags, pa.ChunkedArray):
             flags = flags.combine_chunks()
         return np.asarray(flags.to_numpy(zero_copy_only=False), np.bool_)
@@ -111,27 +111,27 @@ class PartitionBounds:
         return (self.lower is None or self.lower <= high) and (self.upper is None or low < self.upper)
 
 
-def bounds_of(table: MirroredTable, former: Mapping[str, Any], leaf: int) -> PartitionBounds | None:
-    """The bounds of the partition `leaf` (its ID) in the shape `former`; None if they cannot be determined exactly."""
-    key = former.get("partition_key")
-    text = next((entry.get("bound") for entry in former.get("leaves") or () if entry["id"] == leaf), None)
+def bounds_of(table: MirroredTable, shape: Mapping[str, Any], leaf: int) -> PartitionBounds | None:
+    """The bounds of the partition `leaf` (its ID) in this shape; None if they cannot be determined exactly."""
+    key = shape.get("partition_key")
+    text = next((entry.get("bound") for entry in shape.get("leaves") or () if entry["id"] == leaf), None)
     if not key or len(key) != 1 or not text:
         return None
     column = next((column for column in table.columns if column.attnum == key[0]), None)
     if column is None or column.name not in table.key:
         return None
-    found = _RANGE.fullmatch(text)
-    if found is not None:
-        lower = _range_value(found[1], column.type_oid, column.type.kind, -1)
-        upper = _range_value(found[2], column.type_oid, column.type.kind, 1)
+    match = _RANGE.fullmatch(text)
+    if match is not None:
+        lower = _range_value(match[1], column.type_oid, column.type.kind, -1)
+        upper = _range_value(match[2], column.type_oid, column.type.kind, 1)
         if lower is _UNKNOWN or upper is _UNKNOWN:
             return None
         return PartitionBounds(column.field_id, lower, upper)
-    found = _LIST.fullmatch(text)
-    if found is None:
+    match = _LIST.fullmatch(text)
+    if match is None:
         return None
-    constants = _CONST.findall(found[1])
-    if len(constants) != found[1].count("{CONST") or not constants:
+    constants = _CONST.findall(match[1])
+    if len(constants) != match[1].count("{CONST") or not constants:
         return None
     values = [_value(constant, column.type_oid, column.type.kind) for constant in constants]
     if any(value is _UNKNOWN for value in values):
@@ -143,13 +143,13 @@ _UNKNOWN: Any = object()
 
 
 def _range_value(datums: str, type_oid: int, kind: Kind, end: int) -> Any:
-    found = _RANGE_DATUM.fullmatch(datums)
-    if found is None:
+    datum = _RANGE_DATUM.fullmatch(datums)
+    if datum is None:
         return _UNKNOWN
-    if int(found[1]) == end:
+    if int(datum[1]) == end:
         return None
-    constant = _CONST.fullmatch(found[2])
-    if int(found[1]) != 0 or constant is None or type_oid in _TEXTS:
+    constant = _CONST.fullmatch(datum[2])
+    if int(datum[1]) != 0 or constant is None or type_oid in _TEXTS:
         return _UNKNOWN
     return _value(constant.groups(default=""), type_oid, kind)
 

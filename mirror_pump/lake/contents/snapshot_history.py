@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.document.table_metadata import TableMetadata
 
 
 def referenced(metadata: TableMetadata) -> frozenset[int]:
@@ -23,15 +23,15 @@ def expirable(
     retention, even if it had not changed for long before. The `newest` snapshots, those in `protected`, and those that
     a branch or tag names always stay. The order is by sequence number, since snapshot IDs are random. Snapshots of the
     archive branch replace each other and are not part of the table's history in time; commits thin them out
-    (mirror_pump.lake.metadata.snapshot_thinning).
+    (mirror_pump.lake.document.snapshot_thinning).
     """
     ordered = [snapshot for snapshot in metadata.snapshots.oldest_first() if not snapshot.is_archive]
-    held = referenced(metadata) | set(protected)
+    retained_ids = referenced(metadata) | set(protected)
     candidates = ordered[: max(len(ordered) - max(newest, 1), 0)]
     return tuple(
         snapshot.snapshot_id
         for snapshot, successor in zip(candidates, ordered[1:], strict=False)
-        if snapshot.snapshot_id not in held and now_ms - successor.timestamp_ms > retention_ms
+        if snapshot.snapshot_id not in retained_ids and now_ms - successor.timestamp_ms > retention_ms
     )
 
 
@@ -45,10 +45,13 @@ def only_rewritten_since(metadata: TableMetadata, snapshot_id: int) -> bool:
 
     False if the history between the two is no longer complete.
     """
+    return snapshot_id in with_same_rows(metadata)
+
+
+def with_same_rows(metadata: TableMetadata) -> Iterator[int]:
+    """IDs of the current snapshot, and of those that it descends from by rewrites alone, the newest first."""
     current = metadata.current_snapshot_id
-    while current != snapshot_id:
-        snapshot = None if current is None else metadata.snapshot(current)
-        if snapshot is None or not snapshot.summary.only_rewrites:
-            return False
-        current = snapshot.parent_id
-    return True
+    while current is not None:
+        yield current
+        snapshot = metadata.snapshot(current)
+        current = snapshot.parent_id if snapshot is not None and snapshot.summary.only_rewrites else None

@@ -5,7 +5,10 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import pyarrow.parquet as pq
 
 from decoders.columns import ColumnType, Kind
 
@@ -30,6 +33,54 @@ _UNBOUNDED = frozenset({Kind.UUID, Kind.LIST})
 
 Raw = bool | int | float | bytes
 """A footer statistic as pyarrow's `Statistics.min_raw` gives it: the Parquet physical value."""
+
+
+@dataclass(frozen=True)
+class ColumnStatistics:
+    """What a footer says of a leaf column."""
+
+    size_bytes: int
+    """Compressed."""
+    nulls: int | None
+    """None if the footer does not say."""
+    minima: Sequence[Raw]
+    """Of the row groups that have values; empty unless all of these say theirs. Bounds: of text they may be cut."""
+    maxima: Sequence[Raw]
+
+    @classmethod
+    def of(cls, groups: Sequence[pq.RowGroupMetaData], leaf: int) -> ColumnStatistics:
+        """`leaf`: index among the leaf columns of the file with these row groups."""
+        size = 0
+        nulls: int | None = 0
+        minima: list[Raw] = []
+        maxima: list[Raw] = []
+        is_bounded = True
+        for group in groups:
+            chunk = group.column(leaf)
+            size += chunk.total_compressed_size
+            statistics = chunk.statistics
+            if statistics is None or not statistics.has_null_count:
+                nulls = None
+            elif nulls is not None:
+                nulls += statistics.null_count
+            if statistics is not None and statistics.has_min_max:
+                minima.append(statistics.min_raw)
+                maxima.append(statistics.max_raw)
+            elif group.num_rows and (statistics is None or statistics.null_count != group.num_rows):
+                is_bounded = False
+        return cls(size, nulls, minima, maxima) if is_bounded else cls(size, nulls, (), ())
+
+    def bounds(self, column_type: ColumnType) -> tuple[bytes | None, bytes | None]:
+        """The column's lower and upper bound, for a manifest."""
+        if not self.minima:
+            return None, None
+        return lower_bound(column_type, self.minima), upper_bound(column_type, self.maxima)
+
+
+def split_offsets(groups: Sequence[pq.RowGroupMetaData]) -> tuple[int, ...]:
+    """The byte at which each row group begins."""
+    first = [group.column(0) for group in groups]
+    return tuple(int(chunk.dictionary_page_offset or chunk.data_page_offset) for chunk in first)
 
 
 def lower_bound(column_type: ColumnType, minima: Sequence[Raw]) -> bytes | None:

@@ -44,3 +44,17 @@ def places_by_id(file: pq.ParquetFile) -> dict[int, int]:
         for place, field in enumerate(file.schema_arrow)
         if field.metadata and FIELD_ID in field.metadata
     }
+
+
+def cast_to(column: pa.Array, target_type: pa.DataType) -> pa.Array:
+    """The column as an array of type `target_type`, also where elements of lists have another type. Raises pyarrow's
+    ArrowInvalid for a value that does not fit."""
+    column = plain(column)
+    if column.type == target_type:
+        return column
+    if pa.types.is_list(target_type) and pa.types.is_list(column.type):
+        # Concatenating the single array makes its offsets begin at zero and drops unused values.
+        whole = pa.concat_arrays([column])
+        values = cast_to(whole.values, target_type.value_type)
+        return pa.ListArray.from_arrays(whole.offsets, values, type=target_type, mask=whole.is_null())
+    return column.cast(target_type)

@@ -1,7 +1,7 @@
 """Reads files such that an error names the one whose content cannot be read: it was cut off, or bytes of it changed.
 
 Parquet and Avro files have no checksum over the whole, so a decoder notices damage late and in many ways. Without the
-name nobody could tell which file to restore.
+name an operator could not tell which file to restore.
 """
 
 from __future__ import annotations

@@ -6,21 +6,22 @@ import math
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import TracebackType
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from decoders.columns import Kind
-from mirror_pump.lake.format.bounds import lower_bound, upper_bound
+from mirror_pump.lake.format.bounds import ColumnStatistics, split_offsets
 from mirror_pump.lake.format.gathered_rows import GatheredRows
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.storage import StorageOptions, join, open_output
+from mirror_pump.lake.storage import StorageOptions, begin_flush, join, open_output
 
 FORMAT_VERSION: Final = 2
 """Format version of tables, manifests and manifest lists."""
@@ -132,11 +133,21 @@ class _FloatStatistics:
     def add(self, values: pa.ChunkedArray) -> None:
         """Adds one row group's values."""
         self.nans += pc.sum(pc.is_nan(values)).as_py() or 0
-        found = pc.min_max(values)
-        if found["min"].is_valid:
+        extremes = pc.min_max(values)
+        if extremes["min"].is_valid:
             # Engines treat 0 and -0 as equal, but some order bounds by IEEE 754: a bound of zero gets the wider sign.
-            self.low = min(self.low, found["min"].as_py() or -0.0)
-            self.high = max(self.high, found["max"].as_py() or 0.0)
+            self.low = min(self.low, extremes["min"].as_py() or -0.0)
+            self.high = max(self.high, extremes["max"].as_py() or 0.0)
+
+    def of_column(self, footer: ColumnStatistics) -> ColumnStatistics:
+        """What the footer says, with these bounds."""
+        is_bounded = not self.nans and self.low <= self.high
+        return replace(footer, minima=[self.low] if is_bounded else (), maxima=[self.high] if is_bounded else ())
+
+
+def data_location(location: str, name: str) -> str:
+    """URI of a data file, or of a delete file, of the table at this location."""
+    return join(location, "data", name)
 
 
 class DataFileWriter:
@@ -154,16 +165,17 @@ class DataFileWriter:
         content: FileContent = FileContent.DATA,
         *,
         partition: PartitionTuple = UNPARTITIONED,
+        path: str | None = None,
         row_group_rows: int = ROW_GROUP_ROWS,
         row_group_bytes: int = ROW_GROUP_BYTES,
     ) -> None:
-        """`partition`: the lake partition of all rows."""
+        """`partition`: the lake partition of all rows. `path`: the file's URI, by default a new one."""
         self._schema = schema
         self._partition = partition
         self._storage = storage
         self._content = content
         suffix = "" if content is FileContent.DATA else "-deletes"
-        self._path = join(location, "data", f"{uuid.uuid4().hex}{suffix}.parquet")
+        self._path = path or data_location(location, f"{uuid.uuid4().hex}{suffix}.parquet")
         self._file_schema = pa.schema([_file_field(arrow) for arrow in schema.arrow])
         self._floats = {
             index: _FloatStatistics() for index, column in enumerate(schema.fields) if column.type.kind in _FLOATS
@@ -243,65 +255,44 @@ class DataFileWriter:
         columns = [
             _file_column(column, target.type) for column, target in zip(table.columns, self._file_schema, strict=True)
         ]
+        begin = self._sink.tell()
         self._writer.write_table(
             pa.Table.from_arrays(columns, schema=self._file_schema), row_group_size=max(table.num_rows, 1)
         )
+        if self._storage.fsync:
+            begin_flush(self._sink, begin)
 
     def _describe(self, footer: pq.FileMetaData, size: int) -> WrittenFile:
         groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
         sizes: dict[int, int] = {}
-        values: dict[int, int] = {}
         nulls: dict[int, int] = {}
         nans: dict[int, int] = {}
-        lower: dict[int, bytes] = {}
-        upper: dict[int, bytes] = {}
+        bounds: dict[int, tuple[bytes | None, bytes | None]] = {}
         for index, column in enumerate(self._schema.fields):
-            chunks = [group.column(index) for group in groups]
-            sizes[column.leaf_id] = sum(chunk.total_compressed_size for chunk in chunks)
+            statistics = ColumnStatistics.of(groups, index)
+            sizes[column.leaf_id] = statistics.size_bytes
             if column.type.kind is Kind.LIST:
                 continue
-            values[column.field_id] = footer.num_rows
             nulls[column.field_id] = self._nulls[index]
-            low: bytes | None = None
-            high: bytes | None = None
             if index in self._floats:
-                floats = self._floats[index]
-                nans[column.field_id] = floats.nans
-                if not floats.nans and floats.low <= floats.high:
-                    low, high = lower_bound(column.type, [floats.low]), upper_bound(column.type, [floats.high])
-            else:
-                statistics = [chunk.statistics for chunk in chunks]
-                if any(statistic is None for statistic in statistics):
-                    continue
-                # Chunks that are all NULL do not matter. Chunks whose values are too long to keep have no bounds.
-                present = [statistic for statistic in statistics if statistic.num_values]
-                if present and all(statistic.has_min_max for statistic in present):
-                    low = lower_bound(column.type, [statistic.min_raw for statistic in present])
-                    high = upper_bound(column.type, [statistic.max_raw for statistic in present])
-            if low is not None:
-                lower[column.field_id] = low
-            if high is not None:
-                upper[column.field_id] = high
+                nans[column.field_id] = self._floats[index].nans
+                statistics = self._floats[index].of_column(statistics)
+            bounds[column.field_id] = statistics.bounds(column.type)
         return WrittenFile(
             content=self._content,
             path=self._path,
             record_count=footer.num_rows,
             size_bytes=size,
             column_sizes=sizes,
-            value_counts=values,
+            value_counts=dict.fromkeys(nulls, footer.num_rows),
             null_counts=nulls,
-            lower_bounds=lower,
-            upper_bounds=upper,
+            lower_bounds={field_id: low for field_id, (low, _) in bounds.items() if low is not None},
+            upper_bounds={field_id: high for field_id, (_, high) in bounds.items() if high is not None},
             equality_ids=self._schema.key_ids if self._content is FileContent.EQUALITY_DELETES else (),
-            split_offsets=tuple(_start(group) for group in groups if group.num_rows),
+            split_offsets=split_offsets([group for group in groups if group.num_rows]),
             nan_counts=nans,
             partition=self._partition,
         )
-
-
-def _start(group: pq.RowGroupMetaData) -> int:
-    chunk = group.column(0)
-    return int(chunk.dictionary_page_offset or chunk.data_page_offset)
 
 
 def _file_field(arrow: pa.Field) -> pa.Field:
@@ -350,21 +341,20 @@ def _columns_worth_a_dictionary(table: pa.Table, schema: LakeSchema) -> list[str
     """
     if table.num_rows < _SAMPLE_ROWS:
         return False
-    step = table.num_rows // _SAMPLE_ROWS
     names = []
-    for column, whole in zip(schema.fields, table.columns, strict=True):
-        values = _every(whole, step)
-        if column.type.kind is Kind.LIST:
-            values = pc.list_flatten(values)
-        if len(values) and pc.count_distinct(values).as_py() * 2 <= len(values):
+    for column, values in zip(schema.fields, _sample(table).columns, strict=True):
+        flat = pc.list_flatten(values) if column.type.kind is Kind.LIST else values
+        if len(flat) and pc.count_distinct(flat).as_py() * 2 <= len(flat):
             names.append(_parquet_path(column))
     return names or False
 
 
-def _every(column: pa.ChunkedArray, step: int) -> pa.Array:
-    """Each value whose place is a multiple of `step`. Taken by chunk: Arrow would first join them, which copies all."""
+def _sample(table: pa.Table) -> pa.RecordBatch:
+    """Rows at even distances. Taken by batch: Arrow would first join a column's chunks, which copies all of it, and a
+    call for each chunk of each column takes longer than a table of 200 columns is worth."""
+    step = table.num_rows // _SAMPLE_ROWS
     sample, begin = [], 0
-    for chunk in column.chunks:
-        sample.append(chunk.take(pa.array(range(-begin % step, len(chunk), step), pa.int64())))
-        begin += len(chunk)
-    return pa.concat_arrays(sample)
+    for batch in table.to_batches():
+        sample.append(batch.take(pa.array(np.arange(-begin % step, len(batch), step))))
+        begin += len(batch)
+    return pa.concat_batches(sample)

@@ -28,9 +28,9 @@ class GatheredRows:
         """Returns whether there are enough rows now. Raises ValueError unless these have the schema's columns, in its
         order and with its exact types."""
         table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-        wanted = self._schema.arrow
-        if table.schema.names != wanted.names or table.schema.types != wanted.types:
-            raise ValueError(f"rows of schema\n{table.schema}\ndo not fit a lake table of schema\n{wanted}")
+        arrow_schema = self._schema.arrow
+        if table.schema.names != arrow_schema.names or table.schema.types != arrow_schema.types:
+            raise ValueError(f"rows of schema\n{table.schema}\ndo not fit a lake table of schema\n{arrow_schema}")
         self._tables.append(table)
         self._rows += table.num_rows
         self.size_bytes += table.nbytes

@@ -6,8 +6,10 @@ them write a single file for a table that is not partitioned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from types import TracebackType
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
@@ -21,13 +23,59 @@ from mirror_pump.lake.format.data_files import (
 )
 from mirror_pump.lake.format.gathered_rows import GatheredRows
 from mirror_pump.lake.format.partitioning import PartitionTuple, by_partition, divided
-from mirror_pump.lake.format.position_deletes import Positions, write_position_deletes
+from mirror_pump.lake.format.position_deletes import Positions, encoded_position_deletes, write_position_deletes
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 from mirror_pump.model import LakePartitioning
 
 OPEN_FILES = 32
 """Maximum number of files that one writer has open. An open file in an object store holds a part of some MiB."""
+
+
+FileKey = TypeVar("FileKey", bound=Hashable)
+OpenFile = TypeVar("OpenFile", bound=DataFileWriter)
+
+
+class OpenFiles(Generic[FileKey, OpenFile]):
+    """Files that are being written, one for each key at a time. Of too many, the one that was written to longest ago is
+    completed. Used by one thread at a time."""
+
+    def __init__(self, completed: Callable[[FileKey, OpenFile], None], most: int = OPEN_FILES) -> None:
+        self._completed = completed
+        self._most = most
+        self._open: dict[FileKey, OpenFile] = {}
+        """In the order of the last writes, the longest ago first."""
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def take(self, key: FileKey, begin: Callable[[], OpenFile]) -> OpenFile:
+        """The key's open file, or the one that `begin` makes: now the one that was written to last."""
+        writer = self._open.pop(key, None)
+        if writer is None:
+            while len(self._open) >= self._most:
+                self.complete(next(iter(self._open)))
+            writer = begin()
+            writer.__enter__()
+        self._open[key] = writer
+        return writer
+
+    def complete(self, key: FileKey) -> None:
+        """Completes the key's file; its next rows begin another."""
+        writer = self._open.pop(key)
+        writer.__exit__(None, None, None)
+        self._completed(key, writer)
+
+    def complete_all(self) -> None:
+        """Completes the files in the order of the last writes."""
+        while self._open:
+            self.complete(next(iter(self._open)))
+
+    def abandon(self, error: BaseException) -> None:
+        """Removes the files that are not complete."""
+        while self._open:
+            _, writer = self._open.popitem()
+            writer.__exit__(type(error), error, error.__traceback__)
 
 
 class PartitionedWriter:
@@ -61,10 +109,8 @@ class PartitionedWriter:
         self._location = location
         self._storage = storage
         self._partitioning = partitioning
-        self._open_files = open_files
         self._gathered = GatheredRows(schema, gathered_rows, gathered_bytes)
-        self._open: dict[PartitionTuple, DataFileWriter] = {}
-        """In the order of the last writes, the longest ago first."""
+        self._open: OpenFiles[PartitionTuple, DataFileWriter] = OpenFiles(self._own, open_files)
         self._owned = StagedFiles(storage)
         self._closed: list[WrittenFile] = []
         self._done = False
@@ -81,18 +127,17 @@ class PartitionedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if error is None:
             try:
                 self._divide()
-                while self._open:
-                    self._close_oldest()
+                self._open.complete_all()
             except BaseException as failure:
-                self._abandon(type(failure), failure, failure.__traceback__)
+                self._abandon(failure)
                 raise
             self._done = True
             self._owned.__exit__(None, None, None)
         else:
-            self._abandon(kind, error, trace)
+            self._abandon(error)
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:
@@ -106,37 +151,22 @@ class PartitionedWriter:
         if not self._gathered:
             return
         for partition, part in divided(self._gathered.take(), self._schema, self._partitioning):
-            writer = self._writer(partition)
+            writer = self._open.take(partition, partial(self._begin, partition))
             writer.write(part)
             # A part refers to the memory of all rows.
             writer.flush()
 
-    def _writer(self, partition: PartitionTuple) -> DataFileWriter:
-        """The partition's open file, which becomes the one that was written to last."""
-        writer = self._open.pop(partition, None)
-        if writer is None:
-            while len(self._open) >= self._open_files:
-                self._close_oldest()
-            writer = DataFileWriter(self._schema, self._location, self._storage, partition=partition)
-            writer.__enter__()
-        self._open[partition] = writer
-        return writer
+    def _begin(self, partition: PartitionTuple) -> DataFileWriter:
+        return DataFileWriter(self._schema, self._location, self._storage, partition=partition)
 
-    def _close_oldest(self) -> None:
-        partition = next(iter(self._open))
-        writer = self._open.pop(partition)
-        writer.__exit__(None, None, None)
+    def _own(self, _: PartitionTuple, writer: DataFileWriter) -> None:
         self._closed.append(writer.written)
-        self._owned.own(writer.written.path)
+        self._owned.own(writer.path)
 
-    def _abandon(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _abandon(self, error: BaseException) -> None:
         """Removes every file."""
-        while self._open:
-            _, writer = self._open.popitem()
-            writer.__exit__(kind, error, trace)
-        self._owned.__exit__(kind, error, trace)
+        self._open.abandon(error)
+        self._owned.__exit__(type(error), error, error.__traceback__)
 
 
 def write_data_files(
@@ -188,3 +218,14 @@ def write_position_delete_files(
                 files.append(write_position_deletes(named, location, storage, partition))
                 staged.own(files[-1].path)
     return tuple(files)
+
+
+def encoded_position_delete_files(
+    positions: Mapping[str, Positions], partitions: Mapping[str, PartitionTuple], location: str
+) -> list[tuple[WrittenFile, bytes]]:
+    """As `write_position_delete_files`, but encodes the files without writing them."""
+    return [
+        encoded_position_deletes(named, location, partition)
+        for partition, named in by_partition(positions, partitions)
+        if any(len(rows) for rows in named.values())
+    ]

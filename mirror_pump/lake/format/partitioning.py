@@ -13,7 +13,8 @@ the day that holds it, and wrapped around at the ends of the result's type.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import struct
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -48,6 +49,14 @@ _TRUNCATE = re.compile(r"truncate\[([1-9]\d{0,9})\]")
 
 Values: TypeAlias = npt.NDArray[np.int64]
 _Value = TypeVar("_Value")
+
+
+def partition_key(partition: PartitionTuple) -> Hashable:
+    """Equal for what is one partition: all NaN are one, and the two zeros are two, as in Java."""
+    return tuple(
+        ("NaN" if value != value else struct.pack("<d", value)) if isinstance(value, float) else value
+        for value in partition
+    )
 
 
 def truncation(width: int) -> str:
@@ -148,7 +157,7 @@ def _of_array(column: pa.Array, transform: str) -> Values:
             return _truncated(column, width)
     elif pa.types.is_date32(kind) and transform in _UNITS[Kind.DATE]:
         days = column.view(pa.int32()).to_numpy(zero_copy_only=False).astype(np.int64)
-        return _calendar(days, transform)
+        return calendar_units(days, transform)
     elif pa.types.is_timestamp(kind) and transform in _UNITS[Kind.TIMESTAMP]:
         numbers = column if kind.unit == "us" else column.cast(pa.timestamp("us", kind.tz))
         microseconds = numbers.view(pa.int64()).to_numpy(zero_copy_only=False)
@@ -156,11 +165,11 @@ def _of_array(column: pa.Array, transform: str) -> Values:
             # Java has 32 bits for hours, which end in the year 246953.
             units: Values = (microseconds // _MICROSECONDS[transform]).astype(np.int32).astype(np.int64)
             return units
-        return _calendar(microseconds // _DAY, transform)
+        return calendar_units(microseconds // _DAY, transform)
     raise ValueError(f"the partition transform {transform} does not apply to {kind}")
 
 
-def _calendar(days: Values, transform: str) -> Values:
+def calendar_units(days: Values, transform: str) -> Values:
     """Days since 1970-01-01 as days, or as months or years since 1970, floored."""
     if transform == "day":
         return days

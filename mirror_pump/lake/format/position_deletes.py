@@ -13,10 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mirror_pump.lake.format.bounds import split_offsets
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.schema import FIELD_ID
+from mirror_pump.lake.format.sorted_numbers import sorted_distinct
 from mirror_pump.lake.storage import StorageOptions, join, open_output
 
 PATH_ID = 2147483546
@@ -54,23 +56,47 @@ def write_position_deletes(
     data file (field 143 says so too); truncated ones would name another file. Raises ValueError without positions,
     since readers cannot handle an empty file, and LakeError from the storage.
     """
-    paths = sorted(path for path, rows in positions.items() if len(rows))
+    path = _new_path(location)
+    with open_output(path, storage) as sink:
+        return _write(sink, positions, path, partition, row_group_rows)
+
+
+def encoded_position_deletes(
+    positions: Mapping[str, Positions], location: str, partition: PartitionTuple = UNPARTITIONED
+) -> tuple[WrittenFile, bytes]:
+    """As `write_position_deletes`, but encodes the file without writing it."""
+    path = _new_path(location)
+    sink = pa.BufferOutputStream()
+    file = _write(sink, positions, path, partition, ROW_GROUP_ROWS)
+    return file, sink.getvalue().to_pybytes()
+
+
+def _new_path(location: str) -> str:
+    return join(location, "data", f"{uuid.uuid4().hex}-positions.parquet")
+
+
+def _write(
+    sink: pa.NativeFile,
+    positions: Mapping[str, Positions],
+    path: str,
+    partition: PartitionTuple,
+    row_group_rows: int,
+) -> WrittenFile:
+    paths = sorted(data_path for data_path, rows in positions.items() if len(rows))
     if not paths:
         raise ValueError("a position-delete file needs at least one position")
-    path = join(location, "data", f"{uuid.uuid4().hex}-positions.parquet")
-    with open_output(path, storage) as sink:
-        with pq.ParquetWriter(
-            sink,
-            _SCHEMA,
-            compression="zstd",
-            use_dictionary=["file_path"],
-            column_encoding={"pos": "DELTA_BINARY_PACKED"},
-            store_schema=False,
-        ) as writer:
-            for table in _row_groups(paths, positions, row_group_rows):
-                writer.write_table(table, row_group_size=table.num_rows)
-        size = sink.tell()
-        footer = writer.writer.metadata
+    with pq.ParquetWriter(
+        sink,
+        _SCHEMA,
+        compression="zstd",
+        use_dictionary=["file_path"],
+        column_encoding={"pos": "DELTA_BINARY_PACKED"},
+        store_schema=False,
+    ) as writer:
+        for table in _row_groups(paths, positions, row_group_rows):
+            writer.write_table(table, row_group_size=table.num_rows)
+    size = sink.tell()
+    footer = writer.writer.metadata
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     rows = footer.num_rows
     return WrittenFile(
@@ -92,9 +118,7 @@ def write_position_deletes(
             PATH_ID: paths[-1].encode(),
             POSITION_ID: _LONG.pack(max(int(positions[data_path][-1]) for data_path in paths)),
         },
-        split_offsets=tuple(
-            int(group.column(0).dictionary_page_offset or group.column(0).data_page_offset) for group in groups
-        ),
+        split_offsets=split_offsets(groups),
         referenced_data_file=paths[0] if len(paths) == 1 else None,
         partition=partition,
     )
@@ -124,15 +148,15 @@ def _table(parts: Sequence[tuple[str, Positions]]) -> pa.Table:
 
 
 def read_position_deletes(
-    files: Sequence[str], wanted: Collection[str], storage: StorageOptions
+    files: Sequence[str], data_files: Collection[str], storage: StorageOptions
 ) -> dict[str, Positions]:
-    """The rows of the `wanted` data files that position-delete files of any engine delete: sorted row numbers by URI.
+    """The rows of `data_files` that position-delete files of any engine delete: sorted row numbers by URI.
 
-    Skips row groups that refer to none of the wanted files. Memory: one row group and the result. Raises LakeError.
+    Skips row groups that refer to none of these data files. Memory: one row group and the result. Raises LakeError.
     """
-    found: dict[str, list[Positions]] = {}
-    wanted = frozenset(wanted)
-    names = sorted(wanted)
+    rows_by_path: dict[str, list[Positions]] = {}
+    data_files = frozenset(data_files)
+    names = sorted(data_files)
     for file in files:
         with open_parquet(file, storage, ["file_path"]) as parquet:
             place = leaf_of(parquet, "file_path")
@@ -141,10 +165,10 @@ def read_position_deletes(
                 # Of one group they say what the file's bounds do. In a damaged footer Arrow aborts over some of them.
                 if groups == 1 or _may_name(parquet.metadata.row_group(group).column(place), names):
                     # The columns are selected, since engines may add one with the deleted row.
-                    table = parquet.read_row_group(group, columns=["file_path", "pos"])
-                    for path, rows in _by_path(table.select(["file_path", "pos"]), wanted):
-                        found.setdefault(path, []).append(rows)
-    return {path: np.unique(np.concatenate(parts)) for path, parts in found.items()}
+                    table = parquet.read_row_group(group, columns=["file_path", "pos"], use_threads=False)
+                    for path, rows in _by_path(table.select(["file_path", "pos"]), data_files):
+                        rows_by_path.setdefault(path, []).append(rows)
+    return {path: sorted_distinct(np.concatenate(parts)) for path, parts in rows_by_path.items()}
 
 
 def leaf_of(parquet: pq.ParquetFile, name: str) -> int:
@@ -161,7 +185,7 @@ def _may_name(chunk: pq.ColumnChunkMetaData, names: Sequence[str]) -> bool:
     return first < len(names) and names[first] <= statistics.max
 
 
-def _by_path(table: pa.Table, wanted: Collection[str]) -> Iterator[tuple[str, Positions]]:
+def _by_path(table: pa.Table, data_files: Collection[str]) -> Iterator[tuple[str, Positions]]:
     for batch in table.unify_dictionaries().to_batches():
         encoded = batch.column(0)
         if not isinstance(encoded, pa.DictionaryArray):
@@ -172,5 +196,5 @@ def _by_path(table: pa.Table, wanted: Collection[str]) -> Iterator[tuple[str, Po
         names = encoded.dictionary.to_pylist()
         limits = np.searchsorted(codes[order], np.arange(len(names) + 1))
         for number, name in enumerate(names):
-            if name in wanted and limits[number] < limits[number + 1]:
+            if name in data_files and limits[number] < limits[number + 1]:
                 yield name, rows[order[limits[number] : limits[number + 1]]].astype(np.int64)

@@ -53,7 +53,7 @@ def with_raw_text(schema: LakeSchema, columns: Iterable[int]) -> LakeSchema:
     without case because Spark folds names, underscores are appended.
     """
     own = without_raw_text(schema)
-    wanted = set(columns)
+    field_ids = set(columns)
     taken = {field.name.lower() for field in own.fields}
     added = []
     # All columns that may ever need one take part in the naming, so a name does not depend on which came first.
@@ -63,7 +63,7 @@ def with_raw_text(schema: LakeSchema, columns: Iterable[int]) -> LakeSchema:
             while name.lower() in taken:
                 name += "_"
             taken.add(name.lower())
-            if field.field_id in wanted:
+            if field.field_id in field_ids:
                 added.append(LakeField(raw_text_id(field.field_id), name, _TEXT, required=False))
     return replace(own, fields=(*own.fields, *added))
 

@@ -4,9 +4,9 @@ The hash is multilinear: a key is a vector of 32-bit numbers, which are multipli
 added up modulo 2^64; the upper 32 bits of the sum are a quarter of the result (Lemire and Kaser, Strongly universal
 string hashing is fast, 2014).
 
-*What depends on it.* Nobody compares the keys themselves. If two keys of a table have one hash, a delete of one hides
-the row of the other: data is lost. So the bound is the whole argument, and it must hold for all keys of a table at
-once.
+*What depends on it.* The keys themselves are never compared. If two keys of a table have one hash, a delete of one
+hides the row of the other: data is lost. So the bound is the whole argument, and it must hold for all keys of a table
+at once.
 
 *The bound.* Let two keys differ. Then they differ in one number of their vectors, by d, 0 < |d| < 2^32: the columns'
 lengths are numbers of the vector, so either a length differs, or two values of equal length differ in a byte, and so in
@@ -19,9 +19,9 @@ probability max(0, 1 - |D| / 2^32). Summed over D's coset, whose step 2^a divide
 coefficients of their own: 2^-128 for any two keys, n^2 / 2^129 for any of n keys, 10^-21 for 10^9.
 
 *The coefficients* are SHAKE-128 of the secret, 128 random bits. The bound is over their choice, and holds for keys that
-do not depend on it. Whoever knew hashes, or just their order, could solve for the coefficients, as they could not with
-a cryptographic hash. So hashes and their order leave the program's memory nowhere but for temporary files of its own
-user: no file of the lake, no row of the catalog, no message may have them, or be ordered by them.
+do not depend on it. An attacker who knew hashes, or just their order, could solve for the coefficients, as they could
+not with a cryptographic hash. So hashes and their order leave the program's memory nowhere but for temporary files of
+its own user: no file of the lake, no row of the catalog, no message may have them, or be ordered by them.
 
 *Who compares.* Only hashes of one process and the tasks that it starts, each time with a new secret: a key index is
 never stored, and is built again after a restart. Tasks get the secret with their work. They run the driver's own
@@ -102,11 +102,11 @@ def _add(
             if not len(rows):
                 return
         left = left[rows]
-        found = words[starts[rows] + place * _WORD]
+        values = words[starts[rows] + place * _WORD]
         short = np.flatnonzero(left < _WORD)
         if len(short):
-            found[short] &= (np.uint64(1) << (8 * left[short]).astype(np.uint64)) - np.uint64(1)
-        low, high = found & _LOW, found >> _HALF
+            values[short] &= (np.uint64(1) << (8 * left[short]).astype(np.uint64)) - np.uint64(1)
+        low, high = values & _LOW, values >> _HALF
         factor = factors[:, 1 + 2 * place : 3 + 2 * place]
         for lane in range(_LANES):
             sums[lane, rows] += low * factor[lane, 0] + high * factor[lane, 1]

@@ -3,13 +3,17 @@
 A commit is a sequence of segments. A segment first deletes keys, then adds rows. Each deleted key loses the row that it
 had before the segment, whether in the table or in a file of an earlier segment. A key whose row comes without a delete
 had no row before, so at most one row of a key remains.
+
+No two keys concern each other. So a large commit is worked out a part of its keys at a time: what that takes beside the
+result, some 150 bytes a key, does not grow with the commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +22,11 @@ import pyarrow as pa
 from mirror_pump.lake.format.partitioning import PartitionTuple, partition_values
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.format.sorted_numbers import sorted_distinct
 from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, Places, files_of, place_of, positions_of
-from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, codes_of, unique_last
+from mirror_pump.lake.key_index.packed_keys import MULTIPLIER, KeyPacking, PackedKeys, codes_of
 from mirror_pump.model import LakePartitioning
+from mirror_pump.runtime.spill import Spill, release_spilled
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class SegmentKeys:
     rows: tuple[PackedKeys, ...]
     """For each of the segment's data files, the keys of its rows in order."""
     may_be_absent: bool = False
-    """True if nobody checked that the deleted keys have rows, as with corrections. The stream only deletes existing
+    """True if it was not checked that the deleted keys have rows, as with corrections. The stream only deletes existing
     rows: one of its keys that an index does not know is still deleted, by key."""
 
     @property
@@ -65,9 +71,9 @@ class FileNumbers:
 
     def number(self, path: str) -> int:
         """The file's number; a new file gets a new one."""
-        known = self._numbers.get(path)
-        if known is not None:
-            return known
+        assigned = self._numbers.get(path)
+        if assigned is not None:
+            return assigned
         if self._free:
             number = self._free.pop()
             self._paths[number] = path
@@ -81,7 +87,7 @@ class FileNumbers:
         """URI of the file with this number."""
         return self._paths[number]
 
-    def known(self) -> frozenset[str]:
+    def paths(self) -> frozenset[str]:
         """URIs of all files that have numbers."""
         return frozenset(self._numbers)
 
@@ -106,10 +112,14 @@ class IndexPlan:
     """Lake partitions of these data files; empty for an unpartitioned table."""
     unknown: tuple[npt.NDArray[np.int64], ...]
     """For each segment, indexes of its deleted keys that have no row in the index nor in an earlier segment."""
-    keys: PackedKeys
-    """Every key that the commit touches, each once."""
-    places: Places
-    """Place of each key's row after the commit; NOWHERE for none."""
+    touched: tuple[tuple[PackedKeys, Places], ...]
+    """Every key that the commit touches, each once, with the place of its row after the commit; NOWHERE for none."""
+
+
+_RESULT_BYTES = 24
+"""Of a part's result, for each key."""
+PART_KEYS = 1 << 19
+"""Keys of the parts of a commit, deleted ones and those of rows together."""
 
 
 def plan_commit(
@@ -117,21 +127,103 @@ def plan_commit(
     numbers: FileNumbers,
     segments: Sequence[KeyedSegment],
     partitioning: LakePartitioning | None = None,
+    *,
+    part_keys: int = PART_KEYS,
 ) -> IndexPlan:
-    """Works out the commit. Leaves the index unchanged until `apply_plan`, but gives numbers to the new data files.
+    """Works out the commit, about `part_keys` keys at a time. Leaves the index unchanged until `apply_plan`, but gives
+    numbers to the new data files.
 
     `partitioning`: that of the lake table. A row that is deleted is in the partition of its key, and so is its file:
     the index need not know in which partition each file is.
     """
+    spill = Spill(part_keys * _RESULT_BYTES)
+    planned = []
+    for part in _parts(segments, part_keys):
+        planned.append(spill.stored(_plan_part(index, numbers, part, partitioning), part_keys * _RESULT_BYTES))
+        # All parts look at all segments, which may have been spilled.
+        release_spilled()
+    hidden = np.concatenate([part.hidden for part in planned])
+    # A place is of one key, so it is in one part.
+    hidden.sort()
+    unknown = tuple(np.sort(np.concatenate(absent)) for absent in zip(*(part.unknown for part in planned), strict=True))
+    partitions = {path: value for part in planned for path, value in part.partitions.items()}
+    return IndexPlan(_by_file(hidden, numbers), partitions, unknown, tuple(part.touched for part in planned))
+
+
+@dataclass(frozen=True)
+class _SegmentPart:
+    """The keys of a segment that belong to one part of the commit."""
+
+    segment: KeyedSegment
+    deleted: npt.NDArray[np.int64] | slice
+    """Indexes of its deleted keys."""
+    rows: tuple[npt.NDArray[np.int64] | slice, ...]
+    """For each of its data files, positions of its rows."""
+
+
+def _parts(segments: Sequence[KeyedSegment], part_keys: int) -> Iterator[list[_SegmentPart]]:
+    """The segments, divided by keys into parts of about `part_keys`."""
+    count = sum(len(segment.keys.packed) + sum(map(len, segment.keys.rows)) for segment in segments)
+    parts = -(-count // part_keys)
+    if parts <= 1:
+        everything = slice(None)
+        yield [_SegmentPart(part, everything, (everything,) * len(part.keys.rows)) for part in segments]
+        return
+    divided = [_DividedSegment.of(segment, parts) for segment in segments]
+    for number in range(parts):
+        yield [division.part(number) for division in divided]
+
+
+_PartNumbers: TypeAlias = npt.NDArray[np.uint16]
+"""For each key, the number of its part."""
+
+
+@dataclass(frozen=True)
+class _DividedSegment:
+    """A segment whose keys are divided."""
+
+    segment: KeyedSegment
+    deleted: _PartNumbers
+    rows: tuple[_PartNumbers, ...]
+
+    @classmethod
+    def of(cls, segment: KeyedSegment, parts: int) -> Self:
+        def numbered(keys: PackedKeys) -> _PartNumbers:
+            spread = (keys.first.view(np.uint64) * MULTIPLIER) >> np.uint64(32)
+            return (spread % np.uint64(parts)).astype(np.uint16)
+
+        return cls(segment, numbered(segment.keys.packed), tuple(map(numbered, segment.keys.rows)))
+
+    def part(self, number: int) -> _SegmentPart:
+        rows = tuple(np.flatnonzero(numbers == number) for numbers in self.rows)
+        return _SegmentPart(self.segment, np.flatnonzero(self.deleted == number), rows)
+
+
+@dataclass(frozen=True)
+class _PlannedPart:
+    """What one part of the keys adds to the IndexPlan."""
+
+    hidden: Places
+    """Rows to delete, each once."""
+    partitions: Mapping[str, PartitionTuple]
+    unknown: tuple[npt.NDArray[np.int64], ...]
+    touched: tuple[PackedKeys, Places]
+
+
+def _plan_part(
+    index: KeyIndex, numbers: FileNumbers, segments: Sequence[_SegmentPart], partitioning: LakePartitioning | None
+) -> _PlannedPart:
     words = index.words
     row_keys, row_places, row_segments = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for number, segment in enumerate(segments):
-        for path, keys in zip(segment.data, segment.keys.rows, strict=True):
-            row_keys.append(keys)
-            row_places.append(place_of(numbers.number(path), np.arange(len(keys))))
-            row_segments.append(np.full(len(keys), number, np.int64))
-    deleted = PackedKeys.concatenated([segment.keys.packed for segment in segments], words)
-    sizes = [len(segment.keys.packed) for segment in segments]
+    for number, part in enumerate(segments):
+        for path, keys, chosen in zip(part.segment.data, part.segment.keys.rows, part.rows, strict=True):
+            positions = np.arange(len(keys))[chosen]
+            row_keys.append(keys.take(chosen))
+            row_places.append(place_of(numbers.number(path), positions))
+            row_segments.append(np.full(len(positions), number, np.int64))
+    deleted_parts = [part.segment.keys.packed.take(part.deleted) for part in segments]
+    deleted = PackedKeys.concatenated(deleted_parts, words)
+    sizes = [len(keys) for keys in deleted_parts]
     deleted_in = np.repeat(np.arange(len(segments)), sizes)
     rows = PackedKeys.concatenated(row_keys, words)
     places, added_in = np.concatenate(row_places), np.concatenate(row_segments)
@@ -153,28 +245,40 @@ def plan_commit(
         by_code[deleted_codes] = values
         of_hidden = np.concatenate([values[before >= 0], by_code[row_codes[lost]]])
         partitions = _partitions(hidden, of_hidden, numbers)
-    hidden = np.unique(hidden)
+    hidden = sorted_distinct(hidden)
     had_row = (before >= 0) | (first_row[deleted_codes] < deleted_in)
-    unknown = tuple(np.flatnonzero(~had_row[begin:end]) for begin, end in pairwise(np.cumsum([0, *sizes])))
+    unknown = tuple(
+        _places_in(part, np.flatnonzero(~had_row[begin:end]))
+        for part, (begin, end) in zip(segments, pairwise(np.cumsum([0, *sizes])), strict=True)
+    )
 
     touched = PackedKeys.concatenated([deleted, rows.take(~lost)], words)
     after = np.concatenate([np.full(len(deleted), NOWHERE, np.int64), places[~lost]])
-    # A row that remains comes after every delete of its key.
-    last = unique_last(touched)
-    return IndexPlan(_by_file(hidden, numbers), partitions, unknown, touched.take(last), after[last])
+    # A row that remains comes after every delete of its key. Each key is touched: a lost row's has a delete.
+    last = np.zeros(count, np.int64)
+    np.maximum.at(last, np.concatenate([deleted_codes, row_codes[~lost]]), np.arange(len(touched)))
+    return _PlannedPart(hidden, partitions, unknown, (touched.take(last), after[last]))
+
+
+def _places_in(part: _SegmentPart, part_indexes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Indexes among the segment's deleted keys of those with these indexes among the part's."""
+    return part_indexes if isinstance(part.deleted, slice) else part.deleted[part_indexes]
 
 
 def apply_plan(index: KeyIndex, plan: IndexPlan) -> None:
     """Applies a plan to the index after its commit has landed."""
-    index.put(plan.keys, plan.places)
+    for keys, places in plan.touched:
+        index.put(keys, places)
+    release_spilled()
 
 
-def _partition_values(segments: Sequence[KeyedSegment], partitioning: LakePartitioning) -> npt.NDArray[np.int64]:
+def _partition_values(segments: Sequence[_SegmentPart], partitioning: LakePartitioning) -> npt.NDArray[np.int64]:
     """The partition value of each deleted key, in the order of the segments."""
     parts = [np.zeros(0, np.int64)]
-    for segment in segments:
-        name = segment.keys.schema.name_of(partitioning.field_id)
-        parts.append(partition_values(segment.keys.deleted.column(name), partitioning.transform))
+    for part in segments:
+        keys = part.segment.keys
+        column = keys.deleted.column(keys.schema.name_of(partitioning.field_id))
+        parts.append(partition_values(column, partitioning.transform)[part.deleted])
     return np.concatenate(parts)
 
 
@@ -188,5 +292,6 @@ def _by_file(places: Places, numbers: FileNumbers) -> dict[str, Positions]:
     """Sorted places as row numbers by file URI."""
     files = files_of(places)
     limits = np.flatnonzero(files[1:] != files[:-1]) + 1
+    del files
     parts = np.split(places, limits) if len(places) else []
     return {numbers.path(int(files_of(part[:1])[0])): positions_of(part) for part in parts}

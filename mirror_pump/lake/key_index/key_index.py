@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mirror_pump.lake.key_index.packed_keys import PackedKeys
+from mirror_pump.lake.key_index.packed_keys import PackedKeys, stable_order
 
 Places: TypeAlias = npt.NDArray[np.int64]
 """File number times 2^32, plus the row's position in the file; NOWHERE for no row."""
@@ -72,15 +72,15 @@ class _Run:
         """Index of each key's entry in this run, -1 for a key without one."""
         if not len(self):
             return np.full(len(keys), -1, np.int64)
-        found = np.searchsorted(self.keys.first, keys.first)
+        candidates = np.searchsorted(self.keys.first, keys.first)
         result = np.full(len(keys), -1, np.int64)
         for _ in range(self.twins):
-            inside = np.minimum(found, len(self) - 1)
-            equal = (found < len(self)) & (self.keys.first[inside] == keys.first)
+            inside = np.minimum(candidates, len(self) - 1)
+            equal = (candidates < len(self)) & (self.keys.first[inside] == keys.first)
             if self.keys.second is not None and keys.second is not None:
                 equal &= self.keys.second[inside] == keys.second
-            result[equal] = found[equal]
-            found = found + 1
+            result[equal] = candidates[equal]
+            candidates = candidates + 1
         return result
 
 
@@ -157,7 +157,7 @@ class KeyIndex:
         if not self._leaves:
             return
         # Sorted keys are searched for one after the other, so neighbours share most of the path and the CPU cache.
-        order = np.argsort(keys.first, kind="stable")
+        order = stable_order(keys.first)
         keys = keys.take(order)
         limits = np.searchsorted(keys.first, [leaf.keys.first[0] for leaf in self._leaves[1:]])
         for leaf, begin, end in zip(self._leaves, [0, *limits], [*limits, len(keys)], strict=True):
@@ -219,6 +219,8 @@ def _hits(
 
 
 def _sorted(runs: Sequence[_Run], words: int) -> _Run:
+    if len(runs) == 1 and (runs[0].keys.first[:-1] <= runs[0].keys.first[1:]).all():
+        return runs[0]
     keys = PackedKeys.concatenated([run.keys for run in runs], words)
     places = np.concatenate([np.zeros(0, np.int64), *(run.places for run in runs)])
     # A stable sort detects the sorted runs and merges them.

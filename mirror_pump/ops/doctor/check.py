@@ -9,9 +9,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, SourceError
 from mirror_pump.ops.setup.stored_settings import complete_from
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
 from mirror_pump.source.catalog.mirror_roles import MirrorRole, read_role
 from mirror_pump.source.connect import PgConnection, connect
@@ -25,9 +25,9 @@ class Outcome(StrEnum):
     """What a finding means, the worst first."""
 
     FAILED = "failed"
-    """The mirror does not work, or not for a table, until somebody acts. The exit code is 1."""
+    """The mirror does not work, or not for a table, until an operator acts. The exit code is 1."""
     WARNING = "warning"
-    """The mirror works, but somebody should know."""
+    """The mirror works, but an operator should know."""
     SKIPPED = "skipped"
     """The check could not be made, because something is missing that another finding reports."""
     OK = "ok"
@@ -39,10 +39,11 @@ class Finding:
 
     outcome: Outcome
     message: str
+    """What was found, for people."""
     remedy: str = ""
     """What to do, as far as possible as a command to paste. Empty if nothing has to be done."""
     table: str | None = None
-    """The table that it is about, if it is about one."""
+    """The table that it is about; None if it is not about one."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that docs/cli-json.md describes."""
@@ -55,12 +56,12 @@ def ok(message: str) -> Finding:
 
 
 def warning(message: str, remedy: str, table: str | None = None) -> Finding:
-    """A finding that somebody should know of."""
+    """A finding that an operator should know of."""
     return Finding(Outcome.WARNING, message, remedy, table)
 
 
 def failed(message: str, remedy: str, table: str | None = None) -> Finding:
-    """A finding that somebody has to act on."""
+    """A finding that an operator has to act on."""
     return Finding(Outcome.FAILED, message, remedy, table)
 
 
@@ -97,14 +98,14 @@ class Site:
         self._away = False
 
     def has_no_database(self) -> None:
-        """Note that the database cannot be reached, so that nobody waits for it again."""
+        """Note that the database cannot be reached, so that no later check waits for it."""
         self._away = True
 
     @contextmanager
     def connection(self) -> Iterator[PgConnection]:
         """A connection of the check's own, in autocommit mode. Raises UsageError and SourceError."""
         with connect(self.settings.require_dsn(), autocommit=True, application_name="mirror-pump-doctor") as connection:
-            # A table that somebody is altering must not stop the doctor.
+            # A table that another session is altering must not stop the doctor.
             connection.execute("SET statement_timeout = '10s'")
             yield connection
 

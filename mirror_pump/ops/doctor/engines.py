@@ -7,12 +7,13 @@ from typing import Any
 
 import psycopg
 
-from mirror_pump.config import Settings
+from mirror_pump.database.search_path import CATALOG_PATH
+from mirror_pump.engine.lake_storage import lake_storage, reachable_warehouses
 from mirror_pump.engine.spark_runtime.session import CATALOG, LibpqAccess, libpq_access
 from mirror_pump.errors import MirrorPumpError, one_line_of
-from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok, warning
-from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
-from mirror_pump.pipeline.lake_storage import lake_storage, reachable_warehouses
+from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Outcome, Site, failed, failure, ok, warning
+from mirror_pump.ops.duckdb_connection import open_duckdb, reach_storage
+from mirror_pump.settings.config import Settings
 
 _DEADLINE = 60.0
 """Seconds. Importing pyiceberg and SQLAlchemy takes one or two of them."""
@@ -57,6 +58,7 @@ def _count_by_tcp(access: LibpqAccess) -> int:
         "passfile": "/nonexistent",
         "connect_timeout": _CONNECT_TIMEOUT,
         "application_name": "mirror-pump-doctor",
+        "options": f"-c search_path={CATALOG_PATH}",
         **access.parameters,
     }
     with psycopg.connect(**parameters) as connection:
@@ -66,15 +68,24 @@ def _count_by_tcp(access: LibpqAccess) -> int:
 
 def _pyiceberg(mirror: Settings) -> Finding:
     from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import NotInstalledError
 
-    catalog = load_catalog(
-        CATALOG,
-        type="sql",
-        uri=libpq_access(mirror.require_dsn()).sqlalchemy_url(),
-        warehouse=mirror.require_warehouse(),
-        init_catalog_tables="false",
-        **mirror.storage_properties,
-    )
+    try:
+        catalog = load_catalog(
+            CATALOG,
+            type="sql",
+            uri=libpq_access(mirror.require_dsn()).sqlalchemy_url(),
+            warehouse=mirror.require_warehouse(),
+            init_catalog_tables="false",
+            **mirror.storage_properties,
+        )
+    except NotInstalledError:
+        return Finding(
+            Outcome.SKIPPED,
+            "pyiceberg: not tried, since SQLAlchemy is not installed here. Only programs that read by pyiceberg's"
+            " SqlCatalog need it",
+            "pip install sqlalchemy, if one of these runs in this environment",
+        )
     tables = [table for namespace in catalog.list_namespaces() for table in catalog.list_tables(namespace)]
     return ok(f"pyiceberg: the catalog lists {len(tables)} tables")
 

@@ -8,24 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, one_line_of
-from mirror_pump.ops.doctor.catalog import CATALOG
+from mirror_pump.ops.doctor.catalog import CATALOG, PUBLICATION, TABLES
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Outcome, Site, failed, failure, skipped
-from mirror_pump.ops.doctor.clock import CLOCK
-from mirror_pump.ops.doctor.connection import DATABASE
-from mirror_pump.ops.doctor.disk import DISK
 from mirror_pump.ops.doctor.engines import ENGINES
-from mirror_pump.ops.doctor.event_triggers import EVENT_TRIGGERS
 from mirror_pump.ops.doctor.failover import FAILOVER
-from mirror_pump.ops.doctor.java import JARS, JAVA
-from mirror_pump.ops.doctor.publication import PUBLICATION
+from mirror_pump.ops.doctor.machine import DISK, JARS, JAVA
 from mirror_pump.ops.doctor.replication import REPLICATION
-from mirror_pump.ops.doctor.rights import RIGHTS
-from mirror_pump.ops.doctor.server import SERVER
+from mirror_pump.ops.doctor.rights import EVENT_TRIGGERS, RIGHTS
+from mirror_pump.ops.doctor.server import CLOCK, DATABASE, SERVER
 from mirror_pump.ops.doctor.storage import STORAGE
-from mirror_pump.ops.doctor.tables import TABLES
-from mirror_pump.telemetry import get_logger, redact
+from mirror_pump.runtime.telemetry import get_logger, redact
+from mirror_pump.settings.config import Settings
 
 CHECKS = (
     DATABASE,
@@ -55,7 +49,9 @@ class Examined:
     """A check that was made, or skipped."""
 
     check: str
+    """What was looked at (docs/operations.md#mirror-pump-doctor)."""
     seconds: float
+    """How long it took."""
     findings: tuple[Finding, ...]
 
     @property
@@ -82,8 +78,8 @@ class Examination:
     @property
     def outcome(self) -> Outcome:
         """The worst of all checks; `ok` if the rest was skipped."""
-        found = worst(check.outcome for check in self.checks)
-        return Outcome.OK if found is Outcome.SKIPPED else found
+        worst_outcome = worst(check.outcome for check in self.checks)
+        return Outcome.OK if worst_outcome is Outcome.SKIPPED else worst_outcome
 
     def count(self, outcome: Outcome) -> int:
         """How many checks had this outcome."""
@@ -111,14 +107,14 @@ def examine(
         examined = (
             Examined(check.name, 0.0, (skipped(f"not looked at, because of what is said about: {missing[0]}"),))
             if missing
-            else _made(check, site)
+            else _make_check(check, site)
         )
         done[check.name] = examined
         report(examined)
     return Examination(tuple(done.values()))
 
 
-def _made(check: DoctorCheck, site: Site) -> Examined:
+def _make_check(check: DoctorCheck, site: Site) -> Examined:
     """Make one check in a thread of its own, and wait for it until its deadline."""
     began = time.monotonic()
     findings: list[Finding] = []
@@ -141,7 +137,9 @@ def _made(check: DoctorCheck, site: Site) -> Examined:
     # A daemon: a check that hangs must not keep the program from ending.
     threading.Thread(target=run, name=f"check-{check.name}", daemon=True).start()
     in_time = ended.wait(check.deadline)
-    found = [replace(finding, message=redact(finding.message), remedy=redact(finding.remedy)) for finding in findings]
+    redacted = [
+        replace(finding, message=redact(finding.message), remedy=redact(finding.remedy)) for finding in findings
+    ]
     if not in_time:
-        found.append(failed(f"no answer within {check.deadline:g} s", "see that nothing blocks the way there"))
-    return Examined(check.name, time.monotonic() - began, tuple(found))
+        redacted.append(failed(f"no answer within {check.deadline:g} s", "see that nothing blocks the way there"))
+    return Examined(check.name, time.monotonic() - began, tuple(redacted))

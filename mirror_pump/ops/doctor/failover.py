@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from psycopg.conninfo import conninfo_to_dict
 
+from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, ok, warning
-from mirror_pump.quoting import identifier, literal
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.slot import SlotStatus, read_slot
 from sql import queries
@@ -79,11 +79,11 @@ def _awaited(slots: Sequence[_Physical], setting: str) -> Iterator[Finding]:
     awaited = [name.strip().strip('"') for name in setting.split(",") if name.strip()]
     names = [standby.slot for standby in slots if standby.slot is not None]
     if not awaited and names:
-        wanted = ", ".join(standby.slot for standby in slots if standby.active and standby.slot) or ", ".join(names)
+        slot_names = ", ".join(standby.slot for standby in slots if standby.active and standby.slot) or ", ".join(names)
         yield warning(
             "synchronized_standby_slots is empty: the lake gets commits before standbys do, and shows what a failover"
             " loses",
-            f"ALTER SYSTEM SET synchronized_standby_slots = {literal(wanted)}; SELECT pg_reload_conf()",
+            f"ALTER SYSTEM SET synchronized_standby_slots = {literal(slot_names)}; SELECT pg_reload_conf()",
         )
     active = {standby.slot for standby in slots if standby.active}
     for name in awaited:

@@ -30,7 +30,7 @@ def _run(site: Site) -> Iterator[Finding]:
     with site.connection() as connection:
         server = read_server(connection)
         exists = read_slot(connection, slot) is not None
-        found = server_findings(site, connection, server, _SUBJECTS, slot_exists=exists)
+        findings = server_findings(site, connection, server, _SUBJECTS, slot_exists=exists)
         # The slot of a mirror is held against its catalog; without one there is nothing to compare.
         lost = None if mirror is None else slot_error(connection, slot)
         room = _room(connection, slot, site.settings.wal_guard_bytes) if exists else None
@@ -38,7 +38,7 @@ def _run(site: Site) -> Iterator[Finding]:
         f"{server.slots - server.used_slots} of {server.slots} slots and {server.senders - server.used_senders} of"
         f" {server.senders} walsenders are free; slot {slot} {'exists' if exists else 'does not exist yet'}"
     )
-    yield from found
+    yield from findings
     yield from _senders(server)
     if mirror is not None or server.wal_level == "logical":
         yield from _streams(site)

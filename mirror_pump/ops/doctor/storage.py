@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from mirror_pump.engine.lake_storage import lake_storage, reachable_warehouses
 from mirror_pump.errors import MirrorPumpError
+from mirror_pump.lake.profile_access import ProfileAccess
 from mirror_pump.lake.storage import (
     StorageOptions,
     delete,
@@ -18,10 +20,12 @@ from mirror_pump.lake.storage import (
     list_files,
     local_path,
     read_bytes,
+    storage_of,
     write_bytes,
 )
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Site, failed, failure, ok, skipped
-from mirror_pump.pipeline.lake_storage import lake_storage, reachable_warehouses
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.storage_profiles import StorageProfile
 
 PROBE_DIRECTORY = ".mirror-pump-doctor"
 """The directory of the file in the warehouse. It has no other files, so that listing it costs nothing."""
@@ -34,7 +38,7 @@ def _run(site: Site) -> Iterator[Finding]:
     if settings.warehouse is None:
         yield skipped("no warehouse is known: give --warehouse, or run `mirror-pump init` first")
     elif site.mirror is None:
-        yield from probe(settings.warehouse, StorageOptions(settings.storage_properties), initialised=False)
+        yield from probe(settings.warehouse, storage_of(settings), initialised=False)
     else:
         options = lake_storage(settings)
         for warehouse in reachable_warehouses(options):
@@ -55,14 +59,14 @@ def probe(warehouse: str, options: StorageOptions, *, initialised: bool) -> Iter
     # Two doctors at a time must not take each other's file away.
     location = join(warehouse, PROBE_DIRECTORY, secrets.token_hex(8))
     try:
-        found = list(_faults(location, options))
+        faults = list(_faults(location, options))
     finally:
         discard([location], options)
         if path is not None:
             # Another doctor may have its file there.
             with suppress(OSError):
                 (path / PROBE_DIRECTORY).rmdir()
-    yield from found or [ok(f"a file in {warehouse} was written, read, listed and deleted")]
+    yield from faults or [ok(f"a file in {warehouse} was written, read, listed and deleted")]
 
 
 def _missing(path: Path, *, initialised: bool) -> Finding:
@@ -91,3 +95,18 @@ def _faults(location: str, options: StorageOptions) -> Iterator[Finding]:
 
 
 STORAGE = DoctorCheck("storage", _run, deadline=_DEADLINE)
+
+
+def try_profiles(settings: Settings, profiles: Sequence[StorageProfile]) -> Iterator[tuple[str, Finding]]:
+    """For each profile its name, and what was found: a file is written to its warehouse, read, listed and deleted.
+
+    `mirror-pump profile test`. The profiles need not be in the catalog. Raises nothing but KeyboardInterrupt.
+    """
+    access = ProfileAccess(settings.storage_properties, lambda: profiles)
+    options = StorageOptions(profiles=access)
+    for profile in profiles:
+        try:
+            for finding in probe(profile.warehouse, options, initialised=False):
+                yield profile.name, finding
+        except MirrorPumpError as error:
+            yield profile.name, failure(error)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from mirror_pump.errors import TableError
+from mirror_pump.ops.row_files.csv_rows import CsvForm
 from mirror_pump.ops.row_files.file_format import FileFormat
+from mirror_pump.ops.table_progress import TableProgress
 
-Observe: TypeAlias = Callable[["IngestProgress"], None]
+Observe: TypeAlias = Callable[[TableProgress], None]
 
 
 class OnError(StrEnum):
@@ -39,21 +40,10 @@ class IngestStep(StrEnum):
     WAITING = "waiting for readers"
     """A reader that was pinned before may read heap and corrections later."""
     STAGED = "staged"
-    """The lake's commit is staged, and nobody sees it."""
+    """The lake's commit is staged, and no reader sees it."""
     COMMITTING = "committing"
     """Everything is in one transaction, which ends now."""
     COMMITTED = "committed"
-
-
-@dataclass(frozen=True)
-class CsvForm:
-    """How CSV files are written."""
-
-    delimiter: str = ","
-    null: str = ""
-    """An unquoted field of this text is NULL."""
-    header: bool = True
-    """The first line of each file has the names of the columns."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +58,7 @@ class IngestRequest:
     """None: each file's name says it."""
     columns: tuple[str, ...] = ()
     """CSV: the names of the files' columns. Others: the columns that are taken. Empty: as the files say."""
-    csv: CsvForm = CsvForm()
+    csv: CsvForm = field(default_factory=CsvForm)
     on_error: OnError = OnError.ABORT
     rejects: Path | None = None
     """The file for rows that are left out, as JSON lines. Required to skip rows."""
@@ -79,66 +69,27 @@ class IngestRequest:
 
 
 @dataclass(frozen=True)
-class IngestProgress:
-    """How far an ingest is."""
-
-    step: IngestStep
-    table: str
-    rows: int = 0
-    """Rows read so far."""
-    bytes_done: int = 0
-    """Bytes of input files read so far, as stored."""
-    bytes_total: int = 0
-    """0 if unknown, as of stdin."""
-    waits_for: str = ""
-
-
-@dataclass(frozen=True)
 class IngestOutcome:
     """The result of an ingest."""
 
     table: str
     op_id: str
-    """modak.op_log.op_id; empty after a dry run."""
+    """The ingest's row in `modak.op_log`; empty after a dry run, which JSON has as None."""
     rows: int
-    """Rows that were ingested."""
+    """Rows of the input that are in the table now, or would be."""
     lake_rows: int
-    """Rows that went to the lake, as data files."""
+    """Of these, rows in data files of the lake."""
     heap_rows: int
-    """Rows that were written to the table by Postgres."""
+    """Of these, rows in PostgreSQL."""
     corrected: int
-    """Rows of the lake that had a correction, and got a newer one."""
+    """Rows of the lake that were written to `modak.delta` as well, because their key had a correction."""
     replaced: int | None
-    """Rows of the lake that were replaced. None if nobody looked, as in a dry run."""
+    """Rows of the lake that were replaced. None after a dry run. Of the heap it is not known."""
     rejected: int
-    """Rows that were left out."""
+    """Rows that `--on-error skip` left out."""
     files: int
-    """Data files that were added to the lake."""
+    """Data files that came to the lake."""
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "op_id": self.op_id or None, "seconds": round(self.seconds, 3)}
-
-
-class RowRefused(TableError):
-    """A row of the input that the table cannot hold."""
-
-    def __init__(self, place: RowPlace, reason: str, remedy: str = "") -> None:
-        super().__init__(f"{place}: {reason}", remedy)
-        self.place = place
-        self.reason = reason
-
-
-@dataclass(frozen=True, order=True)
-class RowPlace:
-    """Where a row of the input is."""
-
-    number: int
-    """Number of the input file, for the order of rows of several files."""
-    line: int
-    """Line of a text file, or row of a Parquet file, from 1."""
-    file: str
-    unit: str = "line"
-
-    def __str__(self) -> str:
-        return f"{self.file}, {self.unit} {self.line}"

@@ -2,8 +2,8 @@
 
 The main thread cuts the files into batches. Threads convert these and write data files; Arrow does most of that without
 Python's lock. Nothing is sent to Spark, which takes as long to start as some millions of rows take to ingest. Then one
-transaction makes everything visible (mirror_pump.ops.ingest.ingest_commit). What it needs, pyiceberg above all, is
-imported while rows are read: that takes 0.4 s of Python, while the threads are in Arrow.
+transaction makes everything visible (mirror_pump.ops.ingest.commit.ingest_commit). What it needs, pyiceberg above all,
+is imported while rows are read: that takes 0.4 s of Python, while the threads are in Arrow.
 
 Memory: some batches, and a row group of the data file of each thread. The keys of all rows, and the rows of the heap,
 are in temporary files without a name, in the directory that TMPDIR names.
@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import islice
@@ -23,48 +24,49 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
-from mirror_pump.collector import without_collector
-from mirror_pump.config import Settings
-from mirror_pump.errors import MirrorPumpError, OutcomeUnknown, TableError, UsageError
+from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
+from mirror_pump.errors import Interrupted, MirrorPumpError, OutcomeUnknown, TableError, UsageError, one_line_of
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import MirroredTable, TableState
-from mirror_pump.ops.ingest.ingest_journal import IngestJournal, has_landed
+from mirror_pump.ops.ingest.commit.ingest_journal import IngestJournal, has_landed
+from mirror_pump.ops.ingest.commit.staged_rows import CommittedRows, RowsInLake, StagedRows
+from mirror_pump.ops.ingest.divide.row_division import RowDivision
 from mirror_pump.ops.ingest.ingest_request import (
     IngestOutcome,
-    IngestProgress,
     IngestRequest,
     IngestStep,
     Observe,
     OnError,
 )
-from mirror_pump.ops.ingest.ingested_keys import IngestedKeys
-from mirror_pump.ops.ingest.input_pieces import Batches, IngestInput
-from mirror_pump.ops.ingest.lake_writer import LakeFiles
-from mirror_pump.ops.ingest.piece_queue import results_in_order
-from mirror_pump.ops.ingest.row_division import RowDivision
+from mirror_pump.ops.ingest.read.input_pieces import Batches, IngestInput, results_in_order
 from mirror_pump.ops.ingest.row_lanes import LaneOutput, RejectFile, RowLane
-from mirror_pump.ops.ingest.staged_rows import CommittedRows, StagedRows
-from mirror_pump.pipeline.lake_storage import lake_storage, refresh_profiles
+from mirror_pump.ops.ingest.write.ingested_keys import IngestedKeys
+from mirror_pump.ops.ingest.write.lake_writer import LakeFiles
+from mirror_pump.ops.table_progress import TableProgress
+from mirror_pump.runtime.memory import without_collector
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import PgConnection, connect, is_connection_loss, source_errors
+from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
 
 if TYPE_CHECKING:
-    from mirror_pump.ops.ingest.ingest_commit import IngestCommit
+    from mirror_pump.ops.ingest.commit.ingest_commit import IngestCommit
 
 _APPLICATION = "mirror-pump-ingest"
-_IMPORTED_LATE = "mirror_pump.ops.ingest.ingest_commit"
+_IMPORTED_LATE = "mirror_pump.ops.ingest.commit.ingest_commit"
 
 
 def ingest(settings: Settings, request: IngestRequest, observe: Observe = lambda _: None) -> IngestOutcome:
     """Ingests files into a table. `observe` is called in the caller's thread, except for steps of the lanes.
 
     Raises UsageError for files and columns that do not fit, RowRefused for a row that the table cannot hold,
-    TableError, LakeError and SourceError; nothing was ingested then. Raises OutcomeUnknown if the connection was lost
-    during COMMIT, and the server cannot be asked what became of it.
+    TableError, LakeError and SourceError; nothing was ingested then, nor after KeyboardInterrupt. Raises Interrupted
+    after a Ctrl-C that came when the ingest committed: all was ingested. Raises OutcomeUnknown if the ingest was cut
+    off during COMMIT, and the server cannot be asked what became of it.
     """
     if (request.on_error is OnError.SKIP) != (request.rejects is not None):
         raise UsageError("--on-error skip and --rejects FILE go together", "rows that are left out are written to FILE")
@@ -99,8 +101,8 @@ class _Ingestion:
         self._table = _load(connection, request.table)
         self._division = RowDivision.read(connection, self._table)
         self._target = self._input.target(connection, self._table)
-        self._journal = IngestJournal(connection, self._table.table_id)
-        self._progress = IngestProgress(IngestStep.READING, str(self._table.name), bytes_total=self._input.size)
+        self._journal = IngestJournal(connection, self._table)
+        self._progress = TableProgress(str(self._table.name), IngestStep.READING, total=self._input.size)
         self._lanes: list[RowLane] = []
         self._commit: IngestCommit | None = None
 
@@ -108,18 +110,17 @@ class _Ingestion:
         with ExitStack() as closing:
             rejects = self._rejects(closing)
             output = self._output(rejects)
-            if output.keys is not None:
-                closing.callback(output.keys.close)
-            closing.callback(self._close_lanes)
             if output.lake is not None:
+                closing.callback(output.lake.keys.close)
+            closing.callback(self._close_lanes)
+            if not output.dry_run:
                 self._journal.begin([file.name for file in self._input.files])
             try:
                 committed = self._read_and_land(output)
             except BaseException as error:
-                if output.lake is not None:
-                    committed = self._after(error)
-                else:
+                if output.dry_run:
                     raise
+                committed = self._after(error)
         return self._outcome(output, committed, rejects)
 
     def _rejects(self, closing: ExitStack) -> RejectFile:
@@ -133,29 +134,36 @@ class _Ingestion:
         return RejectFile(self._request.on_error, stream.write)
 
     def _output(self, rejects: RejectFile) -> LaneOutput:
-        table, schema = self._table, LakeSchema.of_table(self._table)
-        dry, to_lake = self._request.dry_run, self._division.cut is not None
-        packing = KeyPacking.of(schema, os.urandom(16))
-        if packing is None and to_lake:
-            raise TableError(f"{table.name} has a key of a type that cannot be looked up", "ingest by COPY")
-        keys = None
-        if to_lake and not dry:
-            assert packing is not None
-            keys = IngestedKeys(packing.words)
         return LaneOutput(
             target=self._target,
             division=self._division,
             rejects=rejects,
             connect=partial(connect, self._settings.require_dsn(), autocommit=True, application_name=_APPLICATION),
-            lake=None
-            if dry
-            else LakeFiles(schema, table.location, table.partitioning, self._storage, self._journal.note),
-            packing=packing,
-            keys=keys,
+            dry_run=self._request.dry_run,
+            lake=None if self._division.cut is None else self._lake_files(),
+        )
+
+    def _lake_files(self) -> LakeFiles | None:
+        """None for a dry run. Raises TableError if rows cannot be looked up in the lake."""
+        table, schema = self._table, LakeSchema.of_table(self._table)
+        packing = KeyPacking.of(schema, os.urandom(16))
+        if packing is None:
+            raise TableError(f"{table.name} has a key of a type that cannot be looked up", "ingest by COPY")
+        if self._request.dry_run:
+            return None
+        return LakeFiles(
+            schema,
+            table.location,
+            table.partitioning,
+            self._storage,
+            self._journal.begin_file,
+            self._journal.files,
+            packing,
+            IngestedKeys(packing.words),
         )
 
     def _read_and_land(self, output: LaneOutput) -> CommittedRows | None:
-        if output.lake is None:
+        if output.dry_run:
             self._read(output)
             return None
         self._journal.undo_others(self._storage)
@@ -191,24 +199,28 @@ class _Ingestion:
         yield from pieces
 
     def _note(self, rows: int, stored: int) -> None:
-        known = self._progress
-        self._progress = IngestProgress(
-            known.step, known.table, known.rows + rows, known.bytes_done + stored, known.bytes_total
-        )
+        progress = self._progress
+        self._progress = replace(progress, rows=progress.rows + rows, done=progress.done + stored)
         self._observe(self._progress)
 
     def _land(self, output: LaneOutput) -> CommittedRows:
         """Makes all rows visible, in one transaction."""
-        from mirror_pump.ops.ingest.ingest_commit import IngestCommit
+        from mirror_pump.ops.ingest.commit.ingest_commit import IngestCommit
 
         rows = self._staged(output)
         commit = self._commit = IngestCommit(
-            self._connection, self._settings.slot, self._storage, rows, self._request.on_conflict, self._report
+            self._connection,
+            self._settings.slot,
+            self._storage,
+            rows,
+            self._request.on_conflict,
+            self._settings.limits,
+            self._report,
         )
-        if rows.keys is not None:
-            twins = rows.keys.finish(max(self._request.workers, 1))
+        if rows.lake is not None:
+            twins = rows.lake.existing.keys.finish(max(self._request.workers, 1))
             if twins:
-                shown = "; ".join(commit.key_text(first) for first, _ in twins)
+                shown = "; ".join(commit.key_text(rows.lake, first) for first, _ in twins)
                 raise TableError(
                     f"several rows of the input have the same key of {self._table.name}: {shown}",
                     "nothing was ingested: leave all but one of them out",
@@ -216,53 +228,45 @@ class _Ingestion:
         return commit.run()
 
     def _staged(self, output: LaneOutput) -> StagedRows:
-        from mirror_pump.ops.ingest.existing_rows import ExistingRows
-
         lake = output.lake
-        assert lake is not None
-        files = tuple(lake.written[number] for number in sorted(lake.written))
-        rows = StagedRows(
+        return StagedRows(
             op_id=self._journal.op_id,
             target=self._target,
             division=self._division,
             heap=[lane.heap for lane in self._lanes],
-            files=files,
-            paths=lake.paths,
-            raw_text_columns=frozenset(lake.raw_text_columns),
+            lake=self._rows_in_lake(lake) if lake is not None and lake.written else None,
             written_since=self._written_since,
         )
-        if not files:
-            return rows
-        assert output.keys is not None
-        assert output.packing is not None
+
+    def _rows_in_lake(self, lake: LakeFiles) -> RowsInLake:
+        from mirror_pump.ops.ingest.commit.existing_rows import ExistingRows
+
         assert self._table.tier is not None
         tier = next(field for field in lake.schema.fields if field.name == self._table.tier.column)
-        rows.keys, rows.packing = output.keys, output.packing
-        rows.existing = ExistingRows(
-            lake.schema, output.packing, self._storage, tier, output.keys, files, max(self._request.workers, 1)
+        files = tuple(lake.written[number] for number in sorted(lake.written))
+        existing = ExistingRows(
+            lake.schema, lake.packing, self._storage, tier, lake.keys, files, max(self._request.workers, 1)
         )
-        return rows
+        return RowsInLake(files, lake.paths, frozenset(lake.raw_text_columns), existing)
 
     def _report(self, step: IngestStep, text: str) -> None:
-        known = self._progress
-        self._progress = IngestProgress(step, known.table, known.rows, known.bytes_done, known.bytes_total, text)
+        self._progress = replace(self._progress, step=step, detail=text)
         self._observe(self._progress)
 
     def _after(self, error: BaseException) -> CommittedRows:
-        """What became of an ingest that ended with an error. Raises it unless the ingest has landed."""
+        """What became of an ingest that ended with an error, or was interrupted. Raises that unless the ingest has
+        landed; Interrupted if it was interrupted after that."""
         for lane in self._lanes:
             with suppress(MirrorPumpError, OSError):
                 lane.abandon(error)
         commit = self._commit
-        if (
-            commit is not None
-            and commit.may_have_landed
-            and isinstance(error, psycopg.Error)
-            and is_connection_loss(error)
-        ):
-            landed = self._asked(error)
-            if landed:
+        if commit is not None and commit.may_have_landed and self._has_landed(error):
+            if isinstance(error, Exception):
                 return commit.landed()
+            raise Interrupted(
+                f"interrupted when the ingest had committed: all of its rows are in {self._table.name}",
+                "nothing is left to be done; `modak.op_log` has the counts",
+            ) from error
         files = [*self._journal.files, *(commit.written if commit is not None else ())]
         if not self._connection.closed and not self._connection.broken:
             with suppress(psycopg.Error):
@@ -270,14 +274,19 @@ class _Ingestion:
         discard(files, self._storage)
         raise error
 
-    def _asked(self, error: BaseException) -> bool:
-        """Whether the ingest has landed, by another connection."""
+    def _has_landed(self, error: BaseException) -> bool:
+        """Whether the ingest has landed, by another connection if this one is lost or has not ended its transaction.
+        Raises OutcomeUnknown if the server cannot be asked: then no file may be removed."""
         try:
+            if self._connection.info.transaction_status is TransactionStatus.IDLE:
+                return has_landed(self._connection, self._journal.op_id)
+            self._connection.close()
             with connect(self._settings.require_dsn(), autocommit=True, application_name=_APPLICATION) as connection:
                 return has_landed(connection, self._journal.op_id)
         except (MirrorPumpError, psycopg.Error) as again:
             raise OutcomeUnknown(
-                f"the connection was lost during COMMIT, and the server cannot be asked what became of it: {again}",
+                f"the ingest was cut off during COMMIT ({one_line_of(error) or type(error).__name__}), and the server"
+                f" cannot be asked what became of it: {one_line_of(again)}",
                 f"modak.op_log says so in the row {self._journal.op_id}: phase `done`, or else the next ingest removes"
                 " the files",
             ) from error

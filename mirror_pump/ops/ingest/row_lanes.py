@@ -11,16 +11,14 @@ import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
-from mirror_pump.lake.key_index.packed_keys import KeyPacking
-from mirror_pump.ops.ingest.heap_rows import HeapRows
-from mirror_pump.ops.ingest.ingest_request import OnError, RowRefused
-from mirror_pump.ops.ingest.ingested_keys import IngestedKeys
-from mirror_pump.ops.ingest.input_batch import InputBatch
-from mirror_pump.ops.ingest.lake_writer import LakeFiles, LakeWriter
-from mirror_pump.ops.ingest.normalisation import LakeRows, Normaliser, RefusedRow, row_texts
-from mirror_pump.ops.ingest.postgres_values import PostgresValues
-from mirror_pump.ops.ingest.row_division import RowDivision
-from mirror_pump.ops.ingest.target_columns import IngestTarget, insertable
+from mirror_pump.ops.ingest.convert.normalisation import LakeRows, Normaliser, row_texts
+from mirror_pump.ops.ingest.convert.postgres_values import PostgresValues
+from mirror_pump.ops.ingest.divide.row_division import RowDivision
+from mirror_pump.ops.ingest.ingest_request import OnError
+from mirror_pump.ops.ingest.ingest_target import IngestTarget, insertable
+from mirror_pump.ops.ingest.write.heap_rows import HeapRows
+from mirror_pump.ops.ingest.write.lake_writer import LakeFiles, LakeWriter
+from mirror_pump.ops.row_files.row_batch import RefusedRow, RowBatch, RowRefused
 from mirror_pump.source.connect import PgConnection
 
 
@@ -44,8 +42,13 @@ class RejectFile:
         with self._lock:
             self.rows += len(refused)
             for row in refused:
-                known = {"file": row.place.file, row.place.unit: row.place.line, "error": row.reason, "row": row.values}
-                self.write(orjson.dumps(known) + b"\n")
+                reject = {
+                    "file": row.place.file,
+                    row.place.unit: row.place.line,
+                    "error": row.reason,
+                    "row": row.values,
+                }
+                self.write(orjson.dumps(reject) + b"\n")
 
 
 @dataclass
@@ -56,10 +59,10 @@ class LaneOutput:
     division: RowDivision
     rejects: RejectFile
     connect: Callable[[], PgConnection]
+    dry_run: bool
+    """Nothing is stored."""
     lake: LakeFiles | None
-    """None for a dry run."""
-    packing: KeyPacking | None
-    keys: IngestedKeys | None
+    """None if no row goes to the lake, and for a dry run."""
 
 
 class RowLane:
@@ -76,7 +79,7 @@ class RowLane:
         self.lake_rows = 0
         self.heap_rows = 0
 
-    def take(self, batch: InputBatch) -> int:
+    def take(self, batch: RowBatch) -> int:
         """Writes the rows of a batch. Returns their number. Raises RowRefused and LakeError."""
         rows, refused = self._normaliser.normalise(batch)
         expired = self._output.division.expired(rows.table) if rows.table.num_rows else np.zeros(0, np.int64)
@@ -99,18 +102,12 @@ class RowLane:
 
     def _to_lake(self, rows: LakeRows) -> None:
         self.lake_rows += rows.table.num_rows
-        if self._writer is None:
-            return
-        keys, packing = self._output.keys, self._output.packing
-        assert keys is not None
-        assert packing is not None
-        places = self._writer.write(rows)
-        key = [rows.table.column(column.name) for column in self._output.target.table.key_columns]
-        keys.add(packing.pack(key), places)
+        if self._writer is not None:
+            self._writer.write(rows)
 
     def _to_heap(self, rows: LakeRows) -> None:
         self.heap_rows += rows.table.num_rows
-        if self._output.lake is not None:
+        if not self._output.dry_run:
             self.heap.add(row_texts(rows, self._names))
 
     def finish(self) -> None:
@@ -131,13 +128,13 @@ class RowLane:
 
 
 def _taken(rows: LakeRows, places: npt.NDArray[np.int64]) -> LakeRows:
-    wanted = pa.array(places)
-    raw = {name: texts.take(wanted) for name, texts in rows.raw.items()}
+    indices = pa.array(places)
+    raw = {name: texts.take(indices) for name, texts in rows.raw.items()}
     return replace(
         rows,
-        table=rows.table.take(wanted),
+        table=rows.table.take(indices),
         raw={name: texts for name, texts in raw.items() if texts.null_count < len(texts)},
-        unmirrored={name: texts.take(wanted) for name, texts in rows.unmirrored.items()},
+        unmirrored={name: texts.take(indices) for name, texts in rows.unmirrored.items()},
         batch=rows.batch.take(places),
     )
 

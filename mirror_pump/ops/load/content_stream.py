@@ -6,8 +6,8 @@ import hashlib
 import io
 import shutil
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
-from typing import BinaryIO, cast
+from contextlib import AbstractContextManager
+from typing import Any, BinaryIO, cast
 
 from mirror_pump.errors import MirrorPumpError
 
@@ -47,6 +47,11 @@ class ContentStream(io.RawIOBase):
                 )
         return part
 
+    def readinto(self, buffer: Any) -> int:
+        part = self.read(len(buffer))
+        buffer[: len(part)] = part
+        return len(part)
+
     def drain(self) -> None:
         """Reads the present stream up to its end."""
         while self.read(_PART):
@@ -67,8 +72,3 @@ def seekable(content: ContentStream) -> AbstractContextManager[BinaryIO]:
         file.close()
         raise
     return cast("AbstractContextManager[BinaryIO]", file)
-
-
-def as_it_is(content: ContentStream) -> AbstractContextManager[BinaryIO]:
-    """The input itself, for formats that are read from the beginning."""
-    return nullcontext(cast("BinaryIO", content))

@@ -10,25 +10,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, cast
 
 import psycopg
+import pyarrow as pa
 
-from mirror_pump.backoff import Backoff, Retries
+from mirror_pump.database.errors import is_connection_loss
 from mirror_pump.errors import MirrorPumpError, UsageError
-from mirror_pump.ops.load.content_stream import ContentStream, as_it_is, seekable
-from mirror_pump.ops.load.load_input import InputError, LoadBatch, UnreadableRow, read_batches
-from mirror_pump.ops.load.postgres_texts import staged_rows
+from mirror_pump.ops.load.content_stream import ContentStream, seekable
+from mirror_pump.ops.row_files.csv_rows import CsvForm, TextLayout
 from mirror_pump.ops.row_files.file_format import FileFormat
-from mirror_pump.source.connect import PgConnection, as_source_error, connect, is_connection_loss, source_errors
+from mirror_pump.ops.row_files.input_files import InputColumns, InputFile
+from mirror_pump.ops.row_files.parquet_rows import group_rows, open_parquet, require_columns, row_groups
+from mirror_pump.ops.row_files.row_batch import InputError, RowBatch
+from mirror_pump.ops.row_files.text_blocks import text_blocks
+from mirror_pump.ops.row_files.text_rows import named_blocks, parsed
+from mirror_pump.ops.row_files.value_texts import Unfit, column_texts
+from mirror_pump.ops.table_progress import TableProgress
+from mirror_pump.runtime.backoff import Backoff, Retries
+from mirror_pump.source.connect import PgConnection, as_source_error, connect, source_errors
 from mirror_pump.source.loads import labels
 from mirror_pump.source.loads.filtered_rows import RowFilter, TooManyFiltered
 from mirror_pump.source.loads.load_target import LoadTarget, read_target
 from mirror_pump.source.loads.load_writes import LoadCounts, LoadMode, LoadWrites
 from mirror_pump.source.loads.staging import StagingTable
+from mirror_pump.source.relations.target_columns import TargetColumn
+
+MOST_ROW_BYTES = 8 << 20
+"""Of a row of text. The port of the pump reads rows of any client that may load."""
+BATCH_ROWS = 8192
+"""Rows that are sent at a time. Those of one that PostgreSQL refuses are sent again, to find it."""
+_BLOCK_BYTES = {FileFormat.CSV: 4 << 20, FileFormat.JSONL: 1 << 20}
+"""JSON lines take many times their size in memory while they are parsed."""
+_PAGE_BYTES = 1 << 20
+"""Read of a Parquet file at a time: a row group may be of any size."""
 
 _LABEL = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 _ATTEMPTS = 5
@@ -77,8 +95,8 @@ class LoadResult:
         }
 
 
-Opener: TypeAlias = Callable[[], AbstractContextManager[BinaryIO]]
-"""Opens a file of a load."""
+LoadFile: TypeAlias = tuple[InputFile, Callable[[], AbstractContextManager[BinaryIO]]]
+"""A file of a load, and what opens it."""
 
 
 class LoadStep(StrEnum):
@@ -91,36 +109,22 @@ class LoadStep(StrEnum):
     COMMITTED = "committed"
 
 
-@dataclass(frozen=True)
-class LoadProgress:
-    """How far a load is."""
-
-    step: LoadStep
-    table: str
-    rows: int
-    """Rows read so far."""
-    bytes_done: int
-    bytes_total: int
-    """0 if unknown."""
-    waits_for: str = ""
-
-
 def load(
     dsn: str,
     request: LoadRequest,
-    stream: BinaryIO | Sequence[Opener],
+    stream: BinaryIO | Sequence[LoadFile],
     *,
     most_bytes: int | None = None,
     lock_timeout: float | None = None,
     total_bytes: int = 0,
-    observe: Callable[[LoadProgress], None] = lambda _: None,
+    observe: Callable[[TableProgress], None] = lambda _: None,
 ) -> LoadResult:
     """Load the rows of `stream`, or of several files one after the other, unless a load with the label is committed.
 
     `most_bytes`: bytes that the input may have. `lock_timeout`: seconds to wait for each lock; without it as long as it
     takes. `total_bytes`: what there is to read, for `observe`. Raises TooManyFiltered, LabelTaken, LabelBusy,
-    ContentTooLarge, TableError, InputError, UsageError, SourceError. After ConnectionLost nobody knows whether the load
-    is committed: the same load again tells.
+    ContentTooLarge, TableError, InputError, UsageError, SourceError. After ConnectionLost it is not known whether the
+    load is committed: the same load again tells.
     """
     if not _LABEL.fullmatch(request.label):
         raise UsageError("a label has 1 to 200 characters, none of them a control character", "such as etl-2026-11-21")
@@ -132,7 +136,8 @@ def load(
             connection.execute("SET row_security = on")
             if lock_timeout is not None:
                 connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{lock_timeout * 1000:.0f}ms",))
-        inputs = stream if isinstance(stream, Sequence) else [lambda: nullcontext(stream)]
+        body = InputFile(0, "the input", request.form, 0)
+        inputs = stream if isinstance(stream, Sequence) else [(body, lambda: nullcontext(stream))]
         target, content = read_target(connection, request.table), ContentStream(most_bytes)
         return _LoadJob(connection, target, request, inputs, content, total_bytes, observe).run()
 
@@ -143,10 +148,10 @@ class _LoadJob:
         connection: PgConnection,
         target: LoadTarget,
         request: LoadRequest,
-        inputs: Sequence[Opener],
+        inputs: Sequence[LoadFile],
         content: ContentStream,
         total_bytes: int,
-        observe: Callable[[LoadProgress], None],
+        observe: Callable[[TableProgress], None],
     ) -> None:
         self._connection = connection
         self._target = target
@@ -179,9 +184,9 @@ class _LoadJob:
             for _ in self._contents():
                 pass
             content = self._request.content(self._input.digest())
-            found = labels.recorded(self._connection, self._target, self._request.label, content)
-            if found is not None:
-                return self._result(found, replayed=True)
+            record = labels.recorded(self._connection, self._target, self._request.label, content)
+            if record is not None:
+                return self._result(record, replayed=True)
             raise labels.LabelBusy(
                 f"{self._target.name}: the label {self._request.label!r} was swept meanwhile", "load again"
             )
@@ -201,48 +206,44 @@ class _LoadJob:
                 retries.wait()
 
     def _stage(self) -> StagingTable | None:
-        """Copies the input into the staging table, and reads it to its end. None for an input without rows or names."""
-        request, staging = self._request, None
-        whole = seekable if request.form is FileFormat.PARQUET else as_it_is
-        for content in self._contents():
-            before = self._rows
-            with whole(content) as stream:
-                for part in read_batches(stream, request.form, request.columns):
-                    if isinstance(part, UnreadableRow):
-                        self._rows += 1
-                        self._filter.reject(before + part.number, part.reason)
-                        continue
-                    if staging is None:
-                        staging = StagingTable(self._connection, self._columns(part.rows.schema.names))
-                    self._add(part, before, staging)
+        """Copies the input into the staging table, and reads it to its end. None for an input without names."""
+        request, staging, columns = self._request, None, InputColumns()
+        for file, content in self._contents():
+            with open_rows(content, file, request.columns) as (names, batches):
+                columns.add(file, names)
+                if staging is None and names is not None:
+                    staging = StagingTable(self._connection, self._columns(names))
+                for batch in batches:
+                    self._add(batch, staging)
         if staging is not None:
             staging.complete()
         return staging
 
-    def _add(self, batch: LoadBatch, before: int, staging: StagingTable) -> None:
-        """Stages rows of a file that comes after `before` rows."""
-        missing = [column.name for column in staging.columns if column.name not in batch.rows.schema.names]
-        if missing:
-            raise InputError(
-                f"row {before + batch.numbers[0]}: its file has no column {', '.join(missing)}, as the first one has",
-                "load files of different columns by loads of their own",
-            )
-        self._rows += batch.rows.num_rows
-        numbers = [before + number for number in batch.numbers] if before else batch.numbers
-        staging.add(staged_rows(replace(batch, numbers=numbers), staging.columns), self._filter)
+    def _add(self, batch: RowBatch, staging: StagingTable | None) -> None:
+        """Stages rows. Those of all files are numbered from 1."""
+        numbers, refused = batch.numbers()
+        begin = self._rows + 1
+        self._rows += batch.rows + len(refused)
+        if staging is not None and batch.rows:
+            texts = [_texts(batch, column) for column in staging.columns]
+            rows = pa.table([pa.array(begin + numbers), *texts], [str(place) for place in range(len(texts) + 1)])
+            for first in range(0, batch.rows, BATCH_ROWS):
+                staging.add(rows.slice(first, BATCH_ROWS), self._filter)
+        for number, row in zip(refused.tolist(), batch.refused, strict=True):
+            self._filter.reject(begin + number, row.reason)
         self._report(LoadStep.READING)
 
-    def _contents(self) -> Iterator[ContentStream]:
+    def _contents(self) -> Iterator[tuple[InputFile, ContentStream]]:
         """The input, for each of its files once; what the caller does not read is read, too."""
-        for opened in self._inputs:
+        for file, opened in self._inputs:
             with opened() as stream:
                 self._input.begin(stream)
-                yield self._input
+                yield file, self._input
                 self._input.drain()
 
     def _report(self, step: LoadStep) -> None:
         table = str(self._target.name)
-        self._observe(LoadProgress(step, table, self._rows, self._input.count, self._total_bytes))
+        self._observe(TableProgress(table, step, self._input.count, self._total_bytes, self._rows))
 
     def _columns(self, names: Sequence[str]) -> Any:
         return self._target.chosen(names, key_only=self._request.mode is LoadMode.DELETE)
@@ -250,16 +251,16 @@ class _LoadJob:
     def _commit(self, staging: StagingTable | None, content: dict[str, Any]) -> LoadResult:
         label, row_filter, counts = self._request.label, self._filter.copy(), LoadCounts()
         with self._connection.transaction():
-            found = labels.begin(self._connection, self._target, label, content)
-            if found is not None:
-                return self._result(found, replayed=True)
+            record = labels.begin(self._connection, self._target, label, content)
+            if record is not None:
+                return self._result(record, replayed=True)
             if staging is not None:
                 writes = LoadWrites(self._connection, self._target, staging, self._request.mode, row_filter)
                 counts = writes.write()
             labels.finish(self._connection, self._target, label, self._outcome(content, counts, row_filter))
-            found = labels.recorded(self._connection, self._target, label, content)
-            assert found is not None
-        return self._result(found, replayed=False)
+            record = labels.recorded(self._connection, self._target, label, content)
+            assert record is not None
+        return self._result(record, replayed=False)
 
     def _outcome(self, content: dict[str, Any], counts: LoadCounts, row_filter: RowFilter) -> dict[str, Any]:
         return {
@@ -278,8 +279,44 @@ class _LoadJob:
         return LoadResult(str(self._target.name), self._request.label, replayed, outcome)
 
     def _record_failure(self, error: MirrorPumpError) -> None:
-        """For whoever looks at the label; the label stays free."""
+        """For operators who look at the label; the label stays free."""
         filtered = error.filtered if isinstance(error, TooManyFiltered) else ()
         outcome = {"error": str(error), "filtered": [row.to_json() for row in filtered]}
         with suppress(psycopg.Error):
             labels.fail(self._connection, self._target, self._request.label, outcome)
+
+
+def _texts(batch: RowBatch, column: TargetColumn) -> pa.Array:
+    try:
+        return column_texts(batch.columns[column.name], column)
+    except Unfit as error:
+        raise InputError(
+            f"{batch.place(0)}: column {column.name}, here or after it: {error}",
+            "convert it, or leave it out with --columns",
+        ) from error
+
+
+@contextmanager
+def open_rows(
+    content: ContentStream, file: InputFile, columns: Sequence[str] | None = None
+) -> Iterator[tuple[tuple[str, ...] | None, Iterator[RowBatch]]]:
+    """The columns of a file, None if nothing tells them since it has no rows; and its rows.
+
+    `columns`: of CSV the names of the columns in a file without a header, otherwise those that are read. JSON lines
+    without it have the columns of the first line. Raises InputError, UsageError, also while rows are read.
+    """
+    chosen = tuple(columns or ())
+    if file.format is FileFormat.PARQUET:
+        with seekable(content) as source:
+            parquet = open_parquet(file, source, _PAGE_BYTES)
+            require_columns(file, parquet, chosen)
+            names = chosen or tuple(parquet.schema_arrow.names)
+            groups = row_groups(file, parquet)
+            yield names, (batch for group in groups for batch in group_rows(parquet, group, names, BATCH_ROWS))
+        return
+    layout = TextLayout(file, chosen, CsvForm(header=columns is None), subset=columns is not None)
+    opened = nullcontext(cast("BinaryIO", content))
+    blocks = text_blocks(file, opened, block_bytes=_BLOCK_BYTES[file.format], most_row_bytes=MOST_ROW_BYTES)
+    names_of_file, blocks = named_blocks(blocks, layout)
+    layout = replace(layout, names=names_of_file or ())
+    yield names_of_file, (parsed(block, layout) for block in blocks)

@@ -10,8 +10,8 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.partitioning import PartitionTuple
-from mirror_pump.lake.metadata.manifest_list import Manifest
-from mirror_pump.lake.metadata.manifests import stored_of
+from mirror_pump.lake.manifests.manifest_list import Manifest
+from mirror_pump.lake.manifests.manifests import stored_of
 from mirror_pump.lake.storage import StorageOptions
 
 
@@ -75,9 +75,9 @@ class FileCounter:
         self._counted = {path: counts for path, counts in self._counted.items() if path in named}
 
     def _count(self, manifest: Manifest) -> _ManifestCounts:
-        known = self._counted.get(manifest.path)
-        if known is not None:
-            return known
+        cached_counts = self._counted.get(manifest.path)
+        if cached_counts is not None:
+            return cached_counts
         counts = self._counted[manifest.path] = _ManifestCounts([], [])
         for entry in stored_of(manifest, self._storage):
             if entry.content == FileContent.DATA:

@@ -11,10 +11,11 @@ from typing import Any
 
 from mirror_pump.errors import MirrorPumpError, SourceError, one_line_of
 from mirror_pump.model import TableId
-from mirror_pump.service_thread import ServiceThread, ThreadedService
-from mirror_pump.source.catalog.maintenance import DONE, FAILED, beat, begin, finish
+from mirror_pump.operation_life import OperationPhase
+from mirror_pump.runtime.service_thread import ServiceThread, ThreadedService
+from mirror_pump.runtime.telemetry import get_logger, redact
+from mirror_pump.source.catalog.maintenance import beat, begin, finish
 from mirror_pump.source.connect import PgConnection, connect
-from mirror_pump.telemetry import get_logger, redact
 
 _BEAT = 5.0
 """Seconds between two heartbeats. After 60 s without one, others stop waiting for the operation."""
@@ -64,7 +65,7 @@ def journaled_operation(
     heartbeat: Heartbeat,
     table_id: TableId,
     kind: str,
-    phase: str,
+    phase: OperationPhase,
     details: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
     """Records one operation in the journal for the duration of the block. What the block puts into the yielded dict is
@@ -86,11 +87,11 @@ def running_operation(connection: PgConnection, heartbeat: Heartbeat, op_id: uui
         heartbeat.remove(op_id)
         outcome |= {"seconds": round(time.monotonic() - began, 3), "error": _error_text(error)}
         if not connection.closed and not connection.broken:
-            finish(connection, op_id, FAILED, outcome)
+            finish(connection, op_id, OperationPhase.FAILED, outcome)
         raise
     heartbeat.remove(op_id)
     outcome["seconds"] = round(time.monotonic() - began, 3)
-    finish(connection, op_id, str(outcome.pop("phase", DONE)), outcome, outcome.pop("snapshot_id", None))
+    finish(connection, op_id, outcome.pop("phase", OperationPhase.DONE), outcome, outcome.pop("snapshot_id", None))
 
 
 def _error_text(error: BaseException) -> str:

@@ -7,16 +7,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mirror_pump.backoff import Backoff, Retries
-from mirror_pump.config import Settings
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
+from mirror_pump.engine.lake_storage import lake_storage, reachable_warehouses
 from mirror_pump.engine.spark_runtime.cluster import check_cluster, is_cluster
 from mirror_pump.engine.spark_runtime.executor_watch import ExecutorWatch
 from mirror_pump.engine.spark_runtime.lake_sessions import LakeSessions
@@ -24,10 +22,16 @@ from mirror_pump.engine.spark_runtime.session import SparkSettings, end_java, ma
 from mirror_pump.errors import ConnectionLost, LakeError, TableError, TransientRefusal
 from mirror_pump.lake.storage import local_path
 from mirror_pump.model import TableId
+from mirror_pump.operation_life import OperationPhase
 from mirror_pump.ops.maintenance.journal import Heartbeat
 from mirror_pump.ops.maintenance.maintenance_pass import Maintenance, PassResult, operation_lines
-from mirror_pump.pipeline.lake_storage import lake_storage, reachable_warehouses
+from mirror_pump.runtime.backoff import Backoff, Retries
+from mirror_pump.runtime.private_files import spark_log
+from mirror_pump.runtime.telemetry import get_logger
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.storage_profiles import warehouse_of
 from mirror_pump.source.catalog.maintenance import (
+    TableUnregistered,
     announce_server,
     answer_to,
     file_request,
@@ -38,8 +42,6 @@ from mirror_pump.source.catalog.maintenance import (
 )
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn
 from mirror_pump.source.relations.relations import resolve_name
-from mirror_pump.storage_profiles import warehouse_of
-from mirror_pump.telemetry import get_logger
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,14 +71,20 @@ def own_spark(settings: Settings) -> Start:
                 started.popitem()[1].spark.stop()
                 end_java()
             master = f"local[{settings.maintain_cores}]" if settings.master == "local[*]" else settings.master
-            log = Path(os.environ.get("TMPDIR", "/tmp")) / f"mirror-pump-spark-{os.getuid()}.log"  # noqa: S108 - a log only
+            log = spark_log()
+            get_logger("maintain").info("spark-starts", log=str(log))
             spark = spark_session(
                 SparkSettings(
                     master=master,
                     app_name="mirror-pump-maintain",
+                    background=True,
                     driver_memory=f"{settings.maintain_memory // (1 << 20)}m",
                     log=log,
-                    conf={"spark.jars.packages": ",".join(packages)},
+                    conf={
+                        "spark.jars.packages": ",".join(packages),
+                        # Hadoop's file system, by which Iceberg writes to a directory, does not ask the process's own.
+                        "spark.hadoop.fs.permissions.umask-mode": f"{0o777 & ~storage.directory_mode:03o}",
+                    },
                 )
             )
             if is_cluster(settings.master):
@@ -115,43 +123,65 @@ def maintain_tables(
     """Request maintenance of the named tables, or of all, and yield the outcome for each.
 
     If a maintainer serves the slot, it does the work; otherwise this process does. Without `wait`, only files requests.
-    Raises UsageError for a name that is no table, TableError for a table that is not mirrored.
+    Raises UsageError for a name that is no table, TableError for a table that is not mirrored, or, if it was named, is
+    unregistered meanwhile.
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-maintain") as connection:
         tables = choose(connection, settings, names)
         requester = _requester()
-        filed = {table_id: file_request(connection, table_id, requester) for table_id in tables}
+        filed = _filed(connection, tables, requester)
+        for table_id, name in tables.items():
+            if table_id not in filed:
+                yield _unregistered(name, was_named=bool(names))
+            elif not wait:
+                yield MaintenanceOutcome(name, ("requested",))
         if not wait:
-            yield from (MaintenanceOutcome(name, ("requested",)) for name in tables.values())
             return
         try:
             with Heartbeat(settings.require_dsn()) as heartbeat:
                 maintenance = _maintenance(settings, connection, start or own_spark(settings), heartbeat)
-                for table_id, name in tables.items():
-                    yield _await_outcome(connection, settings.slot, maintenance, table_id, name, filed[table_id])
+                for table_id, since in filed.items():
+                    outcome = _await_outcome(connection, settings.slot, maintenance, table_id, tables[table_id], since)
+                    yield outcome or _unregistered(tables[table_id], was_named=bool(names))
         except (KeyboardInterrupt, GeneratorExit):
-            # Otherwise the next maintainer would handle requests for which nobody waits.
+            # Otherwise the next maintainer would handle requests for which no command waits.
             withdraw_requests(connection, list(tables), requester)
             raise
 
 
+def _filed(connection: PgConnection, table_ids: Iterable[TableId], requester: str) -> dict[TableId, datetime]:
+    """Files the requests. Returns when, for each of the tables that is still registered."""
+    filed = {}
+    for table_id in table_ids:
+        with suppress(TableUnregistered):
+            filed[table_id] = file_request(connection, table_id, requester)
+    return filed
+
+
+def _unregistered(name: str, *, was_named: bool) -> MaintenanceOutcome:
+    """The outcome of a table that is not registered any more. Raises TableError if it was named."""
+    if was_named:
+        raise TableError(f"{name} is not registered any more")
+    return MaintenanceOutcome(name, ("left alone: it is not registered any more",))
+
+
 def _await_outcome(
     connection: PgConnection, slot: str, maintenance: Maintenance, table_id: TableId, name: str, since: datetime
-) -> MaintenanceOutcome:
-    """Waits for a server's answer, or does the work here if no server runs. Raises TableError if the table is
-    unregistered meanwhile."""
+) -> MaintenanceOutcome | None:
+    """Waits for a server's answer, or does the work here if no server runs. None if the table is unregistered
+    meanwhile."""
     while True:
         answer = answer_to(connection, table_id, since)
         if answer is not None:
             phase, details = answer
             errors = tuple(details.get("errors") or ()) or (
-                (str(details.get("error") or phase),) if phase != "done" else ()
+                (str(details.get("error") or phase),) if phase is not OperationPhase.DONE else ()
             )
             return MaintenanceOutcome(
                 name, _outcome_lines(details.get("done") or [], str(details.get("skipped") or "")), errors
             )
         if not read_tables(connection, slot, [table_id]):
-            raise TableError(f"{name} is not registered any more")
+            return None
         if not is_served(connection, slot):
             result = maintenance.maintain(table_id, claimed_only=True)
             if result is not None:
@@ -172,11 +202,11 @@ def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None
     ):
         maintenance = _maintenance(settings, connection, start, heartbeat)
         for table_id, name in choose(connection, settings, names).items():
-            found = PassResult(name)
-            backlog = maintenance.backlog_of(table_id, found)
+            result = PassResult(name)
+            backlog = maintenance.backlog_of(table_id, result)
             if backlog is None:
                 yield MaintenanceOutcome(
-                    name, (f"left alone: {found.skipped or 'it cannot be read'}",), tuple(found.errors)
+                    name, (f"left alone: {result.skipped or 'it cannot be read'}",), tuple(result.errors)
                 )
                 continue
             try:
@@ -194,21 +224,21 @@ def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None
 def choose(connection: PgConnection, settings: Settings, names: Sequence[str]) -> dict[TableId, str]:
     """Names of the given tables, or of all tables of the slot, by ID. Raises TableError for one that is not
     mirrored."""
-    known = {table.table_id: str(table.name) for table in read_tables(connection, settings.slot)}
+    mirrored = {table.table_id: str(table.name) for table in read_tables(connection, settings.slot)}
     if not names:
-        return known
+        return mirrored
     chosen = {}
     for name in names:
         table_id = resolve_name(connection, name)[1]
-        if table_id not in known:
+        if table_id not in mirrored:
             raise TableError(f"{name} is not mirrored", "`mirror-pump status` lists the tables that are.")
-        chosen[table_id] = known[table_id]
+        chosen[table_id] = mirrored[table_id]
     return chosen
 
 
 def _maintenance(settings: Settings, connection: PgConnection, start: Start, heartbeat: Heartbeat) -> Maintenance:
     storage = lake_storage(settings)
-    return Maintenance(settings.require_dsn(), connection, settings.slot, storage, start, heartbeat)
+    return Maintenance(connection, settings.slot, storage, start, heartbeat)
 
 
 def _requester() -> str:
@@ -218,7 +248,7 @@ def _requester() -> str:
 class MaintenanceServer:
     """Handles requests at once, and runs due maintenance of all tables periodically. Several servers may run.
 
-    After work that nobody requested it pauses, so that this takes at most the share `maintain_share` of the time.
+    After work that was not requested it pauses, so that this takes at most the share `maintain_share` of the time.
     """
 
     def __init__(self, settings: Settings, start: Start | None = None) -> None:

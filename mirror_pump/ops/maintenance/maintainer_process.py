@@ -10,10 +10,10 @@ import os
 import subprocess
 import sys
 
-from mirror_pump.backoff import Backoff, Retries
-from mirror_pump.config import Settings
-from mirror_pump.service_thread import ServiceThread, ThreadedService
-from mirror_pump.telemetry import get_logger
+from mirror_pump.runtime.backoff import Backoff, Retries
+from mirror_pump.runtime.service_thread import ServiceThread, ThreadedService
+from mirror_pump.runtime.telemetry import get_logger
+from mirror_pump.settings.config import Settings
 
 _PROGRAM = """
 import ctypes, signal, sys

@@ -12,17 +12,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from mirror_pump.backoff import Backoff
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import CommitConflict, FileMissing, LakeError, TableError, UsageError
 from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES
+from mirror_pump.lake.commit.fork_difference import fork_difference
+from mirror_pump.lake.commit.merged_manifests import merge_manifests
 from mirror_pump.lake.commit.presence import head_files, require_files
 from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.snapshot_history import referenced
 from mirror_pump.lake.contents.table_stats import TableStats
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.document.next_metadata import with_properties, without_snapshots
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import TableId, TableName
-from mirror_pump.ops.maintenance.commit_pause import CommitPause
+from mirror_pump.operation_life import OperationPhase
 from mirror_pump.ops.maintenance.file_counts import FileCounter
+from mirror_pump.ops.maintenance.fork import forked
 from mirror_pump.ops.maintenance.journal import Heartbeat, journaled_operation, running_operation
 from mirror_pump.ops.maintenance.plan import (
     NAMES,
@@ -42,15 +47,16 @@ from mirror_pump.ops.maintenance.plan import (
 )
 from mirror_pump.ops.maintenance.sweep import Sweep, pinned_snapshots, sweep
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles, stored_tables
+from mirror_pump.pipeline.publish.landing import Landing
 from mirror_pump.pipeline.publish.republication import republish
-from mirror_pump.policy import Policy, policy_of
+from mirror_pump.runtime.backoff import Backoff
+from mirror_pump.runtime.telemetry import get_logger
+from mirror_pump.settings.policy import Policy, policy_of
 from mirror_pump.source.catalog.maintenance import (
     COMPACTION,
-    FAILED,
     MAINTENANCE,
-    REWRITING,
-    RUNNING,
     MaintainedTable,
+    TableUnregistered,
     begin,
     claim,
     clear_up,
@@ -63,13 +69,13 @@ from mirror_pump.source.catalog.maintenance import (
 )
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.telemetry import get_logger
 
 _ATTEMPTS = 4
 """Number of attempts at an operation whose commit conflicts with others. Iceberg has already tried each commit 50
 times, so the operation has to be computed again."""
 _BACKOFF = Backoff(first=0.5, longest=10.0, jitter=1.0)
 """Pauses between these attempts."""
+_ENDED = "no longer registered"
 _SWEPT_SHOWN = 20
 """Number of deleted files whose locations the journal keeps."""
 
@@ -141,14 +147,12 @@ class Maintenance:
 
     def __init__(
         self,
-        dsn: str,
         connection: PgConnection,
         slot: str,
         storage: StorageOptions,
         procedures: Callable[[], Procedures],
         heartbeat: Heartbeat,
     ) -> None:
-        self._dsn = dsn
         self._connection = connection
         self._slot = slot
         self._storage = storage
@@ -161,21 +165,23 @@ class Maintenance:
     def read_backlogs(self, table_ids: Sequence[TableId] | None = None) -> list[MaintenanceBacklog]:
         """The backlog of each of the tables, of all tables by default. Its statistics are stored in modak.lake_stats.
 
-        Leaves out tables that are being copied, and those that cannot be read, with a warning in the log.
+        Leaves out tables that are being copied, and, with a line in the log, those that cannot be read and those that
+        are unregistered meanwhile.
         """
-        found = []
+        backlogs = []
         for table in read_tables(self._connection, self._slot, table_ids):
             if table.copying:
                 continue
             try:
-                found.append(self._backlog_now(table))
-            except (LakeError, UsageError) as error:
-                self._log.warning("cannot read a table", table=str(table.name), error=str(error))
+                backlogs.append(self._backlog_now(table))
+            except (LakeError, UsageError, TableUnregistered) as error:
+                if not self._has_ended(table):
+                    self._log.warning("cannot read a table", table=str(table.name), error=str(error))
         if table_ids is None:
-            present = {backlog.table.table_id: backlog.state for backlog in found}
-            self._loaded = present
-            self._counter.forget_all_but(tuple(present.values()))
-        return found
+            states = {backlog.table.table_id: backlog.state for backlog in backlogs}
+            self._loaded = states
+            self._counter.forget_all_but(tuple(states.values()))
+        return backlogs
 
     def maintain(self, table_id: TableId, *, claimed_only: bool = False) -> PassResult | None:
         """One pass over a table. Returns None if another maintainer works on the table.
@@ -186,27 +192,22 @@ class Maintenance:
         with table_lock(self._connection, table_id) as granted:
             if not granted:
                 return None
-            clear_up(self._connection, table_id)
-            details = {"operation": "pass"}
-            claimed = claim(self._connection, table_id, details)
-            if claimed is None and claimed_only:
-                return None
-            return self._pass(table_id, claimed[0] if claimed else None)
+            try:
+                clear_up(self._connection, table_id)
+                details = {"operation": "pass"}
+                claimed = claim(self._connection, table_id, details)
+                if claimed is None and claimed_only:
+                    return None
+                return self._pass(table_id, claimed[0] if claimed else None)
+            except TableUnregistered:
+                return PassResult(str(table_id), skipped=_ENDED)
 
     def dry_run(self, backlog: MaintenanceBacklog) -> tuple[tuple[MaintenanceOperation, ...], Sweep | None]:
         """The operations that a requested pass would run now, and the files that its sweep would delete."""
         operations = backlog.due(requested=True)
         swept = None
         if any(isinstance(operation, SweepFiles) for operation in operations):
-            swept = sweep(
-                self._connection,
-                self._slot,
-                backlog.table,
-                backlog.policy,
-                self._procedures().at(backlog.table.location),
-                self._storage,
-                dry_run=True,
-            )
+            swept = self._swept(backlog, self._procedures().at(backlog.table.location), dry_run=True)
         return operations, swept
 
     def _pass(self, table_id: TableId, op_id: uuid.UUID | None) -> PassResult:
@@ -220,7 +221,7 @@ class Maintenance:
         if op_id is None:
             if not self._anything_due(table_id, result):
                 return result
-            op_id = begin(self._connection, table_id, MAINTENANCE, RUNNING, {"operation": "pass"})
+            op_id = begin(self._connection, table_id, MAINTENANCE, OperationPhase.RUNNING, {"operation": "pass"})
         with running_operation(self._connection, self._heartbeat, op_id) as outcome:
             for decide in _DECISIONS:
                 parts = None
@@ -246,7 +247,7 @@ class Maintenance:
             outcome["before"] = result.before.to_json() if result.before else None
             outcome["after"] = result.after.to_json() if result.after else None
             if result.errors:
-                outcome["phase"] = FAILED
+                outcome["phase"] = OperationPhase.FAILED
         return result
 
     def _anything_due(self, table_id: TableId, result: PassResult) -> bool:
@@ -259,10 +260,15 @@ class Maintenance:
         name = NAMES[type(due)]
         self._log.info(name, table=str(backlog.table.name), reason=due.reason)
         try:
-            for attempt in _BACKOFF.attempts(lambda error: isinstance(error, CommitConflict), most=_ATTEMPTS):
-                with attempt:
-                    counts = self._attempt(backlog.table.table_id, due)
+            counts = _BACKOFF.call(
+                lambda: self._attempt(backlog.table.table_id, due),
+                lambda error: isinstance(error, CommitConflict),
+                most=_ATTEMPTS,
+            )
         except (LakeError, TableError) as error:
+            if self._has_ended(backlog.table):
+                result.skipped = _ENDED
+                return False
             result.errors.append(f"{name}: {error}")
             self._log.warning(name, table=str(backlog.table.name), error=str(error))
         else:
@@ -282,12 +288,12 @@ class Maintenance:
         if backlog is None:
             return None
         kind = COMPACTION
-        phase = RUNNING
+        phase = OperationPhase.RUNNING
         details: dict[str, Any] = {"operation": NAMES[type(due)], "reason": due.reason}
         if isinstance(due, ExpireSnapshots | SweepFiles):
             kind = MAINTENANCE
         else:
-            phase = REWRITING
+            phase = OperationPhase.REWRITING
             # The sequence number of main's head, where Spark begins. The last commit may have been to branch `cold`.
             details["since_sequence"] = int(backlog.state.sequence_number)
         with journaled_operation(self._connection, self._heartbeat, table_id, kind, phase, details) as outcome:
@@ -306,45 +312,26 @@ class Maintenance:
     ) -> dict[str, int]:
         """Runs one operation. Returns its counts as Iceberg's procedures name them. What else the journal shows goes
         into `outcome`."""
-        name = backlog.lake_name
         match due:
             case RewriteDataFiles():
-                missing = {
-                    key: value
-                    for key, value in {**ENGINE_PROPERTIES, **backlog.state.schema.engine_properties}.items()
-                    if key not in backlog.state.metadata.properties
-                }
-                if missing:
-                    with self._commit_pause(backlog, at_once=True):
-                        procedures.set_properties(name, missing)
-                with self._commit_pause(backlog):
-                    counts = procedures.rewrite_data_files(name, due.rewrite)
-                if due.rewrite.deletes and due.rewrite.complete(counts):
-                    # The rewrite began at this state of the table or a later one, and rewrote every file that its
-                    # deletes may apply to. Iceberg itself keeps a delete while any older data file exists, even if it
-                    # does not apply to that file.
-                    with self._commit_pause(backlog, at_once=True):
-                        dropped = procedures.drop_deletes(name, int(backlog.state.sequence_number))
-                    counts["removed_delete_files_count"] = counts.get("removed_delete_files_count", 0) + dropped
-                return counts
+                self._land_engine_properties(backlog)
+                return self._rewrite_on_fork(
+                    backlog,
+                    lambda: procedures.on_forks.rewrite_data_files(backlog.lake_name, due.rewrite),
+                    lambda counts: due.rewrite.deletes and due.rewrite.complete(counts),
+                )
             case RewritePositionDeletes():
-                with self._commit_pause(backlog):
-                    return procedures.rewrite_position_deletes(name, due.min_input_files)
+                return self._rewrite_on_fork(
+                    backlog,
+                    lambda: procedures.on_forks.rewrite_position_deletes(backlog.lake_name, due.min_input_files),
+                    lambda _: False,
+                )
             case RewriteManifests():
-                with self._commit_pause(backlog):
-                    return procedures.rewrite_manifests(name)
+                return self._merge_manifests(backlog)
             case ExpireSnapshots():
                 return self._expire(procedures, backlog, due, outcome)
             case SweepFiles():
-                swept = sweep(
-                    self._connection,
-                    self._slot,
-                    backlog.table,
-                    backlog.policy,
-                    procedures,
-                    self._storage,
-                    dry_run=False,
-                )
+                swept = self._swept(backlog, procedures, dry_run=False)
                 if swept is None:
                     raise TableError(
                         f"{backlog.table.name} changed before its sweep", "the next pass looks at it again"
@@ -357,22 +344,58 @@ class Maintenance:
                     "deleted_bytes": swept.size_bytes,
                 }
 
+    def _swept(self, backlog: MaintenanceBacklog, procedures: Procedures, *, dry_run: bool) -> Sweep | None:
+        return sweep(
+            self._connection, self._slot, backlog.table, backlog.policy, procedures, self._storage, dry_run=dry_run
+        )
+
+    def _land_engine_properties(self, backlog: MaintenanceBacklog) -> None:
+        """Lands the properties for engines that the table lacks."""
+        missing = {
+            key: value
+            for key, value in {**ENGINE_PROPERTIES, **backlog.state.schema.engine_properties}.items()
+            if key not in backlog.state.metadata.properties
+        }
+        if missing:
+            self._landing(backlog).land_metadata(
+                lambda metadata, location, now_ms: with_properties(metadata, missing, location, now_ms)
+            )
+
+    def _merge_manifests(self, backlog: MaintenanceBacklog) -> dict[str, int]:
+        landing = self._landing(backlog)
+        merged = merge_manifests(landing.load_current())
+        if merged is None:
+            return {}
+        try:
+            landing.land_manifests(merged)
+        except CommitConflict:
+            discard(merged.files, self._storage)
+            raise
+        return {"rewritten_manifests_count": len(merged.sources), "added_manifests_count": len(merged.manifests)}
+
     def _expire(
         self, procedures: Procedures, backlog: MaintenanceBacklog, due: ExpireSnapshots, outcome: dict[str, Any]
     ) -> dict[str, int]:
         # Raises LakeError if a pinned snapshot is no longer in the history: it may need files that expiry would delete.
         pinned_snapshots(backlog.state, backlog.table)
         # Leave out snapshots that were pinned, or removed from the history, since the decision.
-        present = {snapshot.snapshot_id for snapshot in backlog.state.metadata.snapshots}
+        in_history = {snapshot.snapshot_id for snapshot in backlog.state.metadata.snapshots}
         ids = [
             snapshot_id
             for snapshot_id in due.snapshot_ids
-            if snapshot_id in present and snapshot_id not in backlog.table.protected
+            if snapshot_id in in_history and snapshot_id not in backlog.table.protected
         ]
         if not ids:
             return {"expired_snapshots": 0}
-        with self._commit_pause(backlog, at_once=True):
-            delete = procedures.expire_snapshots(backlog.lake_name, ids)
+        landing = self._landing(backlog)
+        before = landing.load_current()
+
+        def expired(metadata: TableMetadata, location: str, now_ms: int) -> TableMetadata:
+            if not referenced(metadata).isdisjoint(ids):
+                raise CommitConflict("a branch or tag names one of the snapshots meanwhile")
+            return without_snapshots(metadata, frozenset(ids), location, now_ms)
+
+        landing.land_metadata(expired)
         # Readers pin a snapshot first, and then check that it is in the history. So a reader whose pin is not visible
         # here will find that the snapshot is gone, and read nothing.
         (table,) = read_tables(self._connection, self._slot, [backlog.table.table_id]) or (None,)
@@ -382,10 +405,39 @@ class Maintenance:
         if not may_delete_files(self._connection, self._slot):
             outcome["left"] = "the database may have been restored: a sweep deletes their files once that is reconciled"
             return {"expired_snapshots": len(ids)}
-        return {"expired_snapshots": len(ids), **delete()}
+        # Iceberg finds their files by what an expiry changes. Here it expires them on a fork, which begins with them.
+        in_history = {snapshot.snapshot_id for snapshot in before.metadata.snapshots}
+        with forked(self._connection, backlog.lake_name, before):
+            deleted = procedures.on_forks.expire_snapshots(
+                backlog.lake_name, [snapshot_id for snapshot_id in ids if snapshot_id in in_history]
+            )
+        return {"expired_snapshots": len(ids), **deleted}
 
-    def _commit_pause(self, backlog: MaintenanceBacklog, *, at_once: bool = False) -> CommitPause:
-        return CommitPause(self._dsn, self._slot, backlog.lake_name, self._procedures().busy, at_once=at_once)
+    def _rewrite_on_fork(
+        self,
+        backlog: MaintenanceBacklog,
+        rewrite: Callable[[], dict[str, int]],
+        drops_deletes: Callable[[dict[str, int]], bool],
+    ) -> dict[str, int]:
+        """Has Spark rewrite a fork of the table, and lands what it did. `drops_deletes` tells from the counts whether
+        every file that deletes of the fork's base may apply to was rewritten. Returns the counts."""
+        landing = self._landing(backlog)
+        base = landing.load_current()
+        with forked(self._connection, backlog.lake_name, base) as fork:
+            counts = rewrite()
+            change = fork_difference(base, fork.load(), drop_deletes=drops_deletes(counts))
+        if change is None:
+            return counts
+        try:
+            landing.land_rewrite(change)
+        except LakeError:
+            discard([file.path for file in (*change.data, *change.positions)], self._storage)
+            raise
+        return counts | {"removed_delete_files_count": len(change.removed - change.removed_data)}
+
+    def _landing(self, backlog: MaintenanceBacklog) -> Landing:
+        table = backlog.table
+        return Landing(self._connection, self._slot, table.table_id, table.start_lsn, backlog.lake_name, self._storage)
 
     def _republish(self, backlog: MaintenanceBacklog) -> None:
         republish(self._connection, self._slot, backlog.table.table_id, backlog.table.start_lsn, self._storage)
@@ -394,7 +446,7 @@ class Maintenance:
         """The table's present backlog. If it cannot be maintained now, adds the reason to `result` and returns None."""
         tables = read_tables(self._connection, self._slot, [table_id])
         if not tables:
-            result.skipped = "no longer registered"
+            result.skipped = _ENDED
             return None
         result.table = str(tables[0].name)
         if tables[0].copying:
@@ -402,9 +454,20 @@ class Maintenance:
             return None
         try:
             return self._backlog_now(tables[0])
-        except (LakeError, UsageError) as error:
-            result.errors.append(str(error))
+        except (LakeError, UsageError, TableUnregistered) as error:
+            if self._has_ended(tables[0]):
+                result.skipped = _ENDED
+            else:
+                result.errors.append(str(error))
             return None
+
+    def _has_ended(self, table: MaintainedTable) -> bool:
+        """Whether this registration has ended: then a failure has no consequence but a line in the log."""
+        (current_table,) = read_tables(self._connection, self._slot, [table.table_id]) or (None,)
+        ended = current_table is None or current_table.start_lsn != table.start_lsn
+        if ended:
+            self._log.info("unregistered meanwhile", table=str(table.name))
+        return ended
 
     def _backlog_now(self, table: MaintainedTable) -> MaintenanceBacklog:
         policy = policy_of(table.policy)
@@ -430,8 +493,8 @@ class Maintenance:
         table = load_table(self._connection, table_id)
         if table is None:
             return error
-        found = MissingFiles(self._storage, partial(stored_tables, self._connection)).error_of(table, error)
-        return LakeError(f"{found}: {found.remedy}")
+        explanation = MissingFiles(self._storage, partial(stored_tables, self._connection)).error_of(table, error)
+        return LakeError(f"{explanation}: {explanation.remedy}")
 
     def _past(self, table_id: TableId) -> PastMaintenance:
         last_sweep = last(self._connection, table_id, NAMES[SweepFiles])

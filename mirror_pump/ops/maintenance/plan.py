@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mirror_pump.engine.iceberg_procedures.rewrite_request import RewriteRequest
 from mirror_pump.lake.contents.snapshot_history import ages_by_branch, expirable
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
-from mirror_pump.policy import Policy
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.settings.policy import Policy
 
 _METADATA_LARGE = 4 << 20
 """Size of a metadata file, in bytes, from which on `status` warns: every commit writes the whole file."""
@@ -182,25 +182,25 @@ def sweep_of(figures: TableStats, policy: Policy, past: PastMaintenance, *, requ
 
 def warnings_of(metadata: TableMetadata, figures: TableStats, policy: Policy) -> list[str]:
     """Warnings about the lake table for `status`."""
-    found = []
+    warnings = []
     if figures.equality_delete_rows >= policy.delete_compaction_min_rows:
-        found.append(
+        warnings.append(
             f"{figures.equality_delete_rows} rows in equality-delete files: some engines read such a table slowly, "
             "others refuse to"
         )
     limit = max(policy.delete_compaction_min_rows, policy.delete_compaction_ratio * figures.records)
     if figures.delete_rows >= 2 * limit:
-        found.append(f"{figures.delete_rows} deleted rows for {figures.records} rows: compaction does not keep up")
+        warnings.append(f"{figures.delete_rows} deleted rows for {figures.records} rows: compaction does not keep up")
     if figures.small_files >= 10 * policy.rewrite_min_input_files:
-        found.append(f"{figures.small_files} small data files: compaction does not keep up")
+        warnings.append(f"{figures.small_files} small data files: compaction does not keep up")
     if figures.manifests >= 2 * policy.manifest_rewrite_min_manifests:
-        found.append(f"{figures.manifests} manifests")
+        warnings.append(f"{figures.manifests} manifests")
     if figures.snapshots >= _SNAPSHOTS_MANY:
-        found.append(f"{figures.snapshots} snapshots in the history: every commit writes all of them again")
+        warnings.append(f"{figures.snapshots} snapshots in the history: every commit writes all of them again")
     if figures.metadata_bytes >= _METADATA_LARGE:
-        found.append(f"a metadata file of {figures.metadata_bytes} bytes: every commit writes a new one")
+        warnings.append(f"a metadata file of {figures.metadata_bytes} bytes: every commit writes a new one")
     if policy.snapshot_expiry_enabled and ages_by_branch(metadata):
-        found.append("a branch has its own snapshot age, by which expiry would ignore read pins: nothing expires")
+        warnings.append("a branch has its own snapshot age, by which expiry would ignore read pins: nothing expires")
     if metadata.properties.get("gc.enabled") == "false":
-        found.append("the table property gc.enabled is false: nothing expires and nothing is swept")
-    return found
+        warnings.append("the table property gc.enabled is false: nothing expires and nothing is swept")
+    return warnings

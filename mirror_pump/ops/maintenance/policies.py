@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import TableError
 from mirror_pump.model import TableId
-from mirror_pump.policy import KEYS, Policy, as_json, policy_of
-from mirror_pump.policy import show as as_text
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.policy import KEYS, Policy, as_json, policy_of
+from mirror_pump.settings.policy import show as as_text
 from mirror_pump.source.catalog.maintenance import change_policy, read_tables
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.relations.relations import resolve_name
@@ -22,8 +22,9 @@ class PolicyEntry:
 
     key: str
     value: Any
-    """The value in force, as in JSON."""
+    """The value in force; sizes are bytes."""
     default: Any
+    """What it is without an override."""
     shown: str
     is_set: bool
     """True if the table overrides the default."""

@@ -1,4 +1,4 @@
-"""Deletes files of a table that nothing refers to. Four safeguards keep files that somebody may still need:
+"""Deletes files of a table that nothing refers to. Four safeguards keep files that a reader or writer may still need:
 
 1. Reachability. What the table's metadata names, in any retained snapshot, branch, tag or log, stays. Iceberg's own
    procedure decides that, in a dry run.
@@ -10,10 +10,10 @@
 4. Pins and published locations. Metadata files that the catalog names stay, and so do all that are newer than the
    oldest pinned snapshot, since its reader may open the metadata file that it was given again.
 5. Numbers. A metadata file with a higher number than the one that the catalog names may be in a publish under way, and
-   stays, however old its time says that it is: somebody may have set a clock.
+   stays, however old its time says that it is: a clock may have been set.
 6. Copied partitions. Files of a tiered table's chunks that the catalog names stay until a publish has brought them, or
    they are forgotten (mirror_pump/source/retention/partition_chunks.py). A file is not recorded any more if a declared
-   sweep may have taken it for nobody's.
+   sweep may have taken it for unreferenced.
 7. The catalog's age. A sweep is refused on a server that no pump has followed to, and while there are files of
    publishes that the catalog does not know: a restored copy would delete its original's (docs/design/failover.md).
 
@@ -32,12 +32,12 @@ from dataclasses import dataclass
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.metadata.metadata_files import metadata_directory, metadata_number, seam_directory
-from mirror_pump.lake.metadata.snapshot import Snapshot
+from mirror_pump.lake.document.metadata_files import metadata_directory, metadata_number, seam_directory
+from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.storage import StorageOptions, StoredFile, delete, join, list_files
 from mirror_pump.model import TableName
 from mirror_pump.pipeline.session.lost_publishes import refuse_restored_copy
-from mirror_pump.policy import Policy
+from mirror_pump.settings.policy import Policy
 from mirror_pump.source.catalog.maintenance import MaintainedTable, begin_sweep, read_tables, safe_time
 from mirror_pump.source.connect import PgConnection
 
@@ -94,10 +94,10 @@ def sweep(
     if not dry_run and not begin_sweep(connection, slot, table, before + clock_skew):
         return None
     # Read after the declaration, so that this sees every publish that did not obey it.
-    present = read_tables(connection, slot, [table.table_id])
-    if not present or present[0].start_lsn != table.start_lsn or present[0].copying:
+    registered = read_tables(connection, slot, [table.table_id])
+    if not registered or registered[0].start_lsn != table.start_lsn or registered[0].copying:
         return None
-    current = present[0]
+    current = registered[0]
     if not dry_run:
         refuse_restored_copy(connection, slot, current.name, current.metadata_location, storage)
     state = LakeTable.load(current.metadata_location, storage)
@@ -118,17 +118,17 @@ def sweep(
         return Sweep((), len(listed), 0, deleted=not dry_run)
     lake_name = TableName(current.name.schema, current.lake_table)
     unreferenced = set(procedures.unreferenced(lake_name, [file.location for file in candidates]))
-    found = tuple(file for file in candidates if file.location in unreferenced)
+    unreferenced_files = tuple(file for file in candidates if file.location in unreferenced)
     if not dry_run:
-        # Readers of past snapshots pin one first, and then check that it is in the history. So if somebody may read a
+        # Readers of past snapshots pin one first, and then check that it is in the history. So if a reader may use a
         # snapshot that the pump removed from the history before safeguard 1 looked, it is pinned by now, and this
         # raises.
-        present = read_tables(connection, slot, [table.table_id])
-        if not present:
+        registered = read_tables(connection, slot, [table.table_id])
+        if not registered:
             return None
-        pinned_snapshots(LakeTable.load(present[0].metadata_location, storage), present[0])
-        _delete(found, storage)
-    return Sweep(found, len(listed), len(candidates), deleted=not dry_run)
+        pinned_snapshots(LakeTable.load(registered[0].metadata_location, storage), registered[0])
+        _delete(unreferenced_files, storage)
+    return Sweep(unreferenced_files, len(listed), len(candidates), deleted=not dry_run)
 
 
 def _roots(state: LakeTable) -> Collection[str]:
@@ -139,7 +139,7 @@ def _roots(state: LakeTable) -> Collection[str]:
 def pinned_snapshots(state: LakeTable, table: MaintainedTable) -> list[Snapshot]:
     """The snapshots that readers have pinned. Raises LakeError if one is not in the table's history: the files that it
     needs are unknown then, so no file may be deleted."""
-    found: list[Snapshot] = []
+    snapshots: list[Snapshot] = []
     for snapshot_id in table.pinned:
         snapshot = state.metadata.snapshot(snapshot_id)
         if snapshot is None:
@@ -147,8 +147,8 @@ def pinned_snapshots(state: LakeTable, table: MaintainedTable) -> list[Snapshot]
                 f"a reader has pinned snapshot {snapshot_id} of {table.name}, which is not in its history",
                 "wait for the pin to expire (modak.read_pins), or delete it if its reader is gone",
             )
-        found.append(snapshot)
-    return found
+        snapshots.append(snapshot)
+    return snapshots
 
 
 def _oldest_pin(state: LakeTable, table: MaintainedTable) -> float | None:
@@ -172,8 +172,8 @@ def _may_be_staged(file: StoredFile, state: LakeTable) -> bool:
     number = metadata_number(file.location)
     if file.location.startswith(f"{seam_directory(state.metadata)}/"):
         return number is not None and number > state.metadata.last_sequence_number
-    present = metadata_number(state.metadata_location)
-    return number is not None and present is not None and number > present
+    current_number = metadata_number(state.metadata_location)
+    return number is not None and current_number is not None and number > current_number
 
 
 def _delete(files: Sequence[StoredFile], storage: StorageOptions) -> None:

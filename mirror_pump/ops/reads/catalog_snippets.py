@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mirror_pump.database.quoting import identifier, literal, spark_identifier
 from mirror_pump.engine.spark_runtime.session import CATALOG, ICEBERG_PACKAGE
 from mirror_pump.errors import UsageError
-from mirror_pump.quoting import identifier, literal, spark_identifier
 
 TOKEN = "MIRROR_PUMP_CATALOG_TOKEN"  # noqa: S105 - the name of the variable, not a token
 ENGINES = ("spark", "duckdb", "pyiceberg", "trino", "clickhouse")
@@ -67,7 +67,7 @@ def _spark(address: CatalogAddress) -> str:
         conf[f"{prefix}.io-impl"] = "org.apache.iceberg.aws.s3.S3FileIO"
         conf[f"{prefix}.header.X-Iceberg-Access-Delegation"] = "vended-credentials"
     conf = {"spark.jars.packages": ",".join(packages), **conf}
-    lines = "\n".join(f"    .config({_text(key)}, {_text(value)})" for key, value in conf.items())
+    lines = "\n".join(f"    .config({python_text(key)}, {python_text(value)})" for key, value in conf.items())
     table = f"{CATALOG}.{spark_identifier(address.namespace)}.{spark_identifier(address.name)}"
     return f"""\
 # Python, with pyspark 4.1 and Java 17 or newer. If the catalog needs a token, it is expected in ${TOKEN}.
@@ -79,10 +79,10 @@ builder = (
     SparkSession.builder
 {lines}
 )
-if token := os.environ.get({_text(TOKEN)}):
-    builder = builder.config({_text(f"{prefix}.token")}, token)
+if token := os.environ.get({python_text(TOKEN)}):
+    builder = builder.config({python_text(f"{prefix}.token")}, token)
 spark = builder.getOrCreate()
-spark.sql({_text(f"SELECT * FROM {table} LIMIT 10")}).show()"""
+spark.sql({python_text(f"SELECT * FROM {table} LIMIT 10")}).show()"""
 
 
 def _duckdb(address: CatalogAddress) -> str:
@@ -100,17 +100,17 @@ import duckdb
 
 connection = duckdb.connect()
 connection.execute("INSTALL avro; LOAD avro; INSTALL httpfs; LOAD httpfs; INSTALL iceberg; LOAD iceberg")
-token = os.environ.get({_text(TOKEN)})
+token = os.environ.get({python_text(TOKEN)})
 access = f"TOKEN '{{token}}'" if token else "AUTHORIZATION_TYPE 'none'"
-connection.execute(f{_text(attach)})
-connection.sql({_text(query)}).show()"""
+connection.execute(f{python_text(attach)})
+connection.sql({python_text(query)}).show()"""
 
 
 def _pyiceberg(address: CatalogAddress) -> str:
     properties = {"type": "rest", "uri": address.uri, "warehouse": address.warehouse}
     if address.storage:
         properties["header.X-Iceberg-Access-Delegation"] = "vended-credentials"
-    lines = "\n".join(f"    {_text(key)}: {_text(value)}," for key, value in properties.items())
+    lines = "\n".join(f"    {python_text(key)}: {python_text(value)}," for key, value in properties.items())
     return f"""\
 # Python, with pyiceberg[pyarrow]. If the catalog needs a token, it is expected in ${TOKEN}.
 {address.moment("the catalog is loaded again")}
@@ -120,10 +120,10 @@ from pyiceberg.catalog import load_catalog
 properties = {{
 {lines}
 }}
-if token := os.environ.get({_text(TOKEN)}):
+if token := os.environ.get({python_text(TOKEN)}):
     properties["token"] = token
-catalog = load_catalog({_text(CATALOG)}, **properties)
-rows = catalog.load_table(({_text(address.namespace)}, {_text(address.name)})).scan(limit=10).to_arrow()
+catalog = load_catalog({python_text(CATALOG)}, **properties)
+rows = catalog.load_table(({python_text(address.namespace)}, {python_text(address.name)})).scan(limit=10).to_arrow()
 print(rows)"""
 
 
@@ -180,6 +180,6 @@ CREATE DATABASE {CATALOG} ENGINE = DataLakeCatalog({literal(f"{address.uri}/v1")
 SELECT * FROM {table} LIMIT 10;"""
 
 
-def _text(value: str) -> str:
+def python_text(value: str) -> str:
     """Return `value` as a Python string literal, in double quotes where possible."""
     return f'"{value}"' if '"' not in value and "\\" not in value and value.isprintable() else repr(value)

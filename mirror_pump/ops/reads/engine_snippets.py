@@ -10,9 +10,10 @@ import shlex
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
-from mirror_pump.config import Settings
+from mirror_pump.database.quoting import identifier, literal, spark_identifier
+from mirror_pump.database.search_path import CATALOG_PATH, PINNED_PATH
 from mirror_pump.engine.spark_runtime.session import (
     CATALOG,
     ICEBERG_PACKAGE,
@@ -22,14 +23,14 @@ from mirror_pump.engine.spark_runtime.session import (
     libpq_access,
 )
 from mirror_pump.errors import UsageError
-from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE, COPYING_PROPERTY, FRONTIER_PROPERTY
-from mirror_pump.ops.reads.catalog_snippets import CatalogAddress, catalog_snippet
-from mirror_pump.ops.reads.reader_roles import may_read
+from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE, COPYING_PROPERTY, FRONTIER_PROPERTY
+from mirror_pump.ops.reads.catalog_snippets import CatalogAddress, catalog_snippet, python_text
+from mirror_pump.ops.reads.reader_roles import may_read, may_write, reader_roles
 from mirror_pump.ops.setup.stored_settings import REMEMBERED_STORAGE
-from mirror_pump.quoting import identifier, literal, spark_identifier
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile
 from mirror_pump.source.catalog.profiles import find_profile, read_profiles
-from mirror_pump.source.connect import connect, source_errors
-from mirror_pump.storage_profiles import DEFAULT_PROFILE, StorageProfile
+from mirror_pump.source.connect import connect, parsed_dsn, source_errors
 from sql import queries
 
 _SQL = queries("names")
@@ -37,9 +38,16 @@ _SQL = queries("names")
 PASSWORD = "PGPASSWORD"  # noqa: S105 - the name of the variable, not a password
 
 
-_ADVICE = """\
-# This reads as the role that mirror-pump itself connects as. `mirror-pump reader ROLE` lets another role read and no
-# more; `mirror-pump connect --user ROLE` prints these settings for it.
+_PLACEHOLDER = "lake_reader"
+"""The role in snippets of a mirror without a reader's role."""
+_NO_READER = f"""\
+# No role may read the mirror and no more yet. Make one first, or name one by `mirror-pump connect --user ROLE`:
+#   CREATE ROLE {_PLACEHOLDER} LOGIN PASSWORD '...';
+#   mirror-pump reader {_PLACEHOLDER}
+"""
+_MAY_WRITE = """\
+# {user} may change the catalog. The pump undoes what an engine changes in rows of mirrored tables, so read as a role
+# that may not: `mirror-pump reader ROLE` makes it one.
 """
 _OTHERS = """\
 # This reads the tables of storage profile {profile}. Those of others ({others}) need settings of their own, and in
@@ -58,8 +66,9 @@ def snippet(
 ) -> str:
     """Return the settings to paste into `engine` (spark, duckdb, pyiceberg, trino), for tables of a storage profile.
 
-    The snippet connects as `user`, or as the DSN's user if `user` is None. `settings` must be completed. Raises
-    UsageError if the role does not exist. Calls `warn` if the role cannot read the catalog.
+    The snippet connects as `user`. If that is None, it connects as a reader's role: the DSN's user if it is one, else
+    the first by name. `settings` must be completed. Raises UsageError if the role does not exist. Calls `warn` if the
+    role cannot read the catalog.
     """
     dsn = settings.require_dsn()
     with (
@@ -72,8 +81,11 @@ def snippet(
         namespace, name = connection.execute(_SQL["lake_tables"], {"root": f"{root}/"}).fetchone() or _EXAMPLE
         if user is not None and not may_read(connection, user):
             warn(f"{user} cannot read the mirror's catalog yet: run `mirror-pump reader {shlex.quote(user)}`")
-    dsn = _without_password(dsn) if user is None else make_conninfo(_without_password(dsn), user=user)
-    advice = _ADVICE if user is None else ""
+        readers = reader_roles(connection)
+        advice = _MAY_WRITE.format(user=user) if user is not None and may_write(connection, user) else ""
+    if user is None:
+        user, advice = (readers[0], "") if readers else (_PLACEHOLDER, _NO_READER)
+    dsn = make_conninfo(_without_password(dsn), user=user)
     if others:
         advice += _OTHERS.format(profile=profile, others=", ".join(others))
     return advice + _snippet(settings, engine, dsn, namespace, name, only=bool(others))
@@ -91,8 +103,8 @@ def rest_snippet(settings: Settings, engine: str, uri: str, warehouse: str, prof
         namespace, name = connection.execute(_SQL["lake_tables"], {"root": f"{root}/"}).fetchone() or _EXAMPLE
     storage = {}
     if root.startswith("s3://"):
-        known = {"s3.endpoint": settings.storage_endpoint, "s3.region": settings.storage_region}
-        storage = {"warehouse": root} | {key: value for key, value in known.items() if value is not None}
+        properties = {"s3.endpoint": settings.storage_endpoint, "s3.region": settings.storage_region}
+        storage = {"warehouse": root} | {key: value for key, value in properties.items() if value is not None}
     return catalog_snippet(engine, CatalogAddress(uri.rstrip("/"), warehouse, namespace, name, storage))
 
 
@@ -125,7 +137,7 @@ def _snippet(settings: Settings, engine: str, dsn: str, namespace: str, name: st
 
 
 def _without_password(dsn: str) -> str:
-    values = {key: value for key, value in conninfo_to_dict(dsn).items() if key not in ("password", "passfile")}
+    values = {key: value for key, value in parsed_dsn(dsn).items() if key not in ("password", "passfile")}
     return make_conninfo("", **values)
 
 
@@ -145,7 +157,8 @@ def _spark(settings: Settings, access: LibpqAccess, namespace: str, name: str, c
         if settings.storage_region is not None:
             conf[f"{prefix}.client.region"] = settings.storage_region
     conf = {"spark.jars.packages": ",".join(packages), **conf}
-    lines = "\n".join(f"    .config({_text(key)}, {_text(value)})" for key, value in conf.items())
+    lines = "\n".join(f"    .config({python_text(key)}, {python_text(value)})" for key, value in conf.items())
+    query = f"SELECT * FROM {CATALOG}.{spark_identifier(namespace)}.{spark_identifier(name)} LIMIT 10"
     return f"""\
 # Python, with pyspark 4.1 and Java 17 or newer. The password of {access.user} is expected in ${PASSWORD}.
 import os
@@ -154,10 +167,10 @@ from pyspark.sql import SparkSession
 spark = (
     SparkSession.builder
 {lines}
-    .config({_text(secret)}, os.environ.get({_text(PASSWORD)}, ""))
+    .config({python_text(secret)}, os.environ.get({python_text(PASSWORD)}, ""))
     .getOrCreate()
 )
-spark.sql({_text(f"SELECT * FROM {CATALOG}.{spark_identifier(namespace)}.{spark_identifier(name)} LIMIT 10")}).show()"""
+spark.sql({python_text(query)}).show()"""
 
 
 def _duckdb(settings: Settings, conninfo: str, namespace: str, name: str, *, only: bool) -> str:
@@ -165,6 +178,8 @@ def _duckdb(settings: Settings, conninfo: str, namespace: str, name: str, *, onl
     root = settings.require_warehouse().removeprefix("file://")
     within = f'\n            " AND position({literal(root + "/")} IN metadata_location) > 0"' if only else ""
     query = f"SELECT * FROM {identifier(namespace)}.{identifier(name)} LIMIT 10"
+    options = f"{parsed_dsn(conninfo).get('options') or ''} -c search_path={PINNED_PATH}".strip()
+    conninfo = make_conninfo(conninfo, options=options)
     return f"""\
 # Python, with duckdb 1.5 and psycopg. The password is expected in ${PASSWORD}.
 # DuckDB cannot read a JDBC catalog, so each table becomes a view of its metadata file. The views stay at the frontier
@@ -175,7 +190,7 @@ import psycopg
 
 
 def open_lake(connection: duckdb.DuckDBPyConnection) -> None:
-    with psycopg.connect({_text(conninfo)}) as catalog:
+    with psycopg.connect({python_text(conninfo)}) as catalog:
         tables = catalog.execute(
             "SELECT table_namespace, table_name, metadata_location"
             " FROM modak.iceberg_tables WHERE catalog_name = 'lake'"{within}
@@ -190,7 +205,7 @@ def open_lake(connection: duckdb.DuckDBPyConnection) -> None:
 connection = duckdb.connect()
 connection.execute("INSTALL iceberg; LOAD iceberg")
 {_duckdb_secret(settings)}open_lake(connection)
-connection.sql({_text(query)}).show()"""
+connection.sql({python_text(query)}).show()"""
 
 
 def _duckdb_secret(settings: Settings) -> str:
@@ -203,7 +218,7 @@ def _duckdb_secret(settings: Settings) -> str:
         scheme, _, host = settings.storage_endpoint.rpartition("://")
         options += [f"ENDPOINT '{host}'", "URL_STYLE 'path'", f"USE_SSL {'false' if scheme == 'http' else 'true'}"]
     secret = f"INSTALL aws; LOAD aws; CREATE SECRET ({', '.join(options)})"
-    return f"connection.execute({_text(secret)})\n"
+    return f"connection.execute({python_text(secret)})\n"
 
 
 def _pyiceberg(settings: Settings, access: LibpqAccess, namespace: str, name: str) -> str:
@@ -211,10 +226,11 @@ def _pyiceberg(settings: Settings, access: LibpqAccess, namespace: str, name: st
     (host, port), *_ = access.hosts
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     database = quote(access.database, safe="")
+    path = quote(f"-csearch_path={CATALOG_PATH}", safe="")
     # libpq reads the password from the environment, so the URI needs none.
     properties = {
         "type": "sql",
-        "uri": f"postgresql+psycopg://{user}@{authority}/{database}?options=-csearch_path%3Dmodak",
+        "uri": f"postgresql+psycopg://{user}@{authority}/{database}?options={path}",
         "warehouse": settings.require_warehouse(),
         "init_catalog_tables": "false",
     }
@@ -229,8 +245,8 @@ from datetime import datetime
 
 from pyiceberg.catalog import load_catalog
 
-catalog = load_catalog({_text(CATALOG)}, **{pprint.pformat(properties, sort_dicts=False, width=100)})
-table = catalog.load_table(({_text(namespace)}, {_text(name)}))
+catalog = load_catalog({python_text(CATALOG)}, **{pprint.pformat(properties, sort_dicts=False, width=100)})
+table = catalog.load_table(({python_text(namespace)}, {python_text(name)}))
 readable, copying, frontier = [], False, None
 for snapshot in sorted(table.snapshots(), key=lambda snapshot: snapshot.sequence_number):
     summary = snapshot.summary
@@ -282,8 +298,3 @@ def _trino(settings: Settings, access: LibpqAccess, namespace: str, name: str) -
 {lines}
 
 # Then:  SELECT * FROM {CATALOG}.{identifier(namespace)}.{identifier(name)} LIMIT 10;"""
-
-
-def _text(value: str) -> str:
-    """Return `value` as a Python string literal, in double quotes where possible."""
-    return f'"{value}"' if '"' not in value and "\\" not in value and value.isprintable() else repr(value)

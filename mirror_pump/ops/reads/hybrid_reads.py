@@ -37,6 +37,7 @@ from contextlib import ExitStack
 
 import psycopg
 
+from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TierKind
@@ -58,7 +59,6 @@ from mirror_pump.ops.reads.table_reads import (
 )
 from mirror_pump.ops.status.wait_for_frontier import wait_for
 from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, UnchangedValue, former_rows, read_catch_up_changes
-from mirror_pump.quoting import identifier
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, DeltaRow, Locks, TableCutline
 from mirror_pump.source.connect import as_source_error, source_errors
 from mirror_pump.source.heap.heap_side import heap_side
@@ -77,19 +77,24 @@ def hybrid_reads(
 ) -> list[TableRead]:
     """Return the reads of the tables. `min_lsn`: nothing older. `max_wait`: seconds to wait for the frontier."""
     storage = scope.storage
-    present = scope.enter(ConsistentSnapshot(scope.dsn, table_ids, locks=Locks.WITH_RETENTION, stopped=scope.stopped))
-    with_retention = [seam for seam in present.seams.values() if seam.has_retention]
-    whole = [seam.table.table_id for seam in present.seams.values() if not seam.has_retention]
-    for seam in present.seams.values():
+    consistent_snapshot = scope.enter(
+        ConsistentSnapshot(scope.dsn, table_ids, locks=Locks.WITH_RETENTION, stopped=scope.stopped)
+    )
+    with_retention = [seam for seam in consistent_snapshot.seams.values() if seam.has_retention]
+    whole = [seam.table.table_id for seam in consistent_snapshot.seams.values() if not seam.has_retention]
+    for seam in consistent_snapshot.seams.values():
         if seam.dropped:
             raise TableError(f"{seam.table.name} was dropped in Postgres", "read what the lake has of it (mode lake)")
-    tables = {seam.table.table_id: seam.table for seam in present.seams.values()}
+    tables = {seam.table.table_id: seam.table for seam in consistent_snapshot.seams.values()}
 
-    def wanted_of(moment: ConsistentSnapshot) -> Mapping[TableId, str]:
+    def conditions_of(moment: ConsistentSnapshot) -> Mapping[TableId, str]:
         return scope.conditions((tables | {seam.table.table_id: seam.table for seam in moment.seams.values()}).values())
 
-    wanted = wanted_of(present)
-    reads = [seam_read(present, seam, storage, wanted.get(seam.table.table_id, "")) for seam in with_retention]
+    conditions = conditions_of(consistent_snapshot)
+    reads = [
+        seam_read(consistent_snapshot, seam, storage, conditions.get(seam.table.table_id, ""))
+        for seam in with_retention
+    ]
     if not whole:
         return reads
     if with_retention:
@@ -98,14 +103,14 @@ def hybrid_reads(
             " (--mode lake reads all of them at one frontier)"
         )
     try:
-        return [*reads, *_exact(scope, whole, min_lsn, max_wait, split, wanted_of)]
+        return [*reads, *_exact(scope, whole, min_lsn, max_wait, split, conditions_of)]
     except (SourceError, TableError) as error:
         if isinstance(error, TableError) and not isinstance(error, _FromHeap):
             raise
         scope.warn(f"read from the heap, not from the lake: {error}")
     moment = scope.enter(ConsistentSnapshot(scope.dsn, whole, locks=Locks.ALL, stopped=scope.stopped))
-    wanted = wanted_of(moment)
-    heaps = (heap_read(moment, seam, storage, wanted.get(table_id, "")) for table_id, seam in moment.seams.items())
+    conditions = conditions_of(moment)
+    heaps = (heap_read(moment, seam, storage, conditions.get(table_id, "")) for table_id, seam in moment.seams.items())
     return [*reads, *heaps]
 
 
@@ -119,7 +124,7 @@ def _exact(
     min_lsn: Lsn | None,
     max_wait: float,
     split: Split | None,
-    wanted_of: Callable[[ConsistentSnapshot], Mapping[TableId, str]],
+    conditions_of: Callable[[ConsistentSnapshot], Mapping[TableId, str]],
 ) -> list[TableRead]:
     """The reads at one frontier. Raises _FromHeap, or an error of the source, if the heap has to serve them."""
     deadline = time.monotonic() + max_wait
@@ -143,9 +148,11 @@ def _exact(
                 raise _FromHeap(f"{seam.table.name} was truncated or rewritten during the read")
         with point.stream(settings.publication) as stream:
             changes = read_catch_up_changes(stream, tables, point.lsn, frontier)
-        wanted = wanted_of(lake)
+        conditions = conditions_of(lake)
         reads = [
-            _read(old, lake.seams[table_id], changes.tables[table_id], split, scope.storage, wanted.get(table_id, ""))
+            _read(
+                old, lake.seams[table_id], changes.tables[table_id], split, scope.storage, conditions.get(table_id, "")
+            )
             for table_id in table_ids
         ]
         attempt.pop_all()
@@ -160,7 +167,7 @@ def _read(
     changes: CatchUpTable,
     split: Split | None,
     storage: StorageOptions,
-    wanted: str,
+    condition: str,
 ) -> TableRead:
     table = seam.table
     if changes.altered:
@@ -170,8 +177,8 @@ def _read(
     point = _point(moment, table, split)
     if point is None:
         return lake_read(seam, published(seam), storage)
-    # A row that changed since is hidden, whatever it was; any other one fails `wanted` at the frontier, too.
-    heap = heap_side(moment.connection, moment.snapshot, table, point.above, wanted=wanted)
+    # A row that changed since is hidden, whatever it was; any other one fails `condition` at the frontier, too.
+    heap = heap_side(moment.connection, moment.snapshot, table, point.above, rare_condition=condition)
     rows = _changed(moment, changes)
     young = _young(moment, table, rows, point)
     # A row that is old or deleted at the frontier only hides the heap's version of its key.
@@ -186,27 +193,30 @@ def _changed(moment: ConsistentSnapshot, changes: CatchUpTable) -> list[DeltaRow
     """Return the last version of each key that changed between the consistent point and the frontier."""
     table = changes.table
     places = [place for place, column in enumerate(table.columns) if column.name in table.key]
-    former = former_rows(changes, moment.connection)
-    found = []
+    old_rows = former_rows(changes, moment.connection)
+    delta_rows = []
     for key, row in changes.rows.items():
         if row is None:
             values: list[str | None] = [None] * len(table.columns)
             for place, part in zip(places, key, strict=True):
                 values[place] = part
-            found.append(DeltaRow(gone=True, values=tuple(values)))
+            delta_rows.append(DeltaRow(gone=True, values=tuple(values)))
         else:
             cells = (
-                former[cell.key][place] if isinstance(cell, UnchangedValue) else cell for place, cell in enumerate(row)
+                old_rows[cell.key][place] if isinstance(cell, UnchangedValue) else cell
+                for place, cell in enumerate(row)
             )
-            found.append(DeltaRow(gone=False, values=tuple(cells)))
-    return found
+            delta_rows.append(DeltaRow(gone=False, values=tuple(cells)))
+    return delta_rows
 
 
 def _young(moment: ConsistentSnapshot, table: MirroredTable, rows: Sequence[DeltaRow], point: Point) -> list[bool]:
     """Return for each row whether it exists and is at or above the split. Postgres makes the comparison."""
     if not rows:
         return []
-    place, column = next((at, found) for at, found in enumerate(table.columns) if found.name == point.column)
+    place, column = next(
+        (at, candidate) for at, candidate in enumerate(table.columns) if candidate.name == point.column
+    )
     if point.literal is None:
         return [not row.gone for row in rows]
     query = (
@@ -237,7 +247,7 @@ def _point(moment: ConsistentSnapshot, table: MirroredTable, split: Split | None
         TierKind.TIMESTAMPTZ: "(extract(epoch FROM {0}) * 1000000)::bigint",
     }[kind]
     if split is not None:
-        return Point(column.name, kind, _given(moment, column.type_sql, value, split))
+        return Point(column.name, kind, _split_value(moment, column.type_sql, value, split))
     with source_errors(f"choosing where to split {table.name}"):
         finite = "" if kind is TierKind.BIGINT else f" WHERE isfinite({name})"
         row = moment.connection.execute(
@@ -251,7 +261,7 @@ def _point(moment: ConsistentSnapshot, table: MirroredTable, split: Split | None
     return Point(column.name, kind, highest - (highest - lowest) // _YOUNG_SHARE)
 
 
-def _given(moment: ConsistentSnapshot, type_sql: str, value: str, split: Split) -> int:
+def _split_value(moment: ConsistentSnapshot, type_sql: str, value: str, split: Split) -> int:
     query = f"SELECT {value.format('x.v')} FROM (SELECT %s::text::{type_sql}) x(v)"
     try:
         with moment.connection.transaction():

@@ -17,22 +17,22 @@ The mode decides which state of the tables a statement reads. That state is pinn
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from mirror_pump.config import Settings
-from mirror_pump.cores import available_cores
-from mirror_pump.errors import FileMissing, TableError, UsageError, one_line_of
-from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.database.quoting import identifier
+from mirror_pump.engine.lake_storage import lake_storage, reachable_warehouses
+from mirror_pump.errors import FileMissing, TableError, UsageError
+from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableName, TableState, format_lsn
-from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
-from mirror_pump.ops.missing_files import explain_failed_read
+from mirror_pump.ops.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.reads.hybrid_reads import hybrid_reads
 from mirror_pump.ops.reads.read_scope import ReadScope
 from mirror_pump.ops.reads.scan_conditions import heap_conditions
+from mirror_pump.ops.reads.statement_errors import refuse_writes, unreadable
 from mirror_pump.ops.reads.statement_moments import PastTable
 from mirror_pump.ops.reads.statement_tables import tables_of
 from mirror_pump.ops.reads.statements import divided_explain
@@ -54,10 +54,12 @@ from mirror_pump.ops.reads.table_reads import (
 from mirror_pump.ops.reads.time_travel import PastPoint, history, snapshots_at
 from mirror_pump.ops.reads.views import create_schema, create_view, fill_heaps
 from mirror_pump.ops.status.wait_for_frontier import wait_for
-from mirror_pump.pipeline.lake_storage import lake_storage, reachable_warehouses
-from mirror_pump.quoting import identifier
+from mirror_pump.pipeline.missing_files.missing_files import explain_failed_read
+from mirror_pump.runtime.cores import available_cores
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, Locks, TableCutline
 from mirror_pump.source.connect import connect, source_errors
+from mirror_pump.source.relations.own_path import on_path
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
@@ -66,6 +68,8 @@ if TYPE_CHECKING:
 
 _LOCKS = {ReadMode.SEAM: Locks.WITH_RETENTION, ReadMode.LAKE: Locks.NONE, ReadMode.HEAP: Locks.ALL}
 _SQL = queries("names")
+_FOLDS: tuple[Callable[[str], str], ...] = (str, str.lower)
+"""How names are compared: exactly first."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,8 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
     connection = open_duckdb()
     with ExitStack() as stack:
         stack.callback(connection.close)
-        used = _used(connection, query.statement)
-        mirrored = _mirrored(settings)
+        used = _used(connection, settings, query.statement)
+        mirrored = _mirrored(settings, [*used, *(table.parts for table in query.past)])
         names = _tables(used, mirrored)
         past = _past_tables(query.past, mirrored)
         if not names and not past:
@@ -129,12 +133,14 @@ def _explained_failures(settings: Settings, table_ids: Sequence[TableId]) -> Ite
         raise
 
 
-def _used(connection: duckdb.DuckDBPyConnection, statement: str) -> frozenset[tuple[str, ...]]:
+def _used(connection: duckdb.DuckDBPyConnection, settings: Settings, statement: str) -> frozenset[tuple[str, ...]]:
     """Return the tables that the statement names. Raises UsageError if it is not one query."""
     import duckdb
 
+    refuse_writes(statement)
     try:
         statements = connection.extract_statements(statement)
+        refuse_writes(statement, {parsed.type.name for parsed in statements})
         if len(statements) != 1 or statements[0].type not in (
             duckdb.StatementType.SELECT,
             duckdb.StatementType.EXPLAIN,
@@ -144,34 +150,44 @@ def _used(connection: duckdb.DuckDBPyConnection, statement: str) -> frozenset[tu
             )
         return tables_of(connection, divided_explain(statement)[1])
     except duckdb.Error as error:
-        raise UsageError(f"DuckDB cannot read the statement: {one_line_of(error)}") from error
+        raise unreadable(connection, settings, statement, error) from error
 
 
-def _mirrored(settings: Settings) -> dict[TableId, TableName]:
-    """Return the registered tables."""
+@dataclass(frozen=True)
+class _MirroredNames:
+    """The registered tables, and what names without a schema refer to."""
+
+    tables: Mapping[TableId, TableName]
+    schemas: Mapping[str, str]
+    """The schema in which the role's own sessions find a relation of this name first."""
+
+
+def _mirrored(settings: Settings, used: Collection[tuple[str, ...]]) -> _MirroredNames:
+    """Return the registered tables, and the schemas of the used names."""
     with (
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-sql") as catalog,
         source_errors("reading the mirrored tables"),
     ):
         rows = fetch_rows(catalog, _QueriedTableRow, _SQL["tables"])
-    return {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
+        tables = {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
+        names = {fold(parts[0]) for parts in used if len(parts) == 1 for fold in _FOLDS}
+        names &= {fold(table.name) for table in tables.values() for fold in _FOLDS}
+        return _MirroredNames(tables, on_path(catalog, names) if names else {})
 
 
-def _tables(used: Collection[tuple[str, ...]], mirrored: Mapping[TableId, TableName]) -> dict[TableId, list[str]]:
+def _tables(used: Collection[tuple[str, ...]], mirrored: _MirroredNames) -> dict[TableId, list[str]]:
     """Return the mirrored tables among the used ones, each with the SQL names that the statement uses for it."""
-    found: dict[TableId, list[str]] = {}
+    used_tables: dict[TableId, list[str]] = {}
     for parts in sorted(used):
         table_id = _find(parts, mirrored)
         if table_id is not None:
-            found.setdefault(table_id, []).append(".".join(identifier(part) for part in parts))
-    return found
+            used_tables.setdefault(table_id, []).append(".".join(identifier(part) for part in parts))
+    return used_tables
 
 
-def _past_tables(
-    tables: Collection[PastTable], mirrored: Mapping[TableId, TableName]
-) -> dict[PastPoint, dict[TableId, list[str]]]:
+def _past_tables(tables: Collection[PastTable], mirrored: _MirroredNames) -> dict[PastPoint, dict[TableId, list[str]]]:
     """Return the views of each moment that the statement names, by table. Raises UsageError if a table is unknown."""
-    found: dict[PastPoint, dict[TableId, list[str]]] = {}
+    views: dict[PastPoint, dict[TableId, list[str]]] = {}
     for table in tables:
         table_id = _find(table.parts, mirrored)
         if table_id is None:
@@ -179,8 +195,8 @@ def _past_tables(
                 f"{'.'.join(table.parts)} is not a mirrored table, and only these have a past",
                 "`SHOW TABLES` lists the mirrored tables",
             )
-        found.setdefault(table.when, {}).setdefault(table_id, []).append(table.view)
-    return found
+        views.setdefault(table.when, {}).setdefault(table_id, []).append(table.view)
+    return views
 
 
 @dataclass(frozen=True)
@@ -192,24 +208,35 @@ class _QueriedTableRow:
     table_name: str
 
 
-def _find(parts: tuple[str, ...], mirrored: Mapping[TableId, TableName]) -> TableId | None:
-    """Return the table of that name. Without an exact match, ignore case, as DuckDB does.
+def _find(parts: tuple[str, ...], mirrored: _MirroredNames) -> TableId | None:
+    """Return the table of that name: without a schema, the one that the role's search_path finds, and if it finds none,
+    the only mirrored one. Without an exact match, ignore case, as DuckDB does.
 
-    Raises UsageError if several tables match.
+    Raises UsageError if several tables match, or the search_path finds one that is not mirrored.
     """
     if len(parts) > 2:
         return None
-    for fold in (str, str.lower):
-        wanted = tuple(fold(part) for part in parts)
-        found = [
-            table_id
-            for table_id, name in mirrored.items()
-            if wanted == tuple(fold(part) for part in (name.schema, name.name))[-len(parts) :]
-        ]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            named = ", ".join(sorted(mirrored[name].quoted for name in found))
+    for fold in _FOLDS:
+        folded_parts = tuple(fold(part) for part in parts)
+        matches = {
+            table_id: name
+            for table_id, name in mirrored.tables.items()
+            if folded_parts == tuple(fold(part) for part in (name.schema, name.name))[-len(parts) :]
+        }
+        named = ", ".join(sorted(name.quoted for name in matches.values()))
+        schema = mirrored.schemas.get(folded_parts[0]) if len(parts) == 1 and matches else None
+        if schema is not None:
+            visible = [table_id for table_id, name in matches.items() if name.schema == schema]
+            if not visible:
+                chosen = TableName(schema, folded_parts[0])
+                raise UsageError(
+                    f"{parts[0]} is {chosen} by the search_path of our role, and that is not mirrored",
+                    f"name the schema: {named}",
+                )
+            matches = {table_id: matches[table_id] for table_id in visible}
+        if len(matches) == 1:
+            return next(iter(matches))
+        if matches:
             raise UsageError(f"{'.'.join(parts)} is the name of several mirrored tables", f"name the schema: {named}")
     return None
 
@@ -224,8 +251,8 @@ def _reads(
     reads: list[tuple[TableRead, list[str]]] = []
     for number, (when, views) in enumerate(past.items(), 1):
         at = replace(query, at=when)
-        found = plain_reads(scope, at, list(views))
-        reads += [(replace(read, copy=number), views[read.table.table_id]) for read in found]
+        past_reads = plain_reads(scope, at, list(views))
+        reads += [(replace(read, copy=number), views[read.table.table_id]) for read in past_reads]
 
     def conditions(tables: Iterable[MirroredTable]) -> Mapping[TableId, str]:
         planned = {table: list(names[table.table_id]) for table in tables}
@@ -237,10 +264,10 @@ def _reads(
         return reads
     scope = replace(scope, conditions=conditions)
     if query.at is None and query.mode is ReadMode.HYBRID:
-        present = hybrid_reads(scope, list(names), query.min_lsn, query.max_wait)
+        current_reads = hybrid_reads(scope, list(names), query.min_lsn, query.max_wait)
     else:
-        present = plain_reads(scope, query, list(names))
-    return [*reads, *((read, names[read.table.table_id]) for read in present)]
+        current_reads = plain_reads(scope, query, list(names))
+    return [*reads, *((read, names[read.table.table_id]) for read in current_reads)]
 
 
 def plain_reads(scope: ReadScope, query: Query, table_ids: Sequence[TableId]) -> list[TableRead]:
@@ -253,8 +280,8 @@ def plain_reads(scope: ReadScope, query: Query, table_ids: Sequence[TableId]) ->
     if query.at is not None:
         return _past(query.at, moment, storage, warn)
     if query.mode is ReadMode.HEAP:
-        wanted = scope.conditions(seam.table for seam in seams)
-        return [heap_read(moment, seam, storage, wanted.get(seam.table.table_id, "")) for seam in seams]
+        conditions = scope.conditions(seam.table for seam in seams)
+        return [heap_read(moment, seam, storage, conditions.get(seam.table.table_id, "")) for seam in seams]
     of_lake = [seam for seam in seams if query.mode is ReadMode.LAKE or not seam.has_retention]
     frontier = one_frontier(of_lake)
     if of_lake and len(of_lake) < len(seams):
@@ -271,13 +298,13 @@ def plain_reads(scope: ReadScope, query: Query, table_ids: Sequence[TableId]) ->
                     f"{seam.table.name} is a tiered table: its lake has no row from the cut-line on, and lacks"
                     " corrections that are not folded yet (--mode seam reads all of it)"
                 )
-    wanted = scope.conditions(seam.table for seam in seams) if len(of_lake) < len(seams) else {}
+    conditions = scope.conditions(seam.table for seam in seams) if len(of_lake) < len(seams) else {}
     reads = []
     for seam in seams:
         if seam not in of_lake and seam.dropped:
             reads.append(dropped_read(moment, seam, storage))
         elif seam not in of_lake:
-            reads.append(seam_read(moment, seam, storage, wanted.get(seam.table.table_id, "")))
+            reads.append(seam_read(moment, seam, storage, conditions.get(seam.table.table_id, "")))
         else:
             lake = main_head(moment, seam, storage) if seam.has_retention else published(seam)
             reads.append(lake_read(seam, lake, storage))
@@ -315,20 +342,22 @@ def _past(when: PastPoint, moment: ConsistentSnapshot, storage: StorageOptions, 
                 f"{name} is a tiered table, which has no frontier: it can only be read as it is now",
                 "read it without --at, in a statement of its own",
             )
-    present = one_frontier(seams.values())
-    assert present is not None
+    newest_frontier = one_frontier(seams.values())
+    assert newest_frontier is not None
     documents = {name: read_metadata(seam.main_location, storage) for name, seam in seams.items()}
     histories = {name: history(document, _complete_from(seams[name])) for name, document in documents.items()}
-    frontier, found = snapshots_at(when, histories, present, time.time_ns() // 1_000_000)
-    for name, snapshot_id in found.items():
+    frontier, snapshot_ids = snapshots_at(when, histories, newest_frontier, time.time_ns() // 1_000_000)
+    for name, snapshot_id in snapshot_ids.items():
         moment.pin_also(seams[name].table.table_id, snapshot_id)
     # Once pinned, a snapshot stays. If a pin came too late, its snapshot is already gone.
-    for name, snapshot_id in found.items():
+    for name, snapshot_id in snapshot_ids.items():
         location = moment.main_now(seams[name].table.table_id)
         if read_metadata(location, storage).snapshot(snapshot_id) is None:
             raise TableError(f"the history of {name} was thinned out during the read", "try again")
     warn(f"{', '.join(map(str, seams))}: read at frontier {format_lsn(frontier)}")
-    return [lake_read(seam, LakeSide(seam.main_location, found[name], None), storage) for name, seam in seams.items()]
+    return [
+        lake_read(seam, LakeSide(seam.main_location, snapshot_ids[name], None), storage) for name, seam in seams.items()
+    ]
 
 
 def _complete_from(seam: TableCutline) -> Lsn:

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from mirror_pump.config import Settings
+from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.errors import LakeError, MirrorPumpError, UsageError, one_line_of
-from mirror_pump.ops.duckdb.duckdb_connection import require_duckdb
-from mirror_pump.ops.duckdb.query_interrupt import stopped_by_ctrl_c
+from mirror_pump.ops.duckdb_connection import require_duckdb, stopped_by_ctrl_c
 from mirror_pump.ops.reads.query import Query, open_query
+from mirror_pump.ops.reads.statement_errors import unknown_table
 from mirror_pump.ops.reads.statement_moments import with_views
 from mirror_pump.ops.reads.table_list import listing
 from mirror_pump.ops.reads.table_reads import Warn
-from mirror_pump.quoting import identifier, literal
+from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     import duckdb
@@ -33,8 +33,9 @@ def run_query(
     """Run the statement and write its result to `output` as `table`, `csv`, `json` or `parquet`.
 
     `output` is a file's path, or a function that takes the result as a binary stream. Nothing is written unless the
-    whole result could be read. `settings` must be completed. Raises the errors of `open_query`, UsageError or LakeError
-    for errors of DuckDB (see `_refused`), and KeyboardInterrupt.
+    whole result could be read. `settings` must be completed. Raises UsageError if the statement is not
+    one query, MirrorPumpError if the tables cannot be read, UsageError or LakeError for errors of DuckDB (see
+    `_refused`), and KeyboardInterrupt.
     """
     require_duckdb()
     import duckdb
@@ -44,7 +45,7 @@ def run_query(
         try:
             _write(settings, query, written_as, result, warn)
         except duckdb.Error as error:
-            raise _refused(error) from error
+            raise _refused(settings, error) from error
         except RuntimeError as error:
             if _INTERRUPTED not in str(error):
                 raise
@@ -79,15 +80,16 @@ def _write(settings: Settings, query: Query, written_as: str, result: Path, warn
             connection.execute(f"COPY ({content}\n) TO {literal(str(result))} ({_COPIED_AS[written_as]})")
 
 
-def _refused(error: duckdb.Error) -> MirrorPumpError:
+def _refused(settings: Settings, error: duckdb.Error) -> MirrorPumpError:
     """Translate DuckDB's error: LakeError for I/O, HTTP and internal errors, else UsageError (a faulty statement)."""
     import duckdb
 
+    if isinstance(error, duckdb.CatalogException):
+        return unknown_table(settings, error)
     message = f"DuckDB: {one_line_of(error)}"
     if isinstance(error, duckdb.IOException | duckdb.HTTPException | duckdb.InternalException):
         return LakeError(message, "see `mirror-pump verify` and `mirror-pump status`")
-    remedy = "`SHOW TABLES` lists the mirrored tables" if isinstance(error, duckdb.CatalogException) else ""
-    return UsageError(message, remedy)
+    return UsageError(message)
 
 
 def _explains(statement: str) -> bool:

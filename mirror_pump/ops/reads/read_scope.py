@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from mirror_pump.config import Settings
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.reads.table_reads import HeapConditions, Warn, every_row
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mirror_pump.config import Settings
+from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import SourceError, UsageError
 from mirror_pump.ops.setup.stored_settings import complete_from
-from mirror_pump.quoting import identifier
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
 from sql import queries, reader_role
@@ -15,6 +15,8 @@ from sql import queries, reader_role
 _SQL = queries("names")
 
 _MAY_READ = "has_schema_privilege(r.oid, 'modak', 'USAGE') AND has_table_privilege(r.oid, 'modak.cutline', 'SELECT')"
+
+_MAY_WRITE = "has_table_privilege(r.oid, 'modak.iceberg_tables', 'INSERT, UPDATE, DELETE')"
 
 
 def grants(settings: Settings, role: str, tables: Sequence[str] = ()) -> str:
@@ -30,7 +32,8 @@ def grants(settings: Settings, role: str, tables: Sequence[str] = ()) -> str:
 def grant(settings: Settings, role: str, tables: Sequence[str] = ()) -> None:
     """Run the statements of `grants` in one transaction.
 
-    Raises SourceError if the connection's role may not grant the rights, and the errors of `grants`.
+    Raises UsageError if a table or the role does not exist, and SourceError if the connection's role may not grant
+    the rights.
     """
     with connect(settings.require_dsn(), application_name="mirror-pump-reader") as connection:
         statements = _grants(connection, settings, role, tables)
@@ -54,6 +57,26 @@ def _grants(connection: PgConnection, settings: Settings, role: str, tables: Seq
             relations = connection.execute(_SQL["relations"], (table_id,)).fetchall()
         statements += [f"GRANT SELECT ON {relation} TO {identifier(role)};" for (relation,) in relations]
     return "\n".join(statements)
+
+
+def reader_roles(connection: PgConnection) -> list[str]:
+    """The roles that may log in, read the mirror, and change nothing of it: that of the connection first, then by
+    name."""
+    with source_errors("looking for readers' roles"):
+        rows = connection.execute(
+            f"SELECT r.rolname::text FROM pg_roles r WHERE r.rolcanlogin AND {_MAY_READ} AND NOT {_MAY_WRITE}"
+            " ORDER BY r.rolname <> current_user, 1".encode()
+        ).fetchall()
+    return [name for (name,) in rows]
+
+
+def may_write(connection: PgConnection, role: str) -> bool:
+    """Return whether `role` may move the pointers of Iceberg's catalog, as owners and pumps may."""
+    with source_errors("looking up a role"):
+        row = connection.execute(
+            f"SELECT {_MAY_WRITE} FROM pg_roles r WHERE r.rolname = %s".encode(), (role,)
+        ).fetchone()
+    return row is not None and bool(row[0])
 
 
 def may_read(connection: PgConnection, role: str) -> bool:

@@ -17,11 +17,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from decoders.columns import Kind
+from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.model import Column, MirroredTable, TableId
-from mirror_pump.ops.duckdb.duckdb_connection import open_planner
-from mirror_pump.ops.duckdb.table_scans import planned_scans
+from mirror_pump.ops.duckdb_connection import open_planner
+from mirror_pump.ops.reads.statement_tables import planned_scans
 from mirror_pump.ops.reads.views import create_schema, duckdb_type
-from mirror_pump.quoting import identifier, literal
 
 if TYPE_CHECKING:
     import duckdb
@@ -72,12 +72,12 @@ def heap_conditions(statement: str, tables: Mapping[MirroredTable, Collection[st
             return {}
         # Without a plan, the statement is wrong, which running it will say, or of a kind that has none.
         scans = planned_scans(connection, statement) or []
-    found: dict[TableId, str] = {}
+    by_table: dict[TableId, str] = {}
     for target, table in by_target.items():
         conditions = [_condition(scan.filters, table) for scan in scans if scan.table == target]
         if conditions and all(conditions):
-            found[table.table_id] = " OR ".join(f"({condition})" for condition in dict.fromkeys(conditions))
-    return found
+            by_table[table.table_id] = " OR ".join(f"({condition})" for condition in dict.fromkeys(conditions))
+    return by_table
 
 
 def _create(connection: duckdb.DuckDBPyConnection, tables: Mapping[MirroredTable, Collection[str]]) -> None:
@@ -96,8 +96,8 @@ def _condition(filters: Sequence[str], table: MirroredTable) -> str:
     if not all(_PLAIN.fullmatch(column.name) for column in table.columns):
         return ""
     # DuckDB calls a filter optional if the plan tests the rows again; a row that fails is dropped all the same.
-    found = (_translated(text.removeprefix("optional: "), table) for text in filters)
-    return " AND ".join(f"({condition})" for condition in found if condition)
+    translations = (_translated(text.removeprefix("optional: "), table) for text in filters)
+    return " AND ".join(f"({condition})" for condition in translations if condition)
 
 
 def _translated(text: str, table: MirroredTable) -> str:
@@ -146,12 +146,12 @@ class _Terms:
             if term["many"] is None:
                 parts.append(f"{self._name} {term['operator']} {self._literal(term['one'])}")
             else:
-                values = (self._literal(found[0]) for found in self._constant.finditer(term["many"]))
+                values = (self._literal(match[0]) for match in self._constant.finditer(term["many"]))
                 parts.append(f"{self._name} IN ({', '.join(values)})")
             end = term.end()
         return "".join(parts)
 
     def _literal(self, constant: str) -> str:
-        found = self._constant.fullmatch(constant)
-        assert found is not None, "the term was made of constants"
-        return f"{literal(found['value'].replace(chr(39) * 2, chr(39)))}::{self._type_sql}"
+        match = self._constant.fullmatch(constant)
+        assert match is not None, "the term was made of constants"
+        return f"{literal(match['value'].replace(chr(39) * 2, chr(39)))}::{self._type_sql}"

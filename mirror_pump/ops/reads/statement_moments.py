@@ -15,7 +15,8 @@ from typing import Any
 import orjson
 
 from mirror_pump.errors import UsageError, one_line_of
-from mirror_pump.ops.duckdb.duckdb_connection import open_planner
+from mirror_pump.ops.duckdb_connection import open_planner
+from mirror_pump.ops.reads.statement_tables import of_limited_depth, parsed
 from mirror_pump.ops.reads.statements import divided_explain, quoted_or_comment
 from mirror_pump.ops.reads.time_travel import PastPoint, parse_when
 
@@ -41,7 +42,7 @@ def with_views(statement: str) -> tuple[str, tuple[PastTable, ...]]:
     """The statement with a view instead of each table that it reads as of a moment of its own, and these tables.
 
     A statement without such tables stays as it is, also one that DuckDB cannot parse. Raises UsageError for a moment
-    that is neither a WAL position nor a time.
+    that is neither a WAL position nor a time, and for a statement that is nested too deeply.
     """
     import duckdb
 
@@ -49,9 +50,8 @@ def with_views(statement: str) -> tuple[str, tuple[PastTable, ...]]:
         return statement, ()
     spelled = _spelled_out(statement)
     prefix, query = divided_explain(spelled)
-    with open_planner() as connection:
-        ((text,),) = connection.execute("SELECT json_serialize_sql($1::VARCHAR)", [query]).fetchall()
-        tree = orjson.loads(text)
+    with open_planner() as connection, of_limited_depth():
+        tree = parsed(connection, query)
         if tree["error"]:
             return spelled, ()
         nodes = list(_with_moment(tree["statements"]))

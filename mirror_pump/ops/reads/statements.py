@@ -55,8 +55,8 @@ def quoted_or_comment(statement: str) -> Iterator[re.Match[str]]:
 
 def divided_explain(statement: str) -> tuple[str, str]:
     """Divide a statement into EXPLAIN, with what belongs to it, and the query after it. The first is empty without."""
-    found = _EXPLAIN.match(statement)
-    return ("", statement) if found is None else (found[0], statement[found.end() :])
+    match = _EXPLAIN.match(statement)
+    return ("", statement) if match is None else (match[0], statement[match.end() :])
 
 
 def _bare(text: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from mirror_pump.config import Settings
+from mirror_pump.database.quoting import literal
 from mirror_pump.model import MirroredTable
 from mirror_pump.ops.reads.views import duckdb_type
-from mirror_pump.quoting import literal
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.tables import load_tables
 from mirror_pump.source.connect import connect
 
@@ -32,17 +32,17 @@ def mirrored_tables(settings: Settings) -> tuple[MirroredTable, ...]:
 
 def listing(settings: Settings, statement: str) -> str | None:
     """Return a query that yields the current result of a statement that lists tables. None for other statements."""
-    found = _LIST.fullmatch(statement.strip())
-    if found is None:
+    match = _LIST.fullmatch(statement.strip())
+    if match is None:
         return None
-    schema = found["schema"] or (found["quoted"] or "").replace('""', '"')
+    schema = match["schema"] or (match["quoted"] or "").replace('""', '"')
     tables = [table for table in mirrored_tables(settings) if not schema or table.name.schema == schema]
     columns = {
         "schema": _texts(table.name.schema for table in tables),
         "name": _texts(table.name.name for table in tables),
         "state": _texts(table.state.value for table in tables),
     }
-    if found["columns"] or found["all"]:
+    if match["columns"] or match["all"]:
         columns["column_names"] = _lists([[column.name for column in table.columns] for table in tables])
         columns["column_types"] = _lists([[duckdb_type(column.type) for column in table.columns] for table in tables])
     return "SELECT " + ", ".join(f'unnest({values}) AS "{name}"' for name, values in columns.items())

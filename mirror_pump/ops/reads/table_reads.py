@@ -31,13 +31,13 @@ import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
 from decoders.text import parse_rows
+from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import SourceError, TableError
+from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.format.raw_text_columns import RAW_TEXT_IDS_FROM, is_raw_text, raw_text_fields, with_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.metadata.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column, Lsn, MirroredTable, TableId, TableMode, TableState, TierKind
-from mirror_pump.quoting import identifier
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, DeltaRow, TableCutline
 from mirror_pump.source.heap.heap_side import HeapSide, heap_side, presented
 from mirror_pump.source.relations.tier_keys import literal
@@ -76,8 +76,8 @@ class Point:
 
         None if the point is below every value that such a constant can express; all rows are then above it.
         """
-        found = literal(self.kind, self.value)
-        return f"{self.kind.value} 'infinity'" if found is None and self.value > 0 else found
+        constant = literal(self.kind, self.value)
+        return f"{self.kind.value} 'infinity'" if constant is None and self.value > 0 else constant
 
     @property
     def above(self) -> str:
@@ -153,7 +153,7 @@ def seam_read(
     tier = seam.table.tier
     assert tier is not None
     edge = Point(tier.column, tier.kind, seam.cut)
-    heap = heap_side(moment.connection, moment.snapshot, seam.table, edge.above, wanted=condition)
+    heap = heap_side(moment.connection, moment.snapshot, seam.table, edge.above, rare_condition=condition)
     lake = LakeSide(seam.location, seam.snapshot_id, None)
     read = assemble(seam.table, ReadMode.SEAM, lake, heap, storage, moment.delta(seam), of_lake=True, frontier=None)
     return replace(read, initial=_initial(read))
@@ -185,7 +185,7 @@ def heap_read(
     """
     if seam.dropped:
         raise TableError(f"{seam.table.name} was dropped in Postgres", "read what the lake has of it (mode lake)")
-    heap = heap_side(moment.connection, moment.snapshot, seam.table, "", wanted=condition)
+    heap = heap_side(moment.connection, moment.snapshot, seam.table, "", rare_condition=condition)
     schema = LakeSide(seam.main_location, None, None)
     whole = assemble(seam.table, ReadMode.HEAP, schema, heap, storage, (), of_lake=True, frontier=None)
     return TableRead(whole.table, whole.mode, whole.columns, None, whole.heap, None, None, None)
@@ -226,9 +226,9 @@ def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
 
     Raises TableError if the tables have different frontiers.
     """
-    found = {promised(seam): seam for seam in seams if streams(seam)}
-    if len(found) > 1:
-        oldest = found[min(found)]
+    by_frontier = {promised(seam): seam for seam in seams if streams(seam)}
+    if len(by_frontier) > 1:
+        oldest = by_frontier[min(by_frontier)]
         state = "has failed" if oldest.table.state is TableState.FAILED else "is behind"
         if oldest.dropped:
             state = "was dropped in Postgres"
@@ -236,7 +236,7 @@ def one_frontier(seams: Iterable[TableCutline]) -> Lsn | None:
             f"{oldest.table.name} {state}: the tables of this statement cannot be read at one frontier",
             "see `mirror-pump status`, or read the tables one by one",
         )
-    return next(iter(found), None)
+    return next(iter(by_frontier), None)
 
 
 def assemble(
@@ -307,15 +307,15 @@ def _raw_text_names(table: MirroredTable) -> dict[int, str]:
 
 def _columns(table: MirroredTable, lake: LakeSchema, needed: frozenset[int]) -> tuple[OutputColumn, ...]:
     names = {field.field_id: field.name for field in lake.fields}
-    wanted = needed | (raw_text_fields(lake) & {column.field_id for column in table.columns})
-    schema = with_raw_text(LakeSchema.of_table(table), wanted)
+    field_ids = needed | (raw_text_fields(lake) & {column.field_id for column in table.columns})
+    schema = with_raw_text(LakeSchema.of_table(table), field_ids)
     return tuple(
         OutputColumn(field.name, field.type, names.get(field.field_id), is_raw_text(field)) for field in schema.fields
     )
 
 
-def narrowed(read: TableRead, wanted: frozenset[str] | None = None) -> tuple[HeapSide, list[str]]:
-    """Narrow the heap's side to the `wanted` columns of the result (None: all), but to at least one column.
+def narrowed(read: TableRead, result_columns: frozenset[str] | None = None) -> tuple[HeapSide, list[str]]:
+    """Narrow the heap's side to these `result_columns` (None: all), but to at least one column.
 
     Returns the narrowed side, and the names in the result of the columns that `source.heap.read_heap` then yields.
     """
@@ -324,7 +324,7 @@ def narrowed(read: TableRead, wanted: frozenset[str] | None = None) -> tuple[Hea
     names = _raw_text_names(read.table)
 
     def used(column: Column) -> bool:
-        return wanted is None or column.name in wanted or names.get(column.field_id) in wanted
+        return result_columns is None or column.name in result_columns or names.get(column.field_id) in result_columns
 
     columns = tuple(column for column in read.table.columns if used(column)) or read.table.key_columns[:1]
     raw_text = heap.raw_text_columns & {column.name for column in columns}

@@ -20,8 +20,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mirror_pump.errors import TableError, UsageError
-from mirror_pump.lake.metadata.snapshot import Snapshot
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.document.snapshot import Snapshot
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.model import Lsn, TableName, format_lsn, parse_lsn
 
 _NAMED = 3
@@ -86,26 +86,26 @@ def history(metadata: TableMetadata, complete_from: Lsn, *, archive: bool = Fals
     snapshot is published with each change of the rows below the cut-line, so what is said of `main` holds for it, too.
     """
     main = [snapshot for snapshot in metadata.snapshots.oldest_first() if snapshot.is_archive == archive]
-    found: list[PastSnapshot] = []
+    snapshots: list[PastSnapshot] = []
     frontier: Lsn | None = None
     before: Snapshot | None = None
     begins = False
     for place, snapshot in enumerate(main):
         summary = snapshot.summary
         if summary.copying:
-            frontier, found = None, []
+            frontier, snapshots = None, []
         elif summary.frontier is not None:
             frontier = summary.frontier
         # Other engines that rewrite files do not record the frontier: it is that of the snapshot before. If the
         # beginning of the history is gone, that frontier is unknown.
         if frontier is not None and frontier >= complete_from:
-            if not found:
+            if not snapshots:
                 begins = before is not None and _copied(before) and _follows(snapshot, before)
             following = main[place + 1] if place + 1 < len(main) else None
             followed = following is None or _follows(following, snapshot)
-            found.append(PastSnapshot(snapshot.snapshot_id, frontier, followed, snapshot.timestamp_ms))
+            snapshots.append(PastSnapshot(snapshot.snapshot_id, frontier, followed, snapshot.timestamp_ms))
         before = snapshot
-    return SnapshotHistory(tuple(found), begins)
+    return SnapshotHistory(tuple(snapshots), begins)
 
 
 def _copied(snapshot: Snapshot) -> bool:
@@ -113,32 +113,32 @@ def _copied(snapshot: Snapshot) -> bool:
     return snapshot.summary.copying or snapshot.parent_id is None
 
 
-def _follows(snapshot: Snapshot, former: Snapshot) -> bool:
-    return snapshot.parent_id == former.snapshot_id
+def _follows(snapshot: Snapshot, predecessor: Snapshot) -> bool:
+    return snapshot.parent_id == predecessor.snapshot_id
 
 
 def snapshots_at(
-    when: PastPoint, histories: Mapping[TableName, SnapshotHistory], present: Lsn, now_ms: int
+    when: PastPoint, histories: Mapping[TableName, SnapshotHistory], current_frontier: Lsn, now_ms: int
 ) -> tuple[Lsn, dict[TableName, int]]:
     """Return the newest published frontier that is not after `when`, and the ID of each table's snapshot at it.
 
-    `present` is the tables' current frontier. `now_ms` is the current time in milliseconds since 1970 UTC. Raises
-    UsageError if `when` is not reached yet. Raises TableError if `when` is before a table went live, or if the history
-    there is thinned out; the error names frontiers that can be read.
+    `current_frontier`: the frontier of the tables now. `now_ms`: the current time in milliseconds since 1970 UTC.
+    Raises UsageError if `when` is not reached yet. Raises TableError if `when` is before a table went live, or if the
+    history there is thinned out; the error names frontiers that can be read.
     """
-    refuse_future(when, present, now_ms)
+    refuse_future(when, current_frontier, now_ms)
     every = [snapshot for past in histories.values() for snapshot in past.snapshots]
-    begin = max((past.snapshots[0].frontier for past in histories.values() if past.snapshots), default=present)
+    begin = max((past.snapshots[0].frontier for past in histories.values() if past.snapshots), default=current_frontier)
     published = sorted({snapshot.frontier for snapshot in every if snapshot.frontier >= begin})
     earlier = {snapshot.frontier for snapshot in every if not_after(snapshot, when)}
     reached = [frontier for frontier in published if frontier in earlier]
-    if when.frontier == present:
-        reached.append(present)
+    if when.frontier == current_frontier:
+        reached.append(current_frontier)
     if not reached:
         _refuse_before_live(when, histories, published)
         raise TableError("the history does not go back that far", _readable(histories, published))
     chosen = max(reached)
-    found = {}
+    snapshot_ids = {}
     for name, past in histories.items():
         snapshot = snapshot_at(past.snapshots, chosen)
         if snapshot is None:
@@ -146,8 +146,8 @@ def snapshots_at(
                 f"the history of {name} is thinned out around frontier {format_lsn(chosen)}",
                 _readable(histories, published, chosen),
             )
-        found[name] = snapshot.snapshot_id
-    return Lsn(chosen), found
+        snapshot_ids[name] = snapshot.snapshot_id
+    return Lsn(chosen), snapshot_ids
 
 
 def not_after(snapshot: PastSnapshot, when: PastPoint) -> bool:
@@ -158,11 +158,11 @@ def not_after(snapshot: PastSnapshot, when: PastPoint) -> bool:
     return snapshot.moment_ms <= when.moment_ms
 
 
-def refuse_future(when: PastPoint, present: Lsn, now_ms: int) -> None:
+def refuse_future(when: PastPoint, current_frontier: Lsn, now_ms: int) -> None:
     """Raise UsageError if `when` is not reached yet."""
-    if when.frontier is not None and when.frontier > present:
+    if when.frontier is not None and when.frontier > current_frontier:
         raise UsageError(
-            f"the frontier has not reached {format_lsn(when.frontier)}: it is {format_lsn(present)}",
+            f"the frontier has not reached {format_lsn(when.frontier)}: it is {format_lsn(current_frontier)}",
             "see `mirror-pump wait`",
         )
     if when.moment_ms is not None and when.moment_ms > now_ms:

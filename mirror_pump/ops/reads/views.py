@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
-from mirror_pump.ops.duckdb.table_scans import planned_scans
+from mirror_pump.database.quoting import identifier, literal
+from mirror_pump.ops.reads.statement_tables import planned_scans
 from mirror_pump.ops.reads.table_reads import LakeSide, OutputColumn, TableRead, narrowed
-from mirror_pump.quoting import identifier, literal
 from mirror_pump.source.heap.block_reader import Chunk
 from mirror_pump.source.heap.heap_side import read_heap
 
@@ -79,9 +79,9 @@ def _lake(connection: duckdb.DuckDBPyConnection, read: TableRead, lake: LakeSide
         store = _store(connection, read, "initial", read.initial)
         initial = {name: f"(SELECT {identifier(name)} FROM {store})" for name in read.initial.column_names}
     selected = ", ".join(
-        f"CAST({held} AS {duckdb_type(column.type)}) AS {identifier(column.name)}"
+        f"CAST({value} AS {duckdb_type(column.type)}) AS {identifier(column.name)}"
         for column in read.columns
-        for held in [initial.get(column.name, "NULL") if column.lake_name is None else identifier(column.lake_name)]
+        for value in [initial.get(column.name, "NULL") if column.lake_name is None else identifier(column.lake_name)]
     )
     at = "" if lake.snapshot_id in (None, -1) else f", snapshot_from_id = {lake.snapshot_id}"
     rows = f"SELECT {selected} FROM iceberg_scan({literal(lake.location)}{at})"
@@ -106,11 +106,11 @@ def fill_heaps(
         _fill(connection, dsn, read, None if planned is None else planned.get(_target(read, "heap")), threads)
     if planned is None:
         return
-    found = _scanned(connection, statement, columns)
+    scanned = _scanned(connection, statement, columns)
     for read in heaps:
         target = _target(read, "heap")
         brought = planned.get(target)
-        if brought is not None and (found is None or not found.get(target, frozenset()) <= brought):
+        if brought is not None and (scanned is None or not scanned.get(target, frozenset()) <= brought):
             connection.execute(f"DELETE FROM {target}")
             _fill(connection, dsn, read, None, threads)
 
@@ -125,19 +125,19 @@ def _scanned(
     scans = planned_scans(connection, statement)
     if scans is None:
         return None
-    found: dict[str, frozenset[str]] = {}
+    by_table: dict[str, frozenset[str]] = {}
     for scan in scans:
         # The scan need not pass on a column that only a filter uses, so every name in the filter's text counts.
         filtered = {name for name in columns.get(scan.table, ()) if any(name in text for text in scan.filters)}
-        found[scan.table] = found.get(scan.table, frozenset()) | scan.columns | filtered
-    return found
+        by_table[scan.table] = by_table.get(scan.table, frozenset()) | scan.columns | filtered
+    return by_table
 
 
 def _fill(
-    connection: duckdb.DuckDBPyConnection, dsn: str, read: TableRead, wanted: frozenset[str] | None, threads: int
+    connection: duckdb.DuckDBPyConnection, dsn: str, read: TableRead, scanned: frozenset[str] | None, threads: int
 ) -> None:
     assert read.heap is not None
-    heap, names = narrowed(read, wanted)
+    heap, names = narrowed(read, scanned)
     listed = ", ".join(identifier(name) for name in names)
     target = _target(read, "heap")
 

@@ -14,7 +14,7 @@ class ReconciledTable:
 
     table: str
     outcome: str
-    """`equal`, `copied-again`, or `failed`."""
+    """`equal`, `copied-again` (by the next pump), or `failed`."""
     reason: str
     """Why it is copied again, or has failed. Empty if it is equal."""
 
@@ -27,12 +27,16 @@ class Reconciled:
     """How the mirror continues."""
 
     timeline: int
+    """The timeline that the server writes."""
     former_timeline: int
+    """The timeline on which the mirror was published so far."""
     lost: str | None
-    """What readers may have seen and the server no longer has. None if nothing is known of that."""
+    """What readers may have seen and the server no longer has, for people. None if nothing is known of that."""
     slot: str
-    """`kept`: it continues from the frontier. `made`: there was none that did. `none`: the mirror has no stream."""
+    """`kept`: it continues from the frontier. `made`: there was none that did. `none`: the mirror has no stream
+    (docs/operations.md#a-mirror-without-a-stream)."""
     frontier: Lsn
+    """The frontier from which the mirror continues."""
     tables: tuple[ReconciledTable, ...]
     """Those that were compared or are copied again; without a stream, those that lack files. Empty if the slot was
     kept."""

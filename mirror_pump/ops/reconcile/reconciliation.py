@@ -9,23 +9,24 @@ present content (docs/design/failover.md). A mirror without a stream has no slot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
-from mirror_pump.config import Settings
-from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
+from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
+from mirror_pump.errors import ConnectionLost, FileMissing, HistoryDiverged, SourceError
 from mirror_pump.lake.contents.newer_metadata import NewerMetadata
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState, format_lsn
 from mirror_pump.ops.reconcile.outcome import Reconciled, ReconciledTable
-from mirror_pump.ops.reconcile.publishing import reconciling_publisher
-from mirror_pump.ops.reconcile.without_slot import reconcile_files
+from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
-from mirror_pump.ops.verify.verification import TableProgress, TableReport, compare_at
-from mirror_pump.pipeline.lake_storage import lake_storage
+from mirror_pump.ops.verify.verification import TableReport, compare_at
+from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.copy_again import CopyAgain
 from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
-from mirror_pump.pipeline.operations.table_changes import TableChange
+from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
+from mirror_pump.pipeline.publish.publisher import Publisher
 from mirror_pump.pipeline.session.history import record_timeline
 from mirror_pump.pipeline.session.lost_publishes import (
     CatalogPosition,
@@ -35,8 +36,11 @@ from mirror_pump.pipeline.session.lost_publishes import (
     lost_publishes,
     read_position,
 )
-from mirror_pump.source.catalog.catalog_slot import catalog_slot
-from mirror_pump.source.catalog.tables import load_tables
+from mirror_pump.pipeline.session.without_stream import forget_going_back, missing_files_of, unknown_publishes
+from mirror_pump.runtime.backoff import RetryPolicy
+from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot
+from mirror_pump.source.catalog.tables import load_table, load_tables
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.retention.partitions import read_attached
 from mirror_pump.source.stream.consistent_point import ConsistentPoint
@@ -47,9 +51,11 @@ from mirror_pump.source.stream.slot import (
     check_publication,
     check_slot,
     drop_slot,
+    system_identity,
 )
 from mirror_pump.source.stream.timelines import TimelineHistory, read_timelines
 
+_APPLICATION_NAME = "mirror-pump-reconcile"
 _POINT_TIMEOUT = 600.0
 """Seconds to wait for transactions that were open when the slot was made."""
 
@@ -80,38 +86,38 @@ def reconcile(
         connect(dsn, autocommit=True, application_name="mirror-pump-reconcile") as connection,
     ):
         recorded = catalog_slot(connection, slot)
-        former = recorded.identity.timeline
+        old_timeline = recorded.identity.timeline
         check_identity(connection, slot, recorded.identity)
         if not recorded.streams:
-            return reconcile_files(connection, settings, leader.epoch, recorded, say)
+            return _reconcile_files(connection, settings, leader.epoch, recorded, say)
         check_publication(connection, recorded.publication)
         history = read_timelines(dsn)
         position = read_position(connection, slot)
-        found = _lost(connection, settings, position, history)
-        lost = _described(found, former, recorded.applied, history)
+        publishes = _find_lost_publishes(connection, settings, position, history)
+        lost = _described(publishes, old_timeline, recorded.applied, history)
         if lost is not None:
             say(lost)
-        if history.timeline == former:
-            _refuse_loss_of_rows(connection, position, found)
+        if history.timeline == old_timeline:
+            _refuse_loss_of_rows(connection, position, publishes)
         unusable = _unusable(connection, slot, recorded.applied)
         if unusable is None:
-            record_timeline(connection, slot, history.timeline, found.modified)
+            record_timeline(connection, slot, history.timeline, publishes.modified)
             say(f"slot {slot}: kept; it continues from frontier {format_lsn(recorded.applied)}")
-            return Reconciled(history.timeline, former, lost, "kept", recorded.applied, ())
+            return Reconciled(history.timeline, old_timeline, lost, "kept", recorded.applied, ())
         say(f"slot {slot}: made again, because {unusable}; this waits for the transactions that are open now")
         drop_slot(connection, slot)
         with ConsistentPoint(dsn, slot, _POINT_TIMEOUT, temporary=False) as point:
             # A crash from here on leaves a slot ahead of the frontier, which every pump refuses.
-            record_timeline(connection, slot, history.timeline, found.modified)
+            record_timeline(connection, slot, history.timeline, publishes.modified)
             say(f"slot {slot}: made at {point}; every table is compared with the heap at that position")
             reasons = _compared(connection, settings, point, engine, observe)
         tables = _publish(connection, settings, leader.epoch, history.timeline, point.lsn, reasons)
     for table in tables:
         say(f"{table.table}: {table.outcome}{f' ({table.reason})' if table.reason else ''}")
-    return Reconciled(history.timeline, former, lost, "made", point.lsn, tables)
+    return Reconciled(history.timeline, old_timeline, lost, "made", point.lsn, tables)
 
 
-def _lost(
+def _find_lost_publishes(
     connection: PgConnection, settings: Settings, position: CatalogPosition, history: TimelineHistory
 ) -> LostPublishes:
     """What the lake has shown and the server no longer has. On the recorded timeline nothing says where the history
@@ -119,19 +125,19 @@ def _lost(
     storage = lake_storage(settings)
     left = history.timeline != position.timeline
 
-    def wanted(state: NewerMetadata) -> bool:
+    def matches(state: NewerMetadata) -> bool:
         if left:
             return is_lost(state.promise, history, position.timeline)
         return state.frontier > position.applied or state.promise.timeline != position.timeline
 
-    return lost_publishes(connection, settings.slot, storage, wanted, accepted=position.accepted, cut_lines=not left)
+    return lost_publishes(connection, settings.slot, storage, matches, accepted=position.accepted, cut_lines=not left)
 
 
-def _described(lost: LostPublishes, former: int, applied: Lsn, history: TimelineHistory) -> str | None:
+def _described(lost: LostPublishes, old_timeline: int, applied: Lsn, history: TimelineHistory) -> str | None:
     if not lost.tables:
         return None
-    if history.has_ended(former):
-        return describe_loss(lost.tables, former, history, applied)
+    if history.has_ended(old_timeline):
+        return describe_loss(lost.tables, old_timeline, history, applied)
     newest = max(lost.tables, key=lambda publish: publish.metadata.frontier)
     return (
         f"the lake has metadata up to frontier {format_lsn(newest.metadata.frontier)}, of {newest.table} for instance"
@@ -207,12 +213,12 @@ def _before_comparison(table: MirroredTable, altered: set[TableId]) -> str:
 def _difference(report: TableReport, lsn: Lsn) -> str:
     if report.problem is not None:
         return f"it could not be compared: {report.problem}"
-    found = report.comparison
-    if found is None or not found.different_rows:
+    comparison = report.comparison
+    if comparison is None or not comparison.different_rows:
         return ""
     return (
-        f"{found.different_rows} rows differ at {format_lsn(lsn)}: the heap has {found.heap_rows}, the lake"
-        f" {found.lake_rows}"
+        f"{comparison.different_rows} rows differ at {format_lsn(lsn)}: the heap has {comparison.heap_rows}, the lake"
+        f" {comparison.lake_rows}"
     )
 
 
@@ -236,7 +242,7 @@ def _publish(
         for table, reason in reasons
         if reason
     ]
-    with reconciling_publisher(settings, epoch, timeline, streams=True) as publisher:
+    with _publisher(settings, epoch, timeline, streams=True) as publisher:
         landed = publisher.publish(PublishRequest(frontier=frontier, tables=tuple(requests)))
     failed = {failure.table.table_id: failure.error for failure in landed.failures}
     return tuple(
@@ -259,3 +265,84 @@ def _copy_again(table: MirroredTable, reason: str, frontier: Lsn, *, incomplete:
     )
     change = TableChange(waiting, table.start_lsn, 0, reason, waits_for_owner=incomplete)
     return TableRequest(waiting, (CopyAgain(change), RecordPublication()))
+
+
+def _reconcile_files(
+    connection: PgConnection, settings: Settings, epoch: int, recorded: CatalogSlot, say: Callable[[str], None]
+) -> Reconciled:
+    """Reconcile a mirror without a stream: accept what the catalog does not know of the lake, unless rows depend on it,
+    and fail tables that lack files. The caller leads, with `epoch`.
+
+    Its heap and its lake go back together (mirror_pump.pipeline.session.without_stream), so nothing is compared or
+    copied. The operator who runs it says that this is the mirror's database, and that no other one uses the warehouse:
+    from then on maintenance may delete the files that only the lost publishes named.
+
+    Raises HistoryDiverged if the heap did not go back with the catalog, and LakeError if the storage does not answer.
+    """
+    slot, old_timeline = settings.slot, recorded.identity.timeline
+    storage = lake_storage(settings, make_directories=False)
+    refresh_profiles(storage, connection)
+    timeline = system_identity(connection).timeline
+    publishes = unknown_publishes(connection, slot, storage, read_position(connection, slot), timeline)
+    lost = _unknown_publishes_text(publishes)
+    if lost is not None:
+        say(lost)
+    missing = missing_files_of(publishes.unsettled, storage)
+    failed = _fail(settings, epoch, timeline, missing)
+    record_timeline(connection, slot, timeline, publishes.modified)
+    forget_going_back(connection, slot)
+    say("the mirror has no stream: heap and lake are as the database says, and continue from there")
+    for table in failed:
+        say(f"{table.table}: {table.outcome} ({table.reason})")
+    return Reconciled(timeline, old_timeline, lost, "none", recorded.applied, failed)
+
+
+def _unknown_publishes_text(publishes: LostPublishes) -> str | None:
+    if not publishes.tables:
+        return None
+    newest = max(publishes.tables, key=lambda publish: publish.metadata.frontier)
+    return (
+        f"the lake has publishes up to {format_lsn(newest.metadata.frontier)} that the catalog does not know, of"
+        f" {newest.table} for instance ({newest.metadata.location}): the database lost them, or a pump was killed"
+        " before it had published them"
+    )
+
+
+def _fail(
+    settings: Settings, epoch: int, timeline: int, missing: tuple[tuple[TableId, str], ...]
+) -> tuple[ReconciledTable, ...]:
+    if not missing:
+        return ()
+    with connect(settings.require_dsn(), autocommit=True, application_name=_APPLICATION_NAME) as connection:
+        tables = [(load_table(connection, table_id), location) for table_id, location in missing]
+    with _publisher(settings, epoch, timeline, streams=False) as publisher:
+        failures: list[Failure] = [
+            publisher.missing.failure(table, FileMissing(f"{location} is missing", "", location))
+            for table, location in tables
+            if table is not None and not table.state.has_ended
+        ]
+        publisher.publish(PublishRequest(failures=tuple(failures)))
+    return tuple(ReconciledTable(str(failure.table.name), "failed", failure.error) for failure in failures)
+
+
+@contextmanager
+def _publisher(settings: Settings, epoch: int, timeline: int, *, streams: bool) -> Iterator[Publisher]:
+    """A publisher without key indexes. `epoch` and `timeline`: as for Publisher. `streams`: whether the mirror has a
+    stream."""
+    storage = lake_storage(settings, make_directories=False)
+    dsn = settings.require_dsn()
+    publisher = Publisher(
+        lambda: connect(dsn, autocommit=True, application_name=_APPLICATION_NAME),
+        settings.slot,
+        epoch,
+        storage,
+        RetryPolicy(settings.publish_attempts, settings.publish_backoff_max),
+        KeyIndexes(0, storage),
+        staged=lambda _: None,
+        timeline=timeline,
+        streams=streams,
+    )
+    try:
+        yield publisher
+    finally:
+        publisher.close()

@@ -36,22 +36,23 @@ _OWN_PLACE = re.compile(r"/[A-Za-z0-9_-]+-[0-9a-f]{12}/?$")
 class FormerFiles:
     """A former location, with the number and the size of the files in it."""
 
-    former: FormerLocation
+    former_location: FormerLocation
     files: int
+    """What is below `location` now, whatever it is."""
     size_bytes: int
 
     def to_json(self) -> dict[str, Any]:
         """Return one entry of the output of `unregister --list --json`."""
-        return self.former.to_json() | {"files": self.files, "size_bytes": self.size_bytes}
+        return self.former_location.to_json() | {"files": self.files, "size_bytes": self.size_bytes}
 
 
 def list_former_files(connection: PgConnection, storage: StorageOptions) -> tuple[FormerFiles, ...]:
     """Return all former locations, with what the storage holds there now. Raises LakeError."""
-    found = []
-    for former in former_locations(connection):
-        sizes = [file.size_bytes for file in list_files(former.location, storage)]
-        found.append(FormerFiles(former, len(sizes), sum(sizes)))
-    return tuple(found)
+    former_files = []
+    for former_location in former_locations(connection):
+        sizes = [file.size_bytes for file in list_files(former_location.location, storage)]
+        former_files.append(FormerFiles(former_location, len(sizes), sum(sizes)))
+    return tuple(former_files)
 
 
 def remove_former_files(
@@ -61,31 +62,32 @@ def remove_former_files(
 
     A removal that was interrupted can be repeated. Raises TableError for a location that is in use, and LakeError.
     """
-    for former in locations:
-        _give_up(connection, slot, former)
-        delete_tree(former.location, storage)
-        forget_former_location(connection, former.location)
+    for former_location in locations:
+        _give_up(connection, slot, former_location)
+        delete_tree(former_location.location, storage)
+        forget_former_location(connection, former_location.location)
 
 
-def _give_up(connection: PgConnection, slot: str, former: FormerLocation) -> None:
+def _give_up(connection: PgConnection, slot: str, former_location: FormerLocation) -> None:
     """Remove the former lake table from the catalog, if the catalog's entry still points into the former location.
 
     Raises TableError if no registration made the location, or if it is in use.
     """
-    if _OWN_PLACE.search(former.location) is None:
+    if _OWN_PLACE.search(former_location.location) is None:
         raise TableError(
-            f"{former.location} was not made by a registration of {former.table}: nothing is deleted there",
+            f"{former_location.location} was not made by a registration of {former_location.table}:"
+            " nothing is deleted there",
             "see what is there and remove it by hand; then delete the row from modak.former_locations",
         )
-    with source_errors(f"taking {former.table} out of the catalog"), connection.transaction():
+    with source_errors(f"taking {former_location.table} out of the catalog"), connection.transaction():
         # Registering, unregistering and publishing lock this row too.
         connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
-        users = users_of(connection, former)
+        users = users_of(connection, former_location)
         if users:
             raise TableError(
-                f"files of {former.table} at {former.location} are in use: {', '.join(users)}",
+                f"files of {former_location.table} at {former_location.location} are in use: {', '.join(users)}",
                 "first drop that table if it is not needed (`mirror-pump connect` shows how engines reach the catalog)",
             )
-        pointer = load_pointer(connection, former.table.schema, former.table.name)
-        if pointer is not None and pointer.startswith(former.location.rstrip("/") + "/"):
-            delete_pointer(connection, former.table.schema, former.table.name)
+        pointer = load_pointer(connection, former_location.table.schema, former_location.table.name)
+        if pointer is not None and pointer.startswith(former_location.location.rstrip("/") + "/"):
+            delete_pointer(connection, former_location.table.schema, former_location.table.name)

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError
-from mirror_pump.model import TableId, TableMode
+from mirror_pump.model import Column, TableId, TableMode
 from mirror_pump.ops.retain.retention import grace_text, when_due
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import require_stream
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
-from mirror_pump.source.relations.column_choices import ColumnChoices, chosen
+from mirror_pump.source.relations.column_choices import ColumnChoices, chosen, decimal_option, numbers_as_text
 from mirror_pump.source.relations.relations import describe, refuse, resolve_name
 from mirror_pump.source.relations.tier_keys import shown, span_text
 from mirror_pump.source.retention import partitions as source
@@ -66,6 +66,9 @@ class TablePreview:
     """True if the table is registered already: `register` resumes its copy."""
     key: tuple[str, ...] = ()
     columns: int = 0
+    types: tuple[str, ...] = ()
+    """Of each column its name, its type and its lake type, for people."""
+    numbers_as_text: tuple[Column, ...] = ()
     left_out: tuple[str, ...] = ()
     retention: RetentionPreview | None = None
 
@@ -78,8 +81,16 @@ class TablePreview:
             return
         left_out = f", without {', '.join(self.left_out)}" if self.left_out else ""
         yield f"{self.table}: {self.columns} columns{left_out}; key {', '.join(self.key)}"
+        yield f"  lake types: {', '.join(self.types)}"
+        for column in self.numbers_as_text:
+            yield f"  {as_text(column)}: {decimal_option(column)} makes decimals of it"
         if self.retention is not None:
             yield from _retention_lines(self.retention)
+
+
+def as_text(column: Column) -> str:
+    """Describe a column of numbers that is text in the lake, for people."""
+    return f"column {column.name} is {column.type_sql}, and text in the lake ({column.type})"
 
 
 def preview(
@@ -104,21 +115,24 @@ def _preview(
         mode = TableMode.MIRRORED if wish is None else wish.mode
         if mode is TableMode.MIRRORED:
             require_stream(connection, settings.slot, f"{table_name} cannot be mirrored")
-        seen = chosen(connection, describe(connection, table_id, settings.publication, mode), choices)
-        refuse(seen, mode)
+        description = chosen(connection, describe(connection, table_id, settings.publication, mode), choices)
+        refuse(description, mode)
         leaving = None
         if wish is not None:
             # Looking at rows makes a function that does so as the table's owner, where there is none yet.
             with source_errors(f"looking at {table_name}"), connection.transaction(force_rollback=True):
-                plan = plan_retention(connection, seen, wish, partial(session_time_zone, settings.require_dsn()))
+                plan = plan_retention(connection, description, wish, partial(session_time_zone, settings.require_dsn()))
                 leaving = _leaving(connection, table_id, plan)
+        texts = numbers_as_text(connection, description)
     except MirrorPumpError as error:
         return TablePreview(name, error)
     return TablePreview(
         str(table_name),
-        key=tuple(seen.key),
-        columns=len(seen.columns),
-        left_out=tuple(column.name for column in seen.excluded),
+        key=tuple(description.key),
+        columns=len(description.columns),
+        types=tuple(f"{column.name} {column.type} ({column.type_sql})" for column in description.columns),
+        numbers_as_text=texts,
+        left_out=tuple(column.name for column in description.excluded),
         retention=leaving,
     )
 
@@ -141,8 +155,8 @@ def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -
     with source_errors("looking at partitions"):
         attached = source.read_attached(connection, table_id)
         newest = source.high_water(connection, tier, attached)
-        found = fetch_rows(connection, _PartitionSizeRow, _SQL["sizes"], {"table_id": table_id})
-        sizes = {size.relation_id: size for size in found}
+        size_rows = fetch_rows(connection, _PartitionSizeRow, _SQL["sizes"], {"table_id": table_id})
+        sizes = {size.relation_id: size for size in size_rows}
     leaves_first = "leaves at once" if plan.mode is TableMode.TIERED else "leaves once the table is copied"
     partitions = []
     for partition in attached:

@@ -10,26 +10,21 @@ from __future__ import annotations
 
 import re
 import shlex
-import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from mirror_pump.config import Settings
+from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.errors import (
     ConnectionLost,
     FileMissing,
     Interrupted,
     MirrorPumpError,
-    NotLeader,
-    SourceError,
     TableError,
     UsageError,
 )
-from mirror_pump.interrupts import deferred_interrupt
 from mirror_pump.lake.commit.catalog import (
     ENGINE_PROPERTIES,
     delete_pointer,
@@ -39,30 +34,35 @@ from mirror_pump.lake.commit.catalog import (
 )
 from mirror_pump.lake.commit.presence import require_any
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
+from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.document.metadata_files import read_any_version
+from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.metadata.metadata_files import read_any_version
-from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions, delete, join
-from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableName, TableState
+from mirror_pump.model import Column, Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableName, TableState
+from mirror_pump.ops.register.copies import copies_progress, follow_copies
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
+from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
-from mirror_pump.pipeline.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
-from mirror_pump.pipeline.publish.publisher import lake_props
-from mirror_pump.pipeline.session.pump import Pump
+from mirror_pump.pipeline.publish.publish_transaction import lake_props
+from mirror_pump.runtime.interrupts import deferred_interrupt
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.catalog_slot import require_stream
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
+from mirror_pump.source.catalog.lost_rows import is_begun, lost_registration
 from mirror_pump.source.catalog.profiles import find_profile, profile_of, require_unchanged
 from mirror_pump.source.catalog.pump_channel import COPY, RETAIN, notify_pump
-from mirror_pump.source.catalog.registered_names import registered_as
-from mirror_pump.source.catalog.tables import delete_table, generated_left_out, insert_table, load_table
+from mirror_pump.source.catalog.tables import delete_table, generated_left_out, insert_table, load_table, registered_as
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.relations.column_choices import (
     NO_CHOICES,
     ColumnChoices,
     chosen,
     describe_choices,
+    numbers_as_text,
     same_choices,
 )
 from mirror_pump.source.relations.lake_layout import is_present_layout
@@ -76,25 +76,14 @@ from mirror_pump.source.retention.retention_plan import (
     plan_retention,
     sheds,
 )
-from mirror_pump.source.rows import fetch_rows
-from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
 from mirror_pump.source.stream.slot import add_to_publication, check_publication, remove_from_publication, wal_end
-from mirror_pump.storage_profiles import StorageProfile
 from mirror_pump.table_life import TableEvent, state_after
 from sql import queries
 
 _SQL = queries("copy")
 _PUBLISH_SQL = queries("publish")
 _SHAPE_SQL = queries("shape")
-
-_PROGRESS_INTERVAL = 0.25
-"""Seconds between looks at the progress of copies."""
-_FIRST_LOOK = 0.02
-"""Seconds between the first two looks. The interval doubles up to _PROGRESS_INTERVAL: a small table is copied in
-moments."""
-_NO_PUMP_GRACE = 5.0
-"""Seconds without a leader after which `register` stops waiting for a pump and copies the tables itself."""
 
 TABLE_PROPERTIES = {
     "format-version": "2",
@@ -107,27 +96,6 @@ TABLE_PROPERTIES = {
 
 
 @dataclass(frozen=True)
-class CopyProgress:
-    """The progress of a table's initial copy."""
-
-    table: str
-    state: str
-    chunks_done: int
-    chunks_total: int
-    """0 until the copy is planned."""
-    rows: int
-    """Rows in finished chunks."""
-    error: str = ""
-    """Why the table cannot be copied, or cannot be copied until its owner acts; empty if there is no error."""
-
-    @property
-    def under_way(self) -> bool:
-        if self.state == TableState.WAITING:
-            return not self.error
-        return self.state in (TableState.COPYING, TableState.FILLING)
-
-
-@dataclass(frozen=True)
 class RegisterOutcome:
     """The result of registering one table."""
 
@@ -137,19 +105,52 @@ class RegisterOutcome:
     rows: int
     generated_left_out: tuple[str, ...] = ()
     """Generated columns of the table that are not mirrored."""
+    was_live: bool = False
+    """Whether the table was registered, and live, before: nothing was copied."""
+    numbers_as_text: tuple[Column, ...] = ()
+    """Columns of numbers that are text in the lake, though no option chose that; empty for a table that was live."""
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What the user chose for the tables of one call."""
+
+    choices: ColumnChoices
+    retention: RetentionWish | None
+    profile: str | None
+    """Name of a storage profile; None: the default one."""
+
+    @property
+    def mode(self) -> TableMode:
+        return TableMode.MIRRORED if self.retention is None else self.retention.mode
+
+
+@dataclass(frozen=True)
+class _StagedRegistration:
+    """A table whose empty lake table is staged, to be entered into the catalog."""
+
+    table: MirroredTable
+    staged: StagedCommit
+    description: RelationDescription
+    plan: RetentionPlan | None
+    profile: StorageProfile
+    retired_table: MirroredTable | None
+    """The registration of a dropped table of the same name, which ends."""
 
 
 def register(
     settings: Settings,
     names: Sequence[str],
     wait: bool,
-    on_progress: Callable[[Sequence[CopyProgress]], None],
+    on_progress: Callable[[Sequence[TableProgress]], None],
     observer: Observer = unobserved,
     choices: ColumnChoices = NO_CHOICES,
     retention: RetentionWish | None = None,
     profile: str | None = None,
+    on_refused: Callable[[RegisterOutcome], None] = lambda _: None,
 ) -> tuple[RegisterOutcome, ...]:
-    """Register tables and, with `wait`, return once they are live. If one table is refused, the others go on.
+    """Register tables and, with `wait`, return once they are live. If one table is refused, `on_refused` is called
+    before anything is copied, and the others go on.
 
     A running pump copies the tables; if none runs, a pump within this process does. Registering a table again while it
     is being copied resumes its copy. `choices` apply to the columns of a single table: UsageError is raised if several
@@ -161,15 +162,19 @@ def register(
         raise UsageError("--column and --exclude-column are about one table", "register the tables one by one")
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
-    dsn = settings.require_dsn()
-    with connect(dsn, autocommit=True) as connection:
+    as_text: dict[str, tuple[Column, ...]] = {}
+    wish = _Wish(choices, retention, profile)
+    with connect(settings.require_dsn(), autocommit=True) as connection:
         try:
             for name in names:
                 try:
-                    _register_one(connection, settings, name, choices, retention, profile, registered)
+                    table = _register_one(connection, settings, name, wish, registered)
                 except MirrorPumpError as error:
                     outcomes.append(RegisterOutcome(name, registered=False, error=error, rows=0))
+                    on_refused(outcomes[-1])
                 else:
+                    if table is not None:
+                        as_text[str(table.name)] = numbers_as_text(connection, table)
                     observer(Step.REGISTERED, table=name)
             if registered:
                 notify_pump(connection, COPY)
@@ -179,19 +184,25 @@ def register(
         except KeyboardInterrupt:
             refused = {outcome.table for outcome in outcomes}
             raise _interrupted(names, refused, list(registered.values())) from None
-        left_out = generated_left_out(connection, list(registered))
-        for progress, why in copies_progress(connection, list(registered)).items():
-            failure = TableError(why, "Mend the cause, then unregister and register the table.") if why else None
-            outcomes.append(
-                RegisterOutcome(
-                    progress.table,
-                    registered=True,
-                    error=failure,
-                    rows=progress.rows,
-                    generated_left_out=left_out.get(progress.table, ()),
-                )
-            )
-    return tuple(outcomes)
+        return (*outcomes, *_registered_outcomes(connection, list(registered), as_text))
+
+
+def _registered_outcomes(
+    connection: PgConnection, table_ids: list[TableId], as_text: Mapping[str, tuple[Column, ...]]
+) -> Iterator[RegisterOutcome]:
+    """The results of tables that are registered. `as_text`: `numbers_as_text` of those that were not live before."""
+    left_out = generated_left_out(connection, table_ids)
+    for progress in copies_progress(connection, table_ids):
+        why = progress.detail
+        yield RegisterOutcome(
+            progress.table,
+            registered=True,
+            error=TableError(why, "Mend the cause, then unregister and register the table.") if why else None,
+            rows=progress.rows,
+            generated_left_out=left_out.get(progress.table, ()),
+            was_live=progress.table not in as_text,
+            numbers_as_text=as_text.get(progress.table, ()),
+        )
 
 
 def _interrupted(names: Sequence[str], refused: Collection[str], registered: Sequence[str]) -> Interrupted:
@@ -208,77 +219,26 @@ def _interrupted(names: Sequence[str], refused: Collection[str], registered: Seq
 
 
 def _register_one(
-    connection: PgConnection,
-    settings: Settings,
-    name: str,
-    choices: ColumnChoices,
-    retention: RetentionWish | None,
-    profile: str | None,
-    registered: dict[TableId, str],
-) -> None:
-    """Register one table, or check that it is registered as requested. Add it to `registered` at the moment it is."""
+    connection: PgConnection, settings: Settings, name: str, wish: _Wish, registered: dict[TableId, str]
+) -> MirroredTable | None:
+    """Register one table, or check that it is registered as requested. Add it to `registered` at the moment it is.
+    Return the table, or None if it was live before."""
     table_name, table_id = resolve_name(connection, name)
-    known = load_table(connection, table_id)
-    former = known if known is not None and known.state is TableState.DROPPED else None
-    if known is not None and former is None:
-        if known.state is TableState.FAILED:
-            raise TableError(
-                f"{known.name} is registered, but has failed",
-                "`mirror-pump status` says why. Fix that, then unregister and register the table.",
-            )
-        if table_id in not_whole(connection, settings.slot):
-            raise TableError(
-                f"{known.name} is registered, but not published whole: somebody changed publication"
-                f" {settings.publication}",
-                how_to_publish(settings.publication, known.name),
-            )
-        if choices and not same_choices(known, choices):
-            raise TableError(
-                f"{known.name} is registered with"
-                f" {describe_choices(known.columns, known.excluded) or 'its columns as they are'}",
-                "to change that, unregister and register the table: it is copied again",
-            )
-        wanted = TableMode.MIRRORED if retention is None else retention.mode
-        if known.mode is not wanted:
-            raise TableError(
-                f"{known.name} is registered as a {known.mode} table", "to change that, unregister and register it"
-            )
-        if retention is not None and read_choices(connection, table_id) is None:
-            raise TableError(
-                f"{known.name} is registered without heap retention", "to change that, unregister and register it"
-            )
-        if retention is not None:
-            _refuse_other_layout(known, retention)
-        if profile is not None and profile != (present := profile_of(connection, table_id)):
-            raise TableError(
-                f"{known.name} is registered with storage profile {present}",
-                "to move it, unregister and register the table: it is copied again",
-            )
+    current_table = load_table(connection, table_id)
+    if current_table is not None and current_table.state is not TableState.DROPPED:
+        _refuse_otherwise(connection, settings, current_table, wish)
         registered[table_id] = name
-        return
-    mode = TableMode.MIRRORED if retention is None else retention.mode
-    if mode is TableMode.MIRRORED:
+        return None if current_table.state is TableState.LIVE else current_table
+    _refuse_lost(connection, str(table_name), table_id)
+    if wish.mode is TableMode.MIRRORED:
         require_stream(connection, settings.slot, f"{table_name} cannot be mirrored")
-    if former is None:
-        former = registered_as(connection, table_name)
-    if former is not None:
-        _refuse_to_retire(connection, former)
-    description = chosen(connection, describe(connection, table_id, settings.publication, mode), choices)
-    refuse(description, mode)
-    plan = None
-    if retention is not None:
-        plan = plan_retention(connection, description, retention, partial(session_time_zone, settings.require_dsn()))
-    home = find_profile(connection, profile)
-    storage = lake_storage(settings)
-    refresh_profiles(storage, connection)
-    _refuse_missing_warehouse(connection, _warehouse(home), storage)
-    _refuse_left_over(connection, description.name, storage)
-    table, staged = _new_lake_table(_warehouse(home), description, storage, plan, mode)
+    retired_table = current_table or registered_as(connection, table_name)
+    prepared = _prepare(connection, settings, table_id, retired_table, wish)
 
     def enter() -> None:
         # An interrupt cancels the running statement, and is raised only once it is certain whether the COMMIT happened.
         with deferred_interrupt(connection.cancel):
-            _enter(connection, settings, description, table, staged, choices, plan, former, home)
+            _enter(connection, settings, prepared, wish.choices)
             registered[table_id] = name
 
     try:
@@ -288,53 +248,118 @@ def _register_one(
         raise
     except (MirrorPumpError, KeyboardInterrupt):
         if table_id not in registered:
-            for path in staged.files:
-                delete(path, storage)
+            for path in prepared.staged.files:
+                delete(path, prepared.staged.table.storage)
         raise
+    return prepared.table
 
 
-def _refuse_other_layout(known: MirroredTable, wish: RetentionWish) -> None:
+def _refuse_otherwise(connection: PgConnection, settings: Settings, table: MirroredTable, wish: _Wish) -> None:
+    """Raise TableError if a registered table has failed, or is registered in another way."""
+    if table.state is TableState.FAILED:
+        raise TableError(
+            f"{table.name} is registered, but has failed",
+            "`mirror-pump status` says why. Fix that, then unregister and register the table.",
+        )
+    if table.table_id in not_whole(connection, settings.slot):
+        raise TableError(
+            f"{table.name} is registered, but not published whole: somebody changed publication {settings.publication}",
+            how_to_publish(settings.publication, table.name),
+        )
+    if wish.choices and not same_choices(table, wish.choices):
+        raise TableError(
+            f"{table.name} is registered with"
+            f" {describe_choices(table.columns, table.excluded) or 'its columns as they are'}",
+            "to change that, unregister and register the table: it is copied again",
+        )
+    if table.mode is not wish.mode:
+        raise TableError(
+            f"{table.name} is registered as a {table.mode} table", "to change that, unregister and register it"
+        )
+    if wish.retention is not None and read_choices(connection, table.table_id) is None:
+        raise TableError(
+            f"{table.name} is registered without heap retention", "to change that, unregister and register it"
+        )
+    if wish.retention is not None:
+        _refuse_other_layout(table, wish.retention)
+    if wish.profile is not None and wish.profile != (current_profile := profile_of(connection, table.table_id)):
+        raise TableError(
+            f"{table.name} is registered with storage profile {current_profile}",
+            "to move it, unregister and register the table: it is copied again",
+        )
+
+
+def _prepare(
+    connection: PgConnection, settings: Settings, table_id: TableId, retired_table: MirroredTable | None, wish: _Wish
+) -> _StagedRegistration:
+    """Check a table that is not registered, and stage its empty lake table."""
+    if retired_table is not None:
+        _refuse_to_retire(connection, retired_table)
+    described = describe(connection, table_id, settings.publication, wish.mode)
+    description = chosen(connection, described, wish.choices)
+    refuse(description, wish.mode)
+    plan = None
+    if wish.retention is not None:
+        time_zone = partial(session_time_zone, settings.require_dsn())
+        plan = plan_retention(connection, description, wish.retention, time_zone)
+    profile = find_profile(connection, wish.profile)
+    storage = lake_storage(settings)
+    refresh_profiles(storage, connection)
+    _refuse_missing_warehouse(connection, _warehouse(profile), storage)
+    _refuse_left_over(connection, description.name, storage)
+    table, staged = _new_lake_table(_warehouse(profile), description, storage, plan, wish.mode)
+    return _StagedRegistration(table, staged, description, plan, profile, retired_table)
+
+
+def _refuse_lost(connection: PgConnection, name: str, table_id: TableId) -> None:
+    """Raise TableError if the table has a registration of which rows of the catalog are lost."""
+    lost = lost_registration(connection, table_id)
+    if lost is not None and is_begun(connection, table_id):
+        raise TableError(f"{name} has been registered, and {lost.message}", lost.remedy)
+
+
+def _refuse_other_layout(table: MirroredTable, wish: RetentionWish) -> None:
     """Raise TableError if the lake table of a registered table is not partitioned as requested."""
-    present = None if known.partitioning is None else known.partitioning.transform
-    if wish.lake_partition is None or is_present_layout(wish.lake_partition, present):
+    transform = None if table.partitioning is None else table.partitioning.transform
+    if wish.lake_partition is None or is_present_layout(wish.lake_partition, transform):
         return
-    layout = f"partitioned by {present}" if present is not None else "not partitioned"
+    layout = f"partitioned by {transform}" if transform is not None else "not partitioned"
     raise TableError(
-        f"the lake table of {known.name} is {layout}, which cannot change: its files are written that way",
+        f"the lake table of {table.name} is {layout}, which cannot change: its files are written that way",
         "to change that, unregister and register the table: what its heap holds is copied again. Rows that have left"
         " the heap stay in the former lake table (docs/retention.md#tables-that-exist)",
     )
 
 
-def _refuse_to_retire(connection: PgConnection, former: MirroredTable) -> None:
+def _refuse_to_retire(connection: PgConnection, retired_table: MirroredTable) -> None:
     """Raise TableError if the former registration must not end when another table of its name is registered."""
-    unregister = f"mirror-pump unregister {shlex.quote(str(former.name))}"
-    if former.state is not TableState.DROPPED and not is_gone(connection, former.table_id):
+    unregister = f"mirror-pump unregister {shlex.quote(str(retired_table.name))}"
+    if retired_table.state is not TableState.DROPPED and not is_gone(connection, retired_table.table_id):
         raise TableError(
-            f"another table was registered as {former.name}, and has been renamed since",
+            f"another table was registered as {retired_table.name}, and has been renamed since",
             f"Unregister it first: {unregister}",
         )
-    if sheds(connection, former) or (former.tier is not None and former.tier.moved):
+    if sheds(connection, retired_table) or (retired_table.tier is not None and retired_table.tier.moved):
         raise TableError(
-            f"{former.name} was dropped, and its lake table holds rows that its heap had shed before: nothing else has"
-            " them",
-            f"Say what is to become of them: `{unregister} --keep-lake`, or `--drop-lake` if nobody needs them.",
+            f"{retired_table.name} was dropped, and its lake table holds rows that its heap had shed before: nothing"
+            " else has them",
+            f"Say what is to become of them: `{unregister} --keep-lake`, or `--drop-lake --yes` if nobody needs them.",
         )
 
 
-def _retire(connection: PgConnection, settings: Settings, former: MirroredTable) -> None:
+def _retire(connection: PgConnection, settings: Settings, retired_table: MirroredTable) -> None:
     """End the registration of a dropped table, in the transaction that registers another table of its name.
 
     Its files stay as a former location. Raises TableError if the registration has ended meanwhile or must not end.
     """
     connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-    present = load_table(connection, former.table_id)
-    if present is None or present.location != former.location:
-        raise TableError(f"{former.name} was unregistered by somebody else meanwhile", "Register it again.")
+    current_table = load_table(connection, retired_table.table_id)
+    if current_table is None or current_table.location != retired_table.location:
+        raise TableError(f"{retired_table.name} was unregistered by somebody else meanwhile", "Register it again.")
     # The cut-line may have moved since the first check.
-    _refuse_to_retire(connection, present)
-    record_former_location(connection, former.table_id, EndedBy.REGISTER)
-    delete_table(connection, former.table_id)
+    _refuse_to_retire(connection, current_table)
+    record_former_location(connection, retired_table.table_id, EndedBy.REGISTER, only_copy=False)
+    delete_table(connection, retired_table.table_id)
 
 
 def _warehouse(profile: StorageProfile) -> str:
@@ -425,26 +450,18 @@ def _new_lake_table(
     return replace(table, data_sequence_number=staged.sequence_number), staged
 
 
-def _enter(
-    connection: PgConnection,
-    settings: Settings,
-    description: RelationDescription,
-    table: MirroredTable,
-    staged: StagedCommit,
-    choices: ColumnChoices,
-    plan: RetentionPlan | None,
-    former: MirroredTable | None,
-    profile: StorageProfile,
-) -> None:
-    """Run the registration transaction. It also ends `former`, the registration of a dropped table of the same name."""
+def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegistration, choices: ColumnChoices) -> None:
+    """Run the registration transaction."""
+    table, staged, plan = prepared.table, prepared.staged, prepared.plan
     with source_errors(f"registering {table.name}"), connection.transaction():
         limit_lock(connection, settings)
         # This comes first because it takes the strongest lock.
         own_default = plan is not None and enter_default(connection, table)
         connection.execute(f"LOCK TABLE {table.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-        described = describe(connection, description.table_id, settings.publication, table.mode)
-        present = chosen(connection, described, choices)
-        if (present.columns, present.identity) != (description.columns, description.identity):
+        described = describe(connection, table.table_id, settings.publication, table.mode)
+        current_description = chosen(connection, described, choices)
+        before = prepared.description
+        if (current_description.columns, current_description.identity) != (before.columns, before.identity):
             raise TableError(f"{table.name} was altered while it was being registered", "Register it again.")
         # A table that is in the publication already (a leftover) is removed from it first. Only a change of the
         # publication makes the server describe the relation again before its next change. That is how the pump learns
@@ -455,14 +472,14 @@ def _enter(
             connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
         table = replace(table, start_lsn=wal_end(connection))
         ensure_namespace(connection, table.name.schema)
-        if former is not None:
-            _retire(connection, settings, former)
+        if prepared.retired_table is not None:
+            _retire(connection, settings, prepared.retired_table)
         pointer = load_pointer(connection, table.name.schema, table.lake_table)
         if pointer is not None:
             note_newest_metadata(connection, pointer)
             delete_pointer(connection, table.name.schema, table.lake_table)
         insert_pointer(connection, table.name.schema, table.lake_table, staged.new_location)
-        require_unchanged(connection, profile)
+        require_unchanged(connection, prepared.profile)
         insert_table(
             connection,
             table,
@@ -470,8 +487,9 @@ def _enter(
             lake_props=lake_props(staged),
             slot=settings.slot,
             publication=settings.publication,
-            profile=profile.name,
+            profile=prepared.profile.name,
             keep_heap=plan is not None and plan.keep_heap,
+            lake_head=TableHead.of(staged.table).to_json(),
         )
         if table.mode is TableMode.MIRRORED:
             # The settings of the publication are recorded before they are checked, so that a later change differs from
@@ -479,73 +497,3 @@ def _enter(
             check_publication(connection, settings.publication)
         if plan is not None:
             enter_partitions(connection, table, plan, own_default=own_default)
-
-
-def follow_copies(
-    connection: PgConnection,
-    settings: Settings,
-    tables: Sequence[TableId],
-    on_progress: Callable[[Sequence[CopyProgress]], None],
-    observer: Observer,
-) -> None:
-    """Return once no table is being copied any more. If no pump runs, copy the tables in this process."""
-    led_at: float | None = None
-    pause = _FIRST_LOOK
-    while True:
-        progress = list(copies_progress(connection, tables))
-        on_progress(progress)
-        if not any(table.under_way for table in progress):
-            return
-        if is_led(connection, settings.slot):
-            led_at = time.monotonic()
-        elif led_at is None or time.monotonic() - led_at > _NO_PUMP_GRACE:
-            # No pump runs; one that is only restarting would be back by now. So this process copies the tables.
-            with suppress(NotLeader), _shown(settings, tables, on_progress):
-                Pump(settings, observer=observer).run(copies=True)
-        time.sleep(pause)
-        pause = min(2 * pause, _PROGRESS_INTERVAL)
-
-
-@contextmanager
-def _shown(
-    settings: Settings, tables: Sequence[TableId], on_progress: Callable[[Sequence[CopyProgress]], None]
-) -> Iterator[None]:
-    """Report progress from a separate thread while the block runs."""
-    done = threading.Event()
-
-    def show() -> None:
-        with suppress(SourceError), connect(settings.require_dsn(), autocommit=True) as connection:
-            while not done.wait(_PROGRESS_INTERVAL):
-                on_progress(list(copies_progress(connection, tables)))
-
-    thread = threading.Thread(target=show, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def copies_progress(connection: PgConnection, tables: Sequence[TableId]) -> dict[CopyProgress, str]:
-    """Return the progress of each table's copy, mapped to the table's error text."""
-    with source_errors("reading the copies' progress"):
-        rows = fetch_rows(connection, _ProgressRow, _SQL["progress"], {"table_ids": list(tables)})
-    return {row.progress(): row.error for row in rows}
-
-
-@dataclass(frozen=True)
-class _ProgressRow:
-    """A row of the query `progress`; see CopyProgress."""
-
-    schema_name: str
-    table_name: str
-    state: str
-    error: str
-    chunks_done: int
-    chunks_total: int
-    rows: int
-
-    def progress(self) -> CopyProgress:
-        name = TableName(self.schema_name, self.table_name)
-        return CopyProgress(str(name), self.state, self.chunks_done, self.chunks_total, self.rows, self.error)

@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
-from datetime import timedelta
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC
 
-from mirror_pump.config import Settings
+from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import MirrorPumpError, TableError, UsageError
 from mirror_pump.lake.commit.catalog import delete_pointer
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import MirroredTable, TableMode
+from mirror_pump.model import MirroredTable, TableMode, format_lsn
 from mirror_pump.ops.register.former_files import FormerFiles, list_former_files, remove_former_files
 from mirror_pump.ops.restore.restoration import HeapRestoration, NotYet, Report
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
-from mirror_pump.pipeline.lake_storage import lake_storage
+from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.catalog_slot import catalog_slot
 from mirror_pump.source.catalog.former_locations import (
     EndedBy,
     FormerLocation,
     former_locations,
     record_former_location,
 )
-from mirror_pump.source.catalog.registered_names import formerly_registered, name_parts, registered_as
-from mirror_pump.source.catalog.tables import delete_table, load_table
+from mirror_pump.source.catalog.lost_rows import LostRow, end_lost_registration, read_lost_rows
+from mirror_pump.source.catalog.pump_channel import notify_pump
+from mirror_pump.source.catalog.tables import delete_table, formerly_registered, load_table, name_parts, registered_as
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.retention.restore_journal import read_journal
-from mirror_pump.source.retention.retention_plan import leave_partitions, sheds
+from mirror_pump.source.retention.retention_plan import leave_partitions, may_have_only_copy, sheds
 from mirror_pump.source.stream.leader import is_led
-from mirror_pump.source.stream.slot import remove_from_publication
+from mirror_pump.source.stream.slot import remove_from_publication, wal_end
 from sql import queries
 
-_TASKS_PATIENCE = timedelta(seconds=30)
-"""How long `unregister` waits for tasks of the pump before it removes a table's files."""
+_TASKS_PATIENCE = 30.0
+"""Seconds for which `unregister` waits for tasks of the pump before it removes a table's files."""
+_POLL_INTERVAL = 0.05
+"""Seconds between two looks at the frontier."""
 
 _PUBLISH_SQL = queries("publish")
 _SHAPE_SQL = queries("shape")
-_TABLES_SQL = queries("tables")
 
 
 def unregister(
@@ -54,8 +60,8 @@ def unregister(
     A table that was dropped in Postgres is found under the name that it was registered with. If the lake has the only
     copy of some rows, the caller must pass `restore_heap`, which brings them back into the heap first, or `keep_lake`,
     or `drop_lake` together with `yes`; otherwise TableError is raised. Files that stay become a former location. If
-    only former registrations had the name, `drop_lake` removes their files. Raises UsageError if both `drop_lake` and
-    `keep_lake` are set. `report` is called with the steps of a restore.
+    only former registrations had the name, `drop_lake` removes their files, on the same condition. Raises UsageError if
+    both `drop_lake` and `keep_lake` are set. `report` is called with the steps of a restore.
     """
     if drop_lake and keep_lake:
         raise UsageError("--drop-lake and --keep-lake exclude each other")
@@ -63,21 +69,25 @@ def unregister(
         try:
             table = registered_table(connection, name)
         except MirrorPumpError as error:
-            former = _former_of(connection, name)
-            if not former:
+            if (ended := _end_lost(connection, settings, name, keep_lake=keep_lake)) is not None:
+                return ended
+            locations = _former_of(connection, name)
+            if not locations:
                 raise
             if not drop_lake:
                 raise TableError(
-                    f"{former[0].table} is not registered any more; files of it are still there",
+                    f"{locations[0].table} is not registered any more; files of it are still there",
                     f"To remove these: mirror-pump unregister --former {shlex.quote(name)}",
                 ) from error
-            return _remove_former(connection, settings, former)
+            return _remove_former(connection, settings, locations, yes=yes)
         restored = ""
         if restore_heap and table.tier is not None:
             restored = _restore(connection, settings, table, drop_lake, yes, report)
         else:
-            _require_choice(connection, table, drop_lake=drop_lake, keep_lake=keep_lake, yes=yes)
-            with_lock_retries(settings, table.name, lambda: _take_out(connection, settings, table, drop_lake))
+            _refuse_unfinished_restore(connection, table)
+            choice = _LakeChoice(drop_lake=drop_lake, keep_lake=keep_lake, yes=yes)
+            _require_choice(connection, table, choice)
+            with_lock_retries(settings, table.name, lambda: _take_out(connection, settings, table, choice))
         if not drop_lake:
             stays = "it is" if table.mode is TableMode.TIERED else "of its last frontier"
             return (
@@ -85,12 +95,46 @@ def unregister(
                 f" {table.location}{_before_registering_again(table)}"
             )
         every = former_locations(connection)
-        own = [former for former in every if former.location == table.location]
+        own = [former_location for former_location in every if former_location.location == table.location]
         _await_tasks(connection, settings)
         remove_former_files(connection, settings.slot, own, _storage(settings))
-        left = sum(former.table == own[0].table for former in every) - 1 if own else 0
+        left = sum(former_location.table == own[0].table for former_location in every) - 1 if own else 0
     removed = f"{table.name} is no longer {table.mode}{restored}; its lake table and its files were removed"
     return removed + (f" (not those of {left} former registrations: --former removes them)" if left else "")
+
+
+def _end_lost(connection: PgConnection, settings: Settings, name: str, *, keep_lake: bool) -> str | None:
+    """End a registration of which rows of the catalog are lost. Return what was done, None if there is none."""
+    lost = next(
+        (
+            row
+            for row in read_lost_rows(connection)
+            if row.ends_registration and row.table_id is not None and _is_called(connection, row, name)
+        ),
+        None,
+    )
+    if lost is None:
+        return None
+    assert lost.table_id is not None
+    if lost.in_lake_alone and not keep_lake:
+        raise TableError(f"{lost.table_name}: {lost.message}", lost.remedy)
+
+    with source_errors(f"unregistering {lost.table_name}"), connection.transaction():
+        limit_lock(connection, settings)
+        remove_from_publication(connection, settings.publication, lost.table_id)
+        connection.execute(_SHAPE_SQL["unwatch"], {"table_id": lost.table_id})
+        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+        end_lost_registration(connection, lost.table_id)
+    return (
+        f"{lost.table_name} is no longer registered; {lost.relation} had no row of it. Its lake table and its files"
+        " stay: `mirror-pump unregister --list` shows them"
+    )
+
+
+def _is_called(connection: PgConnection, lost: LostRow, name: str) -> bool:
+    parts = name_parts(connection, name)
+    lost_parts = name_parts(connection, str(lost.table_name))
+    return bool(parts) and parts == lost_parts[-len(parts) :]
 
 
 def _before_registering_again(table: MirroredTable) -> str:
@@ -114,23 +158,35 @@ def abort_restore(settings: Settings, name: str) -> str:
     return f"{table.name}: the rows that were copied back are removed; the table stays as it is, and retention goes on"
 
 
-def _require_choice(
-    connection: PgConnection, table: MirroredTable, *, drop_lake: bool, keep_lake: bool, yes: bool
-) -> None:
-    """Raise TableError if rows would be lost that nobody has said to give up."""
+@dataclass(frozen=True)
+class _LakeChoice:
+    """What is to become of the lake table."""
+
+    drop_lake: bool
+    keep_lake: bool = False
+    yes: bool = False
+
+
+def _refuse_unfinished_restore(connection: PgConnection, table: MirroredTable) -> None:
     with source_errors(f"looking for what {table.name} has in the lake alone"):
         if read_journal(connection, table.table_id) is not None:
             raise TableError(
                 f"{table.name} is being brought back into the heap: partitions for it have been made",
                 "Finish that with --restore-heap, or remove them with --restore-heap --abort.",
             )
-    if keep_lake or (drop_lake and yes) or not sheds(connection, table):
+
+
+def _require_choice(connection: PgConnection, table: MirroredTable, choice: _LakeChoice) -> None:
+    """Raise TableError if rows would be lost that the user has not said to give up."""
+    if choice.keep_lake or (choice.drop_lake and choice.yes):
         return
-    if drop_lake:
+    if choice.drop_lake and may_have_only_copy(connection, table):
         raise TableError(
             f"{table.name} has rows that its heap does not hold any more: --drop-lake would destroy the only copy",
             "Bring them back first: --restore-heap --drop-lake. With --drop-lake --yes they are lost.",
         )
+    if choice.drop_lake or not sheds(connection, table):
+        return
     raise TableError(
         f"{table.name} has rows that its heap does not hold any more: the lake has the only copy",
         "Say what is to become of them: --restore-heap brings them back into partitions; --keep-lake leaves them in the"
@@ -146,10 +202,11 @@ def _restore(
         settings, table, _storage(settings), report, drop_lake=drop_lake, without_excluded=yes
     ) as restoration:
         restoration.prepare()
+        choice = _LakeChoice(drop_lake=drop_lake)
         while True:
             try:
                 with_lock_retries(
-                    settings, table.name, lambda: _take_out(connection, settings, table, drop_lake, restoration)
+                    settings, table.name, lambda: _take_out(connection, settings, table, choice, restoration)
                 )
                 break
             except NotYet as obstacle:
@@ -163,10 +220,10 @@ def _take_out(
     connection: PgConnection,
     settings: Settings,
     table: MirroredTable,
-    drop_lake: bool,
+    choice: _LakeChoice,
     restoration: HeapRestoration | None = None,
 ) -> None:
-    """End the registration in one transaction."""
+    """End the registration in one transaction. `restoration`: it brings all rows back in the same transaction."""
     with source_errors(f"unregistering {table.name}"), connection.transaction():
         limit_lock(connection, settings)
         if restoration is not None:
@@ -179,29 +236,34 @@ def _take_out(
             restoration.attach(connection)
         # Publishing and planning a copy lock this row too, so that neither loses the table halfway.
         connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-        present = load_table(connection, table.table_id)
-        if present is None or present.location != table.location:
+        current_table = load_table(connection, table.table_id)
+        if current_table is None or current_table.location != table.location:
             raise TableError(f"{table.name} was unregistered by somebody else meanwhile")
-        record_former_location(connection, table.table_id, EndedBy.UNREGISTER)
+        if restoration is None:
+            # Under the slot's lock the cut-line stays where it is: it may have moved since the first look.
+            _require_choice(connection, current_table, choice)
+        only_copy = restoration is None and may_have_only_copy(connection, current_table)
+        record_former_location(connection, table.table_id, EndedBy.UNREGISTER, only_copy=only_copy)
         delete_table(connection, table.table_id)
-        if drop_lake:
+        if choice.drop_lake:
             # Use the name that the catalog has now: an earlier publish may have renamed the lake table.
-            delete_pointer(connection, present.name.schema, present.lake_table)
+            delete_pointer(connection, current_table.name.schema, current_table.lake_table)
 
 
-def unregister_former(settings: Settings, name: str) -> str:
+def unregister_former(settings: Settings, name: str, *, yes: bool = False) -> str:
     """Remove the files of all former registrations of this name. A table that has the name now is left alone.
 
-    Returns a text that says what was done. Raises TableError if there are no such files, or if they are in use.
+    Returns a text that says what was done. Raises TableError if there are no such files, if they are in use, and,
+    without `yes`, if they may be the only copy of some rows.
     """
     with connect(settings.require_dsn(), autocommit=True) as connection:
-        former = _former_of(connection, name)
-        if not former:
+        locations = _former_of(connection, name)
+        if not locations:
             raise TableError(
                 f"no former registration of {name} has left files",
                 "`mirror-pump unregister --list` shows those that have.",
             )
-        return _remove_former(connection, settings, former)
+        return _remove_former(connection, settings, locations, yes=yes)
 
 
 def list_former(settings: Settings) -> tuple[FormerFiles, ...]:
@@ -217,14 +279,29 @@ def _await_tasks(connection: PgConnection, settings: Settings) -> None:
     written all that it received before. Files that a busy pump writes after the wait has timed out stay.
     """
     if is_led(connection, settings.slot):
-        with source_errors("waiting for the pump"):
-            connection.execute("SELECT modak.wait_for(NULL, %s)", (_TASKS_PATIENCE,))
+        target, deadline = wal_end(connection), time.monotonic() + _TASKS_PATIENCE
+        notify_pump(connection, format_lsn(target))
+        while (slot := catalog_slot(connection, settings.slot)).applied < target and slot.streams:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_POLL_INTERVAL)
 
 
-def _remove_former(connection: PgConnection, settings: Settings, former: Sequence[FormerLocation]) -> str:
-    remove_former_files(connection, settings.slot, former, _storage(settings))
-    registrations = "a former registration" if len(former) == 1 else f"{len(former)} former registrations"
-    return f"{former[0].table}: the files of {registrations} were removed"
+def _remove_former(
+    connection: PgConnection, settings: Settings, locations: Sequence[FormerLocation], *, yes: bool
+) -> str:
+    only_copies = [location for location in locations if location.only_copy is not False]
+    if only_copies and not yes:
+        ended = f"{only_copies[-1].ended_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        raise TableError(
+            f"{locations[0].table} was unregistered ({ended}) when the lake may have had rows that the heap did not"
+            " hold any more: to remove its files would destroy the only copy",
+            f"If nobody needs these rows: mirror-pump unregister --former {shlex.quote(str(locations[0].table))} --yes."
+            " `mirror-pump unregister --list` shows the files; any Iceberg engine reads them.",
+        )
+    remove_former_files(connection, settings.slot, locations, _storage(settings))
+    registrations = "a former registration" if len(locations) == 1 else f"{len(locations)} former registrations"
+    return f"{locations[0].table}: the files of {registrations} were removed"
 
 
 def _storage(settings: Settings) -> StorageOptions:
@@ -234,18 +311,30 @@ def _storage(settings: Settings) -> StorageOptions:
 def _former_of(connection: PgConnection, text: str) -> list[FormerLocation]:
     """Return the former locations of the table that `text` names, in SQL or without quotes, with or without its schema.
 
-    Raises UsageError if several tables have had the name.
+    The name of a relation that there is means no table of another schema. Raises UsageError if several tables have had
+    the name.
     """
     parts = name_parts(connection, text)
     every = former_locations(connection)
-    as_sql = [former for former in every if parts in ([former.table.schema, former.table.name], [former.table.name])]
-    plain = [former for former in every if text in (f"{former.table.schema}.{former.table.name}", former.table.name)]
-    for found in (as_sql, plain):
-        names = sorted({str(former.table) for former in found})
+    with suppress(MirrorPumpError):
+        relation, _ = resolve_name(connection, text)
+        return [former_location for former_location in every if former_location.table == relation]
+    as_sql = [
+        former_location
+        for former_location in every
+        if parts in ([former_location.table.schema, former_location.table.name], [former_location.table.name])
+    ]
+    plain = [
+        former_location
+        for former_location in every
+        if text in (f"{former_location.table.schema}.{former_location.table.name}", former_location.table.name)
+    ]
+    for matches in (as_sql, plain):
+        names = sorted({str(former_location.table) for former_location in matches})
         if len(names) > 1:
             raise UsageError(f"{text} is the name of several former tables", f"name one: {', '.join(names)}")
-        if found:
-            return found
+        if matches:
+            return matches
     return []
 
 

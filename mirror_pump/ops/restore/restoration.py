@@ -17,11 +17,8 @@ import uuid
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from enum import StrEnum
-from types import TracebackType
 from typing import Self
 
-from mirror_pump.config import Settings
-from mirror_pump.cores import available_cores
 from mirror_pump.engine.spark_runtime.local_runner import LocalTaskRunner
 from mirror_pump.errors import TableError
 from mirror_pump.lake.storage import StorageOptions
@@ -30,6 +27,8 @@ from mirror_pump.ops.restore.restored_rows import RestoredRows
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.drop_proof import Prover
+from mirror_pump.runtime.cores import available_cores
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.retention import new_partitions
@@ -124,9 +123,7 @@ class HeapRestoration:
         self._runner = LocalTaskRunner(self._workers)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._runner.close()
         self._connection.close()
 
@@ -201,7 +198,7 @@ class HeapRestoration:
 
     def _outdated(self, connection: PgConnection, journal: RestoreJournal) -> str | None:
         """Why what was made is of no use any more: the cut-line has moved, partitions were attached or detached below
-        it, rows were ingested there, or somebody has changed one of the tables."""
+        it, rows were ingested there, or another session has changed one of the tables."""
         cut, floor = journals.retention_line(connection, self._table.table_id)
         if (cut, floor) != (journal.pin.cut, journal.floor):
             return "the cut-line has moved"
@@ -233,7 +230,7 @@ class HeapRestoration:
             definition = tables.definition_of(self._connection, table)
             journal = RestoreJournal(str(uuid.uuid4()), pin, floor, definition, tuple(planned), (), ingests)
             journals.begin(self._connection, table.table_id, journal)
-        count = sum(not wanted.if_filled for wanted in planned)
+        count = sum(not planned_table.if_filled for planned_table in planned)
         self._report(RestoreStep.PLANNED, f"{count} partitions come back, with the rows below the cut-line")
         for gone in journals.shed_partitions(self._connection, table.table_id):
             if gone.still_there is not None:
@@ -256,12 +253,12 @@ class HeapRestoration:
         return plan_ranges(table.name, table.tier.kind, shed, attached, cut, floor, gaps=gaps)
 
     def _make_tables(self) -> None:
-        for wanted in self._journal.planned[len(self._journal.tables) :]:
+        for planned_table in self._journal.planned[len(self._journal.tables) :]:
 
             def make() -> None:
                 with source_errors(f"making a partition for {self._table.name}"), self._connection.transaction():
                     limit_lock(self._connection, self._settings)
-                    made = tables.make_table(self._connection, self._table, wanted, self._role)  # noqa: B023 - called at once
+                    made = tables.make_table(self._connection, self._table, planned_table, self._role)  # noqa: B023 - called at once
                     journal = self._journal.with_table(made)
                     journals.note(self._connection, journal)
                 self._journal = journal
@@ -298,7 +295,7 @@ class HeapRestoration:
         dsn = self._settings.require_dsn()
         tasks = Tasks(self._runner, lambda: False)
         prover = Prover(lambda: connect(dsn, autocommit=True), tasks, self._storage, dsn, self._settings.limits)
-        known = {
+        partitions = {
             partition.partition_id: partition for partition in source.read_partitions(self._connection, table.table_id)
         }
         below = journals.attached_below(self._connection, table.table_id)
@@ -313,7 +310,7 @@ class HeapRestoration:
             if attached.proven:
                 continue
             # Rows that a TRUNCATE took from the partition are in the lake still.
-            proof = prover.prove(table, replace(known[attached.partition_id], truncated=False))
+            proof = prover.prove(table, replace(partitions[attached.partition_id], truncated=False))
             self._watched[attached.relation_id] = proof.watched_as
             if proof.differing:
                 raise TableError(
@@ -323,10 +320,10 @@ class HeapRestoration:
                     " rows in a table of their own, and try again: its range is then copied from the lake.",
                 )
 
-    def _unknown(self, connection: PgConnection, cut: int, known: Collection[int]) -> str | None:
-        """An attached partition below the cut-line that is not among the known ones."""
+    def _unknown(self, connection: PgConnection, cut: int, relation_ids: Collection[int]) -> str | None:
+        """An attached partition below the cut-line whose relation is not among `relation_ids`."""
         for leaf in source.read_attached(connection, self._table.table_id):
-            if not leaf.is_default and leaf.lo < cut and leaf.relation_id not in known:
+            if not leaf.is_default and leaf.lo < cut and leaf.relation_id not in relation_ids:
                 return str(leaf.name)
         return None
 

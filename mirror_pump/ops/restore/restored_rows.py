@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mirror_pump.config import Settings
 from mirror_pump.engine.comparison.live_rows import TierRange
 from mirror_pump.engine.restore.row_restore import RangeTable, RestoredColumn, RestoreTask, restore_rows
 from mirror_pump.errors import LakeError, TableError
@@ -20,13 +19,15 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable
+from mirror_pump.partition_life import PartitionState
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.drop_proof import ComparedState, Prover
 from mirror_pump.pipeline.retention.tier_files import tier_column, tier_ranges
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
 from mirror_pump.source.retention import restore_journal as journals
 from mirror_pump.source.retention.corrections import Correction, read_chosen
-from mirror_pump.source.retention.partitions import TIERING, Partition
+from mirror_pump.source.retention.partitions import Partition
 from mirror_pump.source.retention.restore_journal import CorrectionVersion, RestoreJournal
 from mirror_pump.source.retention.restored_tables import RestoredTable, as_numbered, columns_of, write_corrections
 
@@ -101,8 +102,8 @@ class RestoredRows:
                 f"{self._journal.pin.location} is not the metadata of snapshot {self._journal.pin.snapshot_id}",
                 "report this: it is a bug",
             )
-        present = {field.field_id for field in lake.schema.fields}
-        if filling := [c.name for c in self._table.columns if c.field_id not in present and c.initial is not None]:
+        field_ids = {field.field_id for field in lake.schema.fields}
+        if filling := [c.name for c in self._table.columns if c.field_id not in field_ids and c.initial is not None]:
             raise TableError(
                 f"column {filling[0]} of {self._table.name} is not filled yet below the cut-line",
                 "wait until `mirror-pump status` shows the table live, then try again",
@@ -132,13 +133,13 @@ class RestoredRows:
 
     def _files(self, lake: LakeTable) -> Iterator[TierRange]:
         """The files with rows of the tables' ranges, each once."""
-        seen: set[str] = set()
+        paths: set[str] = set()
         lo, hi = max(self._tables[0].lo, self._journal.floor), self._tables[-1].hi
         for start, end in _joined(self._tables):
-            for found in tier_ranges(tier_column(self._table), lake, start, end, self._storage, 0):
-                if found.files[0].path not in seen:
-                    seen.add(found.files[0].path)
-                    yield replace(found, lo=lo, hi=hi)
+            for tier_range in tier_ranges(tier_column(self._table), lake, start, end, self._storage, 0):
+                if tier_range.files[0].path not in paths:
+                    paths.add(tier_range.files[0].path)
+                    yield replace(tier_range, lo=lo, hi=hi)
 
     def keep_pin(self) -> None:
         """Extends the pin. Raises TableError if it is gone."""
@@ -153,15 +154,15 @@ class RestoredRows:
         self, connection: PgConnection, among: RestoredTable | None = None
     ) -> dict[RestoredTable, list[CorrectionVersion]]:
         """The corrections that the tables, or one of them, have not got, as of the connection's snapshot."""
-        found: dict[RestoredTable, list[CorrectionVersion]] = {}
+        corrections: dict[RestoredTable, list[CorrectionVersion]] = {}
         if not self._tables:
-            return found
+            return corrections
         lo, hi = (among.lo, among.hi) if among is not None else (self._tables[0].lo, self._tables[-1].hi)
         for correction in journals.correction_versions(connection, self._table.table_id, lo, hi):
             made = self._table_of(correction.tier_key)
             if made is not None and self._applied.get(correction.pk) != correction.version:
-                found.setdefault(made, []).append(correction)
-        return found
+                corrections.setdefault(made, []).append(correction)
+        return corrections
 
     def _table_of(self, tier_key: int) -> RestoredTable | None:
         place = bisect_right(self._starts, tier_key) - 1
@@ -172,8 +173,8 @@ class RestoredRows:
     def correct(self, pending: Mapping[RestoredTable, Sequence[CorrectionVersion]]) -> None:
         """Applies corrections, as they are by now."""
         for made, corrections in pending.items():
-            for found in self._correct(self._connection, made, corrections):
-                self._applied.update((correction.pk, correction.version) for correction in found)
+            for applied in self._correct(self._connection, made, corrections):
+                self._applied.update((correction.pk, correction.version) for correction in applied)
             self._uncompared.setdefault(made, {}).update((correction.pk, correction) for correction in corrections)
 
     def correct_finally(
@@ -198,14 +199,14 @@ class RestoredRows:
         for first in range(0, len(corrections), _AT_ONCE):
             keys = [correction.pk for correction in corrections[first : first + _AT_ONCE]]
             with connection.transaction():
-                found = read_chosen(connection, self._table, keys)
-                if found is None:
+                current_corrections = read_chosen(connection, self._table, keys)
+                if current_corrections is None:
                     raise TableError(
                         f"{self._table.name} was altered, or is being altered, and the mirror has not applied that",
                         "try again in a few seconds; `mirror-pump status` shows if the table is waiting for something",
                     )
-                write_corrections(connection, self._table, made, found, self._role)
-            yield found
+                write_corrections(connection, self._table, made, current_corrections, self._role)
+            yield current_corrections
 
     def prove(self, runner: TaskRunner) -> int:
         """Compares every row of the tables with the lake, as `drop_proof` does. Returns the number of rows.
@@ -225,8 +226,10 @@ class RestoredRows:
                 )
                 numbered = as_numbered(reader, self._table, made)
                 ignored = {correction.pk for correction in self.pending(reader, made).get(made, ())}
-                found, differing = prover.compare(numbered, self._compared(made), reader, state, self.keep_pin, ignored)
-            rows += found
+                compared_rows, differing = prover.compare(
+                    numbered, self._compared(made), reader, state, self.keep_pin, ignored
+                )
+            rows += compared_rows
             self._uncompared.pop(made, None)
             if differing:
                 self._refuse(made, differing[:10])
@@ -245,7 +248,7 @@ class RestoredRows:
             relation_id=made.relation_id,
             lo=max(made.lo, self._journal.floor),
             hi=made.hi,
-            state=TIERING,
+            state=PartitionState.TIERING,
             sealed_lsn=None,
             truncated=False,
             reason=None,

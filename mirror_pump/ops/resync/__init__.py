@@ -1,1 +1,1 @@
-"""Copies mirrored tables again, after their slot was lost or because somebody asks for it."""
+"""Copies mirrored tables again, after their slot was lost or because an operator asks for it."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mirror_pump.backoff import Backoff
-from mirror_pump.config import Settings
+from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import NotLeader, SourceError
 from mirror_pump.model import Lsn, TableId, format_lsn
-from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.stream_start import examine_start
+from mirror_pump.runtime.backoff import Backoff
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
 from mirror_pump.source.catalog.resync import (
     ResyncCandidate,
@@ -42,7 +42,7 @@ def begin_again(connection: PgConnection, settings: Settings, say: Say) -> Lsn |
     """
     with _lead(settings) as leader:
         try:
-            # What was examined before may have changed: nobody else changes it from here on.
+            # What was examined before may have changed: no other program changes it from here on.
             storage = lake_storage(settings, make_directories=False)
             examine_start(connection, settings, storage, RunState(Lsn(0)))
         except SlotLost:
@@ -81,30 +81,28 @@ def _require_all(tables: list[TableId], marked: list[TableId]) -> None:
 
 
 def _lead(settings: Settings) -> Leader:
-    attempts = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE).attempts(
-        lambda error: isinstance(error, NotLeader), seconds=settings.limits.resync_lead_patience
+    return Backoff(_FIRST_PAUSE, _LONGEST_PAUSE).call(
+        lambda: Leader.acquire(settings.require_dsn(), settings.slot),
+        lambda error: isinstance(error, NotLeader),
+        seconds=settings.limits.resync_lead_patience,
     )
-    for attempt in attempts:
-        with attempt:
-            return Leader.acquire(settings.require_dsn(), settings.slot)
-    raise AssertionError("tenacity either returns or raises")
 
 
 def _new_position(connection: PgConnection, slot: str, say: Say) -> Lsn:
     """Makes the slot, or adopts one that stands ahead of the frontier. Returns its position."""
-    present = read_slot(connection, slot)
-    if present is not None:
-        _refuse_active(present)
-        if present.invalidated:
+    status = read_slot(connection, slot)
+    if status is not None:
+        _refuse_active(status)
+        if status.invalidated:
             drop_slot(connection, slot)
-            present = None
-    if present is None:
+            status = None
+    if status is None:
         say(f"slot {slot}: creating; this waits for the transactions that are open now")
-        present, _ = create_slot(connection, slot)
-    if present.confirmed_flush_lsn is None:
+        status, _ = create_slot(connection, slot)
+    if status.confirmed_flush_lsn is None:
         drop_slot(connection, slot)
         raise SourceError(f"slot {slot} has no consistent point", "run `mirror-pump resync --all` again")
-    return present.confirmed_flush_lsn
+    return status.confirmed_flush_lsn
 
 
 def _refuse_active(slot: SlotStatus) -> None:

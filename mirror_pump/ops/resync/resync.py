@@ -7,16 +7,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from mirror_pump.config import Settings
+from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import HistoryDiverged, Interrupted, MirrorPumpError, SourceError, TableError
 from mirror_pump.model import Lsn, TableId, TableMode, TableState, format_lsn
-from mirror_pump.ops.register.registration import CopyProgress, copies_progress, follow_copies
+from mirror_pump.ops.register.copies import copies_progress, follow_copies
 from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.resync.new_slot import Say, begin_again
+from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
-from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.stream_start import examine_start
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot, require_stream
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
 from mirror_pump.source.catalog.resync import (
@@ -53,14 +54,15 @@ class TableResync:
     table: str
     action: ResyncAction
     state: TableState
+    """Of the table when the command ends."""
     error: MirrorPumpError | None = None
-    """Why the table cannot be copied (until its owner acts)."""
+    """Why the table cannot be copied, or not before its owner acts; `remedy` says what to do."""
     note: str = ""
-    """Why nothing has to be done about the table; empty if something has."""
+    """Why nothing is done about the table; empty, which JSON has as None, if something is."""
     size_bytes: int = 0
     """What the copy reads from the heap; the server's estimate."""
     rows: int = 0
-    """Before the copy the server's estimate; afterwards the rows that were copied."""
+    """Rows that were copied; before the copy the server's estimate."""
     kept_below: str | None = None
     """The cut-line, if only the lake has the rows below it: these stay."""
 
@@ -86,7 +88,7 @@ class Resync:
     lost: SlotLost | None
     """Why the slot could not be used any more; None if it could."""
     frontier: Lsn
-    """The frontier before; readers of the tables keep it until all are copied."""
+    """The frontier before. Readers of the tables keep it until all are copied."""
     position: Lsn | None
     """Where the new slot's stream begins. None if no slot was made."""
     tables: tuple[TableResync, ...]
@@ -122,7 +124,7 @@ def resync(
     *,
     wait: bool,
     say: Say,
-    on_progress: Callable[[Sequence[CopyProgress]], None],
+    on_progress: Callable[[Sequence[TableProgress]], None],
     observer: Observer = unobserved,
 ) -> Resync:
     """Have these tables copied again, or all if no name is given. With `wait`, return once they are live.
@@ -172,7 +174,7 @@ def _plan(connection: PgConnection, settings: Settings, names: Sequence[str]) ->
     goes_on = lost is None and not names and any(table.copied and table.since is not None for table in candidates)
     tables = [_planned(table, lost=lost is not None, goes_on=goes_on) for table in candidates]
     if not names:
-        # Whoever means all tables means those that can be copied.
+        # "All tables" means those that can be copied.
         tables = [
             replace(table, error=None, note=str(table.error)) if table.state.has_ended else table for table in tables
         ]
@@ -188,8 +190,8 @@ def _slot_lost(connection: PgConnection, settings: Settings, recorded: CatalogSl
             examine_start(connection, settings, storage, RunState(Lsn(0)))
             return None
         # A pump examines the server's history itself. What it publishes meanwhile would look like a divergence.
-        present = read_slot(connection, settings.slot)
-        if present is not None and present.active:
+        status = read_slot(connection, settings.slot)
+        if status is not None and status.active:
             # The pump that reads it has checked it. The slot may be ahead of what is `recorded`, which was read before.
             return None
         check_slot(
@@ -263,11 +265,11 @@ def _begin(connection: PgConnection, settings: Settings, names: Sequence[str], s
         else:
             notify_pump(connection, RESYNC)
             return replace(plan, position=position)
-    wanted = [table.table_id for table in plan.tables if table.action is ResyncAction.COPY]
-    if wanted:
+    table_ids = [table.table_id for table in plan.tables if table.action is ResyncAction.COPY]
+    if table_ids:
         with connection.transaction():
             connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-            marked = mark_tables(connection, settings.slot, wanted, wal_end(connection), gap=False)
+            marked = mark_tables(connection, settings.slot, table_ids, wal_end(connection), gap=False)
             notify_pump(connection, RESYNC)
         say(f"{len(marked)} tables are copied again; readers keep their present content until all are complete")
     return plan
@@ -279,10 +281,11 @@ def _outcome(connection: PgConnection, result: Resync, going_on: Sequence[TableI
     return replace(result, tables=tuple(_with_progress(table, progress.get(table.table)) for table in result.tables))
 
 
-def _with_progress(table: TableResync, progress: CopyProgress | None) -> TableResync:
+def _with_progress(table: TableResync, progress: TableProgress | None) -> TableResync:
     if progress is None:
-        return table
-    error = None if progress.state == TableState.LIVE else table.error
-    if progress.error:
-        error = TableError(progress.error, "`mirror-pump status` shows it until it is mended")
-    return replace(table, state=TableState(progress.state), rows=progress.rows, error=error)
+        began = table.action is not ResyncAction.LEAVE
+        return replace(table, note="it was unregistered meanwhile") if began else table
+    error = None if progress.step == TableState.LIVE else table.error
+    if progress.detail:
+        error = TableError(progress.detail, "`mirror-pump status` shows it until it is mended")
+    return replace(table, state=TableState(progress.step), rows=progress.rows, error=error)

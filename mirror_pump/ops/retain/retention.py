@@ -11,10 +11,11 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import MirroredTable, TableId, TableMode, Tier, TierKind
 from mirror_pump.ops.maintenance.policies import PolicyEntry
+from mirror_pump.partition_life import PartitionState
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.pump_channel import RETAIN, notify_pump
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
@@ -24,10 +25,6 @@ from mirror_pump.source.relations.widths import parse_width
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.partitions import (
     DROP_GRACE,
-    HOT,
-    SEALING,
-    TIERED,
-    TIERING,
     Partition,
     RetentionChoices,
 )
@@ -54,7 +51,7 @@ class PartitionOutlook:
     hi: str
     state: str
     outlook: str
-    """What happens to the partition next and when, or why nothing happens."""
+    """What happens to the partition next and when, or why nothing happens, for people."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -76,11 +73,12 @@ class TableOutlook:
     cut: str
     """The cut-line."""
     lag: str
+    """How far behind the newest key partitions leave, or `everything`."""
     newest: str | None
-    """The high-water mark, which is the newest key. For times, keys later than the present do not count."""
+    """The newest key; of times, keys later than the present do not count."""
     stopped: str | None
     not_made: str | None
-    """Why a future partition could not be created in advance, or why the partitions could not be read."""
+    """Why a partition could not be made ahead, or none be looked at."""
     partitions: tuple[PartitionOutlook, ...]
     lake_retention: str | None = None
     """How far behind the cut-line rows expire from the lake; None if they stay."""
@@ -124,27 +122,31 @@ class TableOutlook:
 def look(settings: Settings, names: Sequence[str]) -> tuple[TableOutlook, ...]:
     """Return the outlook of the named tables, or of all tables with a cut-line if no name is given.
 
-    It only reads, and its waits for locks are short. Raises TableError for a table without a cut-line.
+    It only reads, and its waits for locks are short. Raises TableError for a table without a cut-line, and for a named
+    one that is unregistered meanwhile; others are left out then.
     """
     with _connect(settings) as connection, source_errors("looking at partitions"):
         source.bounded(connection)
-        return tuple(_outlook(connection, table_id) for table_id in _chosen(connection, settings, names))
+        outlooks = [_outlook(connection, table_id) for table_id in _requested_tables(connection, settings, names)]
+    if names and None in outlooks:
+        raise TableError("a table was unregistered during the command", "Run the command again.")
+    return tuple(outlook for outlook in outlooks if outlook is not None)
 
 
 def resume(settings: Settings, names: Sequence[str]) -> None:
     """Resume stopped tables, and wake the pump for all postponed work."""
     with _connect(settings) as connection, source_errors("resuming heap retention"):
-        connection.execute(_SQL["resume"], {"table_ids": [*_chosen(connection, settings, names)]})
+        connection.execute(_SQL["resume"], {"table_ids": [*_requested_tables(connection, settings, names)]})
         notify_pump(connection, RETAIN)
 
 
 def show_retention(settings: Settings, name: str) -> list[PolicyEntry]:
     """Return the options of one table; an empty list if it has no cut-line."""
     with _connect(settings) as connection, source_errors("reading the choices of heap retention"):
-        found = _retained(connection, name)
-        if found is None:
+        retained = _retained(connection, name)
+        if retained is None:
             return []
-        table, tier, choices = found
+        table, tier, choices = retained
     lag = None if choices.lag == NEVER else span_text(tier.kind, choices.lag)
     width = None if choices.width is None else choices.width.text(tier.kind)
     grace = grace_text(choices.drop_grace)
@@ -181,20 +183,23 @@ def grace_text(grace: timedelta) -> str:
     return span_text(TierKind.TIMESTAMP, grace // timedelta(microseconds=1))
 
 
-def change_retention(settings: Settings, name: str, key: str | None, text: str | None) -> None:
-    """Set one of the options, or unset it if `text` is None.
+def change_retention(
+    settings: Settings, name: str, key: str | None, text: str | None, *, keeps_rows: bool = False
+) -> None:
+    """Set one of the options, or unset it if `text` is None. With `keeps_rows`, raise TableError rather than let rows
+    expire that have stayed so far.
 
     Without a lag no further partition leaves the heap, and without `lake_retention` no further row leaves the lake.
     What has left does not return. Raises TableError for a table without a cut-line, or without this option.
     """
     with _connect(settings) as connection, source_errors("changing the choices of heap retention"):
-        found = _retained(connection, name)
-        if found is None:
+        retained = _retained(connection, name)
+        if retained is None:
             raise TableError(
                 f"{name} was registered without heap retention",
                 "unregister it, and register it with --heap-retention, or with --mode tiered",
             )
-        table, tier, choices = found
+        table, tier, choices = retained
         distance = _distance_key(table)
         if key != distance and key in ("heap_retention", "lag"):
             raise TableError(f"{name} is a {table.mode} table: it has no {key}", f"its key is {distance}")
@@ -202,6 +207,13 @@ def change_retention(settings: Settings, name: str, key: str | None, text: str |
             raise TableError(f"{name} {why}")
         if key == _LAKE_KEY:
             lag = None if text is None else parse_lake_retention(tier.kind, text, _LAKE_KEY)
+            if keeps_rows and lag is not None and (choices.lake_lag is None or lag < choices.lake_lag):
+                span = "forever" if choices.lake_lag is None else span_text(tier.kind, choices.lake_lag)
+                raise TableError(
+                    f"{table.name}: lake_retention is {span}; with {text} older rows expire from the lake within"
+                    " seconds, and nothing has another copy of them",
+                    "with --yes they expire",
+                )
             connection.execute(_SQL["lake_lag"], {"table_id": table.table_id, "lag": lag})
         elif key == distance:
             lag = NEVER if text is None else parse_span(tier.kind, text, distance)
@@ -240,18 +252,18 @@ def _connect(settings: Settings) -> PgConnection:
     return connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-retain")
 
 
-def _chosen(connection: PgConnection, settings: Settings, names: Sequence[str]) -> tuple[TableId, ...]:
+def _requested_tables(connection: PgConnection, settings: Settings, names: Sequence[str]) -> tuple[TableId, ...]:
     if not names:
         return source.retained_tables(connection, settings.slot)
-    wanted = [resolve_name(connection, name)[1] for name in names]
-    found = source.retained_tables(connection, settings.slot, wanted)
-    for name, table_id in zip(names, wanted, strict=True):
-        if table_id not in found:
+    requested_ids = [resolve_name(connection, name)[1] for name in names]
+    retained_ids = source.retained_tables(connection, settings.slot, requested_ids)
+    for name, table_id in zip(names, requested_ids, strict=True):
+        if table_id not in retained_ids:
             raise TableError(
                 f"{name} has no heap retention",
                 "register it with `mirror-pump register TABLE --heap-retention N`, or with `--mode tiered`",
             )
-    return found
+    return retained_ids
 
 
 def _retained(connection: PgConnection, name: str) -> tuple[MirroredTable, Tier, RetentionChoices] | None:
@@ -262,20 +274,20 @@ def _retained(connection: PgConnection, name: str) -> tuple[MirroredTable, Tier,
     return table, table.tier, choices
 
 
-def _outlook(connection: PgConnection, table_id: TableId) -> TableOutlook:
-    """Return what happens next to a table's partitions; none of them while somebody's lock hides them. Raises
-    TableError if the table is not mirrored any more."""
+def _outlook(connection: PgConnection, table_id: TableId) -> TableOutlook | None:
+    """Return what happens next to a table's partitions; none of them while another session's lock hides them. None if
+    the table is not mirrored any more."""
     table, choices = load_table(connection, table_id), source.read_choices(connection, table_id)
     if table is None or table.tier is None or choices is None:
-        raise TableError("a table was unregistered during the command", "Run the command again.")
+        return None
     tier = table.tier
     newest: int | None = None
-    known: tuple[Partition, ...] = ()
+    partitions: tuple[Partition, ...] = ()
     not_made = choices.not_made
     try:
         attached = source.read_attached(connection, table_id)
         newest = source.high_water(connection, tier, attached)
-        known = source.read_partitions(connection, table_id)
+        partitions = source.read_partitions(connection, table_id)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as error:
         not_made = source.NOT_SEEN.format(source.refusal(error))
     return TableOutlook(
@@ -298,7 +310,7 @@ def _outlook(connection: PgConnection, table_id: TableId) -> TableOutlook:
                 partition.state,
                 _next(table, partition, choices, newest),
             )
-            for partition in known
+            for partition in partitions
         ),
     )
 
@@ -313,17 +325,17 @@ def _next(table: MirroredTable, partition: Partition, choices: RetentionChoices,
         return f"nothing happens before `mirror-pump retain TABLE`{why}"
     if partition.name is None:
         return f"the cut-line passes it after the partitions before it{why}"
-    if partition.state == HOT:
+    if partition.state is PartitionState.HOT:
         return when_due(tier, partition.hi, choices.lag, newest, _distance_key(table)) + why + tried
-    if partition.state == TIERED:
+    if partition.state is PartitionState.TIERED:
         return _leaving(partition, choices) + why + tried
     passed = "the cut-line passes it once the frontier has passed the position at which it was sealed"
     if table.mode is TableMode.TIERED:
         of = "" if not partition.chunks_total else f" ({partition.chunks_done} of {partition.chunks_total} chunks)"
         passed = f"it is copied{of}, then the cut-line passes it"
     follows = {
-        SEALING: passed,
-        TIERING: "it is compared with the lake next",
+        PartitionState.SEALING: passed,
+        PartitionState.TIERING: "it is compared with the lake next",
     }
     return follows[partition.state] + why + tried
 
@@ -349,7 +361,7 @@ def when_due(tier: Tier, hi: int, lag: int, newest: int | None, key: str = "heap
         return "stays: it has no upper bound that could fall behind"
     if newest is not None and due <= newest:
         return "is due: it is sealed next"
-    present = now_value(tier.kind, datetime.now(UTC))
-    if present is not None and newest is not None and due <= present:
+    now = now_value(tier.kind, datetime.now(UTC))
+    if now is not None and newest is not None and due <= now:
         return f"leaves when a row of {shown(tier.kind, due)} or later arrives"
     return f"leaves when the newest key reaches {shown(tier.kind, due)}"

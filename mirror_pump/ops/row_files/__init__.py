@@ -1,1 +1,1 @@
-"""Files of rows, for whoever reads them: where they are, their formats and compression, and where their records end."""
+"""Files of rows, for ingests and loads: where they are, their formats, their records, and the texts of their values."""

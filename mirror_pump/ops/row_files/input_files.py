@@ -6,7 +6,7 @@ import fnmatch
 import glob
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,22 +40,53 @@ class InputFile:
         return "stdin" if self.location == STDIN else self.location
 
 
-def find_files(patterns: Sequence[str], wanted: FileFormat | None, storage: StorageOptions) -> list[InputFile]:
+@dataclass
+class InputColumns:
+    """The columns of the input's files, which all have the same, in any order."""
+
+    names: tuple[str, ...] | None = None
+    """None as long as no file tells any."""
+    _first: str = ""
+
+    def add(self, file: InputFile, names: tuple[str, ...] | None) -> None:
+        """Adds the columns of another file, None if it has no rows that tell them. Raises UsageError for others than
+        those of the first file."""
+        if self.names is None:
+            self.names, self._first = names, file.name
+        elif names is not None and set(names) != set(self.names):
+            raise UsageError(
+                f"{file.name} has the columns {', '.join(names)}, and {self._first} {', '.join(self.names)}",
+                "bring files of different columns one after the other",
+            )
+
+
+def find_files(
+    patterns: Sequence[str], requested_format: FileFormat | None, storage: StorageOptions
+) -> list[InputFile]:
     """The files that are named, in order; those of a pattern sorted by name.
 
     Raises UsageError for a file that is not there, a pattern without one, and a format that nothing tells.
     """
-    found: list[tuple[str, int]] = []
+    matches: list[tuple[str, int]] = []
     for pattern in patterns:
-        found += _matching(pattern, storage)
-    named = [location for location, _ in found]
-    twice = next((location for location in named if named.count(location) > 1), None)
+        matches += _matching(pattern, storage)
+    twice = first_double(location for location, _ in matches)
     if twice is not None:
         raise UsageError(f"{twice} is named twice", "name each file once")
     return [
-        InputFile(number, location, wanted or _format_of(location), size)
-        for number, (location, size) in enumerate(found)
+        InputFile(number, location, requested_format or _format_of(location), size)
+        for number, (location, size) in enumerate(matches)
     ]
+
+
+def first_double(locations: Iterable[str]) -> str | None:
+    """The first location that there is another one like before it."""
+    passed: set[str] = set()
+    for location in locations:
+        if location in passed:
+            return location
+        passed.add(location)
+    return None
 
 
 def _matching(pattern: str, storage: StorageOptions) -> list[tuple[str, int]]:
@@ -81,15 +112,15 @@ def _matching_remote(pattern: str, storage: StorageOptions) -> list[tuple[str, i
         except FileMissing as error:
             raise _no_object(pattern) from error
     directory = pattern[: first.start()].rpartition("/")[0]
-    found = [
+    matches = [
         (file.location, file.size_bytes)
         for file in list_files(directory, storage)
         # As of a shell: a star does not match a slash.
         if fnmatch.fnmatchcase(file.location, pattern) and file.location.count("/") == pattern.count("/")
     ]
-    if not found:
+    if not matches:
         raise _no_object(pattern)
-    return sorted(found)
+    return sorted(matches)
 
 
 def _no_object(pattern: str) -> UsageError:
@@ -97,37 +128,44 @@ def _no_object(pattern: str) -> UsageError:
 
 
 def _format_of(location: str) -> FileFormat:
-    known = format_of(location)
-    if known is None:
+    file_format = format_of(location)
+    if file_format is None:
         what = "stdin" if location == STDIN else location
         raise UsageError(f"nothing tells the format of {what}", "give --format csv, jsonl or parquet")
-    return known
-
-
-@contextmanager
-def open_text(file: InputFile, storage: StorageOptions) -> Iterator[tuple[Any, Any]]:
-    """The decompressed bytes of a text file as a stream, and the stored stream, whose tell() shows the progress.
-
-    Raises TableError for a file that cannot be read or is not what its format says.
-    """
-    with _opened(file, storage) as stored:
-        peeked = stored.peek(MAGIC_BYTES)[:MAGIC_BYTES]
-        if peeked == PARQUET_MAGIC:
-            raise TableError(f"{file.name} is a Parquet file", "give --format parquet")
-        compression = compression_of(peeked)
-        if compression is None:
-            yield stored, stored
-            return
-        with pa.CompressedInputStream(pa.PythonFile(stored, "r"), compression) as stream:
-            yield stream, stored
+    return file_format
 
 
 @contextmanager
 def open_stored(file: InputFile, storage: StorageOptions) -> Iterator[BinaryIO]:
     """The bytes of a file as they are stored, from the first one on. Raises TableError for a file that cannot be
     read."""
-    with _opened(file, storage) as stored:
-        yield cast("BinaryIO", stored)
+    try:
+        if file.location == STDIN:
+            yield sys.stdin.buffer
+        elif local_path(file.location) is not None or "://" not in file.location:
+            with Path(_path(file)).open("rb") as stream:
+                yield stream
+        else:
+            with open_input(file.location, storage) as source:
+                yield cast("BinaryIO", source)
+    except (OSError, LakeError) as error:
+        raise _unreadable(file, error) from error
+
+
+@contextmanager
+def as_text(file: InputFile, stored: BinaryIO) -> Iterator[tuple[Any, Any]]:
+    """The decompressed bytes of a text file as a stream, and the stored ones as another, whose tell() shows the
+    progress. Raises TableError for a Parquet file."""
+    peeked = _Peeked(stored)
+    beginning = peeked.peek(MAGIC_BYTES)[:MAGIC_BYTES]
+    if beginning == PARQUET_MAGIC:
+        raise TableError(f"{file.name} is a Parquet file", "give --format parquet")
+    compression = compression_of(beginning)
+    if compression is None:
+        yield peeked, peeked
+        return
+    with pa.CompressedInputStream(pa.PythonFile(peeked, "r"), compression) as stream:
+        yield stream, peeked
 
 
 @contextmanager
@@ -184,21 +222,6 @@ class _Peeked:
 
     def close(self) -> None:
         self.closed = True
-
-
-@contextmanager
-def _opened(file: InputFile, storage: StorageOptions) -> Iterator[_Peeked]:
-    try:
-        if file.location == STDIN:
-            yield _Peeked(sys.stdin.buffer)
-        elif local_path(file.location) is not None or "://" not in file.location:
-            with Path(_path(file)).open("rb") as stream:
-                yield _Peeked(stream)
-        else:
-            with open_input(file.location, storage) as source:
-                yield _Peeked(source)
-    except (OSError, LakeError) as error:
-        raise _unreadable(file, error) from error
 
 
 def _unreadable(file: InputFile, error: Exception) -> TableError:

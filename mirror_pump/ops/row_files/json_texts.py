@@ -6,6 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+_DEEPEST = 250
+"""Arrays and objects in one another. `document` calls itself, and Python allows a thousand calls."""
+_TOO_DEEP = f"it is nested too deeply: {_DEEPEST} levels are allowed"
+
 
 class _Number(str):
     """A JSON number, as it is written."""
@@ -17,17 +21,19 @@ def parse_json(line: bytes) -> Any:
     """The value of a JSON document in UTF-8; its numbers are strings of a class of their own. Raises ValueError, with
     the reason, also for what JSON has no numbers for (NaN), and for half a surrogate, which is no text."""
     try:
-        found = _DECODER.decode(line.decode())
+        parsed = _DECODER.decode(line.decode())
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError(_TOO_DEEP) from error
+    if line.count(b"[") + line.count(b"{") > _DEEPEST and is_deeper(parsed, _DEEPEST):
+        raise ValueError(_TOO_DEEP)
     if b"\\ud" in line or b"\\uD" in line:
-        json.dumps(found, ensure_ascii=False).encode()
-    return found
+        json.dumps(parsed, ensure_ascii=False).encode()
+    return parsed
 
 
-def text_of(value: Any, *, in_array: bool) -> str | None:
-    """The text from which PostgreSQL reads a value. A string is the text that the column's type prints, also of a json
-    column. `in_array`: the column is an array, so that a list is one of PostgreSQL."""
+def text_of(value: Any) -> str | None:
+    """The text of a value. A string is the text that the column's type prints, also of a json column. A list is a JSON
+    array, which value_texts makes one of PostgreSQL for a column of arrays."""
     match value:
         case None:
             return None
@@ -35,8 +41,6 @@ def text_of(value: Any, *, in_array: bool) -> str | None:
             return "true" if value else "false"
         case str():
             return str(value)
-        case list() if in_array:
-            return array_text(value)
         case _:
             return document(value)
 
@@ -81,3 +85,19 @@ def _refuse_constant(text: str) -> None:
 
 
 _DECODER = json.JSONDecoder(parse_float=_Number, parse_int=_Number, parse_constant=_refuse_constant)
+
+
+def is_deeper(document: Any, most: int) -> bool:
+    """Whether a document, as a JSON parser returns it, has more than `most` arrays and objects in one another.
+    Recursive functions, ours and others', fail in the middle of one that is nested too deeply."""
+    level = [document] if isinstance(document, dict | list) else []
+    for _ in range(most):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return bool(level)

@@ -2,38 +2,104 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mirror_pump.ops.row_files.json_texts import array_text, document
+from mirror_pump.ops.row_files.json_texts import array_text, document, parse_json
+from mirror_pump.source.relations.target_columns import TargetColumn
 
 _FIRST, _END = -62_135_596_800_000_000, 253_402_300_800_000_000
 """The years 1 to 9999, in microseconds since 1970: what Arrow prints as PostgreSQL reads it."""
 _DAY = 86_400_000_000
+_ARRAYS = ("array", "uuid array")
 
 
-def texts_of(values: pa.Array) -> pa.Array:
-    """The values as strings. NULL stays NULL."""
+class Unfit(ValueError):
+    """A typed value, or a type, that the column cannot hold without loss. The text says why."""
+
+
+def column_texts(values: pa.Array, column: TargetColumn) -> pa.Array:
+    """The texts of a column's values in the input, as strings. NULL stays NULL. Raises Unfit."""
+    values = plain_values(values)
     kind = values.type
+    if pa.types.is_string(kind):
+        # A JSON array is an array of PostgreSQL; other texts are PostgreSQL's own.
+        in_array = column.kind in _ARRAYS
+        return _each(values, _array_of_json) if in_array and pc.any(pc.starts_with(values, "[")).as_py() else values
+    try:
+        if pa.types.is_nested(kind) and column.kind == "json":
+            return _each(values, lambda value: document(_jsonable(value)))
+        if _is_list(kind) and column.kind in _ARRAYS:
+            return _lists(values, uuids=column.kind == "uuid array")
+        binary = _is_binary(kind)
+        if pa.types.is_nested(kind) or (binary and column.kind not in ("bytes", "uuid")):
+            raise Unfit(f"{kind} does not fit into {column.type_sql}")
+        return _hex(values, "" if column.kind == "uuid" else "\\x") if binary else texts_of(values)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise Unfit(f"{kind} does not fit into {column.type_sql} without loss: {error}") from error
+
+
+def plain_values(values: pa.Array) -> pa.Array:
+    """The values without what only says how they are stored; texts of any layout as strings."""
     if isinstance(values, pa.ExtensionArray):
-        return texts_of(values.storage)
-    if pa.types.is_dictionary(kind):
-        return texts_of(values.dictionary_decode())
+        values = values.storage
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_large_string(values.type) or values.type == pa.string_view():
+        return values.cast(pa.string())
+    return values
+
+
+def texts_of(values: pa.Array, *, uuids: bool = True) -> pa.Array:
+    """The values as strings. NULL stays NULL. `uuids`: 16 bytes are a UUID, as in the lake. Raises pa.ArrowInvalid for
+    times that are finer than microseconds, Unfit for structs with what JSON has no values for."""
+    values = plain_values(values)
+    kind = values.type
     if pa.types.is_string(kind):
         return values
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or kind == pa.binary_view():
-        return _hex(values, "\\x")
-    if pa.types.is_fixed_size_binary(kind):
-        return _hex(values, "" if kind.byte_width == 16 else "\\x")
+    if _is_binary(kind):
+        return _hex(values, "" if uuids and kind == pa.binary(16) else "\\x")
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return _times(values)
-    if pa.types.is_nested(kind):
-        return _nested(values)
+    if kind == pa.time64("ns"):
+        values = values.cast(pa.time64("us"))
+    elif pa.types.is_duration(kind):
+        return pc.binary_join_element_wise(
+            values.cast(pa.duration("us")).cast(pa.int64()).cast(pa.string()), "microseconds", " "
+        )
+    elif pa.types.is_float16(kind):
+        values = values.cast(pa.float32())
+    elif _is_list(kind):
+        return _lists(values, uuids=uuids)
+    elif pa.types.is_nested(kind):
+        return _each(values, lambda value: document(_jsonable(value)))
     return values.cast(pa.string())
 
 
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or kind == pa.binary_view()
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _each(values: pa.Array, text: Callable[[Any], str]) -> pa.Array:
+    plain = values.to_pylist(maps_as_pydicts="strict")
+    return pa.array([None if value is None else text(value) for value in plain], pa.string())
+
+
 def _hex(values: pa.Array, prefix: str) -> pa.Array:
-    return pa.array([None if value is None else prefix + value.hex() for value in values.to_pylist()], pa.string())
+    return _each(values, lambda value: prefix + value.hex())
 
 
 def _times(values: pa.Array) -> pa.Array:
@@ -78,25 +144,29 @@ def _civil(days: int) -> tuple[int, int, int]:
     return year + era * 400 + (month <= 2), month, day_of_year - (153 * shifted + 2) // 5 + 1
 
 
-def _nested(values: pa.Array) -> pa.Array:
-    """Lists as array literals, structs and maps as JSON."""
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-        lists = []
-        for index in range(len(values)):
-            scalar = values[index]
-            lists.append(array_text(_elements(scalar.values)) if scalar.is_valid else None)
-        return pa.array(lists, pa.string())
-    plain = [
-        None if value is None else document(_jsonable(value)) for value in values.to_pylist(maps_as_pydicts="strict")
-    ]
-    return pa.array(plain, pa.string())
+def _lists(values: pa.Array, *, uuids: bool) -> pa.Array:
+    """Lists as array literals."""
+    scalars = (values[index] for index in range(len(values)))
+    texts = [array_text(_elements(scalar.values, uuids=uuids)) if scalar.is_valid else None for scalar in scalars]
+    return pa.array(texts, pa.string())
 
 
-def _elements(values: pa.Array) -> list[object]:
+def _elements(values: pa.Array, *, uuids: bool) -> list[object]:
     """The elements of one list, as texts or lists of these."""
-    if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-        return [_elements(values[index].values) if values[index].is_valid else None for index in range(len(values))]
-    return list(texts_of(values).to_pylist())
+    if _is_list(values.type):
+        scalars = (values[index] for index in range(len(values)))
+        return [_elements(scalar.values, uuids=uuids) if scalar.is_valid else None for scalar in scalars]
+    return list(texts_of(values, uuids=uuids).to_pylist())
+
+
+def _array_of_json(text: str) -> str:
+    """A JSON array as an array of PostgreSQL; another text as it is, such as `[0:1]={1,2}`, an array with bounds."""
+    if not text.startswith("["):
+        return text
+    try:
+        return array_text(parse_json(text.encode()))
+    except ValueError:
+        return text
 
 
 def _jsonable(value: object) -> object:
@@ -104,4 +174,6 @@ def _jsonable(value: object) -> object:
         return {str(key): _jsonable(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_jsonable(item) for item in value]
+    if isinstance(value, bytes | Decimal):
+        raise Unfit(f"a value of type {type(value).__name__} within a JSON document cannot be written")
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from psycopg.types.json import Jsonb
 
-from mirror_pump.config import Settings
-from mirror_pump.errors import SourceError, UsageError
-from mirror_pump.lake.storage import StorageOptions, delete, join, write_bytes
-from mirror_pump.model import Lsn
+from mirror_pump.errors import UsageError, about
+from mirror_pump.lake.commit.catalog import ensure_namespace
+from mirror_pump.lake.storage import delete, join, storage_of, write_bytes
+from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.setup.stored_settings import REMEMBERED_STORAGE
 from mirror_pump.ops.setup.stream_setup import (
     RecordedSlot,
@@ -30,14 +30,28 @@ from mirror_pump.ops.setup.stream_setup import (
     store_slot,
 )
 from mirror_pump.ops.setup.undo import Undo
-from mirror_pump.source.catalog.catalog_schema import installed_version, migrate
+from mirror_pump.ops.table_locks import limit_lock
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile, overlapping
+from mirror_pump.source.catalog.catalog_schema import installed_version, latest_version, migrate
 from mirror_pump.source.catalog.catalog_slot import INIT_AGAIN
+from mirror_pump.source.catalog.lost_rows import (
+    LostRow,
+    end_lost_registration,
+    lost_slot,
+    make_secret,
+    make_shape,
+    read_lost_rows,
+    record_seam_version,
+    registered_namespaces,
+)
 from mirror_pump.source.catalog.profiles import read_profiles
+from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
+from mirror_pump.source.catalog.resync import mark_tables, resync_candidates
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.change_notes import install_triggers, watch_partitions
 from mirror_pump.source.server import ServerSubject, check_server, read_server, stream_problems
 from mirror_pump.source.stream.slot import publishes_generated, read_slot, wal_end
-from mirror_pump.storage_profiles import DEFAULT_PROFILE, StorageProfile, overlapping
 from sql import queries
 
 _SQL = queries("init")
@@ -79,6 +93,8 @@ def initialise(settings: Settings, say: Say, *, tiered_only: bool = False) -> In
         first = installed_version(connection) is None
         if first:
             settings.require_warehouse()
+        if (restored := restore_slot_row(connection, settings)) is not None:
+            say(restored)
         recorded = recorded_slots(connection)
         # The catalog records the slot of the mirror. Without --slot, init uses that slot, whatever its name.
         settings = _recorded_names(settings, recorded)
@@ -87,7 +103,7 @@ def initialise(settings: Settings, say: Say, *, tiered_only: bool = False) -> In
         facts = check_server(connection, slot_exists=slot_exists, streams=streams)
         for warning in facts.warnings:
             say(f"warning: {warning}")
-        make = _first if first else _again
+        make = _initialise_first if first else _initialise_again
         made = make(connection, settings, say, undo, streams=streams)
         undo.keep()
     return made
@@ -124,7 +140,9 @@ def _chosen_stream(
     return False
 
 
-def _first(connection: PgConnection, settings: Settings, say: Say, undo: Undo, *, streams: bool) -> Initialised:
+def _initialise_first(
+    connection: PgConnection, settings: Settings, say: Say, undo: Undo, *, streams: bool
+) -> Initialised:
     """Initialise a database that has no mirror yet.
 
     A slot cannot be created in a transaction that has written. So publication and slot come first, in this order,
@@ -144,7 +162,9 @@ def _first(connection: PgConnection, settings: Settings, say: Say, undo: Undo, *
     return Initialised(settings.slot, settings.publication, warehouse, position, streams)
 
 
-def _again(connection: PgConnection, settings: Settings, say: Say, undo: Undo, *, streams: bool) -> Initialised:
+def _initialise_again(
+    connection: PgConnection, settings: Settings, say: Say, undo: Undo, *, streams: bool
+) -> Initialised:
     migration = migrate(connection)
     if migration.applied:
         say(f"schema modak: migrated ({', '.join(migration.applied)})")
@@ -163,6 +183,8 @@ def _again(connection: PgConnection, settings: Settings, say: Say, undo: Undo, *
         position = add_stream(connection, settings, say, undo)
     else:
         position = keep_stream(connection, settings, say, undo)
+    for line in mend_lost_rows(connection, settings):
+        say(line)
     return Initialised(settings.slot, settings.publication, warehouse, position, streams)
 
 
@@ -193,10 +215,10 @@ def _recorded_names(settings: Settings, recorded: tuple[RecordedSlot, ...]) -> S
     mirror = recorded[0]
     requested = {name: getattr(settings, name) for name in ("slot", "publication") if name in settings.model_fields_set}
     for name, value in requested.items():
-        present = mirror.slot if name == "slot" else mirror.publication
-        if value != present:
+        recorded_name = mirror.slot if name == "slot" else mirror.publication
+        if value != recorded_name:
             raise UsageError(
-                f"this database is mirrored with {name} {present}, not {value}",
+                f"this database is mirrored with {name} {recorded_name}, not {value}",
                 f"leave --{name} out: a database has one slot and one publication for all its mirrored tables",
             )
     return settings.model_copy(update={"slot": mirror.slot, "publication": mirror.publication})
@@ -210,25 +232,23 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
     with connection.transaction():
         row = connection.execute(_SQL["profile"]).fetchone()
         if row is None:
-            raise SourceError(
-                "modak.storage_profiles has no profile named default",
-                "add it: INSERT INTO modak.storage_profiles (profile_name, warehouse) VALUES ('default', '')",
-            )
-        warehouse, config = row
+            say("modak.storage_profiles: had no profile named default; made again")
+            connection.execute(_SQL["new_profile"])
+        warehouse, config = row or ("", {})
         stored = str(warehouse)
-        wanted = settings.warehouse or stored
-        if not wanted:
+        target = settings.warehouse or stored
+        if not target:
             settings.require_warehouse()
-        other = overlapping(StorageProfile(DEFAULT_PROFILE, wanted), read_profiles(connection))
+        other = overlapping(StorageProfile(DEFAULT_PROFILE, target), read_profiles(connection))
         if other is not None:
             raise UsageError(
-                f"{wanted} and the warehouse of storage profile {other.name}, {other.warehouse}, are one within the"
+                f"{target} and the warehouse of storage profile {other.name}, {other.warehouse}, are one within the"
                 " other",
                 "give another --warehouse",
             )
-        if stored and wanted != stored and has_tables(connection):
+        if stored and target != stored and has_tables(connection):
             raise UsageError(
-                f"the mirrored tables' files are in {stored}, not in {wanted}",
+                f"the mirrored tables' files are in {stored}, not in {target}",
                 "leave --warehouse out; to move the lake, unregister the tables, init with the new one, register again",
             )
         options = {
@@ -236,19 +256,90 @@ def _store_profile(connection: PgConnection, settings: Settings, say: Say, undo:
             for key, field in REMEMBERED_STORAGE.items()
             if getattr(settings, field) is not None
         }
-        if wanted == stored and config.items() >= options.items():
+        if target == stored and config.items() >= options.items():
             say(f"warehouse: {stored}")
             return stored
-        _probe(settings, wanted, undo)
-        connection.execute(_SQL["store_profile"], (wanted, Jsonb({**config, **options})))
-    say(f"warehouse: {wanted} stored" + (f" (was {stored})" if stored not in ("", wanted) else ""))
-    return wanted
+        _probe(settings, target, undo)
+        connection.execute(_SQL["store_profile"], (target, Jsonb({**config, **options})))
+    say(f"warehouse: {target} stored" + (f" (was {stored})" if stored not in ("", target) else ""))
+    return target
 
 
 def _probe(settings: Settings, warehouse: str, undo: Undo) -> None:
     """Write a file to the warehouse and delete it. Raises LakeError if that fails."""
-    storage = StorageOptions(settings.storage_properties)
+    storage = storage_of(settings)
     location = join(warehouse, PROBE)
     undo.making_directory(warehouse)
     write_bytes(location, b"", storage)
     delete(location, storage)
+
+
+_PUBLISH_SQL = queries("publish")
+_SHAPE_SQL = queries("shape")
+
+
+def mend_lost_rows(connection: PgConnection, settings: Settings) -> list[str]:
+    """Mend what can be mended without a loss. Return a line for each thing that was done, or that is left to do."""
+    lines = []
+    for namespace in registered_namespaces(connection):
+        ensure_namespace(connection, namespace)
+    for row in read_lost_rows(connection):
+        if row.is_secret:
+            lines.append(_new_secret(connection, settings))
+        elif row.table_id is None:
+            record_seam_version(connection)
+            lines.append(f"{row.relation}: was empty; recorded again")
+        elif row.is_shape:
+            make_shape(connection, row.table_id)
+            lines.append(f"{row.table_name}: {row.relation} had no row of it; recorded again")
+        elif not row.ends_registration or row.in_lake_alone:
+            lines.append(f"warning: {about(str(row.table_name), f'{row.message}. Mend it: {row.remedy}')}")
+        else:
+            lines.append(_end_registration(connection, settings, row))
+    return lines
+
+
+def restore_slot_row(connection: PgConnection, settings: Settings) -> str | None:
+    """Record the mirror's slot again if only that row is lost, with the frontier that readers have. Return what was
+    done. None if nothing was: the row is there, or no table depends on it."""
+    if installed_version(connection) != latest_version():
+        return None
+    lost = lost_slot(connection)
+    if lost is None:
+        return None
+    settings = settings.model_copy(update={"slot": lost.slot_name, "publication": lost.publication_name})
+    slot = read_slot(connection, lost.slot_name)
+    frontier = lost.frontier or (slot.confirmed_flush_lsn if slot is not None else None) or Lsn(0)
+    store_slot(connection, settings, frontier, streams=True)
+    return (
+        f"modak.mirror_slots: had no row of slot {lost.slot_name}; recorded again, applied up to {format_lsn(frontier)}"
+    )
+
+
+def _new_secret(connection: PgConnection, settings: Settings) -> str:
+    """The notes of changes that were not read yet are worthless without the former secret, as after a lost slot."""
+    with connection.transaction():
+        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+        make_secret(connection)
+        tables = [
+            table.table_id
+            for table in resync_candidates(connection, settings.slot)
+            if not table.state.has_ended and table.left_to_the_lake is None
+        ]
+        marked = mark_tables(connection, settings.slot, tables, wal_end(connection), gap=False) if tables else []
+        notify_pump(connection, RESYNC)
+    again = f"; {len(marked)} tables are copied again, since changes of them may not have been noted" if marked else ""
+    return f"modak.mirror_secret: made again{again}"
+
+
+def _end_registration(connection: PgConnection, settings: Settings, row: LostRow) -> str:
+    assert row.table_id is not None
+    with connection.transaction():
+        limit_lock(connection, settings)
+        connection.execute(_SHAPE_SQL["unwatch"], {"table_id": row.table_id})
+        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+        end_lost_registration(connection, row.table_id)
+    return (
+        f"warning: {row.table_name} is not mirrored: {row.relation} has no row of it. What was left of its registration"
+        f" has ended; its files stay. Copy it again: mirror-pump register {row.table_name}"
+    )

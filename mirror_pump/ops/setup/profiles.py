@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mirror_pump.config import Settings
-from mirror_pump.credentials import is_property, is_reference, is_secret
 from mirror_pump.errors import UsageError
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.credentials import is_property, is_reference, is_secret
+from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile, is_profile_name, overlapping
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.catalog.profiles import (
     find_profile,
@@ -19,7 +20,6 @@ from mirror_pump.source.catalog.profiles import (
     tables_by_profile,
 )
 from mirror_pump.source.connect import PgConnection, connect, source_errors
-from mirror_pump.storage_profiles import DEFAULT_PROFILE, StorageProfile, is_profile_name, overlapping
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class ListedProfile:
 
     profile: StorageProfile
     tables: int
+    """How many registered tables have it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return one entry of the output of `profile list --json` (docs/cli-json.md)."""
@@ -81,23 +82,23 @@ def add_profile(settings: Settings, profile: StorageProfile, *, default: bool) -
     """
     with _connected(settings) as connection, source_errors("storing the profile"), connection.transaction():
         lock_profiles(connection)
-        known = {present.name: present for present in read_profiles(connection)}
-        other = overlapping(profile, known.values())
+        profiles = {stored.name: stored for stored in read_profiles(connection)}
+        other = overlapping(profile, profiles.values())
         if other is not None:
             raise UsageError(
                 f"{profile.warehouse} and the warehouse of profile {other.name}, {other.warehouse}, are one within the"
                 " other: a file there would have two profiles",
                 "give another prefix, also where the endpoints differ",
             )
-        present = known.get(profile.name)
-        if present is not None and present.warehouse != profile.warehouse:
+        stored = profiles.get(profile.name)
+        if stored is not None and stored.warehouse != profile.warehouse:
             tables = tables_by_profile(connection).get(profile.name, 0)
             if tables:
                 raise UsageError(
-                    f"{tables} tables of profile {profile.name} are mirrored into {present.warehouse}",
+                    f"{tables} tables of profile {profile.name} are mirrored into {stored.warehouse}",
                     "add a profile of another name, then unregister and register the tables",
                 )
-        same = present is not None and (present.warehouse, present.options, present.credential_ref) == (
+        same = stored is not None and (stored.warehouse, stored.options, stored.credential_ref) == (
             profile.warehouse,
             profile.options,
             profile.credential_ref,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from mirror_pump.backoff import Backoff, Retries
-from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, SourceError, TransientRefusal, UsageError
+from mirror_pump.runtime.backoff import Backoff, Retries
+from mirror_pump.runtime.telemetry import get_logger
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.connect import PgConnection, connect, source_errors
-from mirror_pump.telemetry import get_logger
 
 REMEMBERED_STORAGE = {"s3.endpoint": "storage_endpoint", "s3.region": "storage_region"}
 """Storage options that are not secret: lake_config of the storage profile -> Settings. The keys are FileIO's names."""
@@ -52,7 +52,7 @@ def complete_from(connection: PgConnection, settings: Settings) -> Settings:
         require_current(connection)
         slots = connection.execute(_SLOTS).fetchall()
         if not slots:
-            raise _not_initialised(connection)
+            raise _not_initialised(connection, "modak.mirror_slots has no row of it")
         storage = _stored_storage(connection, settings)
     slot = _slot(settings, {str(slot): str(publication) for slot, publication in slots})
     return settings.model_copy(update=storage | slot)
@@ -72,7 +72,7 @@ def with_stored_storage(settings: Settings) -> Settings:
 def _stored_storage(connection: PgConnection, settings: Settings) -> dict[str, Any]:
     warehouse, options = connection.execute(_PROFILE).fetchone() or ("", {})
     if not warehouse:
-        raise _not_initialised(connection)
+        raise _not_initialised(connection, "modak.storage_profiles has no warehouse of profile default")
     update: dict[str, Any] = {"warehouse": warehouse}
     for key, field in REMEMBERED_STORAGE.items():
         if getattr(settings, field) is None and options.get(key) is not None:
@@ -81,22 +81,22 @@ def _stored_storage(connection: PgConnection, settings: Settings) -> dict[str, A
 
 
 def _slot(settings: Settings, publications: dict[str, str]) -> dict[str, str]:
-    known = ", ".join(sorted(publications))
+    slot_names = ", ".join(sorted(publications))
     if "slot" in settings.model_fields_set:
         slot = settings.slot
         if slot not in publications:
-            raise UsageError(f"no mirror here uses slot {slot}", f"known slots: {known}; or leave --slot out")
+            raise UsageError(f"no mirror here uses slot {slot}", f"known slots: {slot_names}; or leave --slot out")
     elif len(publications) == 1:
         (slot,) = publications
     elif settings.slot in publications:
         slot = settings.slot
     else:
-        raise UsageError("this database has several mirrors", f"choose one with --slot: {known}")
+        raise UsageError("this database has several mirrors", f"choose one with --slot: {slot_names}")
     return {"slot": slot, "publication": publications[slot]}
 
 
-def _not_initialised(connection: PgConnection) -> SourceError:
+def _not_initialised(connection: PgConnection, lacking: str) -> SourceError:
     return SourceError(
-        f"database {connection.info.dbname} is not set up for the mirror",
+        f"database {connection.info.dbname} is not set up for the mirror: {lacking}",
         "run `mirror-pump init --warehouse URI` first",
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.setup.undo import Undo
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.pump_channel import COPY, notify_pump
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_rows
@@ -34,8 +34,8 @@ Say = Callable[[str], None]
 
 def has_tables(connection: PgConnection) -> bool:
     """Whether any table is registered."""
-    ((found,),) = connection.execute("SELECT EXISTS (SELECT FROM modak.mirror_tables)").fetchall()
-    return bool(found)
+    ((exists,),) = connection.execute("SELECT EXISTS (SELECT FROM modak.mirror_tables)").fetchall()
+    return bool(exists)
 
 
 @dataclass(frozen=True)

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psycopg
 from psycopg import pq, sql
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import MirrorPumpError, SourceError
 from mirror_pump.lake.storage import local_path
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_schema import installed_version
-from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.connect import PgConnection, connect, limited
 from sql import queries
 
 _SQL = queries("init")
 
 _LOCK = "hashtextextended('modak.init', 0)"
+_ENTRY_TIMEOUT = "1s"
+"""How long an init waits for another one: one that has just failed keeps its lock until the server has ended its
+session."""
 _LOCK_TIMEOUT = "10s"
 """How long the undo waits for the server to notice that the init's own connection is gone."""
 
@@ -44,12 +46,14 @@ class Undo:
 
     def enter(self, connection: PgConnection) -> None:
         """Keep other inits of this database out while the connection lives. Raises SourceError if one is running."""
-        row = connection.execute(f"SELECT pg_try_advisory_lock({_LOCK})".encode()).fetchone()
-        if row != (True,):
+        try:
+            with limited(connection, _ENTRY_TIMEOUT):
+                connection.execute(f"SELECT pg_advisory_lock({_LOCK})".encode())
+        except psycopg.errors.LockNotAvailable:
             raise SourceError(
                 "another `mirror-pump init` is at work in this database",
                 "wait for it; if it was killed, the server notices within a minute",
-            )
+            ) from None
         self._connection = connection
 
     def making_slot(self, name: str) -> None:
@@ -74,9 +78,7 @@ class Undo:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._kept:
             return
         for directory in self._directories:

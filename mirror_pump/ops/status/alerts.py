@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from mirror_pump.model import TableState, format_lsn
 from mirror_pump.ops.status.status_report import Alert, MirrorStatus, Severity, TableStatus
+from mirror_pump.settings.storage_profiles import warehouse_of
 from mirror_pump.source.catalog.pump_error import PumpError
 from mirror_pump.source.stream.slot import RECONCILE
 
@@ -24,11 +26,20 @@ def alerts_of(status: MirrorStatus, wal_warn_within: float = 0.0) -> tuple[Alert
 
     `wal_warn_within`: a slot that no pump moves is worth a warning if it is lost within this many seconds.
     """
-    found = [*_slot(status), *_wal(status, wal_warn_within), *_leader(status), *_gaps(status), *_neglect(status)]
-    found.extend(_went_back(status))
+    away = _warehouses_away(status)
+    leader = _leader(status)
+    reasons: list[Alert] = []
+    if status.last_error is not None and any(warehouse in status.last_error.error for warehouse in away):
+        # The pump fails for the same reason.
+        leader, reasons = [], leader
+    outages = [_away(warehouse, tables, reasons) for warehouse, tables in away.items()]
+    alerts = [*_slot(status), *_wal(status, wal_warn_within), *leader, *outages, *_gaps(status), *_neglect(status)]
+    alerts.extend(_went_back(status))
+    alerts.extend(Alert(Severity.CRITICAL, row.message, row.remedy, row.table_name) for row in status.lost_rows)
+    away_tables = {table.table for tables in away.values() for table in tables}
     for table in status.tables:
-        found.extend(_table(table))
-    return tuple(sorted(found, key=lambda alert: alert.severity is not Severity.CRITICAL))
+        alerts.extend(_table(table, readable=table.table not in away_tables))
+    return tuple(sorted(alerts, key=lambda alert: alert.severity is not Severity.CRITICAL))
 
 
 def lag_alert(status: MirrorStatus, max_lag: float) -> Alert | None:
@@ -69,11 +80,11 @@ def _slot(status: MirrorStatus) -> list[Alert]:
         return [Alert(Severity.CRITICAL, diverged.error, diverged.remedy)]
     if slot.error is not None:
         return [Alert(Severity.CRITICAL, str(slot.error), slot.error.remedy)]
-    found = []
+    alerts = []
     if slot.publication_error is not None:
-        found.append(Alert(Severity.CRITICAL, slot.publication_error))
+        alerts.append(Alert(Severity.CRITICAL, slot.publication_error))
     if slot.wal_status == "unreserved":
-        found.append(
+        alerts.append(
             Alert(
                 Severity.CRITICAL,
                 f"replication slot {slot.name} keeps more WAL than max_slot_wal_keep_size allows: the server's next"
@@ -81,7 +92,7 @@ def _slot(status: MirrorStatus) -> list[Alert]:
                 "make sure that a pump runs and catches up, and raise max_slot_wal_keep_size until it has",
             )
         )
-    return found
+    return alerts
 
 
 def _wal(status: MirrorStatus, warn_time: float) -> list[Alert]:
@@ -130,15 +141,15 @@ def _leader(status: MirrorStatus) -> list[Alert]:
 
 def _gaps(status: MirrorStatus) -> list[Alert]:
     """Return an alert for tables that are copied again because the slot was lost: until then the lake is outdated."""
-    found = []
+    alerts = []
     for resync in status.resyncs:
         if resync.slot_lost and resync.frontier is not None:
             message = (
                 f"the slot was lost and is replaced: readers see the lake as of the former frontier"
                 f" {format_lsn(resync.frontier)} until all tables are copied again; {resync.progress}"
             )
-            found.append(Alert(Severity.WARNING, message, "nothing, while a pump runs: it shows all of them at once"))
-    return found
+            alerts.append(Alert(Severity.WARNING, message, "nothing, while a pump runs: it shows all of them at once"))
+    return alerts
 
 
 def failing(error: PumpError, idle: str = "the frontier stands still") -> str:
@@ -147,6 +158,31 @@ def failing(error: PumpError, idle: str = "the frontier stands still") -> str:
         f"the pump has been failing since {moment_text(error.since)}, {idle} ({error.attempts}"
         f" attempts, the last one at {moment_text(error.at)}): {error.error}"
     )
+
+
+def _warehouses_away(status: MirrorStatus) -> dict[str, list[TableStatus]]:
+    """The warehouses of which several tables are to be read and none can be, with these tables."""
+    tables: dict[str, list[TableStatus]] = {}
+    for table in status.tables:
+        if table.metadata_location is not None and table.state not in (TableState.FAILED, TableState.DROPPED):
+            location = table.metadata_location.rpartition("/metadata/")[0]
+            tables.setdefault(warehouse_of(location), []).append(table)
+    return {
+        warehouse: its_tables
+        for warehouse, its_tables in tables.items()
+        if len(its_tables) > 1 and all(table.unreadable is not None for table in its_tables)
+    }
+
+
+def _away(warehouse: str, tables: Sequence[TableStatus], leader: Sequence[Alert]) -> Alert:
+    """One alert for all tables of a warehouse. `leader`: alerts about a pump that fails because of it."""
+    message = f"none of the {len(tables)} tables in {warehouse} can be read, such as {tables[0].table}: "
+    message += "; ".join((str(tables[0].unreadable), *(alert.message for alert in leader)))
+    remedy = (
+        "make the warehouse available: mount it, or see whether its storage answers and takes the credentials. Nothing"
+        " is lost meanwhile, and the pump continues by itself"
+    )
+    return Alert(Severity.CRITICAL, message, remedy)
 
 
 def _neglect(status: MirrorStatus) -> list[Alert]:
@@ -170,20 +206,26 @@ def _neglect(status: MirrorStatus) -> list[Alert]:
     return [Alert(Severity.WARNING, message, remedy)]
 
 
-def _table(table: TableStatus) -> list[Alert]:
-    found = []
-    if table.error is not None:
-        found.append(Alert(Severity.CRITICAL, table.error, table=table.table))
-    elif table.state is TableState.FAILED:
-        found.append(Alert(Severity.CRITICAL, "failed, but no reason is recorded", table=table.table))
+def _table(table: TableStatus, *, readable: bool) -> list[Alert]:
+    """`readable`: False if another alert says that its metadata cannot be read."""
+    alerts = []
+    if table.error is not None and (readable or table.error != table.unreadable):
+        alerts.append(Alert(Severity.CRITICAL, table.error, table=table.table))
+    elif table.error is None and table.state is TableState.FAILED:
+        alerts.append(Alert(Severity.CRITICAL, "failed, but no reason is recorded", table=table.table))
     if table.state is TableState.DROPPED:
-        # The table was dropped on purpose. Nothing has stopped, and nobody needs to act.
-        return found
+        # The table was dropped on purpose. Nothing has stopped, and no operator needs to act.
+        return alerts
     if table.retention is not None and table.retention.stopped is not None:
-        found.append(Alert(Severity.CRITICAL, f"RETENTION STOPPED: {table.retention.stopped}", table=table.table))
+        alerts.append(Alert(Severity.CRITICAL, f"RETENTION STOPPED: {table.retention.stopped}", table=table.table))
     if table.retention is not None and table.retention.not_made is not None:
-        found.append(Alert(Severity.WARNING, table.retention.not_made, table=table.table))
+        alerts.append(Alert(Severity.WARNING, table.retention.not_made, table=table.table))
+    if table.damaged_files:
+        named = ", ".join(table.damaged_files[:_NAMED])
+        more = f" and {len(table.damaged_files) - _NAMED} more" if len(table.damaged_files) > _NAMED else ""
+        message = f"a file of its lake table cannot be read: {named}{more}. Readers of these rows fail; changes go on"
+        alerts.append(Alert(Severity.CRITICAL, message, table.repair, table=table.table))
     if table.maintenance is not None and table.maintenance.problem is not None:
         message = f"its last maintenance failed: {table.maintenance.problem}"
-        found.append(Alert(Severity.WARNING, message, table=table.table))
-    return found
+        alerts.append(Alert(Severity.WARNING, message, table=table.table))
+    return alerts

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from mirror_pump.lake.contents.snapshot_history import with_same_rows
 from mirror_pump.lake.contents.table_stats import TableStats
-from mirror_pump.lake.metadata.snapshot_stats import live_rows, pending_since, snapshot_stats
-from mirror_pump.lake.metadata.snapshot_summary import SnapshotSummary, Total
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.document.snapshot_stats import live_rows, pending_since, rows_are_exact, snapshot_stats
+from mirror_pump.lake.document.snapshot_summary import SnapshotSummary, Total
+from mirror_pump.lake.document.table_metadata import TableMetadata
 
 
 @dataclass(frozen=True)
@@ -16,20 +17,29 @@ class LakeContent:
     """Figures of an Iceberg table's current snapshot, from its summary."""
 
     rows: int
-    """Rows in data files minus rows hidden by position deletes. An upper bound while equality deletes are pending."""
+    """Rows in data files less those that position deletes hide. An upper bound unless `rows_exact`."""
     data_files: int
     delete_files: int
     equality_deletes: int
-    """Keys in equality-delete files: each hides at most one row of an older file."""
+    """Keys in equality-delete files, each of which may hide a row of an older file. A running pump turns them into
+    position deletes once one is `convert_age` old or `convert_rows` are pending; meanwhile DuckDB reads slowly and
+    pyiceberg not at all."""
     equality_deletes_since: datetime | None
     """When the oldest of them was committed, by the pump's clock; None if there are none."""
     size_bytes: int
+    """Size of the current snapshot's files, delete files included."""
     written_bytes: int
-    """Bytes of the files that commits have added since the table was created, without those of rewrites."""
+    """Files, delete files included, that the stream and copies have brought since the table was created."""
     rewritten_bytes: int
-    """Bytes of the files that merges and conversions of equality deletes have written in addition."""
+    """Files that merges and conversions of equality deletes have written in addition; Spark's rewrites are not in it.
+    (`written_bytes` + `rewritten_bytes`) / `written_bytes` is the write amplification."""
+    rows_exact: bool = True
+    """False while there are equality deletes, and after another engine's rewrite until no position delete from before
+    is left."""
     partitioned: bool = False
     """Whether the lake table is partitioned: only files of one partition are merged."""
+    same_rows: frozenset[int] = frozenset()
+    """IDs of the current snapshot, and of those that hold the same rows: files were only rewritten since."""
     figures: TableStats = field(default_factory=TableStats)
     """The figures that maintenance decisions use, as far as the metadata file has them. Sizes of single files and the
     number of manifests are missing."""
@@ -51,6 +61,7 @@ def lake_content(content: bytes) -> LakeContent:
     counted = snapshot_stats(metadata)
     return LakeContent(
         rows=live_rows(metadata, summary),
+        rows_exact=rows_are_exact(metadata, summary),
         data_files=total(Total.DATA_FILES),
         delete_files=total(Total.DELETE_FILES),
         equality_deletes=total(Total.EQUALITY_DELETES),
@@ -59,6 +70,7 @@ def lake_content(content: bytes) -> LakeContent:
         written_bytes=counted.written,
         rewritten_bytes=counted.rewritten,
         partitioned=metadata.is_partitioned,
+        same_rows=frozenset(with_same_rows(metadata)),
         figures=TableStats(
             data_files=total(Total.DATA_FILES),
             records=total(Total.RECORDS),

@@ -31,7 +31,7 @@ from mirror_pump.ops.maintenance.plan import (
     sweep_of,
 )
 from mirror_pump.ops.status.lake_content import LakeContent
-from mirror_pump.policy import Policy, policy_of
+from mirror_pump.settings.policy import Policy, policy_of
 from mirror_pump.source.catalog.maintenance import Attention, MaintainedTable, attention, read_tables
 from mirror_pump.source.connect import PgConnection
 
@@ -62,13 +62,16 @@ class MaintenanceDue:
     enabled: bool
     """False if the table's policy allows maintenance on request only."""
     due: tuple[DueOperation, ...]
+    """Operations (docs/maintenance.md#what-it-does-in-this-order) that the table's policy calls for now. Between two
+    looks of a maintainer, only as many small files are counted as there must be."""
     commits: int
     """Commits since a maintainer last examined the table, or since the table was created."""
     looked_at: datetime | None
+    """When a maintainer looked last; None: never."""
     unattended_seconds: float | None
     """How long the table has had commits that no maintainer has examined; None if it has none."""
     neglected: bool
-    """True if `unattended_seconds` is a day or more."""
+    """True if `unattended_seconds` is a day or more, and `enabled`."""
     problem: str | None
     """Why the last maintenance failed, or why the policy cannot be followed."""
 
@@ -93,13 +96,13 @@ def maintenance_due(
     Tables that are being copied, or whose metadata file is not in `contents`, are left out.
     """
     attentions = {table.table_id: table for table in attention(connection, slot)}
-    found = {}
+    backlogs = {}
     for table in read_tables(connection, slot):
         content = contents.get(table.metadata_location)
         state = attentions.get(table.table_id)
         if not table.copying and content is not None and state is not None:
-            found[table.table_id] = _backlog(table, content, state, now)
-    return found
+            backlogs[table.table_id] = _backlog(table, content, state, now)
+    return backlogs
 
 
 def _backlog(table: MaintainedTable, content: LakeContent, state: Attention, now: datetime) -> MaintenanceDue:
@@ -143,15 +146,15 @@ def _figures(table: MaintainedTable, content: LakeContent, stats: Mapping[str, A
     if stats.get("metadata_location") == table.metadata_location:
         counted = {name: stats[name] for name in FIGURE_NAMES if name in stats}
         return TableStats(**{**counted, "small_by_class": tuple(counted.get("small_by_class", ()))})
-    known = content.figures
+    figures = content.figures
     if content.partitioned:
         # The metadata file does not tell how many of the files are in one partition, where they can be merged.
-        return replace(known, position_delete_files_together=0)
+        return replace(figures, position_delete_files_together=0)
     bounds = class_bounds(policy.rewrite_target_bytes)
     # At most data_bytes // bound files can reach the bound, so at least the others are smaller.
-    smallest = max(0, known.data_files - known.data_bytes // bounds[-1])
+    smallest = max(0, figures.data_files - figures.data_bytes // bounds[-1])
     return replace(
-        known,
-        small_files=max(0, known.data_files - known.data_bytes // bounds[0]),
+        figures,
+        small_files=max(0, figures.data_files - figures.data_bytes // bounds[0]),
         small_by_class=(*(0 for _ in bounds[1:]), smallest),
     )

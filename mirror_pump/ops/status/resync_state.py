@@ -20,16 +20,18 @@ class ResyncState:
 
     since: datetime
     slot_lost: bool
-    """True if the slot was lost: the frontier of the tables is that of the whole mirror, until they go live."""
+    """True if the slot was lost: all tables are concerned, and the mirror's `frontier` and lag say only how far the
+    stream is."""
     tables: int
+    """Tables that are not live yet."""
     tables_copied: int
-    """Tables that only wait for the others."""
+    """Tables that are complete, and wait for the others."""
     frontier: Lsn | None
     """The frontier that readers of the tables keep; the lowest one. None if no table was live before."""
     copied: float
     """The share of the heap that is copied, 0 to 1."""
     seconds_left: float | None
-    """At the speed since the beginning. None until something is copied."""
+    """At the speed so far; None until something is copied."""
 
     @property
     def progress(self) -> str:

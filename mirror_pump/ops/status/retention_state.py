@@ -28,18 +28,23 @@ class RetentionState:
     partitions: Mapping[str, int]
     """The number of partitions in each state."""
     stopped: str | None
+    """Why nothing leaves the heap until an operator has looked; None if it goes on."""
     not_made: str | None
-    """Why a future partition could not be created in advance; None if there is no such problem."""
+    """Why a partition could not be made ahead, or none be looked at."""
     waits_for: str | None
-    """Why the oldest waiting partition cannot proceed, for example because of a reader's pin."""
+    """Why the oldest partition that waits does not go on, for example because of a reader's pin."""
     delta_rows: int
+    """Corrections of old rows."""
     delta_unfolded: int
+    """Corrections that are not in the lake yet."""
     delta_age: float | None
-    """Age in seconds of the oldest correction that is not folded."""
+    """Age in seconds of the oldest correction that is not in the lake yet."""
     pins: int
+    """Of readers that the cut-line, drops or folds may have to wait for."""
     expired_pins: int
+    """They protect nothing, and are swept after an hour."""
     oldest_pin_age: float | None
-    """Age in seconds of the oldest pin that has not expired."""
+    """Age in seconds of the oldest of `pins`."""
     mode: TableMode = TableMode.MIRRORED
     keep_heap: bool = False
     """Partitions stay in the heap, although the lake holds them."""
@@ -50,6 +55,10 @@ class RetentionState:
     """How far behind the cut-line rows expire from the lake; None if they stay."""
     not_expired: str | None = None
     """Why the retention line does not move, although it is due."""
+    lake_pins: int = 0
+    """Pins that hold a snapshot of the lake alone, such as leases of the REST catalog: nothing else waits for them."""
+    has_cutline: bool = True
+    """False for a table that readers pin, and that has neither partitions nor corrections that could wait for them."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -71,6 +80,8 @@ class RetentionState:
             "pins": self.pins,
             "expired_pins": self.expired_pins,
             "oldest_pin_age": self.oldest_pin_age,
+            "lake_pins": self.lake_pins,
+            "has_cutline": self.has_cutline,
         }
 
 
@@ -105,6 +116,8 @@ class _RetentionRow:
     chunks_done: int
     lake_lag: int | None
     not_expired: str | None
+    lake_pins: int
+    has_cutline: bool
 
     def state(self) -> RetentionState:
         kind = TierKind(self.tier_key_type) if self.tier_key_type in list(TierKind) else TierKind.BIGINT
@@ -128,4 +141,6 @@ class _RetentionRow:
             chunks_done=self.chunks_done,
             lake_retention=None if self.lake_lag is None else span_text(kind, self.lake_lag),
             not_expired=self.not_expired,
+            lake_pins=self.lake_pins,
+            has_cutline=self.has_cutline,
         )

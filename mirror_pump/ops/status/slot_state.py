@@ -122,18 +122,18 @@ def _error(connection: PgConnection, slot: str, row: _Slot) -> SourceError | Non
     except ConnectionLost:
         raise
     except SlotLost as lost:
-        return _lost(lost, row.timeline, system_identity(connection).timeline)
+        return _lost_slot_error(lost, row.timeline, system_identity(connection).timeline)
     except SourceError as error:
         return error
     return None
 
 
-def _lost(lost: SlotLost, recorded: int, present: int) -> SourceError:
+def _lost_slot_error(lost: SlotLost, recorded: int, timeline: int) -> SourceError:
     """The error for a slot that is lost. After a promotion or a restore, it is not the slot alone that may be."""
-    if present == recorded:
+    if timeline == recorded:
         return lost
     return HistoryDiverged(
-        f"the server was promoted or restored: it writes timeline {present}, and the mirror was published on timeline"
+        f"the server was promoted or restored: it writes timeline {timeline}, and the mirror was published on timeline"
         f" {recorded}. Since then {lost}",
         RECONCILE,
     )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self
 
-from mirror_pump.config import Settings
-from mirror_pump.errors import LakeError
+from mirror_pump.engine.lake_storage import lake_storage
+from mirror_pump.errors import LakeError, repair_of
 from mirror_pump.lake.storage import read_bytes
 from mirror_pump.model import Lsn, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.status.alerts import alerts_of
@@ -19,8 +18,9 @@ from mirror_pump.ops.status.resync_state import resync_states
 from mirror_pump.ops.status.retention_state import retention_states
 from mirror_pump.ops.status.slot_state import slot_state
 from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, SlotState, TableStatus
-from mirror_pump.pipeline.lake_storage import lake_storage
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.former_locations import former_locations
+from mirror_pump.source.catalog.lost_rows import read_lost_rows
 from mirror_pump.source.catalog.maintenance import is_served
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
 from mirror_pump.source.connect import PgConnection, connect, source_errors
@@ -55,9 +55,7 @@ class StatusReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def read(self) -> MirrorStatus:
@@ -84,13 +82,6 @@ class StatusReader:
             unpublished = set()
             if row.streams and slot.publication_error is None:
                 unpublished = not_whole(self._connection, self._settings.slot)
-        reached = max(row.frontier, row.replayed or 0)
-        # The pump reports a position beyond the frontier only when it holds no changes. The lake lacks nothing that was
-        # committed before.
-        idle_at = row.replied_at if row.replayed is not None and row.replayed > row.frontier else None
-        lag_seconds = None
-        if row.streams:
-            lag_seconds = self._lag_seconds(row.at, row.commit_time, idle_at, caught_up=reached >= row.wal_position)
         locations = [table.metadata_location for table in tables if table.metadata_location is not None]
         contents = self._contents_at(locations, read_files)
         status = MirrorStatus(
@@ -100,8 +91,8 @@ class StatusReader:
             wal_position=row.wal_position,
             frontier=row.frontier,
             commit_time=row.commit_time,
-            lag_bytes=max(0, row.wal_position - reached) if row.streams else 0,
-            lag_seconds=lag_seconds,
+            lag_bytes=row.lag_bytes,
+            lag_seconds=self._lag_seconds(row),
             slot=slot,
             leader=leader,
             last_error=last_error,
@@ -111,12 +102,13 @@ class StatusReader:
             went_back_at=row.went_back_at,
         )
         with source_errors("reading the mirror's status"):
-            known = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
-            backlog = maintenance_due(self._connection, self._settings.slot, known, row.at)
+            readable = {key: value for key, value in contents.items() if isinstance(value, LakeContent)}
+            backlog = maintenance_due(self._connection, self._settings.slot, readable, row.at)
             status = replace(
                 status,
                 served=is_served(self._connection, self._settings.slot),
                 former_locations=former_locations(self._connection),
+                lost_rows=read_lost_rows(self._connection),
                 resyncs=resync_states(self._connection, self._settings.slot, row.at),
             )
         shown = (
@@ -159,20 +151,20 @@ class StatusReader:
         named = named or {}
         return LeaderStatus(named.get("host"), named.get("pid"), named.get("started_at"), epoch, alive, retrying)
 
-    def _lag_seconds(
-        self, at: datetime, commit_time: datetime | None, idle_at: datetime | None, *, caught_up: bool
-    ) -> float | None:
+    def _lag_seconds(self, row: _MirrorRow) -> float | None:
         """Return 0 if everything committed is published, else the age of the newest time at which that is known.
 
         That time is the newest of three: the last published commit, the pump's last report that it held no changes, and
         the last read at which the mirror was caught up. The result is None if there is none of them. So the result is
-        an upper bound of what a reader misses, in seconds.
+        an upper bound of what a reader misses, in seconds. It is None without a stream, too.
         """
-        if caught_up:
-            self._caught_up_at = at
+        if not row.streams:
+            return None
+        if not row.lag_bytes:
+            self._caught_up_at = row.at
             return 0.0
-        known = [moment for moment in (commit_time, idle_at, self._caught_up_at) if moment is not None]
-        return max(0.0, (at - max(known)).total_seconds()) if known else None
+        times = [moment for moment in (row.commit_time, row.idle_at, self._caught_up_at) if moment is not None]
+        return max(0.0, (row.at - max(times)).total_seconds()) if times else None
 
     def _contents_at(self, locations: Sequence[str], read_files: bool) -> Mapping[str, LakeContent | str]:
         """Return the figures of tables, or why they cannot be read, by metadata location."""
@@ -187,9 +179,9 @@ class StatusReader:
 
         Each metadata file is read only once, because it never changes.
         """
-        known = self._contents.get(location)
-        if known is not None:
-            return known
+        cached = self._contents.get(location)
+        if cached is not None:
+            return cached
         try:
             return lake_content(read_bytes(location, self._storage))
         except LakeError as error:
@@ -216,6 +208,17 @@ class _MirrorRow:
     """The LSN that the pump reports as applied. None, like `replied_at`, while no pump reads the slot."""
     replied_at: datetime | None
 
+    @property
+    def lag_bytes(self) -> int:
+        """WAL that is neither published nor known to hold nothing for the mirror; 0 without a stream."""
+        return max(0, self.wal_position - max(self.frontier, self.replayed or 0)) if self.streams else 0
+
+    @property
+    def idle_at(self) -> datetime | None:
+        """When the pump reported that it held no changes, None if it did not: the lake lacks nothing that was committed
+        before. Only then does it report a position beyond the frontier."""
+        return self.replied_at if self.replayed is not None and self.replayed > self.frontier else None
+
 
 @dataclass(frozen=True)
 class _StatusTableRow:
@@ -233,6 +236,8 @@ class _StatusTableRow:
     error: str | None
     metadata_location: str | None
     """None if the catalog does not name the lake table any more."""
+    head_snapshot_id: int | None
+    """The current snapshot that the mirror left in the lake table. None if a release that recorded none left it."""
     chunks_total: int
     chunks_done: int
     rows_copied: int
@@ -243,6 +248,10 @@ class _StatusTableRow:
     has_key: bool
     waits_for_others: bool
     """Whether it is copied, and goes live with other tables of a resync that are not."""
+    damaged: list[str]
+    """URIs of files that cannot be read."""
+    sheds: bool
+    """Whether rows have left its heap."""
 
 
 def _table(
@@ -285,10 +294,24 @@ def _table(
         chunks_done=row.chunks_done,
         rows_copied=row.rows_copied,
         deletes=DeleteMode(**(row.key_index or {})),
-        error=error or (content if isinstance(content, str) else None),
+        error=error or (content if isinstance(content, str) else _moved(row, content)),
         note=note,
+        unreadable=content if isinstance(content, str) else None,
         generated_left_out=tuple(row.left_out),
+        damaged_files=tuple(row.damaged),
+        repair=repair_of(str(name), only_copy=row.sheds) if row.damaged else "",
     )
+
+
+def _moved(row: _StatusTableRow, content: LakeContent | None) -> str | None:
+    """Returns what other engines did to the lake table of a table that is mirrored, as far as its metadata tells."""
+    if TableState(row.state).has_ended or row.head_snapshot_id is None:
+        return None
+    if row.metadata_location is None:
+        return "its lake table is not in the Iceberg catalog any more: another engine dropped or renamed it"
+    if content is None or row.head_snapshot_id in content.same_rows:
+        return None
+    return "another engine changed rows of its lake table: a pump undoes that within seconds, start one if none runs"
 
 
 def _age(content: LakeContent, now: datetime) -> float:

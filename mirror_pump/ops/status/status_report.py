@@ -14,6 +14,7 @@ from mirror_pump.ops.status.maintenance_due import MaintenanceDue
 from mirror_pump.ops.status.resync_state import ResyncState
 from mirror_pump.ops.status.retention_state import RetentionState
 from mirror_pump.source.catalog.former_locations import FormerLocation
+from mirror_pump.source.catalog.lost_rows import LostRow
 from mirror_pump.source.catalog.pump_error import PumpError
 from mirror_pump.source.stream.standby import StandbyProcess
 from mirror_pump.source.stream.wal_room import WalRate, WalRoom, max_outage_seconds
@@ -24,12 +25,16 @@ class DeleteMode:
     """How the pump wrote the deletes of a table's last commit, and the index that position deletes need."""
 
     mode: str = "equality"
-    """`position` or `equality`. Equality deletes name keys: they need no index and are converted later."""
+    """How its last commit with deletes wrote them: `position`, which every engine reads fast, or `equality`, some or
+    all by key, to be converted later. `equality` before the first delete."""
     phase: str | None = None
-    """The index: `wanted`, `building`, `ready` or `following` (another engine's rewrite). None without an index."""
+    """The key index of the pump: `wanted` (it begins with the next commit), `building`, `ready`, `following` (reading
+    the files of another engine's rewrite). None where there is none: no deletes yet, no room in `index_memory`, or a
+    key that cannot be indexed."""
     rows: int = 0
+    """Rows of the key index, as of the last commit."""
     bytes: int = 0
-    """Bytes of the pump's memory that the index takes."""
+    """Bytes of the pump's memory that the key index takes."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,16 @@ class TableStatus:
     table: str
     lake_table: str
     state: TableState
+    """What the states mean is in docs/schema-changes.md#the-life-of-a-mirrored-table."""
     frontier: Lsn | None
-    """None until the initial copy is complete, and for a tiered table, which no stream concerns."""
+    """None until its initial copy is complete. It stays where it was while the table waits or is copied again, and once
+    it has failed or was dropped."""
     lag_bytes: int | None
     lag_seconds: float | None
+    """None for tables that are not live."""
     snapshot_id: int | None
     metadata_location: str | None
+    """The Iceberg metadata file of the current snapshot."""
     equality_deletes_age: float | None
     """Seconds since the oldest pending equality delete was committed; 0 if none is pending, None if unknown."""
     content: LakeContent | None
@@ -54,15 +63,25 @@ class TableStatus:
     rows_copied: int
     deletes: DeleteMode
     error: str | None
+    """Why the table failed, what its owner has to do before it is copied again (it has no key, or is not published
+    whole), or why its files could not be read, whose figures are None then. None if all is well."""
     note: str | None = None
-    """Information that requires no action, such as that the table was dropped, or what it waits for."""
+    """What is to be known though no operator has to act: that the table was dropped, or what it waits for."""
     generated_left_out: tuple[str, ...] = ()
-    """Generated columns that are not mirrored."""
+    """Generated columns that are not mirrored: virtual ones, and stored ones before PostgreSQL 18."""
     retention: RetentionState | None = None
     """None if the table has no cut-line and no reader pins it."""
     maintenance: MaintenanceDue | None = None
     """None while the table is being copied, or if its metadata could not be read."""
     mode: TableMode = TableMode.MIRRORED
+    """`mirrored`, or `tiered`: no stream concerns it, so it has no frontier and no lag."""
+    unreadable: str | None = None
+    """Why its metadata cannot be read; None if it can. Also the `error` of a table without another one."""
+    damaged_files: tuple[str, ...] = ()
+    """URIs of files of its lake table that a job of the pump could not read
+    (docs/maintenance.md#when-files-of-the-lake-are-damaged)."""
+    repair: str = ""
+    """What to do about them."""
 
 
 @dataclass(frozen=True)
@@ -88,33 +107,61 @@ class SlotState:
     exists: bool
     active: bool
     wal_status: str | None
-    """`reserved`, `extended`, `unreserved` or `lost`."""
+    """As in pg_replication_slots: `reserved`, `extended`, `unreserved` or `lost`; None when the slot does not exist."""
     retained_bytes: int | None
     """WAL that the server keeps for the slot."""
     confirmed: Lsn | None
     publication_error: str | None = None
-    """Why the pump cannot use the publication, and what to do; None if it can."""
+    """Why the pump cannot use the publication (it is gone, or has other settings), and what to do; None if it can."""
     invalidation_reason: str | None = None
-    """Why the server invalidated the slot. None if it did not, and before PostgreSQL 17."""
+    """Why the server invalidated the slot, as in pg_replication_slots. None if it did not, and before PostgreSQL 17."""
     inactive_since: datetime | None = None
     """When the slot was last read. None while it is being read, and before PostgreSQL 17."""
     error: SourceError | None = None
-    """Why no pump can resume from the slot; None if one can."""
+    """Why no pump can resume from the slot (it is gone, was invalidated, moved or re-created), since when as far as
+    that is known; `remedy` says what to do. None if one can."""
     safe_wal_bytes: int | None = None
-    """WAL that may be written before the slot may be lost, or keeps more than `wal_guard_bytes`; None without such a
-    limit, and once the slot is lost."""
+    """WAL that the server may write before the slot can be lost (`safe_wal_size` of pg_replication_slots), or before it
+    keeps more than `wal_guard_bytes`, if that is less; at least 0. None without such a limit, and once the slot is
+    lost."""
     wal_rate: WalRate | None = None
-    """How fast the server writes WAL; None if that is not known yet."""
+    """How fast the server writes WAL, over how many seconds that was measured: since its last checkpoint began. None
+    for 10 s after that. docs/monitoring.md#historyjson has the rate over the last minute."""
     held_by: Holder | None = None
-    """The oldest open transaction if it keeps the WAL, that is, if it started before the newest published commit."""
+    """The oldest open transaction, if transactions that were committed after it began are published: the slot keeps the
+    WAL from its beginning on. `kind` is `transaction` (with `pid` and `application`) or `prepared transaction` (with
+    its name in `prepared`), `seconds` how long it has been open. None if there is none, and if the role may not see
+    other roles' sessions (`pg_read_all_stats`)."""
     wal: WalRoom | None = None
     """What the two figures about WAL were computed from; None if the slot does not exist."""
 
     @property
     def max_outage_seconds(self) -> float | None:
-        """How many seconds the slot survives without a pump. None without a limit, if the server writes nothing, and if
-        the rate is unknown."""
+        """`safe_wal_bytes` at that rate: how long an outage of the pump may take before the slot is lost. None without
+        a limit, if nothing is written, and if the rate is unknown."""
         return max_outage_seconds(self.safe_wal_bytes, self.wal_rate)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object that docs/cli-json.md describes."""
+        return {
+            "name": self.name,
+            "publication": self.publication,
+            "publication_error": self.publication_error,
+            "exists": self.exists,
+            "active": self.active,
+            "wal_status": self.wal_status,
+            "invalidation_reason": self.invalidation_reason,
+            "inactive_since": _time(self.inactive_since),
+            "error": None if self.error is None else str(self.error),
+            "remedy": None if self.error is None else self.error.remedy,
+            "retained_bytes": self.retained_bytes,
+            "confirmed_lsn": _lsn(self.confirmed),
+            "safe_wal_bytes": self.safe_wal_bytes,
+            "wal_bytes_per_second": None if self.wal_rate is None else self.wal_rate.bytes_per_second,
+            "wal_rate_seconds": None if self.wal_rate is None else self.wal_rate.seconds,
+            "max_outage_seconds": self.max_outage_seconds,
+            "held_by": None if self.held_by is None else asdict(self.held_by),
+        }
 
 
 @dataclass(frozen=True)
@@ -124,8 +171,11 @@ class LeaderStatus:
     host: str | None
     pid: int | None
     since: str | None
+    """When it took the lead; None between two attempts."""
     epoch: int
+    """Counts leaders."""
     alive: bool
+    """False for one that was killed."""
     retrying: bool = False
     """True if the pump's last attempts failed. It waits for the next attempt, without leading, or is making it."""
 
@@ -136,7 +186,7 @@ class Severity(StrEnum):
     CRITICAL = "critical"
     """The problem does not go away by itself: an operator must act. `status --check` exits with 1."""
     WARNING = "warning"
-    """Nothing has stopped, but the problem grows if nobody acts."""
+    """Nothing has stopped, but the problem grows if no operator acts."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +194,7 @@ class Alert:
     """A problem that an operator should know about."""
 
     severity: Severity
+    """`critical`: the problem does not go away by itself. `warning`: it grows if no operator acts."""
     message: str
     """What happened. It does not repeat the table's name."""
     remedy: str = ""
@@ -159,31 +210,47 @@ class MirrorStatus:
     database: str
     warehouse: str
     at: datetime
+    """The database's clock at the time of the query. Everything but what is read from files is of this moment."""
     wal_position: Lsn
+    """End of the WAL at that moment."""
     frontier: Lsn
+    """Every transaction that ends at or below it is in the lake, in all live tables."""
     commit_time: datetime | None
-    """When the newest published transaction was committed."""
+    """When the newest published transaction was committed; None before the first."""
     lag_bytes: int
+    """WAL between what the mirror has dealt with (the frontier, or further what the pump has read and found to hold
+    nothing for the mirror) and `wal_position`. WAL of other databases and of tables that are not mirrored counts until
+    the pump has read past it."""
     lag_seconds: float | None
+    """0 when `lag_bytes` is 0. Otherwise the age of `commit_time`, or of the pump's later report that it had nothing in
+    hand: a reader of the lake misses nothing that was committed earlier. After a quiet time it is an upper bound, until
+    the next publish or report. None before the first publish, and without a stream."""
     slot: SlotState
     leader: LeaderStatus | None
+    """The pump that leads the mirror; None when none leads."""
     last_error: PumpError | None
-    """Why the pump cannot continue, or why it stopped; None if it has been successful since."""
+    """Why the pump cannot continue, or why it stopped. None once the frontier has moved, or there was nothing to
+    publish for 10 s. An error that came while the database could not be reached is not in it."""
     tables: tuple[TableStatus, ...]
     standbys: tuple[StandbyProcess, ...] = ()
-    """Pumps that wait for leadership."""
+    """Pumps that wait to take over when the leader has ended."""
     served: bool = False
     """True if a maintainer runs."""
     former_locations: tuple[FormerLocation, ...] = ()
-    """Locations that hold files of former registrations."""
+    """As `unregister --list --json` prints them, without `files` and `size_bytes`."""
     resyncs: tuple[ResyncState, ...] = ()
-    """Tables that are copied again together, by resync."""
+    """What is being copied again by a resync (docs/operations.md#copying-everything-again)."""
     streams: bool = True
-    """False for a mirror without a stream, for tiered tables only: it has no slot, and nothing lags."""
+    """False for a mirror without a stream (docs/operations.md#a-mirror-without-a-stream): `lag_bytes` is 0,
+    `slot.exists` is False without an error, and `frontier` is the end of the WAL at the last publish."""
     went_back_at: datetime | None = None
-    """When a pump found that the lake has publishes which the catalog does not know. None once that is reconciled."""
+    """Without a stream: when a pump found that the lake has publishes which the database has lost
+    (docs/operations.md#after-a-restore). None otherwise, and once that is reconciled."""
+    lost_rows: tuple[LostRow, ...] = ()
+    """Rows of schema modak that are gone although others need them (docs/faults.md#lost-rows-of-schema-modak). Each is
+    an alert."""
     alerts: tuple[Alert, ...] = ()
-    """All alerts, critical ones first."""
+    """What a person should look at, the most urgent first; empty when all is well."""
 
     @property
     def backlogs(self) -> tuple[MaintenanceDue, ...]:
@@ -203,35 +270,8 @@ class MirrorStatus:
             "lag_seconds": self.lag_seconds,
             "streams": self.streams,
             "went_back_at": _time(self.went_back_at),
-            "slot": {
-                "name": self.slot.name,
-                "publication": self.slot.publication,
-                "publication_error": self.slot.publication_error,
-                "exists": self.slot.exists,
-                "active": self.slot.active,
-                "wal_status": self.slot.wal_status,
-                "invalidation_reason": self.slot.invalidation_reason,
-                "inactive_since": _time(self.slot.inactive_since),
-                "error": None if self.slot.error is None else str(self.slot.error),
-                "remedy": None if self.slot.error is None else self.slot.error.remedy,
-                "retained_bytes": self.slot.retained_bytes,
-                "confirmed_lsn": _lsn(self.slot.confirmed),
-                "safe_wal_bytes": self.slot.safe_wal_bytes,
-                "wal_bytes_per_second": None if self.slot.wal_rate is None else self.slot.wal_rate.bytes_per_second,
-                "wal_rate_seconds": None if self.slot.wal_rate is None else self.slot.wal_rate.seconds,
-                "max_outage_seconds": self.slot.max_outage_seconds,
-                "held_by": None if self.slot.held_by is None else asdict(self.slot.held_by),
-            },
-            "leader": None
-            if self.leader is None
-            else {
-                "host": self.leader.host,
-                "pid": self.leader.pid,
-                "since": self.leader.since,
-                "epoch": self.leader.epoch,
-                "alive": self.leader.alive,
-                "retrying": self.leader.retrying,
-            },
+            "slot": self.slot.to_json(),
+            "leader": None if self.leader is None else asdict(self.leader),
             "standbys": [
                 {
                     "host": standby.host,
@@ -250,7 +290,8 @@ class MirrorStatus:
             "resyncs": [resync.to_json() for resync in self.resyncs],
             "alerts": [asdict(alert) for alert in self.alerts],
             "tables": [_table_json(table) for table in self.tables],
-            "former_locations": [former.to_json() for former in self.former_locations],
+            "former_locations": [location.to_json() for location in self.former_locations],
+            "lost_rows": [{"relation": row.relation, "table": row.table_name} for row in self.lost_rows],
         }
 
 
@@ -269,7 +310,7 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "lag_bytes": table.lag_bytes,
         "lag_seconds": table.lag_seconds,
         "rows": content.rows if content else None,
-        "rows_exact": content.equality_deletes == 0 if content else None,
+        "rows_exact": content.rows_exact if content else None,
         "data_files": content.data_files if content else None,
         "delete_files": content.delete_files if content else None,
         "equality_deletes": content.equality_deletes if content else None,
@@ -287,6 +328,7 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "error": table.error,
         "note": table.note,
         "generated_left_out": list(table.generated_left_out),
+        "damaged_files": list(table.damaged_files),
         "retention": None if table.retention is None else table.retention.to_json(),
         "maintenance": None if table.maintenance is None else table.maintenance.to_json(),
     }

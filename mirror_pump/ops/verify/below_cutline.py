@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mirror_pump.config import Settings
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import ConnectionLost, MirrorPumpError
 from mirror_pump.lake.storage import StorageOptions
@@ -18,9 +17,10 @@ from mirror_pump.model import MirroredTable
 from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.drop_proof import Prover
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.retention import partitions as source
-from mirror_pump.source.retention.partitions import TIERED, TIERING, Partition
+from mirror_pump.source.retention.partitions import Partition
 
 _KINDS = {"not in the heap": "extra", "not in the lake": "missing", "other values": "different"}
 """The kind of a difference in a report, by how a proof puts it."""
@@ -33,11 +33,11 @@ class NotComparable(Exception):
 def shared_partitions(connection: PgConnection, table: MirroredTable) -> tuple[Partition, ...]:
     """The partitions that heap and lake both hold."""
     with source_errors(f"looking at partitions of {table.name}"):
-        known = source.read_partitions(connection, table.table_id)
+        partitions = source.read_partitions(connection, table.table_id)
     return tuple(
         partition
-        for partition in known
-        if partition.state in (TIERING, TIERED) and partition.name is not None and not partition.attached_late
+        for partition in partitions
+        if not partition.state.is_above_cutline and partition.name is not None and not partition.attached_late
     )
 
 
@@ -66,16 +66,16 @@ def compare_partitions(
             raise
         except MirrorPumpError as error:
             raise NotComparable(f"partition {partition.partition_id} could not be compared: {error}") from error
-        found = [_difference(table, text) for text in proof.differing]
+        differing_rows = [_difference(table, text) for text in proof.differing]
         heap_rows += proof.rows
-        lake_rows += proof.rows + _more_in_the_lake(found)
-        differences += found
+        lake_rows += proof.rows + _more_in_the_lake(differing_rows)
+        differences += differing_rows
     return Comparison(heap_rows, lake_rows, len(differences), tuple(differences))
 
 
-def _more_in_the_lake(found: Sequence[dict[str, Any]]) -> int:
+def _more_in_the_lake(differences: Sequence[dict[str, Any]]) -> int:
     """How many rows more the lake has, as far as a proof names differing rows."""
-    kinds = [difference["kind"] for difference in found]
+    kinds = [difference["kind"] for difference in differences]
     return kinds.count("extra") - kinds.count("missing")
 
 

@@ -14,15 +14,14 @@ from typing import TypeAlias
 
 from decoders.messages import parse_begin, parse_commit, parse_logical_message, parse_relation, parse_truncate
 from mirror_pump.model import Lsn, MirroredTable, TableId
-from mirror_pump.pipeline.stream.relation_difference import difference_from
+from mirror_pump.pipeline.stream.stream_tables import difference_from
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.heap.row_lookup import read_rows
 from mirror_pump.source.relations.change_notes import PREFIX, parse_note
-from mirror_pump.source.stream.replication_stream import XLOG_HEADER_BYTES, ReplicationStream
+from mirror_pump.source.stream.replication_stream import ReplicationStream
 
 _STREAM_WAIT = 0.05
 """Seconds between status updates to the temporary slot's walsender while the stream is idle."""
-_READ_MESSAGES = 8192
 
 Key: TypeAlias = tuple[str, ...]
 """The key columns' texts, in attribute order."""
@@ -128,15 +127,15 @@ def _change(changes: CatchUpTable, tag: bytes, message: bytes) -> None:
     if old is not None:
         new = [before if cell == b"u" and before is not None else cell for cell, before in zip(new, old, strict=True)]
     key = _key(new, key_places)
-    former = _key(old, key_places) if old is not None else key
+    old_key = _key(old, key_places) if old is not None else key
     if tag == b"U":
-        known = changes.rows.get(former)
+        old_row = changes.rows.get(old_key)
         new = [
-            (known[place] if known is not None else UnchangedValue(former)) if cell == b"u" else cell
+            (old_row[place] if old_row is not None else UnchangedValue(old_key)) if cell == b"u" else cell
             for place, cell in enumerate(new)
         ]
-        if former != key:
-            changes.rows[former] = None
+        if old_key != key:
+            changes.rows[old_key] = None
     changes.rows[key] = tuple(cell for cell in new if not isinstance(cell, bytes))
 
 
@@ -167,13 +166,13 @@ def _key(cells: list[Cell | bytes], places: list[int]) -> Key:
 
 def former_rows(changes: CatchUpTable, reader: PgConnection) -> dict[Key, tuple[str | None, ...]]:
     """By key, the rows of the consistent point that unchanged values refer to. `reader` sees the consistent point."""
-    wanted = {
+    keys = {
         cell.key for row in changes.rows.values() if row is not None for cell in row if isinstance(cell, UnchangedValue)
     }
     columns = changes.table.columns
-    found = read_rows(reader, changes.table, columns, sorted(wanted))
+    rows = read_rows(reader, changes.table, columns, sorted(keys))
     places = [place for place, column in enumerate(columns) if column.name in changes.table.key]
-    return {tuple(str(row[place]) for place in places): row for row in found}
+    return {tuple(str(row[place]) for place in places): row for row in rows}
 
 
 def read_catch_up_changes(
@@ -182,12 +181,11 @@ def read_catch_up_changes(
     """The changes of all transactions that ended after `start` and at or before `until`."""
     changes = CatchUpChanges(tables, start)
     while True:
-        messages: list[bytes] = []
-        stream.read(messages, _READ_MESSAGES, _STREAM_WAIT)
-        for message in messages:
-            if not changes.feed(bytes(message[XLOG_HEADER_BYTES:]), until):
+        messages = stream.read(_STREAM_WAIT)
+        for message in messages.contents():
+            if not changes.feed(message, until):
                 return changes
         keepalive = stream.keepalive
-        if changes.position >= until or (keepalive is not None and keepalive.wal_end >= until and not messages):
+        if changes.position >= until or (keepalive is not None and keepalive.wal_end >= until and not len(messages)):
             return changes
-        stream.send_status(start, start, start, reply=not messages)
+        stream.send_status(start, start, start, reply=not len(messages))

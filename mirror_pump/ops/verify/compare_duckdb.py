@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from decoders.columns import Kind
+from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.ops.verify.comparison import SHOWN_ROWS, Comparison, difference, is_floating, is_temporal
-from mirror_pump.quoting import identifier, literal
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -32,20 +32,22 @@ def compare(
     scans = {
         side: f"iceberg_scan({literal(at)})" for side, at in zip(_SIDES, (heap_location, lake_location), strict=True)
     }
-    present = {
+    names_by_side = {
         side: {row[0] for row in duckdb.execute(f"DESCRIBE SELECT * FROM {scan}").fetchall()}
         for side, scan in scans.items()
     }
     fields = [
         field
         for field in every_raw_text(schema).fields
-        if not is_raw_text(field) or field.name in present["heap"] | present["lake"]
+        if not is_raw_text(field) or field.name in names_by_side["heap"] | names_by_side["lake"]
     ]
     keys = [place for place, field in enumerate(fields) if field.field_id in schema.key_ids]
     compared = "" if line is None else f" WHERE {_tier_value(line)} >= {line.cut}"
     try:
         for side, scan in scans.items():
-            columns = ", ".join(f"{_exact(field, present[side])} AS c{place}" for place, field in enumerate(fields))
+            columns = ", ".join(
+                f"{_exact(field, names_by_side[side])} AS c{place}" for place, field in enumerate(fields)
+            )
             # With a view, each of the queries below would scan the files again.
             duckdb.execute(
                 f"CREATE OR REPLACE TEMP TABLE compared_{side} AS SELECT *, row_number() OVER (PARTITION BY"
@@ -97,10 +99,10 @@ def _tier_value(line: CutLine) -> str:
             return name
 
 
-def _exact(field: LakeField, present: set[str]) -> str:
+def _exact(field: LakeField, columns: set[str]) -> str:
     """The column in a form in which only identical values are equal. NULL for a raw text column that the table
     lacks."""
     name = identifier(field.name)
-    if is_raw_text(field) and field.name not in present:
+    if is_raw_text(field) and field.name not in columns:
         return "NULL::text"
     return f"{name}::text" if is_floating(field) else name

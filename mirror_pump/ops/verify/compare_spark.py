@@ -10,13 +10,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from decoders.columns import Kind
+from mirror_pump.database.quoting import spark_identifier
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.iceberg_io import table_frame
 from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.ops.verify.comparison import SHOWN_ROWS, Comparison, difference, is_floating, is_temporal
-from mirror_pump.quoting import spark_identifier
 
 _LOCAL_FILES = StorageOptions()
 
@@ -53,13 +53,13 @@ def compare(
         ),
         how="full_outer",
     )
-    present = {side: f.col(f"{side}n").isNotNull() for side in "hl"}
+    has_row = {side: f.col(f"{side}n").isNotNull() for side in "hl"}
     same = reduce(Column.__and__, [_side("h", v).eqNullSafe(_side("l", v)) for v in values], f.lit(True))  # noqa: FBT003
-    differing = joined.where(~(present["h"] & present["l"] & same))
+    differing = joined.where(~(has_row["h"] & has_row["l"] & same))
     counts = joined.agg(
-        f.count(f.when(present["h"], 1)),
-        f.count(f.when(present["l"], 1)),
-        f.count(f.when(~(present["h"] & present["l"] & same), 1)),
+        f.count(f.when(has_row["h"], 1)),
+        f.count(f.when(has_row["l"], 1)),
+        f.count(f.when(~(has_row["h"] & has_row["l"] & same), 1)),
     ).first()
     assert counts is not None
     rows = differing.limit(shown).select(_printable(schema)).collect() if counts[2] else []
@@ -85,11 +85,11 @@ def _tier_value(line: CutLine) -> Column:
 
 
 def _prepared(table: DataFrame, schema: LakeSchema) -> DataFrame:
-    present = set(table.columns)
+    columns = set(table.columns)
     return table.select(
         [
             f.lit(None).cast("string").alias(field.name)
-            if is_raw_text(field) and field.name not in present
+            if is_raw_text(field) and field.name not in columns
             else _exact(field)
             for field in schema.fields
         ]

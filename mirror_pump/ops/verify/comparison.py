@@ -8,7 +8,7 @@ from typing import Any
 
 from decoders.columns import Kind
 from mirror_pump.lake.format.schema import LakeField
-from mirror_pump.limits import InternalLimits
+from mirror_pump.settings.limits import InternalLimits
 
 SHOWN_ROWS = InternalLimits().verify_shown_rows
 """Default number of differing rows that a report shows. It counts all."""
@@ -24,10 +24,13 @@ class Comparison:
     """How many rows two tables have and how many of these differ, with examples."""
 
     heap_rows: int
+    """Rows of the heap; `lake_rows` are those of the lake."""
     lake_rows: int
     different_rows: int
+    """Rows that are on one side only, or not the same on both."""
     differences: tuple[dict[str, Any], ...]
-    """The first few: {"key": {...}, "kind": "missing" | "extra" | "different", "columns": {name: {heap, lake}}}."""
+    """The first rows that differ: the `key`; the `kind`, `missing` (in the heap only), `extra` (in the lake only) or
+    `different`; and the `columns` that differ, as `{"heap": ..., "lake": ...}`, empty for other kinds."""
 
 
 def is_floating(field: LakeField) -> bool:

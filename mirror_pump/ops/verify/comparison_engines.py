@@ -3,33 +3,33 @@ Spark."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from mirror_pump.config import Settings
-from mirror_pump.cores import available_cores
+from mirror_pump.database.quoting import literal
+from mirror_pump.engine.lake_storage import reachable_warehouses
 from mirror_pump.engine.spark_runtime.cluster import check_cluster
 from mirror_pump.engine.spark_runtime.local_runner import LocalTaskRunner
 from mirror_pump.engine.spark_runtime.session import SparkSettings, maven_packages, spark_session
 from mirror_pump.errors import LakeError, UsageError, one_line_of
+from mirror_pump.lake.commit.readable_files import require_readable
 from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.document.metadata_files import read_metadata
+from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.metadata.metadata_files import read_metadata
-from mirror_pump.lake.metadata.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb, reach_storage
+from mirror_pump.ops.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.verify import compare_duckdb
 from mirror_pump.ops.verify.comparison import Comparison
-from mirror_pump.pipeline.lake_storage import reachable_warehouses
-from mirror_pump.quoting import literal
-from mirror_pump.telemetry import get_logger
+from mirror_pump.runtime.cores import available_cores
+from mirror_pump.runtime.private_files import spark_log
+from mirror_pump.runtime.telemetry import get_logger
+from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     from mirror_pump.engine.spark_runtime.runner import TaskRunner
@@ -49,11 +49,9 @@ class Engines(Protocol):
 
     def for_heap(self, heap_bytes: int, /) -> ComparisonEngine:
         """The engine whose runner reads the heap."""
-        ...
 
     def for_tables(self, heap_bytes: int, lake_location: str, /) -> ComparisonEngine:
         """The engine that compares the heap with the lake table whose metadata file is `lake_location`."""
-        ...
 
 
 class EnginesBySize:
@@ -87,10 +85,10 @@ class EnginesBySize:
         names = (Total.FILES_SIZE, Total.RECORDS, Total.POSITION_DELETES, Total.EQUALITY_DELETES)
         totals = [snapshot.summary.total(name) for name in names]
         # Other engines may leave totals out.
-        known = [total for total in totals if total is not None]
-        if len(known) < len(totals):
+        recorded = [total for total in totals if total is not None]
+        if len(recorded) < len(totals):
             return False
-        return known[0] <= self._limits.verify_small_bytes and sum(known[1:]) <= self._limits.verify_small_rows
+        return recorded[0] <= self._limits.verify_small_bytes and sum(recorded[1:]) <= self._limits.verify_small_rows
 
     @cached_property
     def _small(self) -> ComparisonEngine | None:
@@ -117,6 +115,8 @@ class EnginesBySize:
             try:
                 return compare_duckdb.compare(duckdb, heap, lake, schema, line, shown=shown)
             except module.Error as error:
+                # Spark would take its time to fail at a damaged file too.
+                require_readable(lake, self._storage)
                 reason = one_line_of(error)
                 get_logger("verify").warning("compared-by-spark", lake=lake, reason=reason, remedy="Nothing.")
                 return self._spark.compare(heap, lake, schema, line)
@@ -131,7 +131,8 @@ class EnginesBySize:
         settings = self._settings
         warehouse = settings.require_warehouse()
         check_cluster(settings.master, settings.require_dsn(), warehouse)
-        log = Path(tempfile.gettempdir()) / f"mirror-pump-spark-{os.getuid()}.log"
+        log = spark_log()
+        get_logger("verify").info("spark-starts", log=str(log))
         packages = maven_packages(*(warehouse.root for warehouse in reachable_warehouses(self._storage)))
         spark = spark_session(
             SparkSettings(
@@ -141,7 +142,7 @@ class EnginesBySize:
                 conf={"spark.jars.packages": ",".join(packages)},
             )
         )
-        runner = SparkTaskRunner.on(spark, available_cores())
+        runner = SparkTaskRunner(spark, available_cores())
         self._closing.callback(runner.close)
         limits = self._limits
         return ComparisonEngine(runner, partial(compare, spark, shown=limits.verify_shown_rows, storage=self._storage))

@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mirror_pump.config import ENV_PREFIX, Settings
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableId, format_lsn
 from mirror_pump.ops.status.wait_for_frontier import wait_on
+from mirror_pump.settings.config import ENV_PREFIX, Settings
 from mirror_pump.source.connect import connect
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.leader import is_led
@@ -55,12 +55,12 @@ def reach(settings: Settings, target: Lsn) -> None:
 def await_copies(settings: Settings, table_ids: Sequence[TableId]) -> None:
     """Return once none of the tables is being copied, or their copies make no progress. If no pump runs, start one
     until it has caught up. Raises SourceError if that fails."""
-    former: list[_CopyRow] = []
+    last_copies: list[_CopyRow] = []
     deadline = time.monotonic() + _COPY_PATIENCE
     with connect(settings.require_dsn(), autocommit=True) as connection:
         while copies := fetch_rows(connection, _CopyRow, _SQL["copies"], {"table_ids": list(table_ids)}):
-            if copies != former:
-                former, deadline = copies, time.monotonic() + _COPY_PATIENCE
+            if copies != last_copies:
+                last_copies, deadline = copies, time.monotonic() + _COPY_PATIENCE
             elif time.monotonic() > deadline:
                 return
             if is_led(connection, settings.slot):

@@ -53,7 +53,7 @@ def read_heap(
     heap or a partition was rewritten, dropped, altered or locked for too long, and NotReadable if Postgres cannot
     output a row.
     """
-    # Nobody prunes the scratch table, and fewer files are read faster.
+    # No read prunes the scratch table, and fewer files are read faster.
     target = replace(table, location=location, partitioning=None)
     staged = LakeTable.create(LakeSchema.of_table(table), location, storage, {}, _now_ms())
     futures = [runner.submit(copy_chunk, ChunkTask(dsn, target, chunk, storage, snapshot)) for chunk in chunks]
@@ -112,10 +112,11 @@ def _rows(changes: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:
     try:
         # In a savepoint, so that after an error the reader can read other tables.
         with source_errors(f"reading rows of {changes.table.name}"), reader.transaction():
-            former = former_rows(changes, reader)
+            old_rows = former_rows(changes, reader)
         return [
             tuple(
-                former[cell.key][place] if isinstance(cell, UnchangedValue) else cell for place, cell in enumerate(row)
+                old_rows[cell.key][place] if isinstance(cell, UnchangedValue) else cell
+                for place, cell in enumerate(row)
             )
             for row in changes.rows.values()
             if row is not None

@@ -27,15 +27,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from mirror_pump.backoff import Backoff, Retries
-from mirror_pump.config import Settings
-from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError, TableError
+from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
+from mirror_pump.errors import ConnectionLost, FileDamaged, MirrorPumpError, SourceError, TableError, repair_of
+from mirror_pump.lake.commit.readable_files import require_readable
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete_tree, join
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState, format_lsn
-from mirror_pump.ops.missing_files import refuse_missing
+from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.ops.verify.below_cutline import (
     NotComparable,
     compare_partitions,
@@ -47,15 +47,18 @@ from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, Engines, EnginesBySize, SingleEngine
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
 from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, read_heap, with_changes
-from mirror_pump.pipeline.lake_storage import lake_storage, refresh_profiles
+from mirror_pump.pipeline.missing_files.missing_files import refuse_missing
+from mirror_pump.runtime.backoff import Backoff, Retries
+from mirror_pump.runtime.telemetry import get_logger
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.storage_profiles import warehouse_of
+from mirror_pump.source.catalog.consistent_snapshot import TIE_PINS
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.consistent_point import ConsistentPoint
-from mirror_pump.storage_profiles import warehouse_of
-from mirror_pump.telemetry import get_logger
 from sql import queries
 
 _SQL = queries("verify")
@@ -79,26 +82,29 @@ class TableReport:
     table: str
     comparison: Comparison | None
     problem: str | None = None
-    """Why the table could not be compared. If set, the table does not count as equal."""
+    """Why the table could not be compared, five times if it changed meanwhile: then it does not count as equal."""
     frontier: Lsn | None = None
-    """The frontier at which it was compared; None for a tiered table."""
+    """The frontier at which heap and lake were compared; None if they were not, and for a tiered table. Tables that had
+    to be begun again have a newer one than the others."""
     compared: str | None = None
-    """What was compared of a tiered table."""
+    """Of a tiered table, which partitions were compared, for people: those that heap and lake both hold.
+    `different_rows` counts the rows that are named then, and `columns` is empty."""
 
     @property
     def equal(self) -> bool:
+        """Every column of every row is the same on both sides."""
         return self.comparison is not None and self.comparison.different_rows == 0
 
     def to_json(self) -> dict[str, Any]:
-        found = self.comparison
+        comparison = self.comparison
         return {
             "table": self.table,
             "equal": self.equal,
             "frontier": None if self.frontier is None else format_lsn(self.frontier),
-            "heap_rows": found.heap_rows if found else 0,
-            "lake_rows": found.lake_rows if found else 0,
-            "different_rows": found.different_rows if found else 0,
-            "differences": [*(found.differences if found else ())],
+            "heap_rows": comparison.heap_rows if comparison else 0,
+            "lake_rows": comparison.lake_rows if comparison else 0,
+            "different_rows": comparison.different_rows if comparison else 0,
+            "differences": [*(comparison.differences if comparison else ())],
             "problem": self.problem,
             "compared": self.compared,
         }
@@ -135,20 +141,6 @@ class VerifyPhase(StrEnum):
 
 
 @dataclass(frozen=True)
-class TableProgress:
-    """How far the comparison of a table has come."""
-
-    table: str
-    phase: VerifyPhase
-    small: bool
-    """True if the comparison takes only a moment."""
-    chunks_done: int = 0
-    chunks_total: int = 0
-    rows: int = 0
-    """Rows read from the heap."""
-
-
-@dataclass(frozen=True)
 class _CopiedHeap:
     """A heap's rows at the consistent point, as a scratch Iceberg table, and the heap's size in bytes."""
 
@@ -176,43 +168,17 @@ def verify(
         tables = {table.table_id: table for table in live if table.mode is TableMode.MIRRORED}
         storage = _storage(settings, connection)
         with EnginesBySize(settings, storage) if engine is None else nullcontext(SingleEngine(engine)) as engines:
-            reports = _Verification(settings, storage, connection, engines, observe).run(tables)
+            verification = _Verification(settings, storage, connection, engines, observe)
+            reports = verification.run(tables)
             for table in live:
                 if table.mode is TableMode.TIERED:
-                    reports[table.table_id] = _compare_tiered(settings, storage, connection, engines, observe, table)
+                    reports[table.table_id] = verification.compare_tiered(table)
         frontiers = [report.frontier for report in reports.values() if report.frontier is not None]
         applied = connection.execute(_SQL["applied"], {"slot": settings.slot}).fetchone()
     return VerifyReport(
         max(frontiers, default=Lsn(applied[0] if applied else 0)),
         tuple(reports.get(table.table_id) or _not_live(table) for table in chosen),
     )
-
-
-def _compare_tiered(
-    settings: Settings,
-    storage: StorageOptions,
-    connection: PgConnection,
-    engines: Engines,
-    observe: Callable[[TableProgress], None],
-    table: MirroredTable,
-) -> TableReport:
-    """A report on what heap and lake both hold of a tiered table."""
-    name = str(table.name)
-    partitions = shared_partitions(connection, table)
-    relations = [partition.relation_id for partition in partitions]
-    row = connection.execute(_SQL["bytes"], {"relations": relations}).fetchone()
-    size = 0 if row is None else int(row[0])
-    progress = TableProgress(name, VerifyPhase.COMPARING, size <= settings.limits.verify_small_bytes)
-    observe(progress)
-    try:
-        refuse_missing(connection, table, storage)
-        runner = engines.for_heap(size).runner
-        found = compare_partitions(settings, table, partitions, runner, storage)
-    except (NotComparable, TableError) as error:
-        return TableReport(name, None, str(error))
-    finally:
-        observe(replace(progress, phase=VerifyPhase.DONE))
-    return TableReport(name, found, compared=compared_text(partitions))
 
 
 def compare_at(
@@ -225,7 +191,7 @@ def compare_at(
     """Compare live tables, as they are in the lake at present, with their heaps in a database snapshot that the caller
     exports (pg_export_snapshot).
 
-    Of a tiered table, what both hold is compared as it is now, as `verify` does. Nobody may publish meanwhile. A table
+    Of a tiered table, what both hold is compared as it is now, as `verify` does. No pump may publish meanwhile. A table
     that cannot be compared has a report with the problem.
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-verify") as connection:
@@ -236,7 +202,7 @@ def compare_at(
             reports = verification.compare_at(streamed, snapshot) if streamed else {}
             for table in tables:
                 if table.mode is TableMode.TIERED:
-                    reports[table.table_id] = _compare_tiered(settings, storage, connection, engines, observe, table)
+                    reports[table.table_id] = verification.compare_tiered(table)
     return reports
 
 
@@ -298,9 +264,7 @@ class _Verification:
             for table_id, reason in disturbed.items():
                 name = str(tables[table_id].name)
                 reports[table_id] = TableReport(name, None, _given_up(reason))
-                self._observe(
-                    TableProgress(name, VerifyPhase.AGAIN if tried < TRIES else VerifyPhase.DONE, small=False)
-                )
+                self._observe(TableProgress(name, VerifyPhase.AGAIN if tried < TRIES else VerifyPhase.DONE))
                 if tried < TRIES:
                     self._log.warning("table-compared-again", table=name, tried=tried, of=TRIES, reason=str(reason))
             if tried < TRIES:
@@ -321,16 +285,36 @@ class _Verification:
                         refuse_missing(self._connection, table, self._storage)
                         heap = self._read_heap(table, snapshot, reader, join(scratch, str(table_id)))
                         line = CutLine.of(table, cuts[table_id])
-                        found = self._compare_table(heap, CatchUpTable(table), reader, locations[table_id], line)
+                        comparison = self._compare_table(heap, CatchUpTable(table), reader, locations[table_id], line)
                     except ConnectionLost:
                         raise
                     except (MirrorPumpError, KeyError) as error:
                         reports[table_id] = TableReport(name, None, str(error))
                     else:
-                        reports[table_id] = TableReport(name, found, frontier=frontier)
+                        reports[table_id] = TableReport(name, comparison, frontier=frontier)
                 return reports
         finally:
             delete_tree(scratch, self._storage)
+
+    def compare_tiered(self, table: MirroredTable) -> TableReport:
+        """A report on what heap and lake both hold of a tiered table."""
+        name = str(table.name)
+        partitions = shared_partitions(self._connection, table)
+        relations = [partition.relation_id for partition in partitions]
+        row = self._connection.execute(_SQL["bytes"], {"relations": relations}).fetchone()
+        size = 0 if row is None else int(row[0])
+        is_small = size <= self._settings.limits.verify_small_bytes
+        progress = TableProgress(name, VerifyPhase.COMPARING, is_small=is_small)
+        self._observe(progress)
+        try:
+            refuse_missing(self._connection, table, self._storage)
+            runner = self._engines.for_heap(size).runner
+            comparison = compare_partitions(self._settings, table, partitions, runner, self._storage)
+        except (NotComparable, TableError, FileDamaged) as error:
+            return TableReport(name, None, str(error))
+        finally:
+            self._observe(replace(progress, step=VerifyPhase.DONE))
+        return TableReport(name, comparison, compared=compared_text(partitions))
 
     def _live_again(
         self, table_ids: Sequence[TableId], reports: dict[TableId, TableReport]
@@ -392,27 +376,30 @@ class _Verification:
         """Bring the heap copies from the consistent point to the frontier, and compare them with the lake there."""
         outcomes: dict[TableId, TableReport | Disturbed] = {}
         with self._pinned(tables) as (frontier, locations, cuts):
-            present = {table_id: table for table_id, table in tables.items() if table_id in locations}
-            for table_id in tables.keys() - present.keys():
+            pinned_tables = {table_id: table for table_id, table in tables.items() if table_id in locations}
+            for table_id in tables.keys() - pinned_tables.keys():
                 # Until its copy is complete, readers see the table as of a former frontier.
                 outcomes[table_id] = Disturbed("it failed, is being copied again, or was unregistered")
-            if not present:
+            if not pinned_tables:
                 return outcomes
             with point.stream(self._settings.publication) as stream:
-                changes = read_catch_up_changes(stream, present, point.lsn, frontier)
-            for table_id, table in present.items():
+                changes = read_catch_up_changes(stream, pinned_tables, point.lsn, frontier)
+            for table_id, table in pinned_tables.items():
                 line = CutLine.of(table, cuts[table_id])
                 try:
                     refuse_missing(self._connection, table, self._storage)
-                    found = self._compare_table(
+                    comparison = self._compare_table(
                         heaps[table_id], changes.tables[table_id], reader, locations[table_id], line
                     )
                 except Disturbed as disturbed:
                     outcomes[table_id] = disturbed
                 except TableError as error:
                     outcomes[table_id] = TableReport(str(table.name), None, f"{error}. {error.remedy}")
+                except FileDamaged as error:
+                    repair = repair_of(str(table.name), only_copy=table.tier is not None and table.tier.moved)
+                    outcomes[table_id] = TableReport(str(table.name), None, f"{error}. To repair it, {repair}")
                 else:
-                    outcomes[table_id] = TableReport(str(table.name), found, frontier=frontier)
+                    outcomes[table_id] = TableReport(str(table.name), comparison, frontier=frontier)
         return outcomes
 
     def _read_heap(self, table: MirroredTable, snapshot: str, reader: PgConnection, location: str) -> _CopiedHeap:
@@ -422,17 +409,17 @@ class _Verification:
             ((nbytes,),) = self._connection.execute(_SQL["bytes"], relations).fetchall()
         engine = self._engines.for_heap(nbytes)
         small = nbytes <= self._settings.limits.verify_small_bytes
-        progress = TableProgress(str(table.name), VerifyPhase.READING, small, 0, len(chunks))
+        progress = TableProgress(str(table.name), VerifyPhase.READING, 0, len(chunks), is_small=small)
         self._observe(progress)
 
         def chunk_read(rows: int) -> None:
             nonlocal progress
-            progress = replace(progress, chunks_done=progress.chunks_done + 1, rows=progress.rows + rows)
+            progress = replace(progress, done=progress.done + 1, rows=progress.rows + rows)
             self._observe(progress)
 
         dsn = portable_dsn(self._settings.require_dsn(), reader)
         heap = read_heap(table, chunks, snapshot, engine.runner, dsn, self._storage, location, chunk_read)
-        self._observe(replace(progress, phase=VerifyPhase.READ))
+        self._observe(replace(progress, step=VerifyPhase.READ))
         return _CopiedHeap(heap, nbytes)
 
     def _compare_table(
@@ -441,14 +428,21 @@ class _Verification:
         if changes.altered:
             raise Disturbed(f"it was altered: {changes.altered}")
         small = heap.nbytes <= self._settings.limits.verify_small_bytes
-        progress = TableProgress(str(changes.table.name), VerifyPhase.COMPARING, small)
+        progress = TableProgress(str(changes.table.name), VerifyPhase.COMPARING, is_small=small)
         self._observe(progress)
         changed = with_changes(heap.lake, changes, reader, self._storage)
         schema = LakeSchema.of_table(changes.table)
         engine = self._engines.for_tables(heap.nbytes, location)
-        found = engine.compare(changed.metadata_location, location, schema, line)
-        self._observe(replace(progress, phase=VerifyPhase.DONE))
-        return found
+        try:
+            comparison = engine.compare(changed.metadata_location, location, schema, line)
+        except FileDamaged:
+            raise
+        except Exception:
+            # Whatever an engine makes of a damaged file, the error names the file.
+            require_readable(location, self._storage)
+            raise
+        self._observe(replace(progress, step=VerifyPhase.DONE))
+        return comparison
 
     @contextmanager
     def _reader(self, snapshot: str) -> Iterator[PgConnection]:
@@ -472,6 +466,7 @@ class _Verification:
         """
         with source_errors("reading the frontier"):
             pins = fetch_rows(self._connection, _PinnedTable, _SQL["pin"], {"table_ids": list(tables)})
+            self._connection.execute(TIE_PINS, {"pins": [pin.pin_id for pin in pins]})
         try:
             same = [pin for pin in pins if pin.live and pin.start_lsn == tables[pin.table_id].start_lsn]
             # A table that is being copied again has a former frontier, and is not in `same`.

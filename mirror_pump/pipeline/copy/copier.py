@@ -32,14 +32,13 @@ from mirror_pump.pipeline.flow.events import (
     LakeFileMissing,
     ThreadFailed,
 )
-from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.session_threads import session_thread
-from mirror_pump.pipeline.flow.shared_connection import SharedConnection
+from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
+from mirror_pump.runtime.service_thread import ThreadedService
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, portable_dsn
-from mirror_pump.source.heap.block_reader import Chunk, plan_chunks
+from mirror_pump.source.connect import PgConnection, limited, portable_dsn
+from mirror_pump.source.heap.block_reader import Chunk, balanced_bytes, chunks_of, read_leaves
 from mirror_pump.source.relations.change_notes import same_layout
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.leader import check_epoch
@@ -66,8 +65,9 @@ class _ChunkRow:
     hi_block: int | None
 
 
-class Copier:
-    """A thread that copies the tables in state `copying`, one after another."""
+class Copier(ThreadedService):
+    """A thread that copies the tables in state `copying`, one after another. Chunks that are running when it stops are
+    discarded, and will be read again."""
 
     def __init__(self, context: SessionContext, shared: SharedConnection, epoch: int) -> None:
         """`shared`: for short queries of this thread and others. `epoch`: the epoch of the pump's leadership."""
@@ -88,17 +88,6 @@ class Copier:
         self._awaited: dict[tuple[TableId, int], set[str]] = {}
         """By table and start LSN, the transactions that have to end before the copy is planned."""
         self._thread = session_thread("copier", self._run, context.inbox, interrupt=self._slots.release)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread. Running chunks are discarded, and will be read again."""
-        self._thread.stop()
-
-    def wake(self) -> None:
-        """Look at once: a table was registered, or a copy has to start again."""
-        self._thread.wake()
 
     def _run(self) -> None:
         with closing(self._own):
@@ -126,13 +115,14 @@ class Copier:
         if not self._settled(connection, table):
             return False
         try:
-            with connection.transaction():
-                connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
-                chunks = plan_chunks(connection, table.table_id, self._context.settings.copy_chunk_bytes)
+            with limited(connection):
+                leaves = read_leaves(connection, table.table_id)
         except SourceError as error:
             if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 return False
             raise
+        settings = self._context.settings
+        chunks = chunks_of(leaves, balanced_bytes(leaves, settings.copy_chunk_bytes, settings.copy_workers))
         with connection.transaction():
             check_epoch(connection, self._context.slot, self._epoch)
             who = {"table_id": table.table_id, "start_lsn": table.start_lsn, "generation": table.generation}
@@ -240,11 +230,11 @@ class Copier:
             self._inbox.put(ChunkCopied(table, copied))
 
 
-def _same_copy(table: MirroredTable, present: MirroredTable | None) -> bool:
+def _same_copy(table: MirroredTable, current_table: MirroredTable | None) -> bool:
     """Whether this copy of the table is still wanted: the table did not fail, was not registered again, and its copy
     was not restarted."""
     return (
-        present is not None
-        and present.state is TableState.COPYING
-        and (present.start_lsn, present.generation) == (table.start_lsn, table.generation)
+        current_table is not None
+        and current_table.state is TableState.COPYING
+        and (current_table.start_lsn, current_table.generation) == (table.start_lsn, table.generation)
     )

@@ -1,10 +1,23 @@
-"""The parts of the stream: segments, and the end of a batch with what happened to whole tables in it."""
+"""A batch of the stream, from its first segment to what tasks have made of it.
+
+Its way has one type for each stage, and leads down this list only:
+
+| stage | type | made by |
+|---|---|---|
+| received | `ReceivedBatch` | `stream.receiver`, which has given its segments to tasks |
+| decoded | `DecodedBatch` | `session.batch_landing`, when these tasks are done |
+| planned | `PublishRequest` (`operations.requests`) | `stream.batch_planning` |
+| staged | `StagedPublish` (`publish.staged_publish`) | `publish.staging` |
+| landed | `LandedPublish` (`publish.publisher`) | `publish.publisher`, and nothing else |
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
+from mirror_pump.engine.ingest.segment_tasks import SegmentResult
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 
@@ -27,10 +40,10 @@ class Segment:
 
     number: int
     """Position within its batch, from 0."""
-    messages: Sequence[bytes]
-    """Complete CopyData messages, including their headers."""
-    size: int
-    """Bytes of all messages."""
+    data: bytes
+    """Messages of the stream, including their headers (mirror_pump.source.stream.message_block)."""
+    lengths: bytes
+    """Lengths of the messages, int32 in native byte order."""
     tables: tuple[MirroredTable, ...]
 
 
@@ -66,3 +79,52 @@ class BatchEnd:
     """In stream order."""
     xids: Sequence[int] = ()
     """IDs of the transactions, 32 bits each."""
+
+
+@dataclass(frozen=True)
+class PendingSegment:
+    """A segment that a task decodes, and the tables that it is decoded for."""
+
+    result: Future[SegmentResult]
+    tables: tuple[MirroredTable, ...]
+
+
+@dataclass(frozen=True)
+class ReceivedBatch:
+    """A batch that was received completely. Tasks may still be working on its segments."""
+
+    end: BatchEnd
+    segments: tuple[PendingSegment, ...]
+    """In stream order, one for each segment of `end`."""
+    received: Period
+    """From its first change to the moment in which it was complete."""
+    written_since: float
+    """time.time() before the first of its files was begun, in seconds."""
+
+
+@dataclass(frozen=True)
+class DecodedBatch:
+    """A batch whose segments tasks have decoded and written."""
+
+    end: BatchEnd
+    tables: tuple[tuple[MirroredTable, ...], ...]
+    """For each segment, in stream order, the tables that it was decoded for."""
+    results: tuple[SegmentResult, ...]
+    """For each segment, in stream order."""
+    written_since: float
+    """time.time() before the first of its files was begun, in seconds."""
+
+    def task_periods(self, written_at: float) -> dict[str, Period]:
+        """When the batch was decoded (nothing without segments) and its files were written, by names of details of a
+        step.
+
+        Tasks decode and write in parallel with the reception and with each other. `written_at`: time.time() when the
+        last file was in storage.
+        """
+        if not self.results:
+            return {"write": Period(written_at, written_at)}
+        first_decoded = min(result.decoded_at for result in self.results)
+        decode = Period(
+            min(result.began_at for result in self.results), max(result.decoded_at for result in self.results)
+        )
+        return {"decode": decode, "write": Period(first_decoded, written_at)}

@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from mirror_pump.engine.ingest.segment_tasks import SegmentResult
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.model import Lsn, MirroredTable, TableId
-from mirror_pump.pipeline.flow.batches import BatchEnd, Period
+from mirror_pump.partition_life import StepResult
+from mirror_pump.pipeline.flow.batches import ReceivedBatch
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.add_chunks import CopiedChunk
-from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
-from mirror_pump.pipeline.operations.expire_rows import ExpireRows
-from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
+from mirror_pump.pipeline.operations.combinations import TableOperation
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
-
-
-@dataclass(frozen=True)
-class PendingSegment:
-    """A segment that a task decodes, and the tables that it is decoded for."""
-
-    result: Future[SegmentResult]
-    tables: tuple[MirroredTable, ...]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A batch was received completely. Tasks may still be working on its segments."""
-
-    end: BatchEnd
-    segments: tuple[PendingSegment, ...]
-    """In stream order, one for each segment of `end`."""
-    received: Period
-    """From its first change to the moment in which it was complete."""
-    written_since: float
-    """time.time() before the first of its files was begun, in seconds."""
-
-
-def task_periods(results: Sequence[SegmentResult], written_at: float) -> dict[str, Period]:
-    """When a batch was decoded (nothing without segments) and its files were written, by names of details of a step.
-
-    Tasks decode and write in parallel with the reception and with each other. `written_at`: time.time() when the last
-    file was in storage.
-    """
-    if not results:
-        return {"write": Period(written_at, written_at)}
-    decode = Period(min(result.began_at for result in results), max(result.decoded_at for result in results))
-    return {"decode": decode, "write": Period(min(result.decoded_at for result in results), written_at)}
 
 
 @dataclass(frozen=True)
@@ -111,6 +76,14 @@ class LakeFileMissing:
 
 
 @dataclass(frozen=True)
+class LakeTableMoved:
+    """The Iceberg catalog does not name what the mirror left: another engine committed to the lake table, dropped or
+    renamed it."""
+
+    table_id: TableId
+
+
+@dataclass(frozen=True)
 class FileRewriteReady:
     """A rewrite of some of a table's files was computed, and its files are written. It changes no row."""
 
@@ -151,49 +124,22 @@ class IndexWanted:
 
 
 @dataclass(frozen=True)
-class AdvanceWanted:
-    """The cut-line should advance to the upper bound of a sealed partition."""
+class PublishWanted:
+    """A publish of its own should carry out one operation on one table, so that a refusal holds up nothing else."""
 
     table: MirroredTable
-    advance: AdvanceCutline
-    answer: Future[str | None]
-    """None if the cut-line has advanced, otherwise the reason why not. Cancelled if the session ends first."""
-
-
-@dataclass(frozen=True)
-class ExpiryWanted:
-    """The retention line should move, and the rows below it leave the lake."""
-
-    table: MirroredTable
-    expiry: ExpireRows
-    answer: Future[str | None]
-    """None if the line has moved, otherwise the reason why not. Cancelled if the session ends first."""
-
-
-@dataclass(frozen=True)
-class FoldReady:
-    """The files of a fold are written, and the fold may be published."""
-
-    table: MirroredTable
-    fold: FoldCorrections
-    written_since: float
-    """time.time() before its files were begun, in seconds."""
-    answer: Future[bool]
-    """Whether the fold was published. Cancelled if the session ends first."""
-
-
-@dataclass(frozen=True)
-class ArchiveBranchOutdated:
-    """The published snapshot of a table still refers to files that the table has replaced."""
-
-    table: MirroredTable
+    operation: TableOperation
+    written_since: float | None = None
+    """time.time() before the first of its files was begun, in seconds. None if no task wrote any."""
+    answer: Future[StepResult] = field(default_factory=Future, compare=False)
+    """Whether the operation is published. Cancelled if the session ends first."""
 
 
 @dataclass(frozen=True)
 class TieredTableChanged:
     """A tiered table was altered. Either `change` follows that, or the table ends with `failure`."""
 
-    former: MirroredTable
+    known_table: MirroredTable
     """The table as the mirror knew it."""
     change: TableChange | None = None
     failure: Failure | None = None
@@ -232,7 +178,7 @@ class StopRequested:
 
 
 Event: TypeAlias = (
-    Batch
+    ReceivedBatch
     | CaughtUp
     | FrontierWanted
     | ChunkCopied
@@ -240,13 +186,11 @@ Event: TypeAlias = (
     | CopyInvalid
     | CopyFailed
     | LakeFileMissing
+    | LakeTableMoved
     | FileRewriteReady
     | IndexRead
     | IndexWanted
-    | AdvanceWanted
-    | ExpiryWanted
-    | FoldReady
-    | ArchiveBranchOutdated
+    | PublishWanted
     | TieredTableChanged
     | TableGivenUp
     | TablesMarked

@@ -1,15 +1,23 @@
-"""What all services of one session share: settings, the database, storage, tasks, and the inbox."""
+"""What all services of one session share: settings, the database, storage, tasks, and the inbox; and the base of their
+threads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from mirror_pump.config import Settings
+from mirror_pump.errors import FileDamaged, FileMissing
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.pipeline.flow.events import Event
+from mirror_pump.model import TableId
+from mirror_pump.pipeline.flow.backlog import Backlog
+from mirror_pump.pipeline.flow.events import Event, LakeFileMissing, ThreadFailed
 from mirror_pump.pipeline.flow.steps import Observer
+from mirror_pump.runtime.service_thread import ServiceThread
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.connect import PgConnection, connect
 
 if TYPE_CHECKING:
@@ -28,6 +36,10 @@ class SessionContext:
     observer: Observer
     inbox: SimpleQueue[Event]
     """The queue of the session's loop."""
+    backlog: Backlog = field(default_factory=Backlog)
+    """What waits in the stream, and comes before background work."""
+    damaged: SimpleQueue[tuple[TableId, FileDamaged] | None] = field(default_factory=SimpleQueue)
+    """What the lake watch records for `status`. None only wakes it."""
 
     @property
     def dsn(self) -> str:
@@ -39,6 +51,60 @@ class SessionContext:
         """Name of the replication slot."""
         return self.settings.slot
 
+    def report_file(self, table_id: TableId, error: BaseException) -> None:
+        """Hands on that a thread found a file of the table missing or damaged. Does nothing for other errors."""
+        if isinstance(error, FileMissing):
+            self.inbox.put(LakeFileMissing(table_id, error.location))
+        elif isinstance(error, FileDamaged):
+            self.damaged.put((table_id, error))
+
     def connect(self) -> PgConnection:
         """Opens a connection in autocommit mode, which the caller closes. Raises SourceError."""
         return connect(self.dsn, autocommit=True)
+
+
+class ThreadStopped(Exception):
+    """The thread was asked to stop. It abandons its current work."""
+
+
+def session_thread(
+    name: str, run: Callable[[], None], inbox: SimpleQueue[Event], *, interrupt: Callable[[], None] | None = None
+) -> ServiceThread:
+    """Creates a thread of one session. An error that ends the thread reaches the loop as ThreadFailed, and the loop
+    raises it."""
+
+    def reported() -> None:
+        try:
+            run()
+        except ThreadStopped:
+            return
+        except BaseException as error:  # noqa: BLE001 - a thread that is gone in silence would stop what waits for it
+            inbox.put(ThreadFailed(error))
+
+    return ServiceThread(name, reported, interrupt=interrupt)
+
+
+class SharedConnection:
+    """A connection for short queries that several threads make now and then. It is opened when it is first needed, and
+    one thread at a time uses it."""
+
+    def __init__(self, connect: Callable[[], PgConnection]) -> None:
+        """`connect` opens a connection in autocommit mode."""
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._connection: PgConnection | None = None
+
+    @contextmanager
+    def use(self) -> Iterator[PgConnection]:
+        """The connection for the block, for which others wait: it makes queries that need no lock, and waits for
+        nothing else. Raises SourceError if it cannot be opened."""
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._connect()
+            yield self._connection
+
+    def close(self) -> None:
+        """Close the connection once no thread uses it any more."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()

@@ -31,6 +31,11 @@ _COPIED = (
     "shows its progress."
 )
 _OWNER_ACTS = "Do what `reason` says. The pump then copies the table again. Until then, readers keep its last state."
+_READ_ONLY_ROLE = (
+    "Nothing for the mirror: the lake table has the rows of the table in Postgres again. Find the program, and let it "
+    "connect with a reader's role (`mirror-pump reader`). What it wrote can be read from `metadata` until maintenance "
+    "removes it."
+)
 _REGISTER_AGAIN = (
     "Fix what `error` says, then run `mirror-pump unregister` and `mirror-pump register` for the table. Until then, "
     "readers keep its last state, and the other tables continue."
@@ -108,6 +113,8 @@ class Step(StrEnum):
     """At the start of a process: the lake has a metadata file beyond the frontier that the catalog does not know."""
     DATABASE_WENT_BACK = "database-went-back", Level.WARNING, _RECONCILE_FILES
     """A mirror without a stream continues on a server that lacks commits of the lake. No file is deleted meanwhile."""
+    SPARK_READY = "spark-ready", Level.INFO
+    """Spark runs the tasks from now on. Until then, the pump's own process does."""
     STREAMING = "streaming", Level.INFO
     WITHOUT_STREAM = "without-stream", Level.INFO
     """A session begins for tiered tables alone: nothing is received."""
@@ -173,6 +180,8 @@ class Step(StrEnum):
     again."""
     TABLE_WAITING = "table-waiting", Level.WARNING, _OWNER_ACTS
     """A table has to be copied again, but not before its owner has done what `reason` says."""
+    FOREIGN_COMMIT_UNDONE = "foreign-commit-undone", Level.WARNING, _READ_ONLY_ROLE
+    """Another engine changed the rows of a table's lake table. The pump moved main back to its own snapshot."""
     TABLE_FAILED = "table-failed", Level.ERROR, _REGISTER_AGAIN
     TABLE_DROPPED = "table-dropped", Level.INFO
     """A table was dropped in Postgres. Its lake table stays readable as of its last frontier."""

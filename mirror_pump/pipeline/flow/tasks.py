@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import psycopg
+
+from mirror_pump.errors import MirrorPumpError
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.pipeline.flow.session_threads import ThreadStopped
+from mirror_pump.partition_life import StepResult
+from mirror_pump.pipeline.flow.events import PublishWanted
+from mirror_pump.pipeline.flow.session_context import SessionContext, ThreadStopped
 
 if TYPE_CHECKING:
     # Importing it would load pyspark.
@@ -34,6 +39,16 @@ def outcome(future: Future[Result], stopping: Callable[[], bool]) -> Result:
             if future.done():
                 return future.result()
     raise ThreadStopped
+
+
+def publish_outcome(context: SessionContext, request: PublishWanted, stopping: Callable[[], bool]) -> StepResult:
+    """Has the loop publish, and returns what came of it. Raises ThreadStopped if the session ends for some reason: the
+    catalog records whether it was published."""
+    context.inbox.put(request)
+    try:
+        return outcome(request.answer, stopping)
+    except (CancelledError, MirrorPumpError, psycopg.Error):
+        raise ThreadStopped from None
 
 
 class Tasks:

@@ -4,7 +4,7 @@ another engine's rewrite added."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mirror_pump.engine.lake_reads.index_keys import FileKeys, KeysTask, read_keys
-from mirror_pump.errors import FileMissing, LakeError, TaskFailed
+from mirror_pump.errors import LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming
 from mirror_pump.lake.format.data_files import FileContent
@@ -22,9 +22,10 @@ from mirror_pump.lake.key_index.index_plan import FileNumbers
 from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, place_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, unique_last
 from mirror_pump.model import TableId
-from mirror_pump.pipeline.flow.events import Event, IndexRead, LakeFileMissing
-from mirror_pump.pipeline.flow.session_threads import session_thread
+from mirror_pump.pipeline.flow.events import Event, IndexRead
+from mirror_pump.pipeline.flow.session_context import session_thread
 from mirror_pump.pipeline.flow.tasks import Tasks
+from mirror_pump.runtime.service_thread import ThreadedService
 
 if TYPE_CHECKING:
     # Importing it would load pyspark.
@@ -36,8 +37,6 @@ _TASK_FILES = 200
 """Maximum number of files that one task reads."""
 _AHEAD = 1
 """Number of tasks that run while the result of another one is added to the index."""
-INDEX_TASKS = _AHEAD + 1
-"""Maximum number of concurrent tasks."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class IndexJob:
     lake: LakeTable
     """The state of the table to read."""
     packing: KeyPacking
-    known: frozenset[str] | None
+    indexed_paths: frozenset[str] | None
     """URIs of the data files whose keys are known. Only the others are read. None: build an index of all files."""
     budget: int
     """Maximum size of a new index in bytes."""
@@ -74,21 +73,22 @@ class FollowedFiles:
     """URIs of the known data files that are no longer part of the table."""
 
 
-class IndexBuilder:
-    """A thread that does one job after the other, and puts the answers into the inbox as IndexRead."""
+class IndexBuilder(ThreadedService):
+    """A thread that does one job after the other, and puts the answers into the inbox as IndexRead. Jobs that are
+    unfinished when it stops get no answer."""
 
-    def __init__(self, runner: TaskRunner, inbox: SimpleQueue[Event]) -> None:
+    def __init__(
+        self,
+        runner: TaskRunner,
+        inbox: SimpleQueue[Event],
+        report_file: Callable[[TableId, Exception], None] = lambda *_: None,
+    ) -> None:
+        """`report_file`: SessionContext.report_file."""
         self._inbox = inbox
+        self._report_file = report_file
         self._jobs: SimpleQueue[IndexJob | None] = SimpleQueue()
         self._thread = session_thread("index builder", self._run, inbox, interrupt=lambda: self._jobs.put(None))
         self._tasks = Tasks(runner, self._thread.stopping)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread. Unfinished jobs get no answer."""
-        self._thread.stop()
 
     def submit(self, job: IndexJob) -> None:
         """Queue a job."""
@@ -97,10 +97,9 @@ class IndexBuilder:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None and not self._thread.stopping():
             try:
-                answer = self._build(job) if job.known is None else self._follow(job, job.known)
+                answer = self._build(job) if job.indexed_paths is None else self._follow(job, job.indexed_paths)
             except (LakeError, TaskFailed) as error:
-                if isinstance(error, FileMissing):
-                    self._inbox.put(LakeFileMissing(job.table_id, error.location))
+                self._report_file(job.table_id, error)
                 error_text = f"{error}. {error.remedy}" if error.remedy else str(error)
                 self._inbox.put(IndexRead(job.table_id, job.job, None, error_text))
             else:
@@ -121,7 +120,7 @@ class IndexBuilder:
             if index.nbytes > job.budget:
                 raise LakeError(f"its key index would need more than {job.budget} bytes", "raise --index-memory")
         if equality:
-            by_number = np.array([sequence[numbers.path(number)] for number in range(len(numbers.known()))], np.int64)
+            by_number = np.array([sequence[numbers.path(number)] for number in range(len(numbers.paths()))], np.int64)
             for read in self._read(job, equality, ()):
                 for file in read:
                     places = index.find(file.keys)
@@ -129,13 +128,13 @@ class IndexBuilder:
                     index.put(file.keys.take(hidden), np.full(int(hidden.sum()), NOWHERE, np.int64))
         return BuiltIndex(index, numbers)
 
-    def _follow(self, job: IndexJob, known: frozenset[str]) -> FollowedFiles:
+    def _follow(self, job: IndexJob, indexed_paths: frozenset[str]) -> FollowedFiles:
         data, _, positions = _files(job.lake)
         # Newest first: a rewrite keeps the old row of a key that was updated in the meantime. A pending delete hides
         # it.
-        new = sorted((file for file in data if file.path not in known), key=lambda file: -file.sequence_number)
+        new = sorted((file for file in data if file.path not in indexed_paths), key=lambda file: -file.sequence_number)
         added = tuple(file for read in self._read(job, new, positions) for file in read)
-        return FollowedFiles(added, tuple(known.difference(file.path for file in data)))
+        return FollowedFiles(added, tuple(indexed_paths.difference(file.path for file in data)))
 
     def _read(
         self, job: IndexJob, files: Sequence[LiveFile], positions: Sequence[LiveFile]
@@ -160,14 +159,18 @@ def _files(lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFi
     """
     listing = Listing(lake.storage, (PATH_ID,))
     by_manifest = listing.files(lake.manifests)
-    found: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
+    by_content: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
     for file, usual in listed(by_manifest, lake.manifests, lake.spec_id):
         own = file.content is not FileContent.EQUALITY_DELETES or set(file.equality_ids) == set(lake.schema.key_ids)
         if not (usual and own) or lake.foreign_partitions:
             raise LakeError(f"{file.path} is of a kind that a key index does not know", "compact the table")
         if file.records:
-            found[file.content].append(file)
-    return found[FileContent.DATA], found[FileContent.EQUALITY_DELETES], found[FileContent.POSITION_DELETES]
+            by_content[file.content].append(file)
+    return (
+        by_content[FileContent.DATA],
+        by_content[FileContent.EQUALITY_DELETES],
+        by_content[FileContent.POSITION_DELETES],
+    )
 
 
 def _groups(files: Sequence[LiveFile]) -> Iterator[list[LiveFile]]:

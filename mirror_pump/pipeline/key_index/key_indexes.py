@@ -11,9 +11,9 @@ that a reader of that metadata sees to the places of these rows. This holds for 
   (FOLLOWING). After any other commit the index is discarded.
 
 In all other cases the deletes are equality deletes, which need no index: if the table has none, if another engine's
-rewrite is running (its commit would fail because of new position deletes), and for keys of the stream that the index
-does not have. Folds can wait: one that finds the index outdated, by an ingest for instance, is refused and made again
-(`awaits_index`).
+rewrite is running (its commit would fail because of new position deletes), and if the stream deletes a key that the
+index does not have. A commit's deletes are all by position or all by key. Folds can wait: one that finds the index
+outdated, by an ingest for instance, is refused and made again (`awaits_index`).
 
 A correction may concern a key without a row: a new key, or one that is deleted again. In READY and FOLLOWING the index
 has exactly the keys of the commit's base. So no delete is written for a key that neither the index nor an earlier
@@ -37,19 +37,20 @@ from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
 from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.partitioned_files import write_equality_delete_files, write_position_delete_files
+from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files, write_equality_delete_files
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import IndexPlan, KeyedSegment, SegmentKeys, plan_commit
 from mirror_pump.lake.key_index.key_index import KeyIndex
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.pipeline.flow.backlog import Backlog
 from mirror_pump.pipeline.flow.events import IndexRead
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.key_index.index_budget import Candidate, choose
 from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, FollowedFiles, IndexBuilder, IndexJob
 from mirror_pump.pipeline.key_index.table_index import IndexPhase, TableIndex
-from mirror_pump.pipeline.operations.segments import SegmentChange
+from mirror_pump.pipeline.operations.operation import SegmentChange
 
 _LOG_SHARE = 4
 """The log of commits during the building of an index may take at most the budget divided by this."""
@@ -63,11 +64,13 @@ class IndexNotReady(LakeError):
 
 @dataclass(frozen=True)
 class EncodedDeletes:
-    """A commit's segments with all deletes written to files."""
+    """A commit's segments with the files of all deletes."""
 
     segments: tuple[SegmentFiles, ...]
     positions: tuple[WrittenFile, ...] = ()
-    """Position-delete files of the whole commit."""
+    """Position-delete files of the whole commit: one, or one for each lake partition."""
+    unwritten: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Their content by URI. They are written together with the commit's manifests."""
     base: LakeTable | None = field(default=None, repr=False)
     """The state of the table on which the commit builds."""
     keyed: tuple[KeyedSegment, ...] | None = field(default=(), repr=False)
@@ -91,7 +94,7 @@ class EncodedDeletes:
 
 
 @dataclass
-class _Seen:
+class _CountedTable:
     """A live table whose deletes have been counted."""
 
     candidate: Candidate
@@ -113,16 +116,19 @@ class KeyIndexes:
         self._storage = storage
         self._secret = os.urandom(16)
         self._tracked: dict[TableId, TableIndex] = {}
-        self._seen: dict[TableId, _Seen] = {}
+        self._counted: dict[TableId, _CountedTable] = {}
+        self._packings: dict[TableId, tuple[MirroredTable, KeyPacking | None]] = {}
+        """Each table's packing, and the table for which it was worked out."""
         self._jobs = 0
         self._looked_at = 0.0
         self._reported: dict[TableId, IndexPhase] = {}
         self._builder: IndexBuilder | None = None
         self._observer: Observer | None = None
+        self._backlog = Backlog()
 
-    def attach(self, builder: IndexBuilder, observer: Observer) -> None:
+    def attach(self, builder: IndexBuilder, observer: Observer, backlog: Backlog) -> None:
         """Begin a session. `changed_reports` then returns every index again."""
-        self._builder, self._observer = builder, observer
+        self._builder, self._observer, self._backlog = builder, observer, backlog
         self._reported = {}
         for tracked in self._tracked.values():
             if tracked.phase is not IndexPhase.READY:
@@ -146,8 +152,8 @@ class KeyIndexes:
         positions_allowed: bool,
         awaits_index: bool = False,
     ) -> EncodedDeletes:
-        """Writes the segments' deletes for a commit on top of `base`. Changes no index, so it may be repeated with
-        another base.
+        """Encodes the segments' deletes for a commit on top of `base`, and writes those by key. Changes no index, so it
+        may be repeated with another base.
 
         `emptied`: the commit removes every row of `base`. `positions_allowed`: the commit may add position deletes.
         `awaits_index`: raise IndexNotReady rather than write deletes by key for want of an index. Raises LakeError.
@@ -161,9 +167,13 @@ class KeyIndexes:
         ready = tracked is not None and tracked.phase is IndexPhase.READY
         if awaits_index and (plan is None or (positions_allowed and not ready)):
             raise IndexNotReady(f"the key index of {table.name} does not match the table yet")
-        by_position = plan if ready and positions_allowed else None
+        by_position = plan if ready and positions_allowed and not _misses_keys(plan, keyed or ()) else None
         files: list[SegmentFiles] = []
-        positions: tuple[WrittenFile, ...] = ()
+        positions = (
+            []
+            if by_position is None
+            else encoded_position_delete_files(by_position.positions, by_position.partitions, table.location)
+        )
         with StagedFiles(self._storage) as written:
             for number, segment in enumerate(segments):
                 encoded = segment.files
@@ -175,14 +185,10 @@ class KeyIndexes:
                     written.own(*(file.path for file in new))
                     encoded = replace(encoded, deletes=(*encoded.deletes, *new))
                 files.append(encoded)
-            if by_position is not None:
-                positions = write_position_delete_files(
-                    by_position.positions, by_position.partitions, table.location, self._storage
-                )
-                written.own(*(file.path for file in positions))
         return EncodedDeletes(
             segments=tuple(files),
-            positions=positions,
+            positions=tuple(file for file, _ in positions),
+            unwritten={file.path: content for file, content in positions},
             base=base,
             keyed=keyed,
             emptied=emptied,
@@ -220,7 +226,7 @@ class KeyIndexes:
         it replaced others."""
         table_id = table.table_id
         self._count(table, encoded.deleted, now)
-        if time.monotonic() - self._looked_at >= self._look_interval:
+        if not self._backlog.comes_first and time.monotonic() - self._looked_at >= self._look_interval:
             self._looked_at = time.monotonic()
             self._choose()
         tracked = self._of(table)
@@ -251,7 +257,7 @@ class KeyIndexes:
         if all(file.keys is not None for file in merged):
             for file in merged:
                 tracked.merged(file)
-        elif tracked.known:
+        elif tracked.has_keys:
             # The merge began before the table had an index. Treat it like another engine's rewrite.
             self._follow(table_id, tracked, now)
         else:
@@ -276,8 +282,8 @@ class KeyIndexes:
             case _:
                 self._observe(Step.INDEX_FAILED, answer.table_id, error=answer.error)
                 self.forget(answer.table_id)
-                if answer.table_id in self._seen:
-                    self._seen[answer.table_id].not_before = time.monotonic() + _FAILED_PAUSE
+                if answer.table_id in self._counted:
+                    self._counted[answer.table_id].not_before = time.monotonic() + _FAILED_PAUSE
 
     def forget(self, table_id: TableId) -> None:
         """Drop the table's index: the table is not live, or other indexes help more."""
@@ -290,15 +296,17 @@ class KeyIndexes:
             tracked_id for tracked_id, tracked in self._tracked.items() if starts.get(tracked_id) != tracked.start_lsn
         ]:
             self.forget(table_id)
-        for table_id in self._seen.keys() - starts.keys():
-            del self._seen[table_id]
+        for table_id in self._counted.keys() - starts.keys():
+            del self._counted[table_id]
+        for table_id in self._packings.keys() - starts.keys():
+            del self._packings[table_id]
 
     def report(self, table_id: TableId) -> Mapping[str, Any]:
         """What `status` shows of the table's index: phase, rows and bytes."""
         tracked = self._tracked.get(table_id)
         if tracked is None:
             return {"phase": None, "rows": 0, "bytes": 0}
-        size = tracked.index.nbytes if tracked.known else 0
+        size = tracked.index.nbytes if tracked.has_keys else 0
         return {"phase": tracked.phase.value, "rows": tracked.index.alive, "bytes": size}
 
     def changed_reports(self) -> Mapping[TableId, Mapping[str, Any]]:
@@ -317,16 +325,23 @@ class KeyIndexes:
         tracked = self._tracked.get(table.table_id)
         if tracked is None:
             return None
-        packing = KeyPacking.of(LakeSchema.of_table(table), self._secret)
-        if tracked.start_lsn != table.start_lsn or tracked.packing != packing:
+        if tracked.start_lsn != table.start_lsn or tracked.packing != self._packing_of(table):
             self.forget(table.table_id)
             return None
         return tracked
 
+    def _packing_of(self, table: MirroredTable) -> KeyPacking | None:
+        """The packing of the table's keys; None if they cannot be packed."""
+        cached = self._packings.get(table.table_id)
+        # Columns and key decide; a commit asks several times.
+        if cached is None or (cached[0].columns, cached[0].key) != (table.columns, table.key):
+            cached = self._packings[table.table_id] = table, KeyPacking.of(LakeSchema.of_table(table), self._secret)
+        return cached[1]
+
     def _usable(self, table_id: TableId, tracked: TableIndex, base: LakeTable, coming: Sequence[KeyedSegment]) -> bool:
         """Whether the index has the table's keys as of `base`. In phase READY it also has their places. `coming`: the
         segments to commit on top of `base`."""
-        if not tracked.known:
+        if not tracked.has_keys:
             return False
         if tracked.location == base.metadata_location:
             return True
@@ -344,7 +359,7 @@ class KeyIndexes:
         part of `lake` yet."""
         tracked.phase = IndexPhase.FOLLOWING
         tracked.location, tracked.snapshot_id = lake.metadata_location, int(lake.snapshot_id)
-        self._submit(table_id, tracked, lake, tracked.numbers.known().difference(coming))
+        self._submit(table_id, tracked, lake, tracked.numbers.paths().difference(coming))
 
     def _build(self, table_id: TableId, tracked: TableIndex, lake: LakeTable) -> None:
         """Have an index built from this state. Later commits are logged until it is built."""
@@ -365,30 +380,34 @@ class KeyIndexes:
         self._jobs += 1
         return self._jobs
 
-    def _submit(self, table_id: TableId, tracked: TableIndex, lake: LakeTable, known: frozenset[str] | None) -> None:
+    def _submit(
+        self, table_id: TableId, tracked: TableIndex, lake: LakeTable, indexed_paths: frozenset[str] | None
+    ) -> None:
         assert self._builder is not None
         tracked.job = self._next_job()
-        self._builder.submit(IndexJob(table_id, tracked.job, lake, tracked.packing, known, self._budget))
+        self._builder.submit(IndexJob(table_id, tracked.job, lake, tracked.packing, indexed_paths, self._budget))
 
     def _count(self, table: MirroredTable, deletes: int, now: LakeTable) -> None:
         """Count the table's deletes, and estimate the size of an index."""
         if not self._budget or not deletes or not table.state.has_all_rows:
             return
-        packing = KeyPacking.of(LakeSchema.of_table(table), self._secret)
+        packing = self._packing_of(table)
         if packing is None:
             return
-        seen = self._seen.get(table.table_id)
+        counted = self._counted.get(table.table_id)
         # An advance of the cut-line does not matter.
-        if seen is None or replace(seen.candidate.table, tier=None) != replace(table, tier=None):
+        if counted is None or replace(counted.candidate.table, tier=None) != replace(table, tier=None):
             # The table is new, was registered again, or was altered.
-            seen = _Seen(Candidate(table))
-        candidate = seen.candidate.after(deletes, now, packing, time.monotonic())
-        self._seen[table.table_id] = replace(seen, candidate=candidate)
+            counted = _CountedTable(Candidate(table))
+        candidate = counted.candidate.after(deletes, now, packing, time.monotonic())
+        self._counted[table.table_id] = replace(counted, candidate=candidate)
 
     def _choose(self) -> None:
         """Give indexes to the tables that they help most, within the budget."""
         now = time.monotonic()
-        allowed = {table_id: seen.candidate for table_id, seen in self._seen.items() if seen.not_before <= now}
+        allowed = {
+            table_id: counted.candidate for table_id, counted in self._counted.items() if counted.not_before <= now
+        }
         taken = {table_id: tracked.nbytes for table_id, tracked in self._tracked.items()}
         chosen = choose(allowed, taken, self._budget, now)
         for table_id in self._tracked.keys() - chosen:
@@ -401,23 +420,29 @@ class KeyIndexes:
 
     def _observe(self, step: Step, table_id: TableId, **details: object) -> None:
         if self._observer is not None:
-            name = self._seen[table_id].candidate.table.name if table_id in self._seen else table_id
+            name = self._counted[table_id].candidate.table.name if table_id in self._counted else table_id
             self._observer(step, table=str(name), **details)
 
 
 def _by_key(keys: SegmentKeys, number: int, plan: IndexPlan | None, *, positions: bool) -> pa.Table:
     """The deleted keys of a segment that are written as equality deletes. `plan`: the commit's plan, if the table has
-    an index. `positions`: keys that have a row in the index are written as position deletes."""
+    an index. `positions`: they are written as position deletes."""
     if plan is None:
         return keys.deleted
-    absent = plan.unknown[number]
     if positions:
-        return keys.deleted.slice(0, 0) if keys.may_be_absent else keys.deleted.take(pa.array(absent))
+        return keys.deleted.slice(0, 0)
     if not keys.may_be_absent:
         return keys.deleted
-    present = np.ones(keys.deleted.num_rows, np.bool_)
-    present[absent] = False
-    return keys.deleted.filter(pa.array(present))
+    written = np.ones(keys.deleted.num_rows, np.bool_)
+    written[plan.unknown[number]] = False
+    return keys.deleted.filter(pa.array(written))
+
+
+def _misses_keys(plan: IndexPlan | None, segments: Iterable[KeyedSegment]) -> bool:
+    """Whether the stream deletes keys that the index does not know."""
+    return plan is not None and any(
+        len(unknown) and not segment.keys.may_be_absent for unknown, segment in zip(plan.unknown, segments, strict=True)
+    )
 
 
 def _keyed(segments: Iterable[SegmentChange]) -> tuple[KeyedSegment, ...] | None:

@@ -58,7 +58,7 @@ class TableIndex:
     """Memory of the log in bytes."""
 
     @property
-    def known(self) -> bool:
+    def has_keys(self) -> bool:
         """Whether the index has the table's keys."""
         return self.phase in (IndexPhase.READY, IndexPhase.FOLLOWING)
 
@@ -96,7 +96,7 @@ class TableIndex:
         as they are."""
         if self.phase is not IndexPhase.READY:
             self.note(merged)
-        if self.known:
+        if self.has_keys:
             self._move(merged)
 
     def built(self, built: BuiltIndex) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from mirror_pump.errors import FileMissing, TableError
 from mirror_pump.lake.commit.presence import (
     StoredTable,
     head_files,
     missed_once,
+    require_all,
     require_known,
     require_warehouse,
     vanished,
@@ -18,7 +20,9 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions, local_path, missing_files
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.operations.table_changes import Failure
-from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.retention.partitions import lake_locations
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
@@ -49,22 +53,22 @@ class MissingFiles:
         object stores the manifests are checked only once a minute, and all requests of one call are made in parallel.
         Raises LakeError if the storage does not answer.
         """
-        wanted: dict[TableId, list[str]] = {}
+        by_table: dict[TableId, list[str]] = {}
         now = time.monotonic()
         for table_id, table in tables.items():
             remote = local_path(table.metadata_location) is None
             due = not remote or now - self._manifests_seen.get(table_id, -_MANIFESTS_INTERVAL) >= _MANIFESTS_INTERVAL
-            wanted[table_id] = head_files(table, manifests=due)
+            by_table[table_id] = head_files(table, manifests=due)
             if remote and due:
                 self._manifests_seen[table_id] = now
-        missing = missing_files((location for files in wanted.values() for location in files), self._storage)
-        found = {}
-        for table_id, files in wanted.items():
+        missing = missing_files((location for files in by_table.values() for location in files), self._storage)
+        errors = {}
+        for table_id, files in by_table.items():
             first = next((location for location in files if location in missing), None)
             if first is not None:
                 self._manifests_seen.pop(table_id, None)
-                found[table_id] = FileMissing(f"{first} is missing", "", first)
-        return found
+                errors[table_id] = FileMissing(f"{first} is missing", "", first)
+        return errors
 
     def failure(self, table: MirroredTable, error: FileMissing) -> Failure:
         """The failure of the table because of a missing file. Raises LakeError like `error_of`."""
@@ -110,5 +114,31 @@ class MissingFiles:
 def _of(table: MirroredTable, stored: Sequence[StoredTable]) -> StoredTable | None:
     """The stored table, unless it belongs to another registration."""
     return next(
-        (known for known in stored if known.table_id == table.table_id and known.location == table.location), None
+        (
+            candidate
+            for candidate in stored
+            if candidate.table_id == table.table_id and candidate.location == table.location
+        ),
+        None,
     )
+
+
+def refuse_missing(connection: PgConnection, table: MirroredTable, storage: StorageOptions) -> None:
+    """Raise TableError if a file that readers of the table need is missing, LakeError if the whole warehouse is."""
+    with source_errors(f"looking for the files of {table.name}"):
+        locations = lake_locations(connection, table.table_id)
+    try:
+        for location in locations:
+            require_all(location, storage)
+    except FileMissing as error:
+        raise MissingFiles(storage, partial(stored_tables, connection)).error_of(table, error) from error
+
+
+def explain_failed_read(dsn: str, table_ids: Iterable[TableId], storage: StorageOptions) -> None:
+    """Explain a failed read by the table whose files are missing, instead of the one file that an engine missed: raise
+    the error of `refuse_missing` for the first table that lacks a file. Return if no table lacks one."""
+    with connect(dsn, autocommit=True, application_name="mirror-pump-read") as connection:
+        for table_id in table_ids:
+            table = load_table(connection, table_id)
+            if table is not None:
+                refuse_missing(connection, table, storage)

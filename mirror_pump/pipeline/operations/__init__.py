@@ -8,7 +8,7 @@ Data flow:
     Stager    reads each table's registration, then calls for each operation
                 fitting()   which leaves out what no longer applies to the registration
                 stage()     which adds to the TablePlan, without I/O
-              then writes the plan to the lake as one commit (mirror_pump.lake.commit.row_delta) that nobody sees yet
+              then writes the plan to the lake as one commit (mirror_pump.lake.commit.row_delta) that no reader sees yet
     Publisher calls in one transaction, for each table in order of table_id, for each operation
                 lock()      before it locks the registration's row
                 describe()  to update the table's description in the catalog, before the lake's pointer moves

@@ -21,10 +21,8 @@ import psycopg
 from mirror_pump.lake.commit.row_delta import SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.model import MirroredTable
-from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
+from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, SegmentChange, TablePlan, refusal_of
 from mirror_pump.pipeline.operations.registrations import Registration
-from mirror_pump.pipeline.operations.segments import SegmentChange
-from mirror_pump.source.connect import LOCK_TIMEOUT
 from sql import queries
 
 _SQL = queries("publish")
@@ -79,7 +77,7 @@ class AdvanceCutline(Operation):
             plan,
             segments=(*plan.segments, *self.brings.segments),
             raw_text_columns=plan.raw_text_columns | self.brings.raw_text_columns,
-            # Nobody has read the keys of these rows.
+            # The keys of these rows were not read.
             forgets_index=True,
         )
 
@@ -93,15 +91,12 @@ class AdvanceCutline(Operation):
             "brought": [] if self.brings is None else list(self.brings.versions),
         }
         try:
-            cursor.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
-            cursor.execute(_SQL["advance_cutline"], parameters)
-            row = cursor.fetchone()
-            cursor.execute("SET LOCAL lock_timeout = DEFAULT")
+            reason = refusal_of(cursor, _SQL["advance_cutline"], parameters)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             raise AdvanceRefused("the partition is locked by others") from error
         except (psycopg.OperationalError, psycopg.InterfaceError):
             raise
         except psycopg.Error as error:
             raise AdvanceRefused(str(error)) from error
-        if row is None or row[0] is not None:
-            raise AdvanceRefused(str(row[0] if row else "the table is not registered any more"))
+        if reason is not None:
+            raise AdvanceRefused(reason)

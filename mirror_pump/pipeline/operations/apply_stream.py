@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from mirror_pump.model import Lsn, MirroredTable
-from mirror_pump.pipeline.operations.operation import Operation, TablePlan
+from mirror_pump.pipeline.operations.operation import Operation, SegmentChange, TablePlan
 from mirror_pump.pipeline.operations.registrations import Registration
-from mirror_pump.pipeline.operations.segments import SegmentChange
 
 
 @dataclass(frozen=True)

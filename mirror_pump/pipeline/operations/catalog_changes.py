@@ -5,8 +5,8 @@ metadata that only `mirror_tables.staged_location` names. It starts as the table
 so the history and the field IDs continue. When the copy is complete, one publish makes it the table's pointer and its
 current snapshot the published one. A reader sees the old content at its old frontier, then the new content at the new
 frontier, and nothing in between. Changes that other engines made to the table during the copy are kept
-(`mirror_pump.lake.commit.rebase`), except for commits to `main`. These can only be rewrites, because nobody else may
-change the mirror's rows, and the files that they concern are gone.
+(`mirror_pump.lake.commit.rebase`), except for commits to `main`. These can only be rewrites, because no other engine
+may change the mirror's rows, and the files that they concern are gone.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _SQL = queries("change")
 def store_change(
     cursor: psycopg.Cursor[tuple[Any, ...]],
     change: TableChange,
-    former: TableState,
+    former_state: TableState,
     state: TableState,
     dropped_rows: Sequence[DroppedRows],
 ) -> None:
     """Stores the table's new description and its new `state`.
 
-    Raises CommitConflict if the stored state is no longer `former`.
+    Raises CommitConflict if the stored state is no longer `former_state`.
     """
     table = change.table
     cursor.execute(
@@ -53,7 +53,7 @@ def store_change(
             "shape": table.shape or None,
             "start_lsn": table.start_lsn,
             "copy_again": change.copy_again,
-            "former": former.value,
+            "former": former_state.value,
             "state": state.value,
             "dropped_rows": Jsonb([dropped.to_json() for dropped in dropped_rows]),
             "fills": change.fills and not change.copy_again,
@@ -92,21 +92,21 @@ class _NameRow:
     table_name: str
 
 
-def rename(cursor: psycopg.Cursor[tuple[Any, ...]], wanted: Mapping[TableId, TableName]) -> None:
+def rename(cursor: psycopg.Cursor[tuple[Any, ...]], new_names: Mapping[TableId, TableName]) -> None:
     """Renames tables in the catalog and in the lake to the names that they have in Postgres.
 
     All tables get an unused name first, so that tables may swap names. If another registered table still has the new
     name, for example a dropped one, the table keeps its old name until it is renamed again.
     """
-    if not wanted:
+    if not new_names:
         return
     rows = fetch_rows(cursor.connection, _NameRow, _SQL["names"])
-    present = {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
+    current_names = {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
     cursor.execute(_SQL["lake_names"])
     taken = {TableName(schema, name) for schema, name in cursor.fetchall()}
-    moving = {table_id: name for table_id, name in wanted.items() if present.get(table_id, name) != name}
+    moving = {table_id: name for table_id, name in new_names.items() if current_names.get(table_id, name) != name}
     while True:
-        staying = taken.union(present.values()) - {present[table_id] for table_id in moving}
+        staying = taken.union(current_names.values()) - {current_names[table_id] for table_id in moving}
         free = {table_id: name for table_id, name in moving.items() if name not in staying}
         if len(free) == len(moving):
             break

@@ -92,15 +92,15 @@ published under the new one."""
 def arranged(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     """The operations in the order in which they are staged. Raises ValueError, for a programming error, if they may not
     be combined."""
-    found = tuple(operations)
-    for operation in found:
+    combined = tuple(operations)
+    for operation in combined:
         if type(operation) not in ORDER:
             raise ValueError(f"{type(operation).__name__} is no operation on a table")
-    for first, second in combinations(found, 2):
+    for first, second in combinations(combined, 2):
         if frozenset({type(first), type(second)}) not in COMBINATIONS:
             names = f"{type(first).__name__} and {type(second).__name__}"
             raise ValueError(f"{names} may not come to one table in one publish")
-    return tuple(sorted(found, key=lambda operation: ORDER.index(type(operation))))
+    return tuple(sorted(combined, key=lambda operation: ORDER.index(type(operation))))
 
 
 def schema_operation(change: TableChange, dropped: Iterable[tuple[int, PartitionBounds]] = ()) -> SchemaOperation:

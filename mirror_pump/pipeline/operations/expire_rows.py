@@ -25,12 +25,10 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from mirror_pump.lake.commit.expired_rows import RowsBelow
-from mirror_pump.lake.metadata.snapshot_summary import Removed
+from mirror_pump.lake.document.snapshot_summary import Removed
 from mirror_pump.model import MirroredTable
-from mirror_pump.pipeline.operations.cut_lines import line_of
-from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
-from mirror_pump.pipeline.operations.registrations import Registration
-from mirror_pump.source.connect import LOCK_TIMEOUT
+from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan, refusal_of
+from mirror_pump.pipeline.operations.registrations import Registration, line_of
 from sql import queries
 
 _SQL = queries("publish")
@@ -63,14 +61,11 @@ class ExpireRows(Operation):
     def lock(self, cursor: Cursor, recording: Recording) -> None:
         """Keeps new pins out, and moves the line in the catalog. Raises ExpiryRefused."""
         try:
-            cursor.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
-            cursor.execute(_SQL["expire"], {"table_id": recording.table.table_id, "line": self.line})
-            row = cursor.fetchone()
-            cursor.execute("SET LOCAL lock_timeout = DEFAULT")
+            reason = refusal_of(cursor, _SQL["expire"], {"table_id": recording.table.table_id, "line": self.line})
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             raise ExpiryRefused("others hold the locks that it needs") from error
-        if row is None or row[0] is not None:
-            raise ExpiryRefused(str(row[0] if row else "the table is not registered any more"))
+        if reason is not None:
+            raise ExpiryRefused(reason)
 
     def complete(self, cursor: Cursor, recording: Recording) -> None:
         archive, tier = recording.archive, recording.registration.tier

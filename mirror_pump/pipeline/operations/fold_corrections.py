@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 from psycopg.types.json import Jsonb
 
 from mirror_pump.model import MirroredTable
-from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
+from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, SegmentChange, TablePlan
 from mirror_pump.pipeline.operations.registrations import Registration
-from mirror_pump.pipeline.operations.segments import SegmentChange
 from sql import queries
 
 _SQL = queries("publish")

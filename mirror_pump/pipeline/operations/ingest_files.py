@@ -4,10 +4,10 @@ Lake: a segment of data files without deletes of its own, and position deletes o
 archive branch is refreshed on top of it, since that is where readers find rows below the cut-line. Catalog: the
 ingest's row in `op_log` becomes `done`.
 
-Nothing but folds and ingests changes the lake below the cut-line. An ingest conflicts with neither: whoever publishes
-it has looked, under the slot's lock, at every file that may hold one of its keys, and has written a correction of its
-own for each key that has one (mirror_pump.ops.ingest.ingest_commit). So a fold that lands later with an older value is
-overruled by that correction, as if the row had been written by an INSERT.
+Nothing but folds and ingests changes the lake below the cut-line. An ingest conflicts with neither: the process
+that publishes it has looked, under the slot's lock, at every file that may hold one of its keys, and has written a
+correction of its own for each key that has one (mirror_pump.ops.ingest.commit.ingest_commit). So a fold that lands
+later with an older value is overruled by that correction, as if the row had been written by an INSERT.
 
 The first rows below the cut-line of a tiered table may come before any partition has left. Then the cut-line gets its
 first value in this publish (`begins`, modak.begin_cutline). It is below everything that the heap holds, so no row
@@ -25,10 +25,8 @@ from mirror_pump.errors import CommitConflict, TableError
 from mirror_pump.lake.commit.row_delta import SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.model import MirroredTable
-from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
+from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, SegmentChange, TablePlan, refusal_of
 from mirror_pump.pipeline.operations.registrations import Registration
-from mirror_pump.pipeline.operations.segments import SegmentChange
-from mirror_pump.source.connect import LOCK_TIMEOUT
 from sql import queries
 
 _SQL = queries("ingest")
@@ -81,14 +79,10 @@ class IngestFiles(Operation):
             return
         parameters = {"table_id": recording.table.table_id, "cut": self.cut}
         try:
-            cursor.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
-            cursor.execute(_SQL["begin_cutline"], parameters)
-            row = cursor.fetchone()
-            cursor.execute("SET LOCAL lock_timeout = DEFAULT")
+            reason = refusal_of(cursor, _SQL["begin_cutline"], parameters, "it is not registered any more")
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
             raise CommitConflict(f"{recording.table.name}: its partitions are locked by others") from error
-        if row is None or row[0] is not None:
-            reason = row[0] if row is not None else "it is not registered any more"
+        if reason is not None:
             raise TableError(f"{recording.table.name}: older rows cannot go to the lake: {reason}", "ingest again")
 
     def complete(self, cursor: Cursor, recording: Recording) -> None:

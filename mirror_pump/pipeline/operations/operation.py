@@ -11,14 +11,39 @@ from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.replacement import EveryFile, FilesAbove
-from mirror_pump.lake.commit.row_delta import BackdatedFile, Replacement
+from mirror_pump.lake.commit.row_delta import BackdatedFile, Replacement, SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile
+from mirror_pump.lake.key_index.index_plan import SegmentKeys
 from mirror_pump.model import Lsn, MirroredTable, TableState
 from mirror_pump.pipeline.operations.registrations import Registration
-from mirror_pump.pipeline.operations.segments import SegmentChange
+from mirror_pump.source.connect import LOCK_TIMEOUT
 from mirror_pump.table_life import TableEvent, state_after
 
 Cursor: TypeAlias = psycopg.Cursor[tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class SegmentChange:
+    """The changes of one segment to one table."""
+
+    files: SegmentFiles
+    keys: SegmentKeys | None = None
+    """The keys that it deletes and adds, if its deletes are not written to a file yet."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether it changes nothing."""
+        return not (self.files.data or self.files.deletes or (self.keys is not None and len(self.keys.packed)))
+
+    @property
+    def deleted(self) -> int:
+        """Number of keys that it deletes."""
+        return sum(file.record_count for file in self.files.deletes) + (len(self.keys.packed) if self.keys else 0)
+
+    @property
+    def locations(self) -> tuple[str, ...]:
+        """URIs of its files."""
+        return tuple(file.path for file in (*self.files.data, *self.files.deletes))
 
 
 @dataclass(frozen=True)
@@ -102,6 +127,23 @@ class Recording:
     on."""
     archive: StagedArchive | None
     """The archive branch, if the publish refreshes it."""
+
+
+def refusal_of(
+    cursor: Cursor,
+    query: str,
+    parameters: dict[str, Any],
+    unregistered: str = "the table is not registered any more",
+) -> str | None:
+    """Runs a query that takes locks of users' tables, and returns NULL, or why nothing was done. Waits for each lock
+    for LOCK_TIMEOUT. Raises psycopg.Error. `unregistered`: the reason if the query returns no row."""
+    cursor.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
+    cursor.execute(query, parameters)
+    row = cursor.fetchone()
+    cursor.execute("SET LOCAL lock_timeout = DEFAULT")
+    if row is None:
+        return unregistered
+    return None if row[0] is None else str(row[0])
 
 
 class Operation:

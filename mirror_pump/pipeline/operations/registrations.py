@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from mirror_pump.errors import UsageError
-from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
-from mirror_pump.model import Lsn, SequenceNumber, TableId, TableMode, TableState, Tier
-from mirror_pump.policy import policy_of
+from mirror_pump.lake.commit.table_head import TableHead
+from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.document.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableState, Tier
+from mirror_pump.settings.policy import policy_of
 from mirror_pump.source.catalog.tables import tier_of
 
 _HOUR_MS = 3_600_000
@@ -57,6 +59,16 @@ class Registration:
     columns."""
     tier: Tier | None
     mode: TableMode = TableMode.MIRRORED
+    pointer: str | None = None
+    """The metadata file that the Iceberg catalog names, which readers see. None if it does not name the lake table."""
+    head: TableHead | None = None
+    """The state that the mirror left there, or has examined. None if a release that recorded none left it."""
+
+    @property
+    def moved_by_others(self) -> bool:
+        """Whether another engine has committed to the lake table since."""
+        at_head = self.head is not None and self.head.location == self.pointer
+        return self.pointer is not None and not at_head and not self.state.has_ended
 
     @property
     def readers_see_commits(self) -> bool:
@@ -129,6 +141,8 @@ class RegistrationRow:
     mode: str
     lag: int | None
     """None if no partition leaves the heap."""
+    pointer: str | None
+    head: dict[str, Any] | None
 
     def registration(self, *, pin_in_hand: bool) -> Registration:
         return Registration(
@@ -152,4 +166,16 @@ class RegistrationRow:
             initial_fields=frozenset(self.initial_fields),
             tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag, self.retention_line),
             mode=TableMode(self.mode),
+            pointer=self.pointer,
+            head=None if self.head is None else TableHead.from_json(self.head),
         )
+
+
+def line_of(table: MirroredTable, tier: Tier | None, cut: int | None = None) -> CutLine | None:
+    """The cut-line of the registered `tier`, or `cut` in its place, in terms of the columns of `table`. None if no row
+    is below it."""
+    if tier is None:
+        return None
+    # The publish may rename the column.
+    column = table.tier.column if table.tier is not None else tier.column
+    return CutLine.of(replace(table, tier=replace(tier, column=column)), cut)

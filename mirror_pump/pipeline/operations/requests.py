@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from mirror_pump.model import Lsn, MirroredTable
 from mirror_pump.pipeline.operations.combinations import SchemaOperation, TableOperation, arranged
@@ -45,7 +46,7 @@ class TableRequest:
     @property
     def change(self) -> TableChange | None:
         """The change of the table itself, if there is one."""
-        return next((known.change for known in self.operations if isinstance(known, SchemaOperation)), None)
+        return next((operation.change for operation in self.operations if isinstance(operation, SchemaOperation)), None)
 
 
 @dataclass(frozen=True)
@@ -62,3 +63,18 @@ class PublishRequest:
     written_since: float = field(default_factory=time.time)
     """Time before the first file of the operations was written, in seconds since the Unix epoch. A sweep may have
     removed older files."""
+
+    @classmethod
+    def of(cls, table: MirroredTable, operation: TableOperation, written_since: float | None = None) -> Self:
+        """One operation by itself. `written_since`: as the field, None if it has no files."""
+        tables = (TableRequest(table, (operation,)),)
+        return cls(tables=tables, written_since=time.time() if written_since is None else written_since)
+
+    @property
+    def files(self) -> list[str]:
+        """URIs of the files that tasks wrote for it."""
+        return [file for part in self.tables for operation in part.operations for file in operation.files]
+
+    def failing(self, failures: Iterable[Failure]) -> PublishRequest:
+        """A copy that fails these tables too."""
+        return replace(self, failures=(*self.failures, *failures))

@@ -22,7 +22,9 @@ class TableChange:
     before: int
     """Number of the batch's first segment after the change."""
     reason: str = ""
-    """Why the table changed, for people."""
+    """Why the table changed, for people. Empty if a search path changed alone, which is no news."""
+    remedy: str = ""
+    """What to do about the change, where that is not what is always said of its kind."""
     fills: bool = False
     """Files have to be rewritten: older rows have values in new columns (Column.initial), or were dropped with their
     partition."""

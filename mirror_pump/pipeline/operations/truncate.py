@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from mirror_pump.lake.commit.replacement import EveryFile, FilesAbove
 from mirror_pump.model import MirroredTable, TableState
 from mirror_pump.pipeline.operations.add_chunks import AddChunks, forget_chunks
-from mirror_pump.pipeline.operations.cut_lines import line_of
 from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, TablePlan
-from mirror_pump.pipeline.operations.registrations import Registration
+from mirror_pump.pipeline.operations.registrations import Registration, line_of
 from mirror_pump.table_life import TableEvent
 
 

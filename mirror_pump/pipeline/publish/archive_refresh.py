@@ -6,10 +6,9 @@ import time
 from collections.abc import Mapping
 
 from mirror_pump.lake.commit.archive_branch import ArchiveBranch, StagedArchive
-from mirror_pump.lake.commit.concurrent_rewrites import needed_snapshots
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.metadata.snapshot_summary import Total
+from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable, TableId, TableState, Tier
 from mirror_pump.pipeline.operations.registrations import Registration
@@ -29,14 +28,11 @@ class ArchiveBranches:
         table: LakeTable,
         line: CutLine | None,
         pinned: frozenset[int],
-        rewrite_since: int | None,
         summary: Mapping[str, str],
     ) -> StagedArchive:
-        """Stages the published snapshot of the table's current snapshot at the cut-line. Keeps snapshots that readers
-        or a rewrite need. Raises LakeError."""
+        """Stages the published snapshot of the table's current snapshot at the cut-line. Keeps pinned snapshots. Raises
+        LakeError."""
         branch = self._branches.setdefault(table_id, ArchiveBranch(self._storage))
-        if rewrite_since is not None:
-            pinned |= needed_snapshots(table.metadata, rewrite_since)
         return branch.stage(table, line, time.time_ns() // 1_000_000, pinned, summary)
 
     def forget(self, table_id: TableId) -> None:
@@ -45,15 +41,15 @@ class ArchiveBranches:
             self._branches[table_id].forget()
 
 
-def archive_refresh_due(tier: Tier | None, published: int, known: LakeTable, *, required: bool) -> bool:
+def archive_refresh_due(tier: Tier | None, published: int, lake: LakeTable, *, required: bool) -> bool:
     """Returns whether a publish has to refresh the archive branch. `published` is the branch's snapshot that readers
     pin; `required` means that an operation needs the refresh."""
     if tier is None:
         return False
     if required:
         return True
-    head = known.metadata.archive_snapshot
-    # The table's retention has only just begun, or somebody dropped the branch.
+    head = lake.metadata.archive_snapshot
+    # The table's retention has only just begun, or another program dropped the branch.
     return head is None or head.snapshot_id != published
 
 

@@ -1,6 +1,6 @@
 """Publishes within a transaction of a process that does not lead, under the slot's lock.
 
-Only the leader moves the frontier, and nobody else does here. A guest moves the pointer and the published snapshot of
+Only the leader moves the frontier. A guest moves the pointer and the published snapshot of
 one table, for an operation that has nothing to do with the stream. It is safe beside a leader for three reasons:
 
 - Every publish takes the lock of the slot's row first, and holds it to its end, and so does a guest. So the two come
@@ -16,47 +16,52 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mirror_pump.backoff import RetryPolicy
 from mirror_pump.errors import SourceError, TableError
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.commit.table_head import changed_rows
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import TableId
+from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import PublishRequest
-from mirror_pump.pipeline.publish.publisher import LockedSlotRow, Publisher
+from mirror_pump.pipeline.operations.table_changes import Failure
+from mirror_pump.pipeline.publish.catalog_tables import CatalogTables
+from mirror_pump.pipeline.publish.publish_transaction import PublishTransaction, lock_slot
 from mirror_pump.pipeline.publish.staged_publish import StagedPublish
+from mirror_pump.pipeline.publish.staging import Stager
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.rows import fetch_row
 from sql import queries
 
 _SQL = queries("publish")
 
 
-class GuestPublisher(Publisher):
+class GuestPublisher:
     """Publishes one request in the open transaction of `connection`, which is the caller's to commit."""
 
     def __init__(self, connection: PgConnection, slot: str, storage: StorageOptions) -> None:
         row = connection.execute(_SQL["timeline"]).fetchone()
         assert row is not None
-        super().__init__(
-            connect=lambda: connection,
-            slot=slot,
-            epoch=0,
-            storage=storage,
-            retry=RetryPolicy(),
-            indexes=KeyIndexes(0, storage),
-            staged=lambda _: None,
-            timeline=int(row[0]),
+        self._slot = slot
+        self._indexes = KeyIndexes(0, storage)
+        self._tables = CatalogTables(lambda: connection, slot, storage)
+        self._stager = Stager(
+            storage, self._indexes, self._tables.left_to_the_lake, self._tables.missing, timeline=int(row[0])
         )
+        self._frontier = Lsn(0)
         self._pending: tuple[StagedPublish, dict[TableId, Registration]] | None = None
+
+    def load(self, table: MirroredTable) -> LakeTable:
+        """Loads the table's present state in the lake. Raises TableError if this registration or its lake table no
+        longer exists, or another engine has changed its rows."""
+        return self._tables.load(table, self._stager.load_state, self._let_be)
 
     def lock(self, cursor: Cursor) -> None:
         """Locks the slot's row until the end of the transaction or savepoint. Raises SourceError if it is gone."""
-        slot = fetch_row(cursor.connection, LockedSlotRow, _SQL["lock_slot"], {"slot": self._slot})
+        slot = lock_slot(cursor.connection, self._slot)
         if slot is None:
             raise SourceError(f"the catalog no longer knows slot {self._slot}", "run `mirror-pump init` again")
-        self._applied = slot.applied_lsn
+        self._frontier = slot.applied_lsn
 
     def stage(self, request: PublishRequest) -> None:
         """Writes the lake's commit, for the catalog as it is now. What was staged for another state is removed.
@@ -64,7 +69,11 @@ class GuestPublisher(Publisher):
         Raises TableError if the table cannot take it.
         """
         self.discard()
-        registered = self._read_registrations([part.table.table_id for part in request.tables])
+        registered = self._tables.registrations([part.table.table_id for part in request.tables])
+        for part in request.tables:
+            row = registered.get(part.table.table_id)
+            if row is not None and row.moved_by_others:
+                self._let_be(part.table, row)
         staged = self._stager.stage(request, registered, ())
         self._pending = staged, dict(registered)
         try:
@@ -73,19 +82,33 @@ class GuestPublisher(Publisher):
             self.discard()
             raise
 
+    def _let_be(self, table: MirroredTable, row: Registration) -> Failure | None:
+        """Lets another engine's rewrite be. Only the leader undoes a change of rows: raises TableError."""
+        assert row.pointer is not None
+        if row.head is not None:
+            lake = self._stager.load_state(table.table_id, row.pointer)
+            reason = changed_rows(row.head, lake, row.kept(lake.metadata))
+            if reason is not None:
+                raise TableError(
+                    f"another engine {reason} in the lake table of {table.name}",
+                    "a pump undoes that within seconds: start one if none runs, and try again",
+                )
+        return None
+
     def is_staged(self) -> bool:
         """Whether what was staged still fits the catalog. Call it under the slot's lock."""
         if self._pending is None:
             return False
-        present = self._read_registrations(list(self._pending[1]))
-        return _without_time(present) == _without_time(self._pending[1])
+        registrations = self._tables.registrations(list(self._pending[1]))
+        return _without_time(registrations) == _without_time(self._pending[1])
 
     def land(self, cursor: Cursor, request: PublishRequest) -> None:
         """Carries out what was staged. Call it under the slot's lock. Raises CommitConflict if another engine
         committed meanwhile."""
         assert self._pending is not None
+        transaction = PublishTransaction(cursor, self._slot, self._frontier, self._indexes)
         for accepted in self._pending[0].accepted:
-            self._apply(cursor, accepted, request.written_since)
+            transaction.apply(accepted, request.written_since)
 
     def discard(self) -> None:
         """Removes the files of what was staged. Call it only if the transaction certainly failed."""

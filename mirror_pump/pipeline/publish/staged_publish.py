@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
-from mirror_pump.model import Lsn, SequenceNumber, TableId, TableName
+from mirror_pump.lake.commit.table_head import TableHead
+from mirror_pump.model import Lsn, SequenceNumber, TableId, TableName, TableState
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes
 from mirror_pump.pipeline.operations.operation import Recording, TablePlan
 from mirror_pump.pipeline.operations.registrations import Registration
@@ -57,6 +58,17 @@ class StagedTable:
         return None if self.staged is None else self.staged.table
 
     @property
+    def hidden(self) -> bool:
+        """Whether readers do not see the commit yet: the table is copied again or filled, or that begins here."""
+        leaves_readers = self.registration.state is TableState.LIVE and self.plan.state is not TableState.LIVE
+        return self.staged is not None and (self.registration.staged or leaves_readers)
+
+    @property
+    def head(self) -> TableHead | None:
+        """What the publish makes the catalog name; None if the pointer stays where it is."""
+        return None if self.table is None or self.hidden else TableHead.of(self.table)
+
+    @property
     def files(self) -> tuple[str, ...]:
         """Files that staging wrote."""
         return (*(self.staged.files if self.staged else ()), *(self.archive.files if self.archive else ()))
@@ -76,6 +88,20 @@ class StagedPublish:
     would lose rows."""
     swaps: dict[TableId, Swap] = field(default_factory=dict)
     """The swaps of tables that were copied again and go live."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """URIs of the files that tasks and staging wrote for what is published, those of deletes included."""
+        return tuple(
+            file
+            for accepted in self.accepted
+            for files in (
+                *(operation.files for operation in accepted.request.operations),
+                () if accepted.encoded is None else accepted.encoded.written,
+                accepted.files,
+            )
+            for file in files
+        )
 
     @property
     def names(self) -> dict[TableId, TableName]:

@@ -30,15 +30,15 @@ from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
-from mirror_pump.lake.format.raw_text_columns import raw_text_fields, with_raw_text, without_raw_text
-from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.metadata.snapshot_summary import (
+from mirror_pump.lake.document.snapshot_summary import (
     COPYING_PROPERTY,
     FILLING_PROPERTY,
     FRONTIER_PROPERTY,
     POSITION_PROPERTY,
     TIMELINE_PROPERTY,
 )
+from mirror_pump.lake.format.raw_text_columns import raw_text_fields, with_raw_text, without_raw_text
+from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableState, format_lsn
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, IndexNotReady, KeyIndexes
@@ -46,10 +46,9 @@ from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
 from mirror_pump.pipeline.operations.combinations import TableOperation
-from mirror_pump.pipeline.operations.cut_lines import line_of
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.operations.operation import TablePlan
-from mirror_pump.pipeline.operations.registrations import Registration
+from mirror_pump.pipeline.operations.registrations import Registration, line_of
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.operations.table_changes import Failure
@@ -67,9 +66,9 @@ from mirror_pump.pipeline.publish.swap_in import DueTable, Swap
 def with_due_tables(request: PublishRequest, due: Sequence[DueTable]) -> PublishRequest:
     """Returns the request with an entry for each table that goes live with it. Even a table without operations gets a
     snapshot."""
-    present = {(table_request.table.table_id, registered_start(table_request)) for table_request in request.tables}
+    starts = {(table_request.table.table_id, registered_start(table_request)) for table_request in request.tables}
     missing = [
-        due_table.table for due_table in due if (due_table.table.table_id, due_table.table.start_lsn) not in present
+        due_table.table for due_table in due if (due_table.table.table_id, due_table.table.start_lsn) not in starts
     ]
     return replace(request, tables=(*request.tables, *map(TableRequest, missing)))
 
@@ -80,7 +79,7 @@ def without_held(
     """Returns the due tables without those of a resync of which the request makes one wait longer, by a TRUNCATE or a
     schema change that restarts its copy for instance."""
     in_resync = {(due_table.table.table_id, due_table.table.start_lsn): due_table for due_table in due}
-    held = set()
+    waiting_resyncs = set()
     for table_request in request.tables:
         table_id = table_request.table.table_id
         due_table, row = in_resync.get((table_id, registered_start(table_request))), registered.get(table_id)
@@ -89,8 +88,8 @@ def without_held(
         # Staging meets the same error, and reports it.
         with suppress(TableError):
             if planned(fitted(table_request, row)[0], row).waits_longer(due_table.frontier):
-                held.add(due_table.resync_since)
-    return [due_table for due_table in due if due_table.resync_since not in held]
+                waiting_resyncs.add(due_table.resync_since)
+    return [due_table for due_table in due if due_table.resync_since not in waiting_resyncs]
 
 
 def registered_start(table_request: TableRequest) -> Lsn:
@@ -128,12 +127,12 @@ class Stager:
         self._tables: dict[TableId, LakeTable] = {}
         self._archive = ArchiveBranches(storage)
 
-    def known(self, table_id: TableId, location: str) -> LakeTable:
+    def load_state(self, table_id: TableId, location: str) -> LakeTable:
         """Returns the state that this metadata file describes. It is in memory unless another engine committed."""
-        known = self._tables.get(table_id)
-        if known is None or known.metadata_location != location:
-            known = self._tables[table_id] = LakeTable.load(location, self._storage)
-        return known
+        lake = self._tables.get(table_id)
+        if lake is None or lake.metadata_location != location:
+            lake = self._tables[table_id] = LakeTable.load(location, self._storage)
+        return lake
 
     def stage(
         self, request: PublishRequest, registered: Mapping[TableId, Registration], due: Sequence[DueTable]
@@ -150,15 +149,15 @@ class Stager:
         try:
             for table_request in sorted(request.tables, key=lambda table_request: table_request.table.table_id):
                 row = registered.get(table_request.table.table_id)
-                former = registered_start(table_request)
-                if row is None or row.start_lsn != former or row.state.has_ended:
+                start_lsn = registered_start(table_request)
+                if row is None or row.start_lsn != start_lsn or row.state.has_ended:
                     staged.dropped.append(table_request.table.table_id)
                 elif row.lake_table_missing:
-                    known = replace(table_request.table, start_lsn=row.start_lsn)
-                    staged.failures.append(Failure.of(known, lake_table_gone(known)))
-                elif (table_request.table.table_id, former) not in failing:
+                    failed_table = replace(table_request.table, start_lsn=row.start_lsn)
+                    staged.failures.append(Failure.of(failed_table, lake_table_gone(failed_table)))
+                elif (table_request.table.table_id, start_lsn) not in failing:
                     _refuse_swept(table_request, row, request)
-                    live = live_at.get((table_request.table.table_id, former))
+                    live = live_at.get((table_request.table.table_id, start_lsn))
                     self._stage_or_fail(
                         table_request, row, request.frontier, live, staged, missing.get(table_request.table.table_id)
                     )
@@ -182,11 +181,11 @@ class Stager:
             commit = commits.get(due_table.table.table_id)
             if due_table.staged is None or commit is None:
                 continue
-            if due_table.seen is None:
+            if due_table.pointer is None:
                 staged.failures.append(Failure.of(due_table.table, lake_table_gone(due_table.table)))
                 continue
             try:
-                staged.swaps[due_table.table.table_id] = Swap.of(commit, due_table.seen)
+                staged.swaps[due_table.table.table_id] = Swap.of(commit, due_table.pointer)
             except ForeignTable as error:
                 staged.failures.append(
                     Failure(due_table.table, about(str(due_table.table.name), f"{error}. {error.remedy}"))
@@ -230,7 +229,7 @@ class Stager:
             if row is None or row.lake_table_missing or row.state is TableState.FAILED:
                 continue
             try:
-                heads[table_id] = self.known(table_id, row.metadata_location)
+                heads[table_id] = self.load_state(table_id, row.metadata_location)
             except FileMissing as error:
                 missing[table_id] = error
             except (ForeignTable, FileDamaged):
@@ -251,9 +250,9 @@ class Stager:
         table is due to go live. `missing` is a missing file that the commit would build on."""
         fitting, refused = fitted(table_request, row)
         staged.refused += refused
-        known = replace(fitting.table, start_lsn=row.start_lsn)
+        failed_table = replace(fitting.table, start_lsn=row.start_lsn)
         if (reason := self._would_lose(fitting, row)) is not None:
-            staged.failures.append(Failure(known, reason))
+            staged.failures.append(Failure(failed_table, reason))
             return
         try:
             if missing is not None:
@@ -267,11 +266,11 @@ class Stager:
                 staged.refused.append(fitting.table.table_id)
                 accepted = self._stage(fitting.without(FoldCorrections), row, frontier, live)
         except (SchemaConflict, ForeignTable) as error:
-            staged.failures.append(Failure(known, about(str(known.name), f"{error}. {error.remedy}")))
+            staged.failures.append(Failure(failed_table, about(str(failed_table.name), f"{error}. {error.remedy}")))
         except FileMissing as error:
-            staged.failures.append(self._missing.failure(known, error))
+            staged.failures.append(self._missing.failure(failed_table, error))
         except FileDamaged as error:
-            staged.failures.append(damage_failure(known, error))
+            staged.failures.append(damage_failure(failed_table, error))
         else:
             staged.accepted.append(accepted)
 
@@ -284,30 +283,30 @@ class Stager:
 
     def _stage(self, request: TableRequest, row: Registration, frontier: Lsn | None, live: Lsn | None) -> StagedTable:
         """Writes one table's part. Leaves nothing behind if it raises."""
-        known = self._base(request.table, row)
+        lake = self._base(request.table, row)
         plan = planned(request, row)
         if live is not None and plan.waits_longer(live):
             live = None
-        schema = _schema_of(request.table, plan, known)
+        schema = _schema_of(request.table, plan, lake)
         commits = plan.writes_snapshot or schema is not None or live is not None
         # Readers keep their present archive branch until a copy or fill that begins here is complete.
         visible = row.readers_see_commits and plan.state is TableState.LIVE
-        refreshes = visible and archive_refresh_due(row.tier, row.snapshot_id, known, required=plan.archive_due)
-        accepted = StagedTable(request, plan, row, known.metadata.last_sequence_number)
+        refreshes = visible and archive_refresh_due(row.tier, row.snapshot_id, lake, required=plan.archive_due)
+        accepted = StagedTable(request, plan, row, lake.metadata.last_sequence_number)
         if not (commits or refreshes):
             return accepted
         # The key index is not used: keys of rows that left with their partition may be in the table twice until these
         # rows are removed.
         if plan.forgets_index or row.rows_dropped:
             self._indexes.forget(request.table.table_id)
-        summary = _own_summary(plan, known, row.mode, frontier, live, self._timeline)
+        summary = _own_summary(plan, lake, row.mode, frontier, live, self._timeline)
         with StagedFiles(self._storage) as written:
-            encoded = self._encoded(request.table, plan, known, row, written)
+            encoded = self._encoded(request.table, plan, lake, row, written)
             staged = None
             if commits:
-                staged = _committed(known, _row_delta(plan, encoded, schema, summary), row)
+                staged = _committed(lake, _row_delta(plan, encoded, schema, summary), row)
                 written.own(*staged.files)
-            base = staged.table if staged is not None else known
+            base = staged.table if staged is not None else lake
             converted = staged is not None and visible and deletes_converted_meanwhile(row.tier, base)
             archive = None
             if refreshes or converted or completes_fill(row, goes_live=live is not None):
@@ -324,22 +323,22 @@ class Stager:
 
     def _base(self, table: MirroredTable, row: Registration) -> LakeTable:
         """Returns the state that the table's part builds on. Raises ForeignTable if the mirror cannot write to it."""
-        known = self.known(table.table_id, row.metadata_location)
-        if known.foreign_partitions or known.partitioning != table.partitioning:
+        lake = self.load_state(table.table_id, row.metadata_location)
+        if lake.foreign_partitions or lake.partitioning != table.partitioning:
             # Deletes would be written into partitions where they do not reach the rows.
             raise ForeignTable(
                 "another engine partitioned the lake table",
                 "unregister and register it; only `mirror-pump register --lake-partition` may partition it",
             )
-        return replace(known, retention=row.retention)
+        return replace(lake, retention=row.retention)
 
     def _encoded(
-        self, table: MirroredTable, plan: TablePlan, known: LakeTable, row: Registration, written: StagedFiles
+        self, table: MirroredTable, plan: TablePlan, lake: LakeTable, row: Registration, written: StagedFiles
     ) -> EncodedDeletes:
         """Encodes the plan's segments, with their deletes as files. The files belong to `written`."""
         encoded = self._indexes.encode(
             table,
-            known,
+            lake,
             plan.segments,
             emptied=plan.empties and not plan.keeps_below,
             positions_allowed=row.files_may_be_rewritten,
@@ -357,7 +356,7 @@ class Stager:
         except TableError as error:
             raise AdvanceRefused(str(error)) from error
         kept = row.kept(base.metadata)
-        return self._archive.stage(table.table_id, base, line, kept, row.rewrite_since, summary)
+        return self._archive.stage(table.table_id, base, line, kept, summary)
 
 
 def planned(table_request: TableRequest, row: Registration) -> TablePlan:
@@ -402,32 +401,32 @@ def _row_delta(
         backdated=plan.backdated,
         replaces=plan.replaces,
         positions=(*encoded.positions, *plan.positions),
+        unwritten=encoded.unwritten,
         schema=schema,
         summary=summary,
     )
 
 
-def _committed(known: LakeTable, change: RowDelta, row: Registration) -> StagedCommit:
-    return known.stage(
+def _committed(lake: LakeTable, change: RowDelta, row: Registration) -> StagedCommit:
+    return lake.stage(
         change,
         now_ms=time.time_ns() // 1_000_000,
-        keep=row.kept(known.metadata),
-        rewrite_since=row.rewrite_since,
+        keep=row.kept(lake.metadata),
     )
 
 
 def _own_summary(
-    plan: TablePlan, known: LakeTable, mode: TableMode, frontier: Lsn | None, live: Lsn | None, timeline: int
+    plan: TablePlan, lake: LakeTable, mode: TableMode, frontier: Lsn | None, live: Lsn | None, timeline: int
 ) -> dict[str, str]:
     """Returns our own entries of the snapshot's summary. A tiered table is promised no frontier, but records it."""
     if mode is TableMode.MIRRORED:
-        return _frontier_summary(plan, known, frontier, live, timeline, goes_live=live is not None)
-    summary = _frontier_summary(plan, known, None, None, timeline, goes_live=live is not None)
-    return summary | _position_summary(known, frontier, timeline)
+        return _frontier_summary(plan, lake, frontier, live, timeline, goes_live=live is not None)
+    summary = _frontier_summary(plan, lake, None, None, timeline, goes_live=live is not None)
+    return summary | _position_summary(lake, frontier, timeline)
 
 
 def _frontier_summary(
-    plan: TablePlan, known: LakeTable, frontier: Lsn | None, live: Lsn | None, timeline: int, *, goes_live: bool
+    plan: TablePlan, lake: LakeTable, frontier: Lsn | None, live: Lsn | None, timeline: int, *, goes_live: bool
 ) -> dict[str, str]:
     """Returns the summary entries about the snapshot's frontier (see the module's invariant). A tiered table has
     none."""
@@ -439,17 +438,17 @@ def _frontier_summary(
     if promised is not None:
         return {FRONTIER_PROPERTY: format_lsn(promised), TIMELINE_PROPERTY: str(timeline)}
     # A commit that moves no frontier keeps the frontier of the previous snapshot.
-    former = (FRONTIER_PROPERTY, TIMELINE_PROPERTY)
-    return {name: value for name in former if (value := known.summary.get(name)) is not None}
+    properties = (FRONTIER_PROPERTY, TIMELINE_PROPERTY)
+    return {name: value for name in properties if (value := lake.summary.get(name)) is not None}
 
 
-def _position_summary(known: LakeTable, frontier: Lsn | None, timeline: int) -> dict[str, str]:
+def _position_summary(lake: LakeTable, frontier: Lsn | None, timeline: int) -> dict[str, str]:
     """Returns the summary entries by which a session tells that the database went back (pipeline/session). A commit
     that moves no frontier keeps those of the previous snapshot."""
     if frontier is not None:
         return {POSITION_PROPERTY: format_lsn(frontier), TIMELINE_PROPERTY: str(timeline)}
-    former = (POSITION_PROPERTY, TIMELINE_PROPERTY)
-    return {name: value for name in former if (value := known.summary.get(name)) is not None}
+    properties = (POSITION_PROPERTY, TIMELINE_PROPERTY)
+    return {name: value for name in properties if (value := lake.summary.get(name)) is not None}
 
 
 def _refuse_swept(table_request: TableRequest, row: Registration, request: PublishRequest) -> None:
@@ -461,15 +460,15 @@ def _refuse_swept(table_request: TableRequest, row: Registration, request: Publi
         )
 
 
-def _schema_of(table: MirroredTable, plan: TablePlan, known: LakeTable) -> LakeSchema | None:
+def _schema_of(table: MirroredTable, plan: TablePlan, lake: LakeTable) -> LakeSchema | None:
     """Returns the lake table's columns from this publish on, with its existing raw text columns and those that the new
     files introduce. None if nothing changes."""
     needed = plan.raw_text_columns
     if not plan.changes_columns and not needed:
         return None
-    present = known.schema
-    if not plan.changes_columns and needed <= raw_text_fields(present):
+    current_schema = lake.schema
+    if not plan.changes_columns and needed <= raw_text_fields(current_schema):
         return None
-    own = LakeSchema.of_table(table) if plan.changes_columns else without_raw_text(present)
-    schema = with_raw_text(own, needed | raw_text_fields(present))
-    return None if schema.fields == present.fields else schema
+    own = LakeSchema.of_table(table) if plan.changes_columns else without_raw_text(current_schema)
+    schema = with_raw_text(own, needed | raw_text_fields(current_schema))
+    return None if schema.fields == current_schema.fields else schema

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from mirror_pump.lake.commit.rebase import rebase
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.model import Lsn, MirroredTable
 
 
@@ -19,7 +19,7 @@ class DueTable:
     table: MirroredTable
     staged: str | None
     """The metadata location that only mirror_tables names. None if the table is copied for the first time."""
-    seen: str | None
+    pointer: str | None
     """The metadata location that readers see. None if the catalog no longer names the lake table."""
     frontier: Lsn
     """The frontier of the publish."""
@@ -29,20 +29,20 @@ class DueTable:
 
 @dataclass(frozen=True)
 class Swap:
-    """The swap of the new content for the old. It is valid as long as nobody moves the pointer."""
+    """The swap of the new content for the old. It is valid as long as no commit moves the pointer."""
 
     staged: str
     """The metadata location that mirror_tables names at the time of the swap."""
-    seen: str
+    pointer: str
     """The pointer's value when it was read."""
     table: LakeTable
     """The table that readers see afterwards."""
 
     @classmethod
-    def of(cls, staged: LakeTable, seen: str) -> Swap:
+    def of(cls, staged: LakeTable, pointer: str) -> Swap:
         """Creates the swap, including what other engines did to the table meanwhile. Raises LakeError, or ForeignTable
         if those changes are not allowed in a mirrored table."""
-        return cls(staged.metadata_location, seen, rebase(staged, read_metadata(seen, staged.storage)))
+        return cls(staged.metadata_location, pointer, rebase(staged, read_metadata(pointer, staged.storage)))
 
     @property
     def files(self) -> tuple[str, ...]:

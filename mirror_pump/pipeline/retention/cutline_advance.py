@@ -7,17 +7,13 @@ here, and come into the lake with the publish that moves the cut-line.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
 
-import psycopg
-
-from mirror_pump.errors import MirrorPumpError
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import Lsn, MirroredTable, TableMode
-from mirror_pump.pipeline.flow.events import AdvanceWanted, FrontierWanted
+from mirror_pump.partition_life import WAITING, Refused, StepResult
+from mirror_pump.pipeline.flow.events import FrontierWanted, PublishWanted
 from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.session_threads import ThreadStopped
-from mirror_pump.pipeline.flow.tasks import Tasks, outcome
+from mirror_pump.pipeline.flow.tasks import Tasks, publish_outcome
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline, PartitionFiles
 from mirror_pump.pipeline.retention.partition_copy import NotCopied, PartitionCopier
 from mirror_pump.source.connect import PgConnection
@@ -54,29 +50,28 @@ class CutlineAdvance:
         partition: Partition,
         choices: RetentionChoices,
         copied: OnCopied,
-    ) -> str | None:
-        """Returns None if the cut-line has passed the partition, otherwise the reason why not; empty if it only has to
-        wait. Raises ThreadStopped, ConnectionLost and the errors of tasks."""
+    ) -> StepResult:
+        """Has the cut-line pass the partition. Raises ThreadStopped, ConnectionLost and the errors of tasks."""
         assert partition.sealed_lsn is not None
         try:
             if table.mode is TableMode.TIERED:
                 return self._advance_tiered(connection, table, partition, copied)
         except NotCopied as refusal:
-            return str(refusal)
+            return Refused(str(refusal))
         where = {"table_id": table.table_id, "partition_id": partition.partition_id}
         if self._reader_in_the_way(connection, table, partition):
-            return ""
+            return WAITING
         if partition.name is not None and source.run(connection, "crowded", where):
-            return "much of it was changed since it was sealed: it is sealed again"
+            return Refused("much of it was changed since it was sealed: it is sealed again")
         if choices.applied < partition.sealed_lsn:
             self.awaits_frontier = True
             self._inbox.put(FrontierWanted(Lsn(partition.sealed_lsn)))
-            return ""
+            return WAITING
         return self._publish(table, partition, None)
 
     def _advance_tiered(
         self, connection: PgConnection, table: MirroredTable, partition: Partition, copied: OnCopied
-    ) -> str | None:
+    ) -> StepResult:
         """As `advance`. Also raises NotCopied."""
         if partition.name is not None:
             turn = self._copier.copy(connection, table, partition)
@@ -85,19 +80,19 @@ class CutlineAdvance:
                     copied(turn.rows)
                 # It may have taken long: whether the partition is still due is asked again.
                 self.goes_on = True
-                return ""
+                return WAITING
         if self._reader_in_the_way(connection, table, partition):
-            return ""
+            return WAITING
         if partition.name is None:
             return self._publish(table, partition, None)
         where = {"table_id": table.table_id, "partition_id": partition.partition_id}
         while source.run(connection, "make_room", where):
             pass
         brings = self._copier.files(connection, table, partition)
-        refused = self._publish(table, partition, brings)
-        if refused is not None:
+        result = self._publish(table, partition, brings)
+        if isinstance(result, Refused):
             discard(brings.changed.locations if brings.changed is not None else (), self._context.storage)
-        return refused
+        return result
 
     def _reader_in_the_way(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:
         """Whether the cut-line has to wait for a reader, which is noted."""
@@ -109,12 +104,7 @@ class CutlineAdvance:
         source.run(connection, "waits", where)
         return True
 
-    def _publish(self, table: MirroredTable, partition: Partition, brings: PartitionFiles | None) -> str | None:
+    def _publish(self, table: MirroredTable, partition: Partition, brings: PartitionFiles | None) -> StepResult:
         """Has the loop publish the advance."""
-        answer: Future[str | None] = Future()
-        self._inbox.put(AdvanceWanted(table, AdvanceCutline(partition.partition_id, partition.hi, brings), answer))
-        try:
-            return outcome(answer, self._stopping)
-        except (CancelledError, MirrorPumpError, psycopg.Error):
-            # The session ends for some reason. The catalog records whether the cut-line has moved.
-            raise ThreadStopped from None
+        request = PublishWanted(table, AdvanceCutline(partition.partition_id, partition.hi, brings))
+        return publish_outcome(self._context, request, self._stopping)

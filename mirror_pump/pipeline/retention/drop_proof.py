@@ -34,10 +34,10 @@ from mirror_pump.errors import LakeError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.limits import InternalLimits
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.tier_files import tier_column, tier_ranges
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.connect import PgConnection, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.retention.partitions import Partition, bounded
@@ -220,17 +220,17 @@ class Prover:
         ranges = tier_ranges(
             tier_column(table), lake, partition.lo, partition.hi, self._storage, self._limits.proof_task_bytes
         )
-        file_tasks = [FilesTask(found, comparing) for found in ranges]
+        file_tasks = [FilesTask(tier_range, comparing) for tier_range in ranges]
 
         def digests(calls: Sequence[_Call]) -> list[Digest]:
             return self._tasks.results(calls, _IN_FLIGHT, renew)
 
-        def heap_side(wanted: frozenset[int], among: PackedKeys | None) -> Digest:
-            chosen = replace(comparing, wanted=wanted, among=among)
+        def heap_side(buckets: frozenset[int], among: PackedKeys | None) -> Digest:
+            chosen = replace(comparing, returned_buckets=buckets, among=among)
             return Digest.total(digests([(digest_heap, replace(task, comparing=chosen)) for task in heap_tasks]))
 
-        def lake_side(wanted: frozenset[int], among: PackedKeys | None) -> Digest:
-            chosen = replace(comparing, wanted=wanted, among=among)
+        def lake_side(buckets: frozenset[int], among: PackedKeys | None) -> Digest:
+            chosen = replace(comparing, returned_buckets=buckets, among=among)
             return Digest.total(digests([(digest_files, replace(task, comparing=chosen)) for task in file_tasks]))
 
         # Both sides in one queue, so that no core waits for the end of one of them. The heap comes last: its tasks are
@@ -239,9 +239,9 @@ class Prover:
         found_sums = digests([*calls, *((digest_heap, task) for task in heap_tasks)])
         in_lake, in_heap = found_sums[: len(calls)], found_sums[len(calls) :]
         sums = Digest.total(in_heap), Digest.total(in_lake)
-        rows, found = compare_sides(sums, heap_side, lake_side, truncated=partition.truncated)
+        rows, differences = compare_sides(sums, heap_side, lake_side, truncated=partition.truncated)
         # Each correction counts as one row, even if one of the sides lacks it.
-        return rows + len(left_out), differing + found
+        return rows + len(left_out), differing + differences
 
     def _corrections(
         self,
@@ -332,16 +332,16 @@ def _relation(partition: Partition) -> Any:
 def _differing(heap: Digest, lake: Digest) -> list[str]:
     """Returns the keys whose rows differ between the two sides, and how they differ."""
     sides = [_by_key(side) for side in (heap, lake)]
-    found = []
+    differences = []
     for key in sides[0].keys() | sides[1].keys():
         in_heap, in_lake = (side.get(key) for side in sides)
         if in_heap is None and in_lake is not None:
-            found.append(f"{in_lake[1]}: {_WORDS['missing']}")
+            differences.append(f"{in_lake[1]}: {_WORDS['missing']}")
         elif in_lake is None and in_heap is not None:
-            found.append(f"{in_heap[1]}: {_WORDS['extra']}")
+            differences.append(f"{in_heap[1]}: {_WORDS['extra']}")
         elif in_heap is not None and in_lake is not None and in_heap[0] != in_lake[0]:
-            found.append(f"{in_heap[1]}: {_WORDS['different']}")
-    return sorted(found)
+            differences.append(f"{in_heap[1]}: {_WORDS['different']}")
+    return sorted(differences)
 
 
 def _by_key(side: Digest) -> dict[tuple[int, int], tuple[tuple[int, int], str]]:

@@ -24,32 +24,33 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from decoders.text import parse_rows
-from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.engine.ingest.segment_tasks import keys_by_file
-from mirror_pump.errors import ConnectionLost, FileMissing, LakeError, MirrorPumpError, SourceError, TableError
+from mirror_pump.errors import ConnectionLost, LakeError, MirrorPumpError, SourceError, TableError
 from mirror_pump.lake.commit.catalog import load_pointer
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.file_listing import Listing
+from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_data_files, write_equality_delete_files
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, widened
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
-from mirror_pump.lake.metadata.manifest_list import read_list
-from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.lake.manifests.manifest_list import read_list
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, delete
 from mirror_pump.model import MirroredTable, TableId
-from mirror_pump.pipeline.flow.events import ArchiveBranchOutdated, FoldReady, IndexWanted, LakeFileMissing
-from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
-from mirror_pump.pipeline.flow.shared_connection import SharedConnection
+from mirror_pump.partition_life import TAKEN
+from mirror_pump.pipeline.flow.events import IndexWanted, PublishWanted
+from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, ThreadStopped, session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import outcome
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.table_index import IndexPhase
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
-from mirror_pump.pipeline.operations.segments import SegmentChange
+from mirror_pump.pipeline.operations.operation import SegmentChange
+from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
+from mirror_pump.runtime.backoff import Backoff, Retries
+from mirror_pump.runtime.service_thread import ThreadedService
 from mirror_pump.source.catalog.tables import load_table, load_tables
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.retention.corrections import (
@@ -84,8 +85,11 @@ class _FoldTurn(Retries):
     """Folds do without the key index until this time.monotonic(), in seconds."""
 
 
-class Folder:
-    """A thread that folds the corrections of all tables of one mirror, one table after the other."""
+class Folder(ThreadedService):
+    """A thread that folds the corrections of all tables of one mirror, one table after the other.
+
+    A fold that was not published when it stops is discarded, and computed again later.
+    """
 
     def __init__(self, context: SessionContext, shared: SharedConnection, indexes: KeyIndexes) -> None:
         """`shared`: for short queries of this thread and others. Most mirrors have no corrections."""
@@ -105,13 +109,6 @@ class Folder:
         self._turns: dict[TableId, _FoldTurn] = {}
         self._compared_at = time.monotonic()
         self._thread = session_thread("folder", self._run, context.inbox)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread. A fold that was not published is discarded and computed again later."""
-        self._thread.stop()
 
     def _run(self) -> None:
         with closing(self._own):
@@ -197,10 +194,10 @@ class Folder:
             return False
         fold = write_fold(table, table.tier.cut, corrections, packing, self._storage)
         fold = replace(fold, awaits_index=awaits_index)
-        answer: Future[bool] = Future()
-        self._inbox.put(FoldReady(table, fold, began, answer))
+        request = PublishWanted(table, fold, began)
+        self._inbox.put(request)
         try:
-            landed = outcome(answer, self._thread.stopping)
+            landed = outcome(request.answer, self._thread.stopping) is TAKEN
         except (CancelledError, ThreadStopped):
             return False
         if landed:
@@ -227,15 +224,14 @@ class Folder:
                     turn.looked_at = location
                     lake = LakeTable.load(location, self._storage)
                     if archive_is_outdated(lake, self._storage, self._limits.archive_refresh_age):
-                        self._inbox.put(ArchiveBranchOutdated(table))
+                        self._inbox.put(PublishWanted(table, RefreshArchive()))
             except LakeError as error:
                 self._failed(table, error)
 
     def _failed(self, table: MirroredTable, error: Exception) -> None:
         remedy = error.remedy if isinstance(error, MirrorPumpError) else ""
         self._observer(Step.FOLD_FAILED, table=str(table.name), error=str(error), remedy=remedy)
-        if isinstance(error, FileMissing):
-            self._inbox.put(LakeFileMissing(table.table_id, error.location))
+        self._context.report_file(table.table_id, error)
 
     def _sequence_numbers(self, turn: _FoldTurn, location: str) -> Mapping[int, int]:
         if turn.known_location != location:
@@ -298,13 +294,13 @@ def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -
     """Returns whether the published snapshot is at least `age` seconds old and names a data file or delete file that
     main no longer has."""
     head = table.metadata.archive_snapshot
-    # A snapshot from the future is of unknown age: somebody has set the clock back.
+    # A snapshot from the future is of unknown age: the clock was set back.
     if head is None or 0 <= time.time() * 1000 - head.timestamp_ms < age * 1000:
         return False
     listing = Listing(storage)
     main = {file.path for files in listing.files(table.manifests).values() for file in files}
-    known = {manifest.path for manifest in table.manifests}
-    others = [manifest for manifest in read_list(head.manifest_list, storage) if manifest.path not in known]
+    main_manifests = {manifest.path for manifest in table.manifests}
+    others = [manifest for manifest in read_list(head.manifest_list, storage) if manifest.path not in main_manifests]
     for files in Listing(storage).files(others).values():
         # The archive branch's own hiding deletes are in no other snapshot. All published snapshots of one cut-line name
         # them.

@@ -20,7 +20,7 @@ the tier key, a look-up reads the whole partition that receives the current writ
 
 
 @dataclass(frozen=True)
-class _Known:
+class _CachedKey:
     newest: int | None
     written: tuple[tuple[int, int], ...]
     looked_at: float
@@ -33,22 +33,22 @@ class NewestKeys:
     """The newest keys, cached by one thread."""
 
     def __init__(self) -> None:
-        self._known: dict[TableId, _Known] = {}
+        self._cached_keys: dict[TableId, _CachedKey] = {}
 
     def forget(self) -> None:
         """Discard all cached keys. Any thread may call it."""
-        self._known.clear()
+        self._cached_keys.clear()
 
     def of(self, connection: PgConnection, table_id: TableId, tier: Tier, attached: Sequence[Attached]) -> int | None:
         """Returns the largest tier key in the heap, or None if the heap holds no row. The connection must have no open
         transaction."""
-        known, now = self._known.get(table_id), time.monotonic()
-        if known is not None and now < known.looked_at + known.took * _REST:
-            return known.newest
+        cached_key, now = self._cached_keys.get(table_id), time.monotonic()
+        if cached_key is not None and now < cached_key.looked_at + cached_key.took * _REST:
+            return cached_key.newest
         written = source.written(connection, attached)
-        if known is not None and written == known.written and now < known.looked_at + _LONGEST_TRUST:
-            return known.newest
+        if cached_key is not None and written == cached_key.written and now < cached_key.looked_at + _LONGEST_TRUST:
+            return cached_key.newest
         newest = source.newest_key(connection, tier, attached)
         done = time.monotonic()
-        self._known[table_id] = _Known(newest, written, done, done - now)
+        self._cached_keys[table_id] = _CachedKey(newest, written, done, done - now)
         return newest

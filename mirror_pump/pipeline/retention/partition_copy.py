@@ -27,7 +27,7 @@ from mirror_pump.pipeline.operations.advance_cutline import PartitionFiles
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.retention.fold import write_fold
 from mirror_pump.source.catalog.tables import has_columns
-from mirror_pump.source.connect import PgConnection, portable_dsn
+from mirror_pump.source.connect import PgConnection, limited, portable_dsn
 from mirror_pump.source.heap.block_reader import Chunk, HeapLeaf, chunks_of, read_leaves
 from mirror_pump.source.retention.corrections import read_captured
 from mirror_pump.source.retention.partition_chunks import (
@@ -39,7 +39,7 @@ from mirror_pump.source.retention.partition_chunks import (
     read_capture,
     read_chunks,
 )
-from mirror_pump.source.retention.partitions import Partition, limited
+from mirror_pump.source.retention.partitions import Partition
 
 _RECORD_TIMEOUT = "30s"
 """How long recording a chunk waits for the table's row in the catalog, which publishes hold for moments."""
@@ -212,8 +212,8 @@ class PartitionCopier:
             return _REWRITTEN
         if result.locked:
             return _LOCKED
-        known = self._raw_text_columns.get(table.table_id, frozenset())
-        self._raw_text_columns[table.table_id] = known | result.raw_text_columns
+        earlier_columns = self._raw_text_columns.get(table.table_id, frozenset())
+        self._raw_text_columns[table.table_id] = earlier_columns | result.raw_text_columns
         raw_text_columns = sorted(result.raw_text_columns)
         files = [{**file_to_json(file), "raw_text_columns": raw_text_columns} for file in result.files]
         # If this fails it may still be recorded. If it is not, a sweep removes the files.
@@ -254,6 +254,6 @@ class PartitionCopier:
 
 
 def _remove(context: SessionContext, future: Future[ChunkResult]) -> None:
-    """Removes the files of a task that nobody waits for any more. A failed one has removed its own."""
+    """Removes the files of a task whose result is no longer needed. A failed one has removed its own."""
     if not future.cancelled() and future.exception() is None:
         discard([file.path for file in future.result().files], context.storage)

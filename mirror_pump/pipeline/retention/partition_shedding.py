@@ -1,9 +1,7 @@
 """Sheds old partitions: a thread takes each partition one step at a time towards its drop, and drops nothing unproven.
 
-The states are hot -> sealing (changes of the partition are captured) -> tiering (the cut-line has passed it; changes
-are corrections) -> tiered (the lake provably holds it) -> dropped. A partition that is no longer due goes from sealing
-back to hot. Each step is one transaction. Everything that the next step needs is in modak.partitions, so a new thread
-continues where a killed one stopped. The oldest partition goes first, and the cut-line never moves back.
+The states are those of `mirror_pump.partition_life`, and `next_step` decides. Each step is one transaction. Everything
+that the next step needs is in modak.partitions, so a new thread continues where a killed one stopped.
 
 Invariant: no partition is dropped unless it was compared with the lake, row by row, after the last moment at which a
 change of it could bypass modak.delta. A refused step is tried again later and delays only the steps that must follow
@@ -14,16 +12,12 @@ attempt.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 
 import psycopg
 
-from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.errors import (
     ConnectionLost,
-    FileMissing,
     LakeError,
     MirrorPumpError,
     SourceError,
@@ -32,34 +26,40 @@ from mirror_pump.errors import (
     TransientRefusal,
 )
 from mirror_pump.lake.commit.presence import require_all
-from mirror_pump.model import MirroredTable, TableId, TableState
-from mirror_pump.pipeline.flow.events import LakeFileMissing
-from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.session_threads import ThreadStopped, session_thread
+from mirror_pump.model import MirroredTable, TableId, TableMode, TableState
+from mirror_pump.operation_life import OperationPhase
+from mirror_pump.partition_life import TAKEN, WAITING, Refused, StepResult
+from mirror_pump.pipeline.flow.session_context import SessionContext, ThreadStopped, session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.cutline_advance import CutlineAdvance
 from mirror_pump.pipeline.retention.drop_proof import Proof, Prover
 from mirror_pump.pipeline.retention.newest_keys import NewestKeys
-from mirror_pump.pipeline.retention.partition_premake import Premaker
+from mirror_pump.pipeline.retention.next_step import PartitionStep, Turns, next_steps
 from mirror_pump.pipeline.retention.partition_sync import reconcile
 from mirror_pump.pipeline.retention.row_expiry import RowExpiry
+from mirror_pump.runtime.backoff import Backoff, Retries
+from mirror_pump.runtime.service_thread import ThreadedService
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.loads.labels import sweep_labels
 from mirror_pump.source.retention import partitions as source
-from mirror_pump.source.retention.partitions import HOT, SEALING, TIERED, TIERING, Partition, RetentionChoices
+from mirror_pump.source.retention.partitions import Noted, Partition, RetentionChoices
 
 _SWEEP_INTERVAL = 60.0
 """Seconds between two sweeps of expired pins, old labels of loads, old journal entries, and functions of triggers."""
+_BACKED_OFF = frozenset(
+    (PartitionStep.SEAL, PartitionStep.NOTE_SEAL, PartitionStep.ADVANCE, PartitionStep.PROVE, PartitionStep.DROP)
+)
+"""The steps that rest after a refusal of the partition."""
 
 
-class PartitionShedding:
-    """The thread that sheds the partitions of one mirror."""
+class PartitionShedding(ThreadedService):
+    """The thread that sheds the partitions of one mirror. The next thread repeats an unfinished step."""
 
-    def __init__(self, context: SessionContext) -> None:
+    def __init__(self, context: SessionContext, turns: Turns) -> None:
         self._context = context
-        self._inbox = context.inbox
+        self._turns = turns
         self._slot = context.slot
         self._observer = context.observer
         self._interval = context.settings.retention_interval
@@ -74,15 +74,7 @@ class PartitionShedding:
         self._undue: dict[tuple[TableId, str], float] = {}
         """When each captured partition stopped being due: time.monotonic(), in seconds."""
         self._newest = NewestKeys()
-        self._premaker = Premaker(self._newest, context.observer, self._backoff)
         self._expiry = RowExpiry(context, self._backoff, self._thread.stopping)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread. The next thread repeats an unfinished step."""
-        self._thread.stop()
 
     def published(self) -> None:
         """Notes that the frontier has moved, possibly past a seal that the cut-line waits for."""
@@ -92,10 +84,9 @@ class PartitionShedding:
     def wake(self) -> None:
         """Retries everything that was put off, on request."""
         self._refusals.clear()
-        self._premaker.forget_pauses()
         self._expiry.forget_pauses()
         self._newest.forget()
-        self._thread.wake()
+        super().wake()
 
     def _run(self) -> None:
         while not self._thread.stopping():
@@ -114,6 +105,7 @@ class PartitionShedding:
             if time.monotonic() - began - swept_at >= _SWEEP_INTERVAL:
                 swept_at = time.monotonic() - began
                 with source_errors("sweeping expired pins"), suppress(psycopg.errors.LockNotAvailable):
+                    source.run(connection, "end_pins", {"slot": self._slot})
                     source.run(connection, "sweep_pins", {"slot": self._slot})
                     source.run(connection, "prune", {"slot": self._slot})
                     source.run(connection, "sweep_functions", {"slot": self._slot})
@@ -122,7 +114,8 @@ class PartitionShedding:
             moved = False
             with source_errors("looking for tables with heap retention"):
                 tables = source.retained_tables(connection, self._slot)
-            for table_id in tables:
+            for table_id in self._turns.order(tables):
+                self._turns.begin(table_id)
                 moved |= self._table(connection, table_id)
             if not moved and not self._cutline.goes_on:
                 self._thread.await_wake(self._interval)
@@ -140,13 +133,13 @@ class PartitionShedding:
                 moved = reconcile(
                     connection, table, choices, lambda reason: self._stop_table(connection, table, reason)
                 )
-                moved |= self._premaker.make(connection, table, choices)
                 # reconcile() may have stopped the table's retention.
                 choices = source.read_choices(connection, table_id)
                 if choices is None or choices.stopped is not None:
                     return False
                 moved |= self._steps(connection, table, choices)
-                moved = moved or self._expiry.look(connection, table)
+                if choices.lake_lag is not None or choices.not_expired is not None:
+                    moved |= self._expiry.look(connection, table_id)
         except (ConnectionLost, ThreadStopped):
             raise
         except MirrorPumpError as error:
@@ -154,11 +147,13 @@ class PartitionShedding:
             cause = error.__cause__
             reason = source.refusal(cause) if isinstance(cause, psycopg.Error) else str(error)
             with source_errors("storing why partitions are not checked"), suppress(psycopg.errors.LockNotAvailable):
-                noted = {"table_id": table_id, "reason": source.NOT_SEEN.format(reason)}
-                source.run(connection, "not_made", noted)
+                source.note(connection, table_id, Noted.NOT_SEEN, source.NOT_SEEN.format(reason))
             self._observer(Step.RETENTION_REFUSED, table=str(table.name), partition="", reason=reason)
             return False
         self._refusals.pop((table_id, ""), None)
+        if choices.not_made is not None:
+            with source_errors("storing that partitions are checked"), suppress(psycopg.errors.LockNotAvailable):
+                source.note(connection, table_id, Noted.NOT_SEEN, None)
         return moved
 
     def _steps(self, connection: PgConnection, table: MirroredTable, choices: RetentionChoices) -> bool:
@@ -169,177 +164,145 @@ class PartitionShedding:
         def newest() -> int | None:
             return self._newest.of(connection, table.table_id, tier, source.read_attached(connection, table.table_id))
 
+        def is_due(partition: Partition) -> bool:
+            return source.is_due(tier, partition.hi, choices.lag, newest)
+
         self._cutline.tidy(connection, table)
-        moved, first, all_due = False, True, True
-        for partition in source.read_partitions(connection, table.table_id):
+        moved = False
+        for partition, step in next_steps(source.read_partitions(connection, table.table_id), choices, is_due):
             if self._thread.stopping():
                 raise ThreadStopped
-            waits = partition.state in (HOT, SEALING)
-            if waits and partition.name is not None:
-                all_due = all_due and source.is_due(tier, partition.hi, choices.lag, newest)
-                if not all_due:
-                    first = False
-                    moved |= partition.captured and self._unseal(connection, table, partition)
-                    continue
-                self._undue.pop((table.table_id, partition.partition_id), None)
-            if partition.state == TIERED and choices.keep_heap:
-                moved |= self._unproven_if_altered(connection, table, partition)
+            key = table.table_id, partition.partition_id
+            if step not in (PartitionStep.UNSEAL, PartitionStep.NOT_DUE):
+                self._undue.pop(key, None)
+            if step in _BACKED_OFF and not self._due(*key):
                 continue
-            if partition.state == TIERED and not self._leaves(connection, table, partition, choices, newest):
-                continue
-            # The cut-line passes partitions in order. Meanwhile all due partitions are sealed.
-            may = (
-                not waits
-                or first
-                or (partition.state == HOT and partition.name is not None)
-                or partition.sealed_lsn is None
-            )
-            first = first and not waits
-            if not may or not self._due(table.table_id, partition.partition_id):
-                continue
-            refused = self._step(connection, table, partition, choices)
-            if refused is None:
+            result = self._take(step, connection, table, partition, choices)
+            if isinstance(result, Refused):
+                self._refused(connection, table, partition, result.reason)
+            elif result is TAKEN:
                 moved = True
-                self._refusals.pop((table.table_id, partition.partition_id), None)
-                if waits and partition.sealed_lsn is not None:
-                    # The cut-line moved: `table` is out of date. A session with a stream that concerns the table ends.
+                self._refusals.pop(key, None)
+                if step is PartitionStep.ADVANCE:
+                    # The cut-line moved: `table` is out of date.
                     return True
-            elif refused:
-                self._refused(connection, table, partition, refused)
         return moved
 
-    def _step(
-        self, connection: PgConnection, table: MirroredTable, partition: Partition, choices: RetentionChoices
-    ) -> str | None:
-        """Takes the partition's next step. Returns None if it was taken, otherwise the reason why not; the reason is
-        empty if the step only has to wait."""
-        where = {"table_id": table.table_id, "partition_id": partition.partition_id}
-        if partition.state == HOT and partition.name is not None:
-            refused = source.attempt(connection, "seal", where)
-            if refused is None:
-                source.run(connection, "sealed", where)
-                self._done(connection, table, partition, "seal")
-            return refused
-        if partition.state in (HOT, SEALING):
-            if partition.sealed_lsn is None:
-                # The pump was killed between the two steps, or the partition was truncated since.
-                source.run(connection, "sealed", where)
-                return None
-            return self._advance(connection, table, partition, choices)
-        if partition.name is None:
-            return ""
-        if partition.state == TIERING:
-            if partition.attached_late and partition.disproved:
-                # A comparison reads the whole partition, and it is unlikely to succeed soon.
-                return ""
-            return self._prove(connection, table, partition)
-        if partition.state == TIERED:
-            if (lacking := self._lacking(connection, table)) is not None:
-                return lacking
-            refused = source.attempt(connection, "drop", {**where, "detach": choices.detach})
-            if refused is None:
-                self._done(connection, table, partition, "detach" if choices.detach else "drop")
-            return refused
-        return ""
-
-    def _lacking(self, connection: PgConnection, table: MirroredTable) -> str | None:
-        """Returns why the lake may no longer hold what was proven, if some of its files are missing; otherwise None."""
-        try:
-            for location in source.lake_locations(connection, table.table_id):
-                require_all(location, self._context.storage)
-        except LakeError as error:
-            self._report_missing(table, error)
-            return f"it stays, since the lake's files cannot all be found: {error}"
-        return None
-
-    def _report_missing(self, table: MirroredTable, error: Exception) -> None:
-        """Has the loop fail the table if the table needs the missing file."""
-        if isinstance(error, FileMissing):
-            self._inbox.put(LakeFileMissing(table.table_id, error.location))
-
-    @staticmethod
-    def _leaves(
+    def _take(
+        self,
+        step: PartitionStep,
         connection: PgConnection,
         table: MirroredTable,
         partition: Partition,
         choices: RetentionChoices,
-        newest: Callable[[], int | None],
-    ) -> bool:
-        """Returns whether a partition that the lake holds may be dropped: its grace period is over, and it is still
-        due (the retention distance may have been increased)."""
-        assert table.tier is not None
-        if partition.grace_left(choices.drop_grace) > timedelta(0):
-            return False
-        if source.is_due(table.tier, partition.hi, choices.lag, newest):
-            return True
+    ) -> StepResult:
+        """Takes the partition's next step."""
         where = {"table_id": table.table_id, "partition_id": partition.partition_id}
-        source.run(connection, "waits", {**where, "reason": "it is not due any more: it stays"})
-        return False
+        match step:
+            case PartitionStep.NONE | PartitionStep.NOT_DUE:
+                return WAITING
+            case PartitionStep.SEAL:
+                return self._seal(connection, table, partition)
+            case PartitionStep.NOTE_SEAL:
+                source.run(connection, "sealed", where)
+                return TAKEN
+            case PartitionStep.UNSEAL:
+                return self._unseal(connection, table, partition)
+            case PartitionStep.ADVANCE:
+                return self._advance(connection, table, partition, choices)
+            case PartitionStep.PROVE:
+                return self._prove(connection, table, partition)
+            case PartitionStep.CHECK_ALTERED:
+                return TAKEN if source.run(connection, "unproven", where) else WAITING
+            case PartitionStep.STAY:
+                source.run(connection, "waits", {**where, "reason": "it is not due any more: it stays"})
+                return WAITING
+            case PartitionStep.DROP:
+                return self._drop(connection, table, partition, choices)
 
-    @staticmethod
-    def _unproven_if_altered(connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:
-        """Has a partition that stays in the heap compared with the lake again if a command may have changed its rows
-        behind its triggers. Returns whether it has."""
-        if not partition.altered or partition.name is None:
-            return False
+    def _seal(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> StepResult:
         where = {"table_id": table.table_id, "partition_id": partition.partition_id}
-        return source.run(connection, "unproven", where) > 0
+        result = source.attempt(connection, "seal", where)
+        if result is TAKEN:
+            source.run(connection, "sealed", where)
+            self._done(connection, table, partition, "seal")
+        return result
 
-    def _unseal(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:
-        """Returns a sealed partition that is no longer due to the hot state. Returns whether this was done."""
+    def _drop(
+        self, connection: PgConnection, table: MirroredTable, partition: Partition, choices: RetentionChoices
+    ) -> StepResult:
+        try:
+            self._require_files(connection, table)
+        except LakeError as error:
+            self._context.report_file(table.table_id, error)
+            return Refused(f"it stays, since the lake's files cannot all be found: {error}")
+        where = {"table_id": table.table_id, "partition_id": partition.partition_id, "detach": choices.detach}
+        result = source.attempt(connection, "drop", where)
+        if result is TAKEN:
+            self._done(connection, table, partition, "detach" if choices.detach else "drop")
+        return result
+
+    def _require_files(self, connection: PgConnection, table: MirroredTable) -> None:
+        """Raises LakeError if the lake may no longer hold what was proven, because some of its files are missing."""
+        for location in source.lake_locations(connection, table.table_id):
+            require_all(location, self._context.storage)
+
+    def _unseal(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> StepResult:
+        """Returns a sealed partition to the hot state, once it has not been due for a while."""
         key = table.table_id, partition.partition_id
         since = self._undue.setdefault(key, time.monotonic())
         if time.monotonic() - since < self._limits.unseal_after or not self._due(*key):
-            return False
+            return WAITING
         where = {"table_id": table.table_id, "partition_id": partition.partition_id}
-        refused = source.attempt(connection, "unseal", where)
-        if refused is not None:
-            self._refused(connection, table, partition, refused)
-            return False
-        self._refusals.pop(key, None)
-        self._undue.pop(key, None)
-        self._done(connection, table, partition, "unseal")
-        return True
+        result = source.attempt(connection, "unseal", where)
+        if result is TAKEN:
+            self._undue.pop(key, None)
+            self._done(connection, table, partition, "unseal")
+        return result
 
     def _advance(
         self, connection: PgConnection, table: MirroredTable, partition: Partition, choices: RetentionChoices
-    ) -> str | None:
-        """Has the cut-line move past the partition; for a tiered one, after it was copied."""
+    ) -> StepResult:
+        """Has the cut-line move past the partition; for a tiered one, after it was copied. Raises ThreadStopped once
+        that of a table with a stream has moved."""
 
         def copied(rows: int) -> None:
             self._done(connection, table, partition, "copy", rows=rows)
 
         try:
-            refused = self._cutline.advance(connection, table, partition, choices, copied)
+            result = self._cutline.advance(connection, table, partition, choices, copied)
         except ConnectionLost:
             raise
         except (TableError, LakeError, SourceError, TaskFailed) as error:
-            self._report_missing(table, error)
-            return f"it could not be copied: {error}"
-        if refused is None:
+            self._context.report_file(table.table_id, error)
+            return Refused(f"it could not be copied: {error}")
+        if result is TAKEN:
             self._done(connection, table, partition, "advance")
-        return refused
+            if table.mode is TableMode.MIRRORED:
+                # The session ends now. Another table's turn would be lost.
+                raise ThreadStopped
+        return result
 
-    def _prove(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> str | None:
+    def _prove(self, connection: PgConnection, table: MirroredTable, partition: Partition) -> StepResult:
         began = time.monotonic()
         try:
             proof = self._prover.prove(table, partition)
         except ConnectionLost:
             raise
         except (TableError, LakeError, SourceError, TaskFailed) as error:
-            self._report_missing(table, error)
-            return f"it could not be compared with the lake: {error}"
+            self._context.report_file(table.table_id, error)
+            return Refused(f"it could not be compared with the lake: {error}")
         seconds = round(time.monotonic() - began, 3)
         if proof.differing:
             self._disproved(connection, table, partition, proof)
-            return ""
+            return WAITING
         where = {"table_id": table.table_id, "partition_id": partition.partition_id, "watched_as": proof.watched_as}
         if not source.run(connection, "proven", where):
-            return "it was altered while it was compared with the lake"
+            return Refused("it was altered while it was compared with the lake")
         self._done(
             connection, table, partition, "prove", rows=proof.rows, seconds=seconds, snapshot_id=proof.snapshot_id
         )
-        return None
+        return TAKEN
 
     def _disproved(self, connection: PgConnection, table: MirroredTable, partition: Partition, proof: Proof) -> None:
         """Records a failed proof. Nothing is dropped, and an operator has to look at it."""
@@ -352,7 +315,7 @@ class PartitionShedding:
             "rows": proof.rows,
             "differing": [*proof.differing],
         }
-        source.journal(connection, table, "failed", details, proof.snapshot_id)
+        source.journal(connection, table, OperationPhase.FAILED, details, proof.snapshot_id)
         if not partition.attached_late:
             # A partition that was attached late held rows that were never mirrored. Its failed proof means nothing for
             # the others.
@@ -367,7 +330,7 @@ class PartitionShedding:
         where = {
             "table_id": table.table_id,
             "partition_id": partition.partition_id,
-            "state": partition.state,
+            "state": partition.state.value,
             "reason": reason,
         }
         with suppress(psycopg.errors.LockNotAvailable):
@@ -376,16 +339,19 @@ class PartitionShedding:
             Step.RETENTION_REFUSED,
             table=str(table.name),
             partition=partition.partition_id,
-            state=partition.state,
+            state=partition.state.value,
             reason=reason,
         )
 
     def _done(
         self, connection: PgConnection, table: MirroredTable, partition: Partition, kind: str, **details: object
     ) -> None:
-        snapshot_id = details.pop("snapshot_id", None)
+        taken = details.pop("snapshot_id", None)
+        snapshot_id = taken if isinstance(taken, int) else None
         entry = {"kind": kind, "partition": partition.partition_id, "lo": partition.lo, "hi": partition.hi, **details}
-        source.journal(connection, table, "done", entry, snapshot_id if isinstance(snapshot_id, int) else None)
+        source.journal(
+            connection, table, OperationPhase.DONE, entry, snapshot_id if isinstance(snapshot_id, int) else None
+        )
         self._observer(Step.RETENTION, table=str(table.name), partition=partition.partition_id, step=kind)
 
     def _due(self, table_id: TableId, partition_id: str) -> bool:

@@ -14,10 +14,11 @@ from collections.abc import Callable
 import psycopg
 
 from mirror_pump.model import MirroredTable
-from mirror_pump.source.connect import PgConnection
+from mirror_pump.partition_life import PartitionState
+from mirror_pump.source.connect import PgConnection, limited
 from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as source
-from mirror_pump.source.retention.partitions import HOT, SEALING, TIERED, TIERING, Attached, Partition, RetentionChoices
+from mirror_pump.source.retention.partitions import Attached, Partition, RetentionChoices
 
 _LATE = "attached below the cut-line: what it held then is not in the lake"
 _KEPT_LATE = "attached below the cut-line: its rows came into the lake as corrections"
@@ -31,7 +32,7 @@ def reconcile(
     something."""
     assert table.tier is not None
     attached = source.read_attached(connection, table.table_id)
-    known = {partition.relation_id: partition for partition in source.read_partitions(connection, table.table_id)}
+    recorded = {partition.relation_id: partition for partition in source.read_partitions(connection, table.table_id)}
     moved = False
     try:
         for leaf in attached:
@@ -40,16 +41,16 @@ def reconcile(
                 return moved
             if leaf.is_default:
                 moved |= _default(connection, table, leaf, stop)
-            elif leaf.relation_id not in known:
+            elif leaf.relation_id not in recorded:
                 moved |= _new(connection, table, leaf, choices)
         if not any(leaf.is_default for leaf in attached):
             # Its trigger is installed at the next look. If the partition takes a row before that, that look refuses it.
-            with source.limited(connection):
+            with limited(connection):
                 source.require_registered(connection, table)
                 new_partitions.create_default(connection, table.name)
             return True
-        for partition in known.values():
-            moved |= _known(connection, table, partition)
+        for partition in recorded.values():
+            moved |= _follow_recorded(connection, table, partition)
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         # Other sessions are using the table. The next look is soon.
         return moved
@@ -60,7 +61,7 @@ def _default(connection: PgConnection, table: MirroredTable, leaf: Attached, sto
     """Ensures that the DEFAULT partition routes rows. A DEFAULT partition of the owner's must be empty for that."""
     if leaf.routes:
         return False
-    with source.limited(connection):
+    with limited(connection):
         connection.execute(f"LOCK TABLE ONLY {leaf.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
         filled = source.holds_rows(connection, leaf.relation_id)
         if not filled:
@@ -73,10 +74,11 @@ def _default(connection: PgConnection, table: MirroredTable, leaf: Attached, sto
 def _new(connection: PgConnection, table: MirroredTable, leaf: Attached, choices: RetentionChoices) -> bool:
     late = leaf.lo < choices.cut
     why = _KEPT_LATE if choices.keep_heap else _LATE
-    with source.limited(connection):
+    with limited(connection):
         if late:
             connection.execute(f"LOCK TABLE ONLY {leaf.name.quoted} IN SHARE ROW EXCLUSIVE MODE".encode())
-        name = source.enter(connection, table, leaf, TIERING if late else HOT, why if late else None)
+        state = PartitionState.TIERING if late else PartitionState.HOT
+        name = source.enter(connection, table, leaf, state, why if late else None)
         if late:
             source.install(connection, table, leaf.relation_id, name, "cold")
             if choices.keep_heap:
@@ -84,23 +86,23 @@ def _new(connection: PgConnection, table: MirroredTable, leaf: Attached, choices
     return True
 
 
-def _known(connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:
+def _follow_recorded(connection: PgConnection, table: MirroredTable, partition: Partition) -> bool:
     where = {"table_id": table.table_id, "partition_id": partition.partition_id}
     if partition.name is None:
         return source.run(connection, "gone", where) > 0
     assert partition.bounds is not None
     lo, hi = partition.bounds
-    if partition.state in (HOT, SEALING):
+    if partition.state.is_above_cutline:
         moved = (lo, hi) != (partition.lo, partition.hi)
-        unwatched = partition.state == SEALING and not partition.captured
-        away = partition.state == HOT and partition.sealed_lsn is not None
+        unwatched = partition.state is PartitionState.SEALING and not partition.captured
+        away = partition.state is PartitionState.HOT and partition.sealed_lsn is not None
         copied = partition.sealed_lsn is not None and partition.sealed_lsn < table.start_lsn
         if moved or unwatched or away or copied:
             reason = _UNWATCHED if unwatched else None
             return source.run(connection, "back", {**where, "lo": lo, "hi": hi, "reason": reason}) > 0
-    elif partition.state in (TIERING, TIERED) and not partition.corrected and partition.relation_id is not None:
+    elif not partition.corrected and partition.relation_id is not None:
         # Changes may have been missed. The proof will find out.
-        with source.limited(connection):
+        with limited(connection):
             source.install(connection, table, partition.relation_id, partition.partition_id, "cold")
             source.run(connection, "unproven", where)
         return True

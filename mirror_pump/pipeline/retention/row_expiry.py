@@ -1,37 +1,35 @@
 """Has the session's loop move the retention line of tables with lake retention, once it is due and no reader is in the
 way.
 
-The line is due as soon as the cut-line has advanced, or the lag got shorter (`modak.due_retention_line`). So it moves
-by whole partitions, and once for all those that the cut-line passes in a row: the caller looks here only when no
-partition takes a step.
+The line is due as soon as the cut-line has advanced and the heap no longer holds what lies below, or the lag got
+shorter (`modak.due_retention_line`). The caller looks here in each of the table's turns: partitions may be due without
+end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
 
-import psycopg
-
-from mirror_pump.backoff import Backoff, Retries
-from mirror_pump.errors import MirrorPumpError
-from mirror_pump.model import MirroredTable, TableId
-from mirror_pump.pipeline.flow.events import ExpiryWanted
+from mirror_pump.model import TableId
+from mirror_pump.partition_life import Refused
+from mirror_pump.pipeline.flow.events import PublishWanted
 from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.session_threads import ThreadStopped
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.pipeline.flow.tasks import outcome
+from mirror_pump.pipeline.flow.tasks import publish_outcome
 from mirror_pump.pipeline.operations.expire_rows import ExpireRows
+from mirror_pump.runtime.backoff import Backoff, Retries
+from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.tier_keys import END
 from mirror_pump.source.retention import partitions as source
+from mirror_pump.source.retention.partitions import Noted
 
 
 class RowExpiry:
     """Moves retention lines, one at a time. Used by one thread."""
 
     def __init__(self, context: SessionContext, backoff: Backoff, stopping: Callable[[], bool]) -> None:
-        self._inbox = context.inbox
+        self._context = context
         self._observer = context.observer
         self._backoff = backoff
         self._stopping = stopping
@@ -42,39 +40,34 @@ class RowExpiry:
         """Retries what was put off."""
         self._refusals.clear()
 
-    def look(self, connection: PgConnection, table: MirroredTable) -> bool:
+    def look(self, connection: PgConnection, table_id: TableId) -> bool:
         """Moves the table's line if it is due. Returns whether it moved. Raises ThreadStopped."""
-        pause = self._refusals.get(table.table_id)
+        pause = self._refusals.get(table_id)
         if pause is not None and not pause.due:
             return False
-        line = source.due_retention_line(connection, table.table_id)
+        line = source.due_retention_line(connection, table_id)
         if line is None:
-            self._note(connection, table, None)
+            self._note(connection, table_id, None)
             return False
-        if (reader := source.reader_in_the_way(connection, table.table_id, END)) is not None:
+        if (reader := source.reader_in_the_way(connection, table_id, END)) is not None:
             # Without a pause: the line moves as soon as the reader is done.
-            self._note(connection, table, reader)
+            self._note(connection, table_id, reader)
             return False
-        refused = self._publish(table, line)
-        self._note(connection, table, refused)
-        if refused is not None:
-            self._refusals.setdefault(table.table_id, Retries(self._backoff)).failed()
-            self._observer(Step.RETENTION_REFUSED, table=str(table.name), partition="", reason=refused)
+        # As it is now: the cut-line may have moved in this turn.
+        table = load_table(connection, table_id)
+        if table is None:
             return False
-        self._refusals.pop(table.table_id, None)
+        result = publish_outcome(self._context, PublishWanted(table, ExpireRows(line)), self._stopping)
+        if isinstance(result, Refused):
+            self._note(connection, table_id, result.reason)
+            self._refusals.setdefault(table_id, Retries(self._backoff)).failed()
+            self._observer(Step.RETENTION_REFUSED, table=str(table.name), partition="", reason=result.reason)
+            return False
+        self._note(connection, table_id, None)
+        self._refusals.pop(table_id, None)
         return True
 
-    def _publish(self, table: MirroredTable, line: int) -> str | None:
-        """Returns None if the line moved, otherwise why not."""
-        answer: Future[str | None] = Future()
-        self._inbox.put(ExpiryWanted(table, ExpireRows(line), answer))
-        try:
-            return outcome(answer, self._stopping)
-        except (CancelledError, MirrorPumpError, psycopg.Error):
-            # The session ends for some reason. The catalog records whether the line has moved.
-            raise ThreadStopped from None
-
     @staticmethod
-    def _note(connection: PgConnection, table: MirroredTable, reason: str | None) -> None:
+    def _note(connection: PgConnection, table_id: TableId, reason: str | None) -> None:
         """Stores why the line does not move, for `status`."""
-        source.run(connection, "not_expired", {"table_id": table.table_id, "reason": reason})
+        source.note(connection, table_id, Noted.NOT_EXPIRED, reason)

@@ -56,10 +56,10 @@ def tier_ranges(
 
 def _by_content(listing: Listing, lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFile]]:
     """Returns the data files, position-delete files and equality-delete files that a reader of the snapshot sees."""
-    found: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
+    groups: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
     for files in listing.files(lake.manifests).values():
         for file in files:
-            found[file.content].append(file)
-    if any(file.format != "PARQUET" for file in found[FileContent.DATA]):
+            groups[file.content].append(file)
+    if any(file.format != "PARQUET" for file in groups[FileContent.DATA]):
         raise LakeError("a data file of the table is not Parquet", "rewrite the table's files: mirror-pump maintain")
-    return found[FileContent.DATA], found[FileContent.POSITION_DELETES], found[FileContent.EQUALITY_DELETES]
+    return groups[FileContent.DATA], groups[FileContent.POSITION_DELETES], groups[FileContent.EQUALITY_DELETES]

@@ -8,7 +8,7 @@ every row. Once no such file is left, one publish makes all of it visible.
 
 Invariant: a file lacks the column if and only if its rows were written before the command's position in the stream. A
 segment never spans that position. Rows that wait for large values get the new value when they are projected onto the
-new columns (mirror_pump.pipeline.stream.schema_projection). Concurrent stream changes are handled as for a merge
+new columns (mirror_pump.pipeline.stream.batch_planning). Concurrent stream changes are handled as for a merge
 (mirror_pump.lake.commit.merged_files): a new file has its source's data sequence number, and newer position deletes are
 carried over. Later files have every column, so once no file lacks the column, none will appear.
 
@@ -30,8 +30,9 @@ is exact for these reasons:
 - A proof compares the heap, the published snapshot and the corrections in one snapshot, by the columns that the mirror
   has there. No proof begins while the table is being filled. A proof from before the command does not count for a drop:
   the drop notices that the partition was altered.
-- If the rows from the cut-line on have to be copied again in the meantime, files are filled after the copy (fill_next):
-  files must not be replaced while the copy adds older ones. For this the columns keep their value (`schema.decisions`).
+- If the rows from the cut-line on have to be copied again in the meantime, files are filled after the copy
+  (move_frontier): files must not be replaced while the copy adds older ones. For this the columns keep their value
+  (`schema.decisions`).
 
 A kill at any step leaves only unused files, because everything that decides is in the catalog. A table with rows below
 the cut-line has no copy to fall back on, so filling it is retried until it succeeds.
@@ -179,11 +180,11 @@ class FillJob:
         return results
 
     def _fields_of(self, file: LiveFile, storage: StorageOptions) -> frozenset[int]:
-        known = self._fields.get(file.path)
-        if known is None:
+        field_ids = self._fields.get(file.path)
+        if field_ids is None:
             with open_parquet(file.path, storage) as parquet:
-                known = self._fields[file.path] = frozenset(places_by_id(parquet))
-        return known
+                field_ids = self._fields[file.path] = frozenset(places_by_id(parquet))
+        return field_ids
 
     def _execute(self, statement: str, table: MirroredTable) -> bool:
         """Execute a statement on the table's catalog row. Returns whether it changed the row."""

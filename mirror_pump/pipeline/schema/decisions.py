@@ -43,25 +43,18 @@ files are filled after the copy (mirror_pump.pipeline.schema.column_fill).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
-from mirror_pump.errors import TableError
-from mirror_pump.lake.commit.schema_evolution import widens
-from mirror_pump.lake.contents.partition_bounds import PartitionBounds, bounds_of
-from mirror_pump.lake.format.initial_defaults import holds_text
-from mirror_pump.model import Column, MirroredTable, TableMode, Tier
-from mirror_pump.source.relations.change_notes import REWRITTEN_TYPE, REWRITTEN_VALUES, Note
-from mirror_pump.source.relations.column_choices import still_chosen
+from mirror_pump.lake.contents.partition_bounds import PartitionBounds
+from mirror_pump.model import MirroredTable
+from mirror_pump.pipeline.schema.column_rules import RowOutcome, Rule, first_rule, type_change
+from mirror_pump.pipeline.schema.schema_change import CopyReason, SchemaChange, leaves_of
+from mirror_pump.source.relations.change_notes import Note
+from mirror_pump.source.relations.column_choices import decimal_option, is_number_as_text
 from mirror_pump.source.relations.description import RelationDescription
-from mirror_pump.source.relations.refusal import refuse
-
-_SAME_TEXT = frozenset({25, 1043})
-"""The OIDs of text and varchar. They are binary coercible both ways and print alike, unlike other such pairs (cidr,
-inet)."""
 
 
 class Action(Enum):
@@ -69,7 +62,8 @@ class Action(Enum):
 
     NOTHING = auto()
     FOLLOW = auto()
-    """The rows in the lake are correct under the new columns."""
+    """The rows in the lake are correct under the new columns. Without a reason nothing changed but how types are
+    spelled."""
     FILL = auto()
     """The rows in the lake are correct except for new columns. Each new column has one known value in all of them."""
     COPY_AGAIN = auto()
@@ -84,15 +78,6 @@ class Action(Enum):
 
 
 @dataclass(frozen=True)
-class _Reason:
-    """Why rows in the lake may be wrong."""
-
-    text: str
-    everywhere: bool
-    """Whether rows below the cut-line may be wrong as well, which the heap cannot replace."""
-
-
-@dataclass(frozen=True)
 class SchemaChangeDecision:
     """What the mirror does about a change of a table."""
 
@@ -104,6 +89,8 @@ class SchemaChangeDecision:
     """For FILL: the bounds of the rows that were removed with their partitions."""
     waits_for_owner: bool = False
     """For WAIT: whether the table waits until its owner does what the reason says."""
+    remedy: str = ""
+    """For COPY_AGAIN: what to do about columns that get another lake type. Empty if there are none."""
 
 
 DROPPED = (
@@ -118,290 +105,190 @@ _ADD_OTHERWISE = (
 _UNTIL_KEYED = "Readers keep what it held before; give it a key again, and it is copied again by itself"
 
 
-def decide(table: MirroredTable, note: Note, seen: RelationDescription | None) -> SchemaChangeDecision:
-    """What to do about a table after a note. `seen` is what the note describes, None if it describes nothing."""
-    if note.gone:
-        return SchemaChangeDecision(Action.DROPPED, table, DROPPED)
-    if seen is None or note.shape is None:
-        # The note announces a rewrite but does not describe its result.
-        return SchemaChangeDecision(Action.WAIT, table, "its rows were rewritten")
-    seen = still_chosen(seen, table)
-    tiered = table.mode is TableMode.TIERED
-    keyless = not seen.identity.key or not seen.identity.immediate or (seen.identity.setting == "n" and not tiered)
-    reason = ""
-    try:
-        refuse(seen, table.mode)
-    except TableError as error:
-        if not keyless or tiered:
-            return SchemaChangeDecision(Action.FAIL, table, f"{error}. {error.remedy}; then unregister and register it")
-        reason = str(error)
-    former: dict[str, Any] = json.loads(table.shape) if table.shape else {}
-    columns, reasons, next_field_id, fills = _columns(table, note, seen, former)
-    key_before = {column.attnum for column in table.key_columns}
-    key_now = {column.attnum for column in columns if column.name in seen.key}
-    present = replace(
-        table,
-        name=seen.name,
-        lake_table=seen.name.name,
-        columns=columns,
-        key=tuple(column.name for column in columns if column.attnum in (key_before if keyless else key_now)),
-        next_field_id=next_field_id,
-        shape=json.dumps(note.shape, sort_keys=True),
-        excluded=seen.excluded,
-        tier=_tier(table, columns),
-    )
-    if keyless:
-        # The table has no key, for now or for good. Until it has one again, rows may repeat indistinguishably.
-        reason = f"{reason or 'it has no key any more'}. {_UNTIL_KEYED}"
-        return SchemaChangeDecision(Action.WAIT, replace(table, shape=present.shape), reason, waits_for_owner=True)
-    if key_before != key_now:
-        reasons.append(_Reason("its key changed", everywhere=True))
-    dropped = _dropped(note, former, table)
-    reasons += _other_reasons(note, former, table, gone_known=dropped is not None)
-    if tiered:
-        reasons = [reason for reason in reasons if reason.everywhere and _old_rows_left(table)]
-    everywhere = ", ".join(reason.text for reason in reasons if reason.everywhere)
-    if everywhere and _old_rows_left(table):
-        reason = f"{everywhere}. Its old rows are in the lake alone and cannot be read again; they stay as they are"
-        if any(column.attnum not in {known.attnum for known in table.columns} for column in columns):
-            reason += _ADD_OTHERWISE
-        return SchemaChangeDecision(Action.FAIL, table, reason)
-    if not note.settled and not tiered and _prints_differently(former, note):
-        # Transactions that are still writing to the table will send rows as the types printed them before.
-        return SchemaChangeDecision(Action.WAIT, table, ", ".join(reason.text for reason in reasons))
-    if reasons:
-        if not _old_rows_left(table):
-            # No old file stays, and the initial values may no longer be of the columns' types.
-            present = replace(present, columns=tuple(replace(column, initial=None) for column in columns))
-        return SchemaChangeDecision(Action.COPY_AGAIN, present, ", ".join(reason.text for reason in reasons))
-    if fills or dropped:
-        why = "a partition is gone" if dropped else "a column is new, with one value in all rows that exist"
-        return SchemaChangeDecision(Action.FILL, present, why, dropped or ())
-    if former == note.shape and replace(present, shape="") == replace(table, shape=""):
-        return SchemaChangeDecision(Action.NOTHING, table)
-    return SchemaChangeDecision(Action.FOLLOW, present, _what_changed(table, present, former, note))
+COPY_RULES: tuple[Rule[SchemaChange, RowOutcome], ...] = (
+    Rule("its rows were rewritten", lambda change: change.values_replaced, RowOutcome.COPIED),
+    Rule("its key changed", lambda change: change.former_key != change.key, RowOutcome.LOST),
+    Rule("a partition was truncated", lambda change: change.note.truncated, RowOutcome.COPIED),
+    Rule(
+        "a partition was detached for a moment, and it is unknown when",
+        lambda change: change.is_compared and change.partition_was_away,
+        RowOutcome.COPIED,
+    ),
+    Rule("a partition is gone", lambda change: change.is_compared and change.partition_is_gone, RowOutcome.COPIED),
+    Rule(
+        "a partition came with rows",
+        lambda change: change.is_compared and change.partition_came_with_rows,
+        RowOutcome.COPIED,
+    ),
+    Rule(
+        "its heap may have been rewritten, and no trigger reported it",
+        lambda change: change.is_compared and (bool(change.rewritten_heaps) or change.column_was_rewritten),
+        RowOutcome.COPIED,
+    ),
+    Rule(
+        "one of its types prints values differently now",
+        lambda change: change.is_compared and change.prints_differently,
+        RowOutcome.LOST,
+    ),
+)
+"""Why rows in the lake may be wrong, besides columns (`column_rules`): each that applies. In the order of
+docs/schema-changes.md, but for the types, which are named last."""
 
 
-def _columns(
-    table: MirroredTable, note: Note, seen: RelationDescription, former: Mapping[str, Any]
-) -> tuple[tuple[Column, ...], list[_Reason], int, bool]:
-    """The columns from here on, the reasons to copy the rows for them, the next free field ID, and whether files have
-    to be filled with values of new columns."""
-    known = {column.attnum: column for column in table.columns}
-    # A column that existed but is not mirrored was a generated column that was not published until now.
-    existed = {column["attnum"] for column in former.get("columns") or ()}
-    filled = note.filled_columns.union(
-        column["attnum"] for column in (note.shape or {}).get("columns") or () if column["filled"]
-    )
-    provable = note.exact and bool(former) and not note.rewritten & REWRITTEN_VALUES
-    next_field_id = table.next_field_id or max((column.field_id for column in table.columns), default=0) + 1
-    columns: list[Column] = []
-    reasons: list[_Reason] = []
-    fills = False
-    # If no trigger reports the cause, a rewrite of the heap may have written a new column's values.
-    rewritten = bool(note.rewritten & REWRITTEN_VALUES) or bool(_heaps_rewritten(note, former))
-    for column in seen.columns:
-        before = known.get(column.attnum)
-        if before is None:
-            # Rows below the cut-line are not in the heap: what else happened to it since did not reach them. A settled
-            # note reports what earlier notes did, which may be lost with their slot.
-            reported = (note.exact or note.settled) and bool(former) and _old_rows_left(table)
-            value_known = provable or reported
-            value_known = value_known and column.attnum in note.missing and column.attnum not in existed
-            initial = note.missing[column.attnum] if value_known else None
-            if initial is not None and _may_fill(table) and holds_text(column.type, initial):
-                columns.append(replace(column, field_id=next_field_id, initial=initial))
-                next_field_id += 1
-                fills = True
-                continue
-            columns.append(replace(column, field_id=next_field_id))
-            next_field_id += 1
-            known_null = value_known and initial is None
-            if not provable or (column.attnum in filled and not known_null) or column.attnum in existed:
-                text = f"column {column.name} is new and may have values in rows that exist"
-                everywhere = not known_null and (rewritten or column.attnum in filled or column.attnum in existed)
-                reasons.append(_Reason(text, everywhere))
-            continue
-        same = (before.type_oid, before.type_modifier) == (column.type_oid, column.type_modifier)
-        kept = before.type if same else column.type
-        field_id = before.field_id
-        if not widens(before.type, kept):
-            field_id, next_field_id = next_field_id, next_field_id + 1
-        if not same and not _reads_on(before, column, note, in_key=column.name in seen.key):
-            text = f"column {column.name} is {column.type_sql} now, and was {before.type_sql}"
-            wider = field_id == before.field_id and (kept == before.type or column.name not in seen.key)
-            reasons.append(_Reason(text, everywhere=not wider))
-        columns.append(
-            replace(
-                before,
-                name=column.name,
-                type_oid=column.type_oid,
-                type_modifier=column.type_modifier,
-                type_sql=column.type_sql,
-                not_null=column.not_null,
-                type=kept,
-                field_id=field_id,
-            )
-        )
-    computed = {
-        column["attnum"]
-        for shape in (former, note.shape or {})
-        for column in shape.get("columns") or ()
-        if column.get("computed")
-    }
-    refilled = bool(note.rewritten & REWRITTEN_VALUES) and not computed.isdisjoint(known)
-    if note.rewritten & REWRITTEN_TYPE or refilled:
-        reasons.append(_Reason("its rows were rewritten", everywhere=False))
-    return tuple(columns), reasons, next_field_id, fills
+def decide(table: MirroredTable, note: Note, description: RelationDescription | None) -> SchemaChangeDecision:
+    """What to do about a table after a note. `description` is what the note describes, None if it describes nothing."""
+    change = SchemaChange(table, note, description)
+    return first_rule(DECISION_RULES, change).result(change)
 
 
-def _may_fill(table: MirroredTable) -> bool:
-    """Whether new columns may be filled. A table that is still being copied is filled only if it has rows below the
-    cut-line, which are not copied: then it is filled afterwards. A tiered table has no other rows in the lake."""
-    return (table.state.has_all_rows and table.mode is TableMode.MIRRORED) or _old_rows_left(table)
-
-
-def _old_rows_left(table: MirroredTable) -> bool:
-    """Whether the table may have rows below the cut-line, which exist only in the lake."""
-    return table.tier is not None and table.tier.moved
-
-
-def _tier(table: MirroredTable, columns: tuple[Column, ...]) -> Tier | None:
-    """The tier with the key column's current name. Postgres prevents anyone from dropping this column or changing its
-    type."""
-    if table.tier is None:
-        return None
-    number = next(column.attnum for column in table.columns if column.name == table.tier.column)
-    return replace(table.tier, column=next(column.name for column in columns if column.attnum == number))
-
-
-def _reads_on(before: Column, now: Column, note: Note, *, in_key: bool) -> bool:
-    """Whether the lake's values of a column whose type changed equal the values that a new copy would read."""
-    if note.rewritten or not note.exact:
-        return False
-    comparable = before.type_oid == now.type_oid or {before.type_oid, now.type_oid} <= _SAME_TEXT
-    return comparable and (before.type == now.type or (widens(before.type, now.type) and not in_key))
-
-
-def rows_of(leaf: int, table: MirroredTable) -> PartitionBounds | None:
-    """The bounds of a partition's rows in the current table. None if they cannot be determined or the rows cannot be
-    deleted."""
-    if table.tier is not None or not table.state.has_all_rows or not table.shape:
-        return None
-    return bounds_of(table, json.loads(table.shape), leaf)
-
-
-def _dropped(note: Note, former: Mapping[str, Any], table: MirroredTable) -> tuple[PartitionBounds, ...] | None:
-    """The bounds of the rows of removed partitions. None if they cannot all be determined: a partition that came back
-    may hold other rows now."""
-    if note.shape is None or table.tier is not None:
-        return ()
-    before, now = _leaves(former) if former else {}, _leaves(note.shape)
-    gone = before.keys() - (now.keys() if note.stayed is None else note.stayed)
-    if not gone:
-        return ()
-    found = [rows_of(leaf, table) for leaf in sorted(gone)]
-    if not note.exact or gone & now.keys():
-        return None
-    return tuple(bounds for bounds in found if bounds is not None) if None not in found else None
-
-
-def _other_reasons(note: Note, former: Mapping[str, Any], table: MirroredTable, *, gone_known: bool) -> list[_Reason]:
-    """The reasons to copy the rows that do not follow from the columns."""
-    if note.truncated:
-        return [_Reason("a partition was truncated", everywhere=False)]
-    shape = note.shape
-    if not former or shape is None:
-        return []
-    reasons = []
-    before, now = _leaves(former), _leaves(shape)
-    stayed = before.keys() & now.keys() & (now.keys() if note.stayed is None else note.stayed)
-    if not note.exact and _attached_again(former, shape):
-        reasons.append(_Reason("a partition was detached for a moment, and it is unknown when", everywhere=False))
-    if before.keys() - stayed and table.tier is None and not gone_known:
-        reasons.append(_Reason("a partition is gone", everywhere=False))
-    if note.filled & now.keys() or (not note.exact and now.keys() - stayed):
-        reasons.append(_Reason("a partition came with rows", everywhere=False))
-    if _heaps_rewritten(note, former) or (not note.exact and _column_rewritten(former, shape)):
-        reasons.append(_Reason("its heap may have been rewritten, and no trigger reported it", everywhere=False))
-    if _prints_differently(former, note):
-        reasons.append(_Reason("one of its types prints values differently now", everywhere=True))
+def copy_reasons(change: SchemaChange) -> tuple[CopyReason, ...]:
+    """Why rows in the lake may be wrong. Of a tiered table, those at or above the cut-line are not there."""
+    applying = [rule for rule in COPY_RULES if rule.applies(change)]
+    rule_reasons = (CopyReason(rule.name, everywhere=rule.result is RowOutcome.LOST) for rule in applying)
+    reasons = (*change.decided.reasons, *rule_reasons)
+    if change.is_tiered:
+        return tuple(reason for reason in reasons if reason.everywhere and change.has_old_rows)
     return reasons
 
 
-def _what_changed(table: MirroredTable, present: MirroredTable, former: Mapping[str, Any], note: Note) -> str:
+def _text(reasons: tuple[CopyReason, ...]) -> str:
+    return ", ".join(reason.text for reason in reasons)
+
+
+def _refused(change: SchemaChange) -> SchemaChangeDecision:
+    error = change.refusal
+    assert error is not None
+    reason = f"{error}. {error.remedy}; then unregister and register it"
+    return SchemaChangeDecision(Action.FAIL, change.table, reason)
+
+
+def _keyless(change: SchemaChange) -> SchemaChangeDecision:
+    """The table has no key, for now or for good. Until it has one again, rows may repeat indistinguishably."""
+    reason = f"{change.refusal or 'it has no key any more'}. {_UNTIL_KEYED}"
+    table = replace(change.table, shape=change.new_table.shape)
+    return SchemaChangeDecision(Action.WAIT, table, reason, waits_for_owner=True)
+
+
+def _concerns_old_rows(change: SchemaChange) -> bool:
+    return change.has_old_rows and any(reason.everywhere for reason in copy_reasons(change))
+
+
+def _old_rows_wrong(change: SchemaChange) -> SchemaChangeDecision:
+    everywhere = _text(tuple(reason for reason in copy_reasons(change) if reason.everywhere))
+    reason = f"{everywhere}. Its old rows are in the lake alone and cannot be read again; they stay as they are"
+    return SchemaChangeDecision(Action.FAIL, change.table, reason + (_ADD_OTHERWISE if change.adds_columns else ""))
+
+
+def _unsettled(change: SchemaChange) -> SchemaChangeDecision:
+    """Transactions that are still writing to the table will send rows as the types printed them before."""
+    return SchemaChangeDecision(Action.WAIT, change.table, _text(copy_reasons(change)))
+
+
+def _copied(change: SchemaChange) -> SchemaChangeDecision:
+    table = change.new_table
+    if not change.has_old_rows:
+        # No old file stays, and the initial values may no longer be of the columns' types.
+        table = replace(table, columns=tuple(replace(column, initial=None) for column in table.columns))
+    remedy = _lake_types_remedy(change.table, table)
+    return SchemaChangeDecision(Action.COPY_AGAIN, table, _text(copy_reasons(change)), remedy=remedy)
+
+
+def _filled(change: SchemaChange) -> SchemaChangeDecision:
+    removed = change.removed_rows or ()
+    reason = "a partition is gone" if removed else "a column is new, with one value in all rows that exist"
+    return SchemaChangeDecision(Action.FILL, change.new_table, reason, removed)
+
+
+def _is_the_same(change: SchemaChange) -> bool:
+    return change.former_shape == change.shape and replace(change.new_table, shape="") == replace(
+        change.table, shape=""
+    )
+
+
+def _followed(change: SchemaChange) -> SchemaChangeDecision:
+    reason = _what_changed(change.table, change.new_table, change.former_shape, change.shape)
+    return SchemaChangeDecision(Action.FOLLOW, change.new_table, reason)
+
+
+DECISION_RULES: tuple[Rule[SchemaChange, Callable[[SchemaChange], SchemaChangeDecision]], ...] = (
+    Rule(
+        "dropped",
+        lambda change: change.note.gone,
+        lambda change: SchemaChangeDecision(Action.DROPPED, change.table, DROPPED),
+    ),
+    Rule(
+        "a rewrite that is only announced",
+        lambda change: not change.is_described,
+        lambda change: SchemaChangeDecision(Action.WAIT, change.table, "its rows were rewritten"),
+    ),
+    Rule(
+        "it cannot be mirrored",
+        lambda change: change.refusal is not None and (change.is_tiered or not change.is_keyless),
+        _refused,
+    ),
+    Rule("no key", lambda change: change.is_keyless, _keyless),
+    Rule("old rows may be wrong", _concerns_old_rows, _old_rows_wrong),
+    Rule(
+        "rows that print as before are to come",
+        lambda change: not change.note.settled and not change.is_tiered and change.prints_differently,
+        _unsettled,
+    ),
+    Rule("rows may be wrong", lambda change: bool(copy_reasons(change)), _copied),
+    Rule("new values or removed rows", lambda change: change.decided.fills or bool(change.removed_rows), _filled),
+    Rule("nothing changed", _is_the_same, lambda change: SchemaChangeDecision(Action.NOTHING, change.table)),
+    Rule("rows are right", lambda _: True, _followed),
+)
+"""What a change means for the table, the first that applies."""
+
+
+def _what_changed(
+    table: MirroredTable, new_table: MirroredTable, former_shape: Mapping[str, Any], shape: Mapping[str, Any]
+) -> str:
     """Describe for people what changed about a table whose rows in the lake stay correct."""
     changes = []
-    if table.name != present.name:
+    if table.name != new_table.name:
         changes.append(f"it was {table.name}")
     before = {column.attnum: column for column in table.columns}
-    for column in present.columns:
-        known = before.pop(column.attnum, None)
-        if known is None:
+    for column in new_table.columns:
+        former_column = before.pop(column.attnum, None)
+        if former_column is None:
             changes.append(f"column {column.name} is new")
             continue
-        if known.name != column.name:
-            changes.append(f"column {column.name} was {known.name}")
-        if known.type_sql != column.type_sql:
-            changes.append(f"column {column.name} is {column.type_sql} now, and was {known.type_sql}")
-        if known.not_null != column.not_null:
+        if former_column.name != column.name:
+            changes.append(f"column {column.name} was {former_column.name}")
+        if not _same_type_name(former_column.type_sql, column.type_sql):
+            changes.append(type_change(former_column, column))
+        if former_column.not_null != column.not_null:
             changes.append(f"column {column.name} {'cannot' if column.not_null else 'can'} be NULL now")
     changes += [f"column {column.name} is gone" for column in before.values()]
-    leaves, leaves_before = _leaves(note.shape or {}).keys(), _leaves(former).keys()
+    leaves, leaves_before = leaves_of(shape).keys(), leaves_of(former_shape).keys()
     if leaves - leaves_before:
         changes.append("a partition came")
     if leaves_before - leaves:
         changes.append("a partition is gone")
+    if not changes and _without_type_names(former_shape) == _without_type_names(shape):
+        return ""
     return ", ".join(changes) or "its definition"
 
 
-def _leaves(shape: Mapping[str, Any]) -> dict[int, int | None]:
-    """File nodes of the leaf partitions by OID. None where triggers make file nodes unnecessary."""
-    return {leaf["id"]: leaf.get("file") for leaf in shape["leaves"] or ()}
+def _lake_types_remedy(table: MirroredTable, new_table: MirroredTable) -> str:
+    """What to do about columns that get another lake type by a copy; empty if none does."""
+    types = {column.attnum: column.type for column in table.columns}
+    changed = [column for column in new_table.columns if types.get(column.attnum, column.type) != column.type]
+    if not changed:
+        return ""
+    named = ", ".join(f"{column.name} is {column.type} instead of {types[column.attnum]}" for column in changed)
+    remedy = f"Adapt queries of the lake table: once it is copied, {named}."
+    options = " ".join(decimal_option(column) for column in changed if is_number_as_text(column))
+    return f"{remedy} To keep numbers, unregister the table, and register it with {options}." if options else remedy
 
 
-def _heaps_rewritten(note: Note, former: Mapping[str, Any]) -> set[int]:
-    """Leaf partitions whose file node changed, or is watched only from now on, so that it may have changed before.
-    Where the file node is no longer watched, the note itself reports the outcome (Note.filled)."""
-    if not former or note.shape is None:
-        return set()
-    before, now = _leaves(former), _leaves(note.shape)
-    return {leaf for leaf in before.keys() & now.keys() if now[leaf] is not None and before[leaf] != now[leaf]}
+def _same_type_name(first: str, second: str) -> bool:
+    """Whether two texts name a type alike, but that a search path left out its schema in one of them."""
+    return first == second or first.endswith(f".{second}") or second.endswith(f".{first}")
 
 
-def _attached_again(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
-    """Whether a partition in both shapes, at any level, was attached again between them."""
-    before, now = former.get("attached") or {}, shape.get("attached") or {}
-    return any(before[relation] != now[relation] for relation in before.keys() & now.keys())
-
-
-def _column_rewritten(former: Mapping[str, Any], shape: Mapping[str, Any]) -> bool:
-    """Whether a column is unchanged except that its pg_attribute row was written again, as by ALTER TYPE to its own
-    type with USING.
-
-    A GRANT on the column, or the loss of a default whose function was dropped, does the same.
-    """
-    before = {column["attnum"]: column for column in former["columns"] or ()}
-    for now in shape["columns"] or ():
-        was = before.get(now["attnum"], {})
-        old, new = was.get("altered"), now.get("altered")
-        if old and new and old[0] != new[0] and old[1] == new[1] and (now["filled"] or not was["filled"]):
-            return True
-    return False
-
-
-def _prints_differently(former: Mapping[str, Any], note: Note) -> bool:
-    """Whether values print differently than under the old types, or did so for part of the transaction."""
-    before = former.get("types") or {}
-    now = note.shape.get("types") if note.shape is not None else None
-    return any(_other_texts(before, types) for types in (now or {}, *note.types))
-
-
-def _other_texts(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether values stored under the old types print differently. Labels may be added, attributes may not."""
-    for oid in before.keys() & now.keys():
-        old, new = before[oid] or {}, now[oid] or {}
-        is_enum = all(isinstance(text, str) for text in (*old.values(), *new.values()))
-        if any(new.get(part) != value for part, value in old.items()) or (not is_enum and len(new) != len(old)):
-            return True
-    return False
+def _without_type_names(shape: Mapping[str, Any]) -> dict[str, Any]:
+    """A shape without what a search path may change: how its columns' types are spelled."""
+    columns = [{**column, "sql": ""} for column in shape.get("columns") or ()]
+    return {**shape, "columns": columns}

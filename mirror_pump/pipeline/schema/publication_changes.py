@@ -67,9 +67,9 @@ def copy_altered(
         indexes.forget(failure.table.table_id)
         report_failure(observer, failure)
     failed = {failure.table.table_id for failure in landed.failures}
-    former = {table.table_id: table for table in altered if table is not None}
+    tables_by_id = {table.table_id: table for table in altered if table is not None}
     for table_request in table_requests:
         table_id, published = table_request.table.table_id, table_request.change
-        if published is not None and not former[table_id].awaiting_description and table_id not in failed:
+        if published is not None and not tables_by_id[table_id].awaiting_description and table_id not in failed:
             step = Step.TABLE_WAITING if published.waits_for_owner else Step.TABLE_COPIED_AGAIN
             observer(step, table=str(table_request.table.name), reason=published.reason)

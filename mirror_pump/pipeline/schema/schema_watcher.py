@@ -9,10 +9,10 @@ from functools import partial
 from mirror_pump.errors import about
 from mirror_pump.model import TableId, TableState
 from mirror_pump.pipeline.flow.events import CopyFailed
-from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.session_threads import session_thread
+from mirror_pump.pipeline.flow.session_context import SessionContext, session_thread
 from mirror_pump.pipeline.schema.decisions import DROPPED
 from mirror_pump.pipeline.schema.tiered_changes import tiered_changes
+from mirror_pump.runtime.service_thread import ThreadedService
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import (
@@ -33,7 +33,7 @@ _SHARE = 0.02
 """The largest share of time spent comparing. With very many tables the pauses get longer."""
 
 
-class SchemaWatcher:
+class SchemaWatcher(ThreadedService):
     """A thread that compares the catalogs with the notes in the stream, and emits a note for each difference."""
 
     def __init__(self, context: SessionContext) -> None:
@@ -43,16 +43,6 @@ class SchemaWatcher:
         self._awaited: dict[Waiting, set[str]] = {}
         """By table that awaits its description, the transactions that have to end first."""
         self._thread = session_thread("watcher", self._run, context.inbox)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._thread.stop()
-
-    def wake(self) -> None:
-        """Look at once: a table awaits its description."""
-        self._thread.wake()
 
     def _run(self) -> None:
         with self._context.connect() as connection:

@@ -15,18 +15,23 @@ from mirror_pump.errors import about
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.events import TieredTableChanged
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
-from mirror_pump.pipeline.schema.decisions import Action
-from mirror_pump.pipeline.schema.note_decisions import decide_from_note
+from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision, decide
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.relations.change_notes import Note, note_tables, observed_note
+from mirror_pump.source.relations.change_notes import (
+    INVALID_NOTE_ERRORS,
+    Note,
+    describe_note,
+    note_tables,
+    observed_note,
+)
 from sql import queries
 
 _SQL = queries("shape")
 
 
 def tiered_changes(connection: PgConnection, slot: str) -> Iterator[TieredTableChanged]:
-    """The changes of the slot's tiered tables. One that somebody is altering at the moment is left for the next
+    """The changes of the slot's tiered tables. One that a session is altering at the moment is left for the next
     call."""
     with source_errors("looking for changes of tiered tables"):
         rows = connection.execute(_SQL["tiered_differing"], {"slot": slot}).fetchall()
@@ -54,3 +59,16 @@ def _change(connection: PgConnection, table: MirroredTable, note: Note) -> Tiere
         return TieredTableChanged(table, failure=Failure(table, reason, dropped))
     change = TableChange(decision.table, table.start_lsn, 0, decision.reason, fills=decision.action is Action.FILL)
     return TieredTableChanged(table, change=change)
+
+
+def decide_from_note(connection: PgConnection, table: MirroredTable, note: Note) -> SchemaChangeDecision:
+    """What to do about a table after a note. Queries the database for the types that the note names."""
+    try:
+        return decide(table, note, describe_note(connection, note))
+    except INVALID_NOTE_ERRORS:
+        # Either the catalogs are ahead of the stream and a type no longer exists: a later note describes the table
+        # without it. Or another program emitted the message. It must neither end the pump nor be trusted: the pump's
+        # own next note describes the table.
+        return SchemaChangeDecision(
+            Action.WAIT, table, "one of its types does not exist any more, or the note about it was not the pump's"
+        )

@@ -25,6 +25,11 @@ class Goal:
     """The pump is done only when no table is being copied."""
 
     @property
+    def only_copies(self) -> bool:
+        """Whether the pump runs for copies alone, as that of `register` does."""
+        return self.copies and self.until is None
+
+    @property
     def endless(self) -> bool:
         return self.until is None and not self.copies
 
@@ -40,7 +45,7 @@ class FrontierScheduler:
         self.goal = goal
         self.caught_up = applied
         """Everything in the stream up to this position is published."""
-        self._wanted = Lsn(0)
+        self._awaited_lsn = Lsn(0)
         self._poll_interval = _FIRST_POLL_INTERVAL
         self._foreign_bytes = foreign_bytes
         self._foreign_interval = foreign_interval
@@ -48,8 +53,8 @@ class FrontierScheduler:
 
     def want(self, lsn: Lsn) -> None:
         """A client waits for the frontier to reach `lsn`."""
-        if lsn > self._wanted:
-            self._wanted = lsn
+        if lsn > self._awaited_lsn:
+            self._awaited_lsn = lsn
             self._poll_interval = _FIRST_POLL_INTERVAL
 
     def reached(self, lsn: Lsn) -> None:
@@ -58,13 +63,13 @@ class FrontierScheduler:
 
     def has_waiters(self, frontier: Lsn) -> bool:
         """Whether a client waits for a position beyond `frontier`."""
-        return self._wanted > frontier
+        return self._awaited_lsn > frontier
 
     @property
     def poll_interval(self) -> float:
         """Seconds to wait for work. Short while the wanted position is beyond the server's last answer, because the
         server has to be asked again."""
-        return self._poll_interval if max(self._wanted, self.goal.until or Lsn(0)) > self.caught_up else _IDLE_WAIT
+        return self._poll_interval if max(self._awaited_lsn, self.goal.until or Lsn(0)) > self.caught_up else _IDLE_WAIT
 
     def waited(self) -> None:
         """No work came for `poll_interval` seconds."""
@@ -74,7 +79,7 @@ class FrontierScheduler:
         """Whether the frontier has to move from `frontier` to `caught_up`."""
         until = self.goal.until
         return (
-            frontier < self._wanted <= self.caught_up
+            frontier < self._awaited_lsn <= self.caught_up
             or (until is not None and frontier < until <= self.caught_up)
             or (
                 self.caught_up - frontier >= self._foreign_bytes

@@ -40,7 +40,7 @@ class FollowedTimeline:
     """The timeline of a session."""
 
     timeline: int
-    former: int | None = None
+    former_timeline: int | None = None
     """The timeline on which the mirror was published so far, if that is another one."""
     left_at: Lsn | None = None
     """Where the server's history left the former timeline."""
@@ -118,10 +118,10 @@ def _followed(
             RECONCILE,
         )
 
-    def wanted(state: NewerMetadata) -> bool:
+    def was_lost(state: NewerMetadata) -> bool:
         return is_lost(state.promise, history, recorded.timeline)
 
-    lost = lost_publishes(connection, slot, storage, wanted, accepted=recorded.accepted)
+    lost = lost_publishes(connection, slot, storage, was_lost, accepted=recorded.accepted)
     if lost.tables:
         raise HistoryDiverged(describe_loss(lost.tables, recorded.timeline, history, recorded.applied), RECONCILE)
     accepted = max(lost.modified, recorded.accepted)
@@ -135,16 +135,16 @@ def _examined(
     Returns what tells nothing for certain."""
     history = history_of(dsn, recorded.timeline)
 
-    def wanted(state: NewerMetadata) -> bool:
+    def may_be_lost(state: NewerMetadata) -> bool:
         return state.frontier > recorded.applied or was_published(state, history, recorded)
 
-    found = lost_publishes(
-        connection, slot, storage, wanted, accepted=recorded.accepted, only_live=True, cut_lines=True
+    publishes = lost_publishes(
+        connection, slot, storage, may_be_lost, accepted=recorded.accepted, only_live=True, cut_lines=True
     )
-    certain = [publish for publish in found.tables if was_published(publish.metadata, history, recorded)]
+    certain = [publish for publish in publishes.tables if was_published(publish.metadata, history, recorded)]
     if certain:
         raise HistoryDiverged(describe_going_back(certain, recorded.timeline, recorded.applied), RECONCILE_OR_LEAVE)
-    return found.tables
+    return publishes.tables
 
 
 def went_back(applied: Lsn, published: Lsn) -> HistoryDiverged:
@@ -167,7 +167,7 @@ def unusable_slot(error: SourceError, followed: FollowedTimeline) -> SourceError
     restored, or may have been."""
     if followed.left_at is not None:
         return HistoryDiverged(
-            f"the server was promoted or restored: it left timeline {followed.former} at"
+            f"the server was promoted or restored: it left timeline {followed.former_timeline} at"
             f" {format_lsn(followed.left_at)} and writes timeline {followed.timeline}. Since then {error}",
             RECONCILE,
         )

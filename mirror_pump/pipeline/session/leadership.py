@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import NotLeader
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.session.frontier_scheduler import Goal
 from mirror_pump.pipeline.session.run_state import RunState
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.pump_channel import notify_pump
 from mirror_pump.source.connect import source_errors
 from mirror_pump.source.stream.leader import Leader

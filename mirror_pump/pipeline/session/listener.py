@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 from mirror_pump.model import parse_lsn
 from mirror_pump.pipeline.flow.events import FrontierWanted, TablesMarked
-from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.session_threads import session_thread
+from mirror_pump.pipeline.flow.session_context import SessionContext, session_thread
 from mirror_pump.source.catalog.pump_channel import CHANNEL, RESYNC, RETAIN
 from mirror_pump.source.connect import source_errors
 

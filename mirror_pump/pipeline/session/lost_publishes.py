@@ -70,16 +70,16 @@ def lost_publishes(
     connection: PgConnection,
     slot: str,
     storage: StorageOptions,
-    wanted: Callable[[NewerMetadata], bool],
+    condition: Callable[[NewerMetadata], bool],
     *,
     accepted: float,
     only_live: bool = False,
     cut_lines: bool = False,
 ) -> LostPublishes:
-    """By table, the newest state of those that the catalog does not know and that are `wanted`.
+    """By table, the newest state of those that the catalog does not know and that meet `condition`.
 
     Ignores files up to `accepted` (seconds since 1970 UTC). `only_live` leaves out tables under copy, whose chunks
-    leave many such files. With `cut_lines`, states with a further cut-line are wanted too: their frontier may be the
+    leave many such files. With `cut_lines`, states with a further cut-line are included too: their frontier may be the
     catalog's. Raises LakeError if the storage does not answer.
     """
     with source_errors("reading the lake's pointers"):
@@ -88,12 +88,12 @@ def lost_publishes(
     def look(pointer: _LakePointerRow) -> UnknownMetadata:
         def matches(state: NewerMetadata) -> bool:
             cut = _cut_line(state) if cut_lines else None
-            return wanted(state) or (cut is not None and (pointer.cut_line is None or cut > pointer.cut_line))
+            return condition(state) or (cut is not None and (pointer.cut_line is None or cut > pointer.cut_line))
 
-        return unknown_metadata(pointer.metadata_location, storage, accepted=accepted, wanted=matches)
+        return unknown_metadata(pointer.metadata_location, storage, accepted=accepted, matches=matches)
 
     with ThreadPoolExecutor(_PARALLEL_TABLES, "lost-publishes") as pool:
-        found = list(pool.map(look, pointers))
+        unknown_states = list(pool.map(look, pointers))
     lost = tuple(
         LostPublish(
             pointer.table_id,
@@ -101,15 +101,15 @@ def lost_publishes(
             unknown.newest,
             pointer.cut_line,
         )
-        for pointer, unknown in zip(pointers, found, strict=True)
+        for pointer, unknown in zip(pointers, unknown_states, strict=True)
         if unknown.newest is not None
     )
     unsettled = {
         pointer.table_id: pointer.metadata_location
-        for pointer, unknown in zip(pointers, found, strict=True)
+        for pointer, unknown in zip(pointers, unknown_states, strict=True)
         if unknown.modified
     }
-    return LostPublishes(lost, max((unknown.modified for unknown in found), default=0.0), unsettled)
+    return LostPublishes(lost, max((unknown.modified for unknown in unknown_states), default=0.0), unsettled)
 
 
 def _cut_line(state: NewerMetadata) -> int | None:
@@ -180,7 +180,7 @@ def refuse_restored_copy(
         return timeline > position.timeline or (timeline == position.timeline and position.is_behind(state))
 
     accepted = read_position(connection, slot).accepted
-    newer = unknown_metadata(location, storage, accepted=accepted, wanted=published).newest
+    newer = unknown_metadata(location, storage, accepted=accepted, matches=published).newest
     if newer is not None:
         raise SourceError(
             f"no file of {table} is deleted: the lake was published up to {format_lsn(newer.frontier)}"

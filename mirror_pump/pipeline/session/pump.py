@@ -12,9 +12,7 @@ from typing import TypeVar
 
 import psycopg
 
-from mirror_pump.backoff import Backoff, Retries
-from mirror_pump.config import Settings
-from mirror_pump.cores import available_cores
+from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.engine.spark_runtime.cluster import check_cluster
 from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner, TaskRunner
 from mirror_pump.engine.spark_runtime.session import end_java
@@ -29,24 +27,27 @@ from mirror_pump.errors import (
     TaskFailed,
     TransientRefusal,
 )
-from mirror_pump.interrupts import deferred_interrupt
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.model import Lsn
-from mirror_pump.pipeline.flow.events import Event, StopRequested
+from mirror_pump.pipeline.flow.events import Event, StopRequested, ThreadFailed
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
-from mirror_pump.pipeline.key_index.index_builder import INDEX_TASKS
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
-from mirror_pump.pipeline.lake_storage import lake_storage
-from mirror_pump.pipeline.session.failure_record import FailureRecord
+from mirror_pump.pipeline.session.batch_landing import Abandoned
 from mirror_pump.pipeline.session.frontier_scheduler import Goal
 from mirror_pump.pipeline.session.leadership import acquire_leadership
 from mirror_pump.pipeline.session.run_state import RunState
-from mirror_pump.pipeline.session.session import Abandoned, PumpSession
+from mirror_pump.pipeline.session.session import PumpSession
 from mirror_pump.pipeline.session.stream_start import check_start
-from mirror_pump.pipeline.upkeep.neglect_watch import NeglectWatch
-from mirror_pump.pipeline.upkeep.upkeep_threads import upkeep_tasks
+from mirror_pump.pipeline.stream.batch_pace import FileCeiling
+from mirror_pump.pipeline.upkeep.database_watch import NeglectWatch
 from mirror_pump.pipeline.upkeep.wal_guard import WalGuard
+from mirror_pump.runtime.backoff import Backoff, Retries
+from mirror_pump.runtime.cores import available_cores
+from mirror_pump.runtime.interrupts import deferred_interrupt
+from mirror_pump.runtime.memory import return_freed_memory
+from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.pump_error import FailureRecord
 from mirror_pump.source.connect import as_source_error, connect
 from mirror_pump.source.stream.leader import Leader
 from mirror_pump.source.stream.slot import wal_end
@@ -72,7 +73,11 @@ that stand for one of these (`as_source_error`)."""
 _BROKEN_TASKS = 8
 """Number of failed tasks without a commit in between after which the pump gives up: the cause is not transient, and an
 operator has to look."""
+_REMOTE_SEGMENTS = 4
+"""Segments at a time for each core, if their files go to an object store."""
 _BUG_REMEDY = "report this with the log, and start the pump again: it goes on from what is published"
+_SHORT_WORK_SECONDS = 10.0
+"""Seconds after which copies are worth Spark's start, which takes about as long on two busy cores."""
 _FIRST_PAUSE = 0.2
 """Seconds before the first retry. Further pauses double up to `reconnect_backoff_max`."""
 _JITTER = 0.5
@@ -112,6 +117,8 @@ class Pump:
         self._observer = observer or unobserved
         self._stop = threading.Event()
         self._at_work = False
+        self._spark_error: Exception | None = None
+        """Why Spark could not be started. The pump ends with it."""
         self._inbox: SimpleQueue[Event] = SimpleQueue()
         self._failures = FailureRecord(settings.require_dsn(), settings.slot)
 
@@ -122,8 +129,8 @@ class Pump:
 
     @property
     def at_work(self) -> bool:
-        """Whether a stop has to shut something down in order. While the pump waits for the server or starts Spark, a
-        signal handler may leave `run` with an exception instead."""
+        """Whether a stop has to shut something down in order. While the pump waits for the server or for its turn to
+        lead, a signal handler may leave `run` with an exception instead."""
         return self._at_work
 
     def submit(self, work: Event) -> None:
@@ -147,15 +154,16 @@ class Pump:
         if self._runner is None:
             settings = self._settings
             check_cluster(settings.master, settings.require_dsn(), settings.require_warehouse())
-        run_state = RunState(Lsn(0))
+        ceiling = FileCeiling(self._settings.files_per_hour, time.monotonic())
+        run_state = RunState(Lsn(0), file_ceiling=ceiling)
         end = self._persist(self._wal_end, run_state) if once else None
         goal = Goal(end if once else until, copies or once)
 
         def await_turn() -> Leader | None:
             return acquire_leadership(self._settings, goal, self._observer, self._stop, run_state, standby=standby)
 
-        # Acquire the leadership before Spark starts, which takes seconds and memory: when two pumps start together,
-        # one of them would start Spark for nothing.
+        # Acquire the leadership before Spark starts, which takes memory: when two pumps start together, one of them
+        # would start Spark for nothing.
         while (leader := self._persist(await_turn, run_state)) is not None:
             try:
                 self._lead(leader, goal, run_state)
@@ -179,9 +187,15 @@ class Pump:
                     self._sessions(leader, goal, run_state, storage, self._runner)
                     return
                 self._check_start(leader, storage, run_state)
-                cores = available_cores()
-                others = self._settings.copy_workers + upkeep_tasks(cores) + INDEX_TASKS
-                own = SparkTaskRunner.start(self._settings.master, cores, others)
+                return_freed_memory()
+                self._spark_error = None
+                own = SparkTaskRunner.start(
+                    self._settings.master,
+                    _segments_at_a_time(self._settings),
+                    self._spark_failed,
+                    self._spark_ready,
+                    _SHORT_WORK_SECONDS if goal.only_copies else 0.0,
+                )
                 try:
                     self._sessions(leader, goal, run_state, storage, own)
                 finally:
@@ -190,6 +204,15 @@ class Pump:
             # Sessions release the leadership themselves. This covers a run that ends before its first session.
             leader.release()
 
+    def _spark_failed(self, error: Exception) -> None:
+        """Called by the thread that starts Spark. A session that begins later finds the error by itself."""
+        self._spark_error = error
+        self._inbox.put(ThreadFailed(error))
+
+    def _spark_ready(self, seconds: float) -> None:
+        """Called by the thread that has started Spark."""
+        self._observer(Step.SPARK_READY, seconds=round(seconds, 1))
+
     def _check_start(self, leader: Leader, storage: StorageOptions, run_state: RunState) -> None:
         """Raises SourceError if no session can start. Otherwise it would lead for as long as Spark takes to start, each
         time that its supervisor restarts it, and `resync` or `reconcile` could not lead."""
@@ -197,15 +220,15 @@ class Pump:
             with connect(self._settings.require_dsn(), autocommit=True) as connection:
                 check_start(connection, self._settings, storage, run_state, self._observer)
         except (MirrorPumpError, psycopg.Error) as error:
-            told = _told(error)
-            if _is_curable(error, told):
+            pump_error = _as_pump_error(error)
+            if _is_curable(error, pump_error):
                 # The session tries again.
                 return
-            if isinstance(told, SourceError):
-                self._failures.failed(told, Lsn(0), leader.epoch, retry_in=None)
-            if told is error:
+            if isinstance(pump_error, SourceError):
+                self._failures.failed(pump_error, Lsn(0), leader.epoch, retry_in=None)
+            if pump_error is error:
                 raise
-            raise told from error
+            raise pump_error from error
 
     def _sessions(
         self, first: Leader, goal: Goal, run_state: RunState, storage: StorageOptions, runner: TaskRunner
@@ -228,10 +251,12 @@ class Pump:
             # A session that ended with an error released its leadership: the next session acquires it again.
             leader = leads.pop() if leads else None
             if leader is not None:
-                # Another pump may have taken over while Spark started.
+                # Another pump may have taken over meanwhile.
                 leader.check()
             while again and not self._stop.is_set():
                 self._inbox = SimpleQueue()
+                if self._spark_error is not None:
+                    raise self._spark_error
                 for event in guard.given_up:
                     self._inbox.put(event)
                 context = SessionContext(self._settings, storage, runner, self._observer, self._inbox)
@@ -253,7 +278,7 @@ class Pump:
             raise
         except (MirrorPumpError, psycopg.Error) as error:
             # The session only knows that its slot is gone.
-            cause = guard.dropped or _told(error)
+            cause = guard.dropped or _as_pump_error(error)
             self._failures.failed(cause, run_state.frontier, run_state.epoch, retry_in=None)
             raise cause from (error if isinstance(error, psycopg.Error) else error.__cause__)
         except Exception as error:
@@ -271,8 +296,8 @@ class Pump:
             try:
                 return attempt()
             except (MirrorPumpError, psycopg.Error) as error:
-                told = _told(error)
-                if not _is_curable(error, told):
+                pump_error = _as_pump_error(error)
+                if error is self._spark_error or not _is_curable(error, pump_error):
                     raise
                 if run_state.commits > commits:
                     retries.succeeded()
@@ -282,8 +307,8 @@ class Pump:
                     raise
                 # A standby or an idle pump that ran for long enough without an error counts as a success too.
                 pause = retries.failed(time.monotonic() - began)
-                self._observer(Step.RETRYING, error=str(told), remedy=told.remedy, pause=round(pause, 1))
-                self._failures.failed(told, run_state.frontier, run_state.epoch, retry_in=pause)
+                self._observer(Step.RETRYING, error=str(pump_error), remedy=pump_error.remedy, pause=round(pause, 1))
+                self._failures.failed(pump_error, run_state.frontier, run_state.epoch, retry_in=pause)
                 retries.wait(self._stop.wait)
         return None
 
@@ -292,10 +317,16 @@ class Pump:
             return wal_end(connection)
 
 
-def _told(error: MirrorPumpError | psycopg.Error) -> MirrorPumpError:
+def _segments_at_a_time(settings: Settings) -> int:
+    """As many as there are cores. With an object store more, since tasks wait for its answers."""
+    is_local = local_path(settings.require_warehouse()) is not None
+    return available_cores() * (1 if is_local else _REMOTE_SEGMENTS)
+
+
+def _as_pump_error(error: MirrorPumpError | psycopg.Error) -> MirrorPumpError:
     """The error as an operator is told of it."""
     return as_source_error(error, "mirroring") if isinstance(error, psycopg.Error) else error
 
 
-def _is_curable(error: Exception, told: MirrorPumpError) -> bool:
-    return isinstance(error, _CURABLE) or isinstance(told, _CURABLE)
+def _is_curable(error: Exception, pump_error: MirrorPumpError) -> bool:
+    return isinstance(error, _CURABLE) or isinstance(pump_error, _CURABLE)

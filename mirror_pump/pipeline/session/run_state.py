@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mirror_pump.model import Lsn, TableId
+from mirror_pump.pipeline.retention.next_step import Turns
+from mirror_pump.pipeline.retention.partition_premake import KeySpeeds
+from mirror_pump.pipeline.stream.batch_pace import FileCeiling
 
 
 @dataclass
@@ -25,3 +28,9 @@ class RunState:
     """The server's timeline in the last session."""
     missing: tuple[tuple[TableId, str], ...] = ()
     """Files that tables were found to lack when a session began. The loop looks again, and fails these tables."""
+    turns: Turns = field(default_factory=Turns)
+    """The retention thread's: which table it looks at next."""
+    key_speeds: KeySpeeds = field(default_factory=KeySpeeds)
+    """Of the thread that makes partitions ahead."""
+    file_ceiling: FileCeiling = field(default_factory=lambda: FileCeiling(0, 0.0))
+    """The receiver's: what earlier sessions have written counts."""

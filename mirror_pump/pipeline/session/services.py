@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from mirror_pump.backoff import RetryPolicy
-from mirror_pump.cores import available_cores
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode
 from mirror_pump.pipeline.copy.copier import Copier
 from mirror_pump.pipeline.flow.events import LakeFileMissing
-from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.shared_connection import SharedConnection
+from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.index_builder import IndexBuilder
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.missing_files.lake_watch import LakeWatch
 from mirror_pump.pipeline.publish.publisher import Publisher
 from mirror_pump.pipeline.retention.fold import Folder
+from mirror_pump.pipeline.retention.partition_premake import PartitionPremake
 from mirror_pump.pipeline.retention.partition_shedding import PartitionShedding
 from mirror_pump.pipeline.schema.column_fill import FillJob
 from mirror_pump.pipeline.schema.decisions import SchemaChangeDecision
-from mirror_pump.pipeline.schema.note_decisions import decide_from_note
 from mirror_pump.pipeline.schema.publication_changes import copy_altered
 from mirror_pump.pipeline.schema.schema_watcher import SchemaWatcher
+from mirror_pump.pipeline.schema.tiered_changes import decide_from_note
 from mirror_pump.pipeline.session.listener import Listener
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.session_stream import NoStream, SessionStream
 from mirror_pump.pipeline.session.stream_start import StreamStart, check_start
-from mirror_pump.pipeline.stream.batch_application import BatchApplier
+from mirror_pump.pipeline.stream.batch_pace import BatchPace
+from mirror_pump.pipeline.stream.batch_planning import BatchPlanner
 from mirror_pump.pipeline.stream.receiver import Receiver, StreamSource
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
 from mirror_pump.pipeline.upkeep.jobs import ConvertDeletesJob, Job, MergeJob, RewriteJob
 from mirror_pump.pipeline.upkeep.upkeep_threads import Upkeep, conversion_workers
+from mirror_pump.runtime.backoff import RetryPolicy
+from mirror_pump.runtime.cores import available_cores
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import Note, note_reader
@@ -53,7 +56,7 @@ class SessionServices:
     connection: PgConnection
     """The loop's own connection, for short queries."""
     publisher: Publisher
-    applier: BatchApplier
+    planner: BatchPlanner
     stream: SessionStream
     copier: Copier
     upkeep: Upkeep
@@ -85,8 +88,8 @@ def start_services(
     copier = Copier(context, shared, epoch)
     upkeep = Upkeep(context, shared, _upkeep_jobs(context, indexes))
     folder = Folder(context, shared, indexes)
-    builder = IndexBuilder(context.runner, context.inbox)
-    indexes.attach(builder, context.observer)
+    builder = IndexBuilder(context.runner, context.inbox, context.report_file)
+    indexes.attach(builder, context.observer, context.backlog)
     stream: SessionStream
     if start.publication is None:
         stream = NoStream(context, connection, shared)
@@ -94,34 +97,35 @@ def start_services(
         lookups = SharedConnection(context.connect)
         closing.callback(lookups.close)
         source = _source(context, connection, lookups, start, start.publication, until, run_state)
-        stream = Receiver(context, source, indexes.packing, unpublished_files)
+        pace = BatchPace(run_state.file_ceiling, context.settings.limits.batch_pause, time.monotonic())
+        stream = Receiver(context, source, indexes.packing, unpublished_files, pace)
         # This runs before anything is received: for these tables, the stream does not continue what is in the lake.
         copy_altered(connection, context.slot, start.publication, start.applied, publisher, indexes, context.observer)
     drop_stale_indexes(indexes, connection, context.slot)
     connection.execute(_SQL["no_indexes"], {"slot": context.slot})
     watcher = SchemaWatcher(context)
-    retention = PartitionShedding(context)
+    premake = PartitionPremake(context, shared, run_state.key_speeds)
+    retention = PartitionShedding(context, run_state.turns)
 
-    def registered() -> None:
-        copier.wake()
-        stream.registered()
-
-    listener = Listener(context, registered, retention.wake)
-    applier = BatchApplier(
-        context.runner,
-        context.storage,
-        context.connect,
-        publisher.load,
-        publisher.missing,
-        context.settings.limits.completion_part_bytes,
+    listener = Listener(
+        context, partial(_each, copier.wake, stream.registered), partial(_each, premake.wake, retention.wake)
+    )
+    part_bytes = context.settings.limits.completion_part_bytes
+    planner = BatchPlanner(
+        context.runner, context.storage, context.connect, publisher.load, publisher.missing, part_bytes
     )
     lake_watch = LakeWatch(context, shared)
     for table_id, location in run_state.missing:
         context.inbox.put(LakeFileMissing(table_id, location))
-    for thread in (stream, copier, upkeep, folder, builder, watcher, retention, listener, lake_watch):
+    for thread in (stream, copier, upkeep, folder, builder, watcher, premake, retention, listener, lake_watch):
         thread.start()
         closing.callback(thread.stop)
-    return SessionServices(start.applied, connection, publisher, applier, stream, copier, upkeep, watcher, retention)
+    return SessionServices(start.applied, connection, publisher, planner, stream, copier, upkeep, watcher, retention)
+
+
+def _each(*calls: Callable[[], None]) -> None:
+    for call in calls:
+        call()
 
 
 def _source(
@@ -160,6 +164,7 @@ def _publisher(context: SessionContext, epoch: int, indexes: KeyIndexes, start: 
         staged=lambda request: context.observer(Step.STAGED, frontier=request.frontier),
         timeline=start.followed.timeline,
         streams=start.publication is not None,
+        observer=context.observer,
     )
 
 

@@ -2,7 +2,7 @@
 
 A mirror without a stream has no table whose content depends on received changes. Such a session is caught up at any
 time, so each question for a position has the present end of the WAL as its answer, and each publish may move the
-frontier there. Nobody is promised anything by it, but it orders what was published, by which a session tells later that
+frontier there. It promises nothing to readers, but it orders what was published, by which a session tells later that
 the database went back (mirror_pump.pipeline.session.without_stream), and it is never beyond a slot that is made later.
 """
 
@@ -13,8 +13,7 @@ from typing import Protocol
 
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.flow.events import CaughtUp, StreamAdded
-from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.shared_connection import SharedConnection
+from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.publish.publisher import LandedPublish
@@ -29,43 +28,33 @@ class SessionStream(Protocol):
     @property
     def begins(self) -> Step:
         """The step to report when the session begins."""
-        ...
 
     def start(self) -> None:
         """Begin to put batches and positions into the inbox."""
-        ...
 
     def stop(self) -> None:
         """End, and discard what is not published."""
-        ...
 
     def registered(self) -> None:
         """A table was registered, or `init` has run. Called by the listener's thread."""
-        ...
 
     def want_position(self) -> None:
         """Ask how far the stream is. The answer arrives as CaughtUp, after everything before it."""
-        ...
 
     def positioned(self, request: PublishRequest) -> PublishRequest:
         """The request, with the frontier that its publish moves to."""
-        ...
 
-    def batch_done(self) -> None:
+    def batch_done(self, landed: LandedPublish) -> None:
         """The batch that was taken from the inbox is published."""
-        ...
 
     def acknowledge(self, landed: LandedPublish) -> None:
         """The frontier of this publish may be reported to the slot."""
-        ...
 
     def refresh(self, tables: tuple[MirroredTable, ...]) -> None:
         """Use these descriptions from the next segment on."""
-        ...
 
     def drop(self, table: MirroredTable) -> None:
         """Ignore the changes of this registration from the next segment on."""
-        ...
 
 
 class NoStream:
@@ -102,7 +91,7 @@ class NoStream:
         """Moves the frontier to the present end of the WAL with each publish. No earlier answer is beyond it."""
         return replace(request, frontier=wal_end(self._connection))
 
-    def batch_done(self) -> None:
+    def batch_done(self, landed: LandedPublish) -> None:
         """There are no batches."""
 
     def acknowledge(self, landed: LandedPublish) -> None:

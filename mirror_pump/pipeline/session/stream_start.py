@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mirror_pump.config import Settings
+from mirror_pump.engine.lake_storage import refresh_profiles
 from mirror_pump.errors import ConnectionLost, SourceError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.pipeline.lake_storage import refresh_profiles
 from mirror_pump.pipeline.session.history import FollowedTimeline, follow, record_timeline, unusable_slot
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.without_stream import follow_without_stream, note_going_back
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
 from mirror_pump.source.connect import PgConnection
@@ -70,12 +70,12 @@ def check_start(
     remembers of it."""
     start = examine_start(connection, settings, storage, run_state)
     followed = start.followed
-    if followed.former is not None:
+    if followed.former_timeline is not None:
         record_timeline(connection, settings.slot, followed.timeline, followed.accepted)
         observer(
             Step.FAILOVER_FOLLOWED,
             timeline=followed.timeline,
-            former=followed.former,
+            former=followed.former_timeline,
             left_at=None if followed.left_at is None else format_lsn(followed.left_at),
             frontier=start.applied,
         )

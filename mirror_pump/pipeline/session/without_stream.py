@@ -19,7 +19,7 @@ metadata files that the catalog does not know (mirror_pump.pipeline.session.lost
   present primary may have a pump that publishes to the same warehouse.
 - Anything else that was published: a promotion that lost commits, a restore, or a restored copy whose original still
   uses the warehouse. Nothing here tells these apart. It changes no read, so the pump goes on, but no file is deleted
-  until somebody has reconciled (modak.mirror_slots.went_back_at, mirror_pump/ops/maintenance/sweep.py).
+  until an operator has reconciled (modak.mirror_slots.went_back_at, mirror_pump/ops/maintenance/sweep.py).
 
 One session stays on one server, as with a stream: each publish compares the timeline in its transaction. A chunk that
 was read on a former primary could otherwise be published where its rows were never committed.
@@ -72,15 +72,17 @@ def follow_without_stream(
     if run_state.timeline is not None and not promoted and not seen_newer:
         # This process has looked, and remembers what it has published since.
         return FollowedTimeline(timeline)
-    found = unknown_publishes(connection, slot, storage, recorded, timeline)
-    refuse_newer_timeline(found, timeline)
-    lost = tuple(publish for publish in found.tables if promoted or seen_newer or recorded.is_behind(publish.metadata))
+    publishes = unknown_publishes(connection, slot, storage, recorded, timeline)
+    refuse_newer_timeline(publishes, timeline)
+    lost = tuple(
+        publish for publish in publishes.tables if promoted or seen_newer or recorded.is_behind(publish.metadata)
+    )
     return FollowedTimeline(
         timeline,
         recorded.timeline if promoted else None,
-        unpublished=() if lost else found.tables,
+        unpublished=() if lost else publishes.tables,
         lost=lost,
-        missing=missing_files_of(found.unsettled, storage),
+        missing=missing_files_of(publishes.unsettled, storage),
     )
 
 
@@ -90,18 +92,18 @@ def unknown_publishes(
     """What the lake has beyond the catalog: states of a newer frontier, timeline or cut-line. Raises HistoryDiverged if
     only such a state has rows that the heap no longer holds, and LakeError."""
 
-    def wanted(state: NewerMetadata) -> bool:
+    def is_newer(state: NewerMetadata) -> bool:
         return state.frontier > recorded.applied or (state.promise.timeline or timeline) > timeline
 
-    found = lost_publishes(connection, slot, storage, wanted, accepted=recorded.accepted, cut_lines=True)
-    for publish in found.tables:
+    publishes = lost_publishes(connection, slot, storage, is_newer, accepted=recorded.accepted, cut_lines=True)
+    for publish in publishes.tables:
         _refuse_newer_heap(connection, publish, recorded)
-    return found
+    return publishes
 
 
-def refuse_newer_timeline(found: LostPublishes, timeline: int) -> None:
+def refuse_newer_timeline(publishes: LostPublishes, timeline: int) -> None:
     """Raises HistoryDiverged if the lake was published on a newer timeline than the server writes."""
-    for publish in found.tables:
+    for publish in publishes.tables:
         newer = publish.metadata.promise.timeline or timeline
         if newer > timeline:
             raise HistoryDiverged(
@@ -145,7 +147,7 @@ def missing_files_of(tables: Mapping[TableId, str], storage: StorageOptions) -> 
         return None
 
     with ThreadPoolExecutor(_PARALLEL_TABLES, "missing-files") as pool:
-        return tuple(found for found in pool.map(look, tables.items()) if found is not None)
+        return tuple(missing_file for missing_file in pool.map(look, tables.items()) if missing_file is not None)
 
 
 def note_going_back(connection: PgConnection, slot: str) -> None:
@@ -155,6 +157,6 @@ def note_going_back(connection: PgConnection, slot: str) -> None:
 
 
 def forget_going_back(connection: PgConnection, slot: str) -> None:
-    """Record that somebody has looked at what the catalog does not know."""
+    """Record that an operator has looked at what the catalog does not know."""
     with source_errors("recording that the mirror is reconciled"):
         connection.execute(_SQL["forget_going_back"], {"slot": slot})

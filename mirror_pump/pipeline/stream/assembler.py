@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from decoders.messages import (
-    BeginMessage,
     RelationMessage,
     parse_begin,
     parse_commit,
@@ -28,16 +27,13 @@ from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.batches import BatchEnd, Segment, Truncation
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
-from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision, rows_of
-from mirror_pump.pipeline.stream.relation_difference import difference_from
-from mirror_pump.pipeline.stream.stream_tables import StreamTables
+from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision
+from mirror_pump.pipeline.schema.schema_change import rows_of
+from mirror_pump.pipeline.stream.stream_tables import StreamTables, difference_from
 from mirror_pump.source.relations.change_notes import PREFIX, Note, NoteReader
-
-HEADER = 25
-"""Bytes before the pgoutput message in a CopyData message: 'w' and three int64 (protocol docs, XLogData)."""
+from mirror_pump.source.stream.message_block import FRAME_BYTES, HEADER_BYTES, MessageBlock
 
 _BEGIN, _COMMIT, _RELATION, _TRUNCATE, _MESSAGE = b"BCRTM"
-_CHANGES = frozenset(b"IUD")
 _RELATION_ID = struct.Struct(">I")
 WAIT_PREFIX = "modak.wait"
 """Prefix of the logical messages that modak.wait_for() emits. Their content is the wanted frontier: a WAL position in
@@ -74,7 +70,7 @@ class _OpenBatch:
 
 
 class Assembler:
-    """Takes CopyData messages in stream order. `emit` receives the segments, `close()` returns the batch's end.
+    """Takes messages in stream order. `emit` receives the segments, `close()` returns the batch's end.
 
     `lookup(relation_id)` returns the table's current registration, None if the relation is not mirrored. It is called
     at every Relation message. Postgres sends one before the first change after a publication or schema change, so a
@@ -89,8 +85,8 @@ class Assembler:
     whatever earlier notes say.
 
     `isolated_transaction` is the LSN of the commit of a transaction that the server cannot send whole. It gets its own
-    batch, which ends with `skip_transaction` once the server gives up. `wanted(lsn)` is called with each position at
-    which a client wants the frontier.
+    batch, which ends with `skip_transaction` once the server gives up. `request_frontier(lsn)` is called with each
+    position at which a client wants the frontier.
     """
 
     def __init__(
@@ -104,7 +100,7 @@ class Assembler:
             Action.WAIT, table, "it was altered"
         ),
         isolated_transaction: Lsn | None = None,
-        wanted: Callable[[Lsn], None] = lambda _: None,
+        request_frontier: Callable[[Lsn], None] = lambda _: None,
         *,
         read_note: NoteReader,
     ) -> None:
@@ -112,7 +108,7 @@ class Assembler:
         self._tables = StreamTables(lookup)
         self._emit = emit
         self._decide = decide
-        self._wanted = wanted
+        self._request_frontier = request_frontier
         self._read_note = read_note
         self._barrier = barrier
         self._isolated_transaction = isolated_transaction
@@ -122,7 +118,10 @@ class Assembler:
         self._truncated: dict[int, tuple[int, int]] = {}
         """Tables that the current transaction truncated, with the numbers of segments and changes before the
         truncation."""
-        self._messages: list[bytes] = []
+        self._data: list[bytes] = []
+        """The open segment's messages, in pieces."""
+        self._lengths: list[bytes] = []
+        """... and their lengths."""
         self._size = 0
         self._changes = 0
         self._batch = _OpenBatch()
@@ -152,43 +151,59 @@ class Assembler:
             return not self.empty
         return self._batch.size + self._size >= self._limits.batch_bytes
 
-    def feed(self, messages: Sequence[bytes]) -> int:
-        """Take messages in order. Returns how many were taken.
+    def feed(self, block: MessageBlock, begin: int = 0) -> int:
+        """Take the messages of `block` in order, from the one at index `begin`. Returns the index of the first that was
+        not taken.
 
         Takes fewer than given if the batch became full at a commit, or if a transaction begins that needs its own
         batch. Then close the batch and feed the rest.
         """
-        limit = min(self._limits.segment_bytes, self._limits.row_bytes)
-        append = self._messages.append
-        tables = self._tables
-        taken = 0
-        for message in messages:
-            taken += 1
-            tag = message[HEADER]
-            if tag in _CHANGES:
-                if not self._skipping and tables.active:
-                    append(message)
-                    self._size += len(message)
-                    self._changes += 1
-                    if self._size >= limit:
-                        if len(message) > self._limits.row_bytes:
-                            self._refuse_row()
-                        self._emit_segment()
-                        append = self._messages.append
-                continue
+        for place in block.controls_from(begin):
+            if begin < place:
+                self._take_changes(block, begin, place)
+            content = block.content(place)
+            tag = content[0]
             if (
                 tag == _BEGIN
                 and self._isolated_transaction is not None
                 and not self.empty
-                and _begin(message).final_lsn == self._isolated_transaction
+                and parse_begin(content).final_lsn == self._isolated_transaction
             ):
-                taken -= 1
-                break
-            self._control(tag, message)
-            append = self._messages.append
+                return place
+            self._control(content, block.wal_end(place) if tag == _MESSAGE else 0)
+            begin = place + 1
             if tag == _COMMIT and self.full:
-                break
-        return taken
+                return begin
+        self._take_changes(block, begin, len(block))
+        return len(block)
+
+    def _take_changes(self, block: MessageBlock, begin: int, end: int) -> None:
+        """Take the row changes at the indexes from `begin` to `end`, and emit each segment that becomes full."""
+        limit = min(self._limits.segment_bytes, self._limits.row_bytes)
+        bounds = block.bounds
+        while begin < end and not self._skipping and self._tables.active:
+            stop = end
+            if bounds[end] - bounds[begin] + self._size >= limit:
+                stop = 1 + block.message_at(bounds[begin] + limit - self._size - 1)
+                if bounds[stop] - bounds[stop - 1] - FRAME_BYTES > self._limits.row_bytes:
+                    self._append(block, begin, stop - 1)
+                    self._refuse_row(block.content(stop - 1))
+                    self._emit_segment()
+                    begin = stop
+                    continue
+            self._append(block, begin, stop)
+            if self._size >= limit:
+                self._emit_segment()
+            begin = stop
+
+    def _append(self, block: MessageBlock, begin: int, end: int) -> None:
+        """Add the messages at the indexes from `begin` to `end` to the open segment."""
+        if begin < end:
+            data = block.data[block.bounds[begin] : block.bounds[end]]
+            self._data.append(data)
+            self._lengths.append(block.lengths[begin:end].tobytes())
+            self._size += len(data)
+            self._changes += end - begin
 
     def idle_at(self, wal_end: Lsn) -> None:
         """A keepalive came between transactions: the server has sent everything that ends at or below `wal_end`."""
@@ -198,11 +213,15 @@ class Assembler:
     def refresh(self, tables: Sequence[MirroredTable]) -> None:
         """Use new descriptions of known tables. After a table went live, for example, its inserts need no deletes."""
         for table in tables:
-            known = self._tables.known(table.table_id)
-            if known is not None and known.start_lsn == table.start_lsn and known.state != table.state:
+            shown_table = self._tables.shown_table(table.table_id)
+            if (
+                shown_table is not None
+                and shown_table.start_lsn == table.start_lsn
+                and shown_table.state != table.state
+            ):
                 self._emit_segment()
                 # Keep the known columns: they may be newer than the published ones.
-                self._tables.replace(replace(known, state=table.state, live_after_lsn=table.live_after_lsn))
+                self._tables.replace(replace(shown_table, state=table.state, live_after_lsn=table.live_after_lsn))
 
     def drop(self, table: MirroredTable) -> None:
         """Ignore the table's changes from here on, until a Relation message finds it registered again.
@@ -251,7 +270,7 @@ class Assembler:
         """
         if not self._in_transaction or self._final_lsn != self._isolated_transaction:
             raise AssertionError("only a transaction in a batch of its own can be skipped")
-        self._messages, self._size, self._changes = [], 0, 0
+        self._data, self._lengths, self._size, self._changes = [], [], 0, 0
         self._batch = _OpenBatch(transactions=1)
         self._notes, self._truncated = {}, {}
         self._tables.restore()
@@ -264,18 +283,15 @@ class Assembler:
                 self._await_description(table, reason)
         return self.close()
 
-    def _refuse_row(self) -> None:
-        """Discard the last message, which is too large, and fail its table."""
-        message = self._messages.pop()
-        self._size -= len(message)
-        self._changes -= 1
-        (relation_id,) = _RELATION_ID.unpack_from(message, HEADER + 1)
+    def _refuse_row(self, content: bytes) -> None:
+        """Fail the table of a message that is too large, which is not taken."""
+        (relation_id,) = _RELATION_ID.unpack_from(content, 1)
         table = self._tables.active.get(relation_id)
         if table is not None:
-            limit = self._limits.row_bytes
+            size, limit = len(content) + HEADER_BYTES - FRAME_BYTES, self._limits.row_bytes
             self._fail(
                 table,
-                f"a change of one row takes {len(message):,} bytes in the stream, more than max_row_bytes allows"
+                f"a change of one row takes {size:,} bytes in the stream, more than max_row_bytes allows"
                 f" ({limit:,}). Raise it (the pump needs some six times as much memory), make the row smaller, or"
                 " replace REPLICA IDENTITY FULL if that is why old and new row are sent; then unregister the table and"
                 " register it",
@@ -283,21 +299,23 @@ class Assembler:
 
     def _emit_segment(self) -> None:
         """Emit the collected messages as a segment, if they hold changes of any active table."""
-        if not self._messages:
+        if not self._data:
             return
-        messages, size = self._messages, self._size
+        data, lengths = b"".join(self._data), b"".join(self._lengths)
         batch = self._batch
-        batch.size += size
+        batch.size += self._size
         if self._tables.active:
             batch.changes += self._changes
-            segment = Segment(batch.segments, messages, size, tuple(self._tables.active.values()))
+            segment = Segment(batch.segments, data, lengths, tuple(self._tables.active.values()))
             batch.segments += 1
             self._emit(segment)
-        self._messages, self._size, self._changes = [], 0, 0
+        self._data, self._lengths, self._size, self._changes = [], [], 0, 0
 
-    def _control(self, tag: int, message: bytes) -> None:
+    def _control(self, content: bytes, wal_end: int) -> None:
+        """Take a message that is no row change. `wal_end`: of a logical message, the server's end of WAL."""
+        tag = content[0]
         if tag == _BEGIN:
-            begin = _begin(message)
+            begin = parse_begin(content)
             self._final_lsn, self._xid = begin.final_lsn, begin.xid
             self._in_transaction = True
             self._skipping = self._final_lsn < self._applied
@@ -305,7 +323,7 @@ class Assembler:
             if self._final_lsn == self._isolated_transaction:
                 self._tables.save()
         elif tag == _COMMIT:
-            commit = parse_commit(bytes(message[HEADER:]))
+            commit = parse_commit(content)
             for relation_id in list(self._notes):
                 self._take_notes(relation_id)
             self._in_transaction = False
@@ -316,22 +334,21 @@ class Assembler:
                 self._batch.xids.append(self._xid)
                 self._batch.commit_time_us = commit.commit_time_us
         elif tag == _RELATION:
-            self._relation(parse_relation(bytes(message[HEADER:])))
+            self._relation(parse_relation(content))
         elif tag == _TRUNCATE and not self._skipping:
-            for relation_id in parse_truncate(bytes(message[HEADER:])).relation_ids:
+            for relation_id in parse_truncate(content).relation_ids:
                 table = self._tables.active.get(relation_id)
                 if table is not None:
                     self._emit_segment()
                     self._batch.truncations.append(Truncation(table, self._batch.segments))
                     self._truncated[relation_id] = self._batch.segments, self._changes
         elif tag == _MESSAGE:
-            logical = parse_logical_message(bytes(message[HEADER:]))
+            logical = parse_logical_message(content)
             if logical.prefix == WAIT_PREFIX:
                 # Any client that may write to the database can send such a message, with any content. A position beyond
                 # the server's end of WAL must not make other clients wait, so it is capped. The client asks again.
                 with suppress(ValueError):
-                    (reached,) = _WAL_END.unpack_from(message, 9)
-                    self._wanted(Lsn(min(int(logical.content[:_LSN_DIGITS], 16), reached)))
+                    self._request_frontier(Lsn(min(int(logical.content[:_LSN_DIGITS], 16), wal_end)))
             elif logical.prefix == PREFIX and logical.transactional and not self._skipping:
                 note = self._read_note(logical.content, self._xid)
                 if note is not None:
@@ -352,9 +369,9 @@ class Assembler:
                 else:
                     self._change(table, table, reason, fills=True, dropped=(bounds,))
             return
-        former = self._notes.get(note.table_id)
-        if former is not None:
-            note = note.after(former)
+        earlier_note = self._notes.get(note.table_id)
+        if earlier_note is not None:
+            note = note.after(earlier_note)
         self._notes[note.table_id] = note
 
     def _take_notes(self, relation_id: int) -> None:
@@ -377,7 +394,7 @@ class Assembler:
             self._change(decision.table, table, decision.reason, fills=True, dropped=decision.dropped)
         elif action is Action.COPY_AGAIN:
             again = self._copied_again(decision.table)
-            self._change(again, table, decision.reason)
+            self._change(again, table, decision.reason, remedy=decision.remedy)
             if relation_id not in self._tables.active and self._tables.was_sent_as(again):
                 self._tables.activate(again)
         elif action is Action.WAIT and not table.awaiting_description:
@@ -388,9 +405,10 @@ class Assembler:
     def _change(
         self,
         table: MirroredTable,
-        former: MirroredTable,
+        old_table: MirroredTable,
         reason: str,
         *,
+        remedy: str = "",
         fills: bool = False,
         dropped: Sequence[PartitionBounds] = (),
         waits_for_owner: bool = False,
@@ -399,9 +417,10 @@ class Assembler:
         before = self._batch.segments
         change = TableChange(
             table,
-            former.start_lsn,
+            old_table.start_lsn,
             before,
             reason,
+            remedy=remedy,
             fills=fills,
             dropped=tuple((before, bounds) for bounds in dropped),
             waits_for_owner=waits_for_owner,
@@ -437,22 +456,16 @@ class Assembler:
         self._take_notes(relation.relation_id)
         self._tables.set_sent(relation)
         table = self._registered(relation.relation_id)
-        known = self._tables.active.get(relation.relation_id)
+        active_table = self._tables.active.get(relation.relation_id)
         if table is None or table.awaiting_description:
             self._ignore(relation.relation_id)
             return
         difference = difference_from(table, relation)
         if difference:
             self._await_description(table, f"it was altered, and no note described it: {difference}")
-        elif known is None or known.start_lsn != table.start_lsn:
+        elif active_table is None or active_table.start_lsn != table.start_lsn:
             self._emit_segment()
             self._tables.activate(table)
 
 
-def _begin(message: bytes) -> BeginMessage:
-    return parse_begin(bytes(message[HEADER:]))
-
-
 _LSN_DIGITS = 16
-_WAL_END = struct.Struct(">Q")
-"""The server's end of WAL, which follows the tag and the message's own position (protocol docs, XLogData)."""

@@ -15,36 +15,33 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from mirror_pump.engine.ingest.segment_tasks import SegmentResult, SegmentTask, apply_segment, segment_table
 from mirror_pump.errors import SourceError, UnsendableRow
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.model import Lsn, MirroredTable, TableId
-from mirror_pump.pipeline.flow.batches import BatchEnd, Period, Segment
-from mirror_pump.pipeline.flow.events import Batch, CaughtUp, FrontierWanted, PendingSegment, ThreadFailed
-from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.session_threads import session_thread
+from mirror_pump.pipeline.flow.batches import BatchEnd, PendingSegment, Period, ReceivedBatch, Segment
+from mirror_pump.pipeline.flow.events import CaughtUp, FrontierWanted, ThreadFailed
+from mirror_pump.pipeline.flow.session_context import SessionContext, session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.publish.publisher import LandedPublish
 from mirror_pump.pipeline.schema.decisions import SchemaChangeDecision
 from mirror_pump.pipeline.stream.acknowledgement import Acknowledgement
-from mirror_pump.pipeline.stream.assembler import HEADER, Assembler, Limits
+from mirror_pump.pipeline.stream.assembler import Assembler, Limits
+from mirror_pump.pipeline.stream.batch_pace import BatchPace
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
+from mirror_pump.runtime.service_thread import ThreadedService
+from mirror_pump.runtime.spill import Spill
 from mirror_pump.source.relations.change_notes import Note, NoteReader
+from mirror_pump.source.stream.message_block import HEADER_BYTES, MessageBlock
 from mirror_pump.source.stream.replication_stream import ReplicationStream
 
-_READ_MESSAGES = 8192
-"""Number of messages read from the connection before they are fed to the assembler."""
 _LONGEST_WAIT = 1.0
 """Longest time in seconds that the thread waits on an idle stream before it checks for a stop and a due status."""
 _HANDLED_INTERVAL = 1.0
 """Seconds between status updates that only report the position of an idle stream."""
 _PAUSE = 0.005
 """Seconds between checks while too many bytes are in flight."""
-_BACKLOG = 2
-"""Number of waiting or running batches from which on age no longer closes the open batch: it grows instead."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,11 @@ class StreamSource:
     """What a changed table means for the mirror."""
 
 
-class Receiver:
-    """Owns the replication connection. All public methods may be called from any thread."""
+class Receiver(ThreadedService):
+    """Owns the replication connection. All public methods may be called from any thread.
+
+    When it stops, everything unpublished is discarded, and will be sent again.
+    """
 
     def __init__(
         self,
@@ -81,8 +81,10 @@ class Receiver:
         source: StreamSource,
         packing: Callable[[MirroredTable], KeyPacking | None],
         unpublished_files: UnpublishedFiles,
+        pace: BatchPace,
     ) -> None:
-        """`packing` returns the packing in which the table's key index, if it has one, needs its keys."""
+        """`packing` returns the packing in which the table's key index, if it has one, needs its keys. Owns `pace`
+        from now on."""
         self._settings = context.settings
         self._runner = context.runner
         self._storage = context.storage
@@ -102,12 +104,17 @@ class Receiver:
             read_note=source.read_note,
         )
         self._segments: list[PendingSegment] = []
+        self._spill_bytes = self._settings.limits.batch_memory
+        self._spill = Spill(self._spill_bytes)
+        """What the segments of the open batch return, beyond that."""
         self._written_since = time.time()
         self._batch_since = time.time()
         self._stream: ReplicationStream | None = None
         self._lock = threading.Lock()
         self._in_flight = 0
-        self._backlog = 0
+        self._pace = pace
+        self._backlog = context.backlog
+        self._backlog.expect(source.recorded_at)
         self._acknowledgement = Acknowledgement()
         self._acknowledgement.landed(source.start, source.recorded_at)
         self._commands: deque[Callable[[], None]] = deque()
@@ -118,19 +125,12 @@ class Receiver:
 
     begins = Step.STREAMING
 
-    def start(self) -> None:
-        self._thread.start()
-
     def registered(self) -> None:
         """Nothing: the server describes the table before its first change."""
 
     def positioned(self, request: PublishRequest) -> PublishRequest:
         """Nothing: only batches move the frontier, and idle publishes, which name it."""
         return request
-
-    def stop(self) -> None:
-        """End the thread and the connection. Everything unpublished is discarded, and will be sent again."""
-        self._thread.stop()
 
     def acknowledge(self, landed: LandedPublish) -> None:
         """Report the frontier to the slot, as soon as the stream has passed the publish: the server may remove WAL
@@ -139,10 +139,11 @@ class Receiver:
             self._acknowledgement.landed(landed.frontier, landed.recorded_at)
             self._wake()
 
-    def batch_done(self) -> None:
+    def batch_done(self, landed: LandedPublish) -> None:
         """The batch that was taken from the inbox is published."""
         with self._lock:
-            self._backlog -= 1
+            self._pace.landed(landed.files, time.monotonic())
+        self._wake()
 
     def refresh(self, tables: tuple[MirroredTable, ...]) -> None:
         """Use these descriptions from the next segment on."""
@@ -197,8 +198,7 @@ class Receiver:
         raise error
 
     def _receive(self, stream: ReplicationStream) -> None:
-        assembler, settings = self._assembler, self._settings
-        opened_at: float | None = None
+        settings = self._settings
         reported, handled, reported_at = Lsn(0), Lsn(0), 0.0
         while not self._thread.stopping():
             now = time.monotonic()
@@ -220,16 +220,16 @@ class Receiver:
             if self._in_flight >= settings.max_buffered_bytes:
                 self._thread.pause(_PAUSE)
                 continue
-            messages: list[bytes] = []
-            stream.read(messages, _READ_MESSAGES, self._wait(opened_at, reported_at, now))
-            self._take(stream, messages)
-            if assembler.empty:
-                opened_at = None
-            else:
-                opened_at = opened_at or time.monotonic()
-                if self._due(opened_at):
-                    self._close()
-                    opened_at = None
+            self._take(stream, self._read(stream, now, reported_at))
+            if self._may_close() and (self._assembler.full or time.monotonic() >= self._due_at()):
+                self._close()
+
+    def _read(self, stream: ReplicationStream, now: float, reported_at: float) -> MessageBlock:
+        """Wait for messages, until the open batch or the next status update is due."""
+        wait = min(_LONGEST_WAIT, reported_at + self._source.status_interval - now)
+        if self._may_close():
+            wait = min(wait, self._due_at() - now)
+        return stream.read(max(0.0, wait))
 
     def _acknowledgeable(self, stream: ReplicationStream) -> Lsn:
         """What the slot may be told, now that the stream is where it is."""
@@ -240,26 +240,18 @@ class Receiver:
     def _handled(self) -> Lsn:
         """The position up to which nothing is left to do. It is beyond the frontier if the WAL since then concerns no
         mirrored table."""
-        idle = self._assembler.empty and not self._assembler.in_transaction and self._backlog == 0
+        idle = self._assembler.empty and not self._assembler.in_transaction and not self._pace.under_way
         acknowledged = self._acknowledgement.frontier
         return max(acknowledged, self._assembler.position) if idle else acknowledged
 
-    def _wait(self, opened_at: float | None, reported_at: float, now: float) -> float:
-        """The most seconds to wait for messages: until the open batch or the next status update is due."""
-        waits = [_LONGEST_WAIT, reported_at + self._source.status_interval - now]
-        if opened_at is not None:
-            # If the batch is due but held back by the backlog, check again soon.
-            waits.append(max(opened_at + self._settings.batch_age - now, _PAUSE if self._backlog >= _BACKLOG else 0))
-        return max(0.0, min(waits))
+    def _may_close(self) -> bool:
+        return not self._assembler.empty and not self._assembler.in_transaction
 
-    def _due(self, opened_at: float) -> bool:
-        if self._assembler.in_transaction:
-            return False
-        if self._assembler.full:
-            return True
-        return self._backlog < _BACKLOG and time.monotonic() - opened_at >= self._settings.batch_age
+    def _due_at(self) -> float:
+        with self._lock:
+            return self._pace.due_at
 
-    def _take(self, stream: ReplicationStream, messages: list[bytes]) -> None:
+    def _take(self, stream: ReplicationStream, messages: MessageBlock) -> None:
         """Feed the assembler and close full batches on the way. Then record the server's position."""
         self._feed(messages)
         keepalive = stream.keepalive
@@ -268,15 +260,15 @@ class Receiver:
         self._received = Lsn(max(self._received, self._assembler.position))
         self._announce()
 
-    def _feed(self, messages: list[bytes]) -> None:
-        while messages:
+    def _feed(self, messages: MessageBlock) -> None:
+        taken = 0
+        while taken < len(messages):
             if self._assembler.empty:
                 self._batch_since = time.time()
-            taken = self._assembler.feed(messages)
-            if taken == len(messages):
-                break
-            messages = messages[taken:]
-            self._close()
+            taken = self._assembler.feed(messages, taken)
+            if taken < len(messages):
+                self._close()
+                self._backlog.expect(self._assembler.position)
 
     def _close(self) -> None:
         """Send the batch to the inbox."""
@@ -285,9 +277,10 @@ class Receiver:
     def _finish(self, end: BatchEnd) -> None:
         segments, self._segments = tuple(self._segments), []
         with self._lock:
-            self._backlog += 1
+            self._pace.closed(time.monotonic())
         now = time.time()
-        self._inbox.put(Batch(end, segments, Period(self._batch_since, now), self._written_since if segments else now))
+        received = Period(self._batch_since, now)
+        self._inbox.put(ReceivedBatch(end, segments, received, self._written_since if segments else now))
         self._announce()
 
     def _announce(self) -> None:
@@ -300,20 +293,21 @@ class Receiver:
 
     def _dispatch(self, segment: Segment) -> None:
         task = SegmentTask(
-            data=b"".join(segment.messages),
-            lengths=np.fromiter(map(len, segment.messages), np.int32, len(segment.messages)).tobytes(),
+            data=segment.data,
+            lengths=segment.lengths,
             tables=tuple(segment_table(table, self._packing(table)) for table in segment.tables),
             storage=self._storage,
-            header=HEADER,
+            header=HEADER_BYTES,
         )
         # A future keeps its callbacks and lives until the batch ends, so this callback must not hold the segment's
         # messages.
-        size = segment.size
+        size = len(segment.data)
         if not self._segments:
             self._written_since = time.time()
+            self._spill = Spill(self._spill_bytes)
         with self._lock:
             self._in_flight += size
-        future = self._runner.submit(apply_segment, task)
+        future = SpilledResult(self._runner.submit(apply_segment, task), self._spill)
         self._unpublished_files.add(future)
         future.add_done_callback(partial(self._landed, size))
         self._segments.append(PendingSegment(future, segment.tables))
@@ -325,3 +319,35 @@ class Receiver:
         if error is not None:
             # The batch can no longer succeed, and its end may be hours away: report the error now.
             self._inbox.put(ThreadFailed(error))
+
+
+class SpilledResult(Future[SegmentResult]):
+    """The task's future, but for where its result is. Does not refer to the task's future once that is done."""
+
+    def __init__(self, task: Future[SegmentResult], spill: Spill) -> None:
+        super().__init__()
+        self._task: Future[SegmentResult] | None = task
+        self._spill: Spill | None = spill
+        task.add_done_callback(self._take)
+
+    def cancel(self) -> bool:
+        """Cancels the task if it has not begun."""
+        task = self._task
+        return self.cancelled() if task is None else task.cancel()
+
+    def _take(self, task: Future[SegmentResult]) -> None:
+        spill, self._task, self._spill = self._spill, None, None
+        assert spill is not None
+        if task.cancelled():
+            super().cancel()
+            self.set_running_or_notify_cancel()
+            return
+        error = task.exception()
+        if error is not None:
+            self.set_exception(error)
+            return
+        result = task.result()
+        try:
+            self.set_result(spill.stored(result, result.nbytes))
+        except Exception as failure:  # noqa: BLE001 - a future only logs what its callbacks raise
+            self.set_exception(failure)

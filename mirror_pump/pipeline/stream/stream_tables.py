@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from decoders.messages import RelationMessage
 from mirror_pump.model import Lsn, MirroredTable
-from mirror_pump.pipeline.stream.relation_difference import difference_from
 
 
 class StreamTables:
@@ -38,7 +37,7 @@ class StreamTables:
         """Return to the tables of the last `save`."""
         self.active, self._changed, self._failed = self._saved
 
-    def known(self, relation_id: int) -> MirroredTable | None:
+    def shown_table(self, relation_id: int) -> MirroredTable | None:
         """The table as the stream has shown it so far, even if it is not active yet. None if it has not shown it."""
         # A table that changed before the server described it is not active yet.
         return self.active.get(relation_id) or self._changed.get(relation_id)
@@ -61,7 +60,7 @@ class StreamTables:
 
     def ignore(self, relation_id: int) -> None:
         """Apply no changes of the table from here on."""
-        self.active = {known: table for known, table in self.active.items() if known != relation_id}
+        self.active = {other_id: table for other_id, table in self.active.items() if other_id != relation_id}
 
     def replace(self, table: MirroredTable) -> None:
         """Use a new state of the table from here on."""
@@ -85,3 +84,35 @@ class StreamTables:
         """Whether the last Relation message matches the table."""
         sent = self._sent.get(table.table_id)
         return sent is not None and not difference_from(table, sent)
+
+
+_FULL = "f"
+"""The pg_class.relreplident with which the server sends the whole old row, whatever the key."""
+
+
+def difference_from(table: MirroredTable, relation: RelationMessage) -> str:
+    """What differs between the table as registered and as the server now sends it. Empty if nothing differs.
+
+    The replica identity matters as much as the columns: the server sends an old row only when columns of the identity
+    change, so a key that is no longer the identity could change unnoticed.
+    """
+    registered = [(column.name, column.type_oid, column.type_modifier) for column in table.columns]
+    left_out = {column.name for column in table.excluded}
+    sent = [
+        (column.name, column.type_oid, column.type_modifier)
+        for column in relation.columns
+        if column.name not in left_out
+    ]
+    names, now = {name for name, *_ in registered}, {column.name for column in relation.columns}
+    # Excluded columns are identified by their position in the rows, so they have to be present.
+    if registered == sent and left_out <= now:
+        identity = {column.name for column in relation.columns if column.is_key}
+        # Without any identity the server refuses updates and deletes. Inserts look the same as before.
+        if relation.replica_identity == _FULL or not identity or identity == set(table.key):
+            return ""
+        return f"its replica identity is ({', '.join(sorted(identity))}), not ({', '.join(table.key)}) any more"
+    expected = [*(name for name, *_ in registered), *sorted(left_out)]
+    parts = [f"column {name} is gone" for name in expected if name not in now]
+    parts += [f"column {name} is new" for name, *_ in sent if name not in names]
+    parts += [f"column {item[0]} has another type" for item in sent if item[0] in names and item not in registered]
+    return ", ".join(parts) or "their order changed"

@@ -9,7 +9,7 @@ separated, in any order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,6 +22,7 @@ from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.stream.toast_lookup import Completed, HeapFilled, VersionedFile, complete_rows
+from mirror_pump.runtime.spill import release_spilled
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.stream.slot import wal_end
 
@@ -67,26 +68,45 @@ class Completer:
         files: Sequence[VersionedFile],
         xids: Sequence[int],
         frontier: Lsn,
-    ) -> Iterator[Completed]:
-        """Like `complete_rows`, in parts of about `part_bytes`. A chain is never divided. Raises the same errors.
-        `frontier` is the frontier before the batch."""
+        take: Callable[[Completed], None],
+    ) -> None:
+        """Like `complete_rows`, in parts of about `part_bytes`, each of which `take` gets; nothing here refers to it
+        afterwards. A chain is never divided. Raises TableError as that does. `frontier` is the frontier before the
+        batch."""
         heap_filled = self._heap_filled_of(table, frontier)
         waiting = chains(incomplete, table.key)
         begin = 0
         while begin < waiting.count:
-            known = self._row_bytes.get(table.table_id)
-            most = _FIRST_ROWS if known is None else max(int(self._part_bytes / known), 1)
+            row_bytes = self._row_bytes.get(table.table_id)
+            most = _FIRST_ROWS if row_bytes is None else max(int(self._part_bytes / row_bytes), 1)
             first = waiting.begins[begin]
             end = max(int(np.searchsorted(waiting.begins, first + most, side="right")) - 1, begin + 1)
             rows = int(waiting.begins[end] - first)
-            part = incomplete if rows == len(waiting.rows) else _taken(incomplete, waiting.rows[first : first + rows])
-            completed = complete_rows(table, part, files, self._runner, self._storage, self._connect, xids, heap_filled)
-            found = sum(row.nbytes for row in completed.rows.values())
+            part = (
+                incomplete if rows == len(waiting.rows) else _take_rows(incomplete, waiting.rows[first : first + rows])
+            )
+            size = self._complete_part(table, part, files, xids, heap_filled, take)
+            release_spilled()
             # Keep the larger of half the earlier size and the size just seen: a few small rows say nothing about the
             # large ones.
-            self._row_bytes[table.table_id] = max(found / rows, (known or 0.0) / 2, 1.0)
-            yield completed
+            self._row_bytes[table.table_id] = max(size / rows, (row_bytes or 0.0) / 2, 1.0)
             begin = end
+        # Arrow's allocator keeps what a part took for the next one.
+        pa.default_memory_pool().release_unused()
+
+    def _complete_part(
+        self,
+        table: MirroredTable,
+        part: Mapping[int, IncompleteRows],
+        files: Sequence[VersionedFile],
+        xids: Sequence[int],
+        heap_filled: HeapFilled | None,
+        take: Callable[[Completed], None],
+    ) -> int:
+        """The bytes of the completed rows."""
+        completed = complete_rows(table, part, files, self._runner, self._storage, self._connect, xids, heap_filled)
+        take(completed)
+        return sum(rows.nbytes for rows in completed.rows.values())
 
     def _heap_filled_of(self, table: MirroredTable, frontier: Lsn) -> HeapFilled | None:
         identity = table.table_id, table.start_lsn
@@ -107,12 +127,12 @@ def chains(incomplete: Mapping[int, IncompleteRows], key: Sequence[str]) -> Chai
     parent: dict[int, int] = {}
 
     def root(number: int) -> int:
-        found = number
-        while (above := parent.setdefault(found, found)) != found:
-            found = above
-        while parent[number] != found:
-            parent[number], number = found, parent[number]
-        return found
+        top = number
+        while (above := parent.setdefault(top, top)) != top:
+            top = above
+        while parent[number] != top:
+            parent[number], number = top, parent[number]
+        return top
 
     for row in np.flatnonzero(before != own):
         parent[root(int(before[row]))] = root(int(own[row]))
@@ -142,7 +162,7 @@ def _key_numbers(incomplete: Sequence[IncompleteRows], key: Sequence[str]) -> tu
     return numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
 
 
-def _taken(incomplete: Mapping[int, IncompleteRows], rows: Ints) -> dict[int, IncompleteRows]:
+def _take_rows(incomplete: Mapping[int, IncompleteRows], rows: Ints) -> dict[int, IncompleteRows]:
     """Select these rows from the segments."""
     taken = {}
     rows, begin = np.sort(rows), 0

@@ -127,23 +127,25 @@ def complete_rows(
     heap_read_at: Lsn | None = None
     for segment in sorted(incomplete):
         unfinished = incomplete[segment]
-        former, own = keys_of(unfinished.lookup_keys, table.key), keys_of(unfinished.rows, table.key)
+        old_keys, own = keys_of(unfinished.lookup_keys, table.key), keys_of(unfinished.rows, table.key)
         sources = [
             None
             if heap_filled is not None and before != now and heap_filled.doubtful(before)
             else versions.newest(before, before=segment)
-            for before, now in zip(former, own, strict=True)
+            for before, now in zip(old_keys, own, strict=True)
         ]
         absent = [row for row, source in enumerate(sources) if source is None]
         if absent:
             if heap_filled is None:
                 raise TableError(
-                    f"{table.name}: the previous version of row {former[absent[0]]} is not in the lake, so its"
+                    f"{table.name}: the previous version of row {old_keys[absent[0]]} is not in the lake, so its"
                     " unchanged large values are unknown",
                     "Copy the table again: mirror-pump unregister, then register.",
                 )
-            wanted = [column for column in table.columns if column.name in columns]
-            heap, heap_read_at = _read_heap(connect, table, wanted, unfinished.rows.take(pa.array(absent)), xids)
+            missing_columns = [column for column in table.columns if column.name in columns]
+            heap, heap_read_at = _read_heap(
+                connect, table, missing_columns, unfinished.rows.take(pa.array(absent)), xids
+            )
             versions.add(-1, heap)
             for row in absent:
                 sources[row] = versions.at(own[row], order=-1)
@@ -184,21 +186,22 @@ class _Versions:
         return None if position == _GONE else position
 
     def at(self, key: Key, order: int) -> int | None:
-        return next((position for known, position in self._by_key.get(key, ()) if known == order), None)
+        return next((position for version_order, position in self._by_key.get(key, ()) if version_order == order), None)
 
     def fill(self, incomplete: IncompleteRows, sources: Sequence[int | None]) -> pa.Table:
         """The incomplete rows with their missing cells taken from `sources`. Rows without a source are left out."""
-        present = pa.array([source is not None for source in sources])
+        has_source = pa.array([source is not None for source in sources])
         take = pa.array([source for source in sources if source is not None], pa.int64())
-        rows = incomplete.rows.filter(present)
-        missing = incomplete.missing.filter(present)
-        known = pa.concat_tables(self._tables)
+        rows = incomplete.rows.filter(has_source)
+        missing = incomplete.missing.filter(has_source)
+        versions = pa.concat_tables(self._tables)
         for index, name in enumerate(rows.column_names):
             mask = missing.column(name)
             if rows.num_rows and pc.any(mask).as_py():
-                values = known.column(name).take(take)
-                filled = pc.if_else(mask, values, rows.column(name))
-                rows = rows.set_column(index, rows.field(index), filled)
+                values = versions.column(name).take(take)
+                if not pc.all(mask).as_py():
+                    values = pc.if_else(mask, values, rows.column(name))
+                rows = rows.set_column(index, rows.field(index), values)
         return rows
 
 
@@ -215,11 +218,11 @@ def _with_raw_text(incomplete: IncompleteRows, schema: LakeSchema) -> Incomplete
 
 def _missing_columns(schema: LakeSchema, incomplete: Iterable[IncompleteRows]) -> tuple[str, ...]:
     """Names of the columns and raw text columns that have missing values."""
-    found = list(incomplete)
+    all_rows = list(incomplete)
     return tuple(
         field.name
         for field in every_raw_text(schema).fields
-        if any(pc.any(rows.missing.column(field.name)).as_py() for rows in found)
+        if any(pc.any(rows.missing.column(field.name)).as_py() for rows in all_rows)
     )
 
 
@@ -256,8 +259,8 @@ def _search(
     def find(wave: Sequence[VersionedFile]) -> set[Key]:
         """Add the versions in these files. Returns the keys seen, live or deleted."""
         groups = [
-            (kind[start : start + _FILES_PER_TASK], wanted)
-            for kind, wanted in (
+            (kind[start : start + _FILES_PER_TASK], names)
+            for kind, names in (
                 ([file for file in wave if not file.deletes], columns),
                 ([file for file in wave if file.deletes], ()),
             )
@@ -266,29 +269,29 @@ def _search(
         futures: list[Future[list[Found]]] = [
             runner.submit(
                 find_rows,
-                LookupTask(tuple(file.path for file in group), keys, wanted, schema, storage, table.location),
+                LookupTask(tuple(file.path for file in group), keys, names, schema, storage, table.location),
             )
-            for group, wanted in groups
+            for group, names in groups
         ]
-        seen: set[Key] = set()
+        read_keys: set[Key] = set()
         for (group, _), future in zip(groups, futures, strict=True):
             for file, lookup in zip(group, future.result(), strict=True):
                 rows = rows_of(lookup, storage)
-                found = keys_of(rows, table.key)
-                seen.update(found)
+                file_keys = keys_of(rows, table.key)
+                read_keys.update(file_keys)
                 if file.deletes:
-                    versions.add_deletes(file.order, found)
+                    versions.add_deletes(file.order, file_keys)
                 else:
                     versions.add(file.order, rows)
-        return seen
+        return read_keys
 
     find([file for file in files if file.order >= 0])
     # Within one order, rows come before deletes: a wave that ends between them must not take a row for deleted.
     older = sorted((file for file in files if file.order < 0), key=lambda file: (-file.order, file.deletes))
-    wanted = _unknown(table, incomplete, versions)
+    missing_keys = _unknown(table, incomplete, versions)
     begin, size = 0, _FILES_PER_TASK
-    while wanted and begin < len(older):
-        wanted -= find(older[begin : begin + size])
+    while missing_keys and begin < len(older):
+        missing_keys -= find(older[begin : begin + size])
         begin, size = begin + size, size * 2
 
 
@@ -315,13 +318,13 @@ def _read_heap(
     """Read the rows' current heap versions, once the transactions `xids` are visible. Rows that no longer exist are
     left out. Returns key, columns and every raw text column, and a WAL position by which all versions were
     committed."""
-    wanted = [*table.key_columns, *(column for column in columns if column.name not in table.key)]
+    selected = [*table.key_columns, *(column for column in columns if column.name not in table.key)]
     key_texts = [_texts(rows.column(column.name), column) for column in table.key_columns]
     with connect() as connection:
         await_visible(connection, xids)
-        found = read_rows(connection, table, wanted, list(zip(*key_texts, strict=True)))
+        heap_rows = read_rows(connection, table, selected, list(zip(*key_texts, strict=True)))
         position = wal_end(connection)
-    heap, raw = parse_rows(found, {column.name: column.type for column in wanted})
+    heap, raw = parse_rows(heap_rows, {column.name: column.type for column in selected})
     return widened(pa.table(heap), raw, LakeSchema.of_table(table)), position
 
 

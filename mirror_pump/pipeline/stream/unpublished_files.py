@@ -5,7 +5,7 @@ attempt needs, and the pump could never recover by itself. So the code that give
 
 Invariant: a file is removed only if no publish that may have landed names it. Segments count as abandoned until the
 loop hands them to a publish (`hand_over`). From then on they belong to that publish, which removes them only if it
-certainly did not happen (`files_of`).
+certainly did not happen (`PublishRequest.files`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from functools import partial
 
 from mirror_pump.engine.ingest.segment_tasks import SegmentResult
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.pipeline.operations.requests import PublishRequest
 
 
 class UnpublishedFiles:
@@ -54,10 +53,3 @@ def _remove(storage: StorageOptions, result: Future[SegmentResult]) -> None:
             [file.path for table in result.result().tables for file in (*table.files.data, *table.files.deletes)],
             storage,
         )
-
-
-def files_of(request: PublishRequest) -> list[str]:
-    """URIs of the files that tasks wrote for a publish."""
-    return [
-        file for table_request in request.tables for operation in table_request.operations for file in operation.files
-    ]

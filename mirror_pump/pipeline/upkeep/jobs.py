@@ -35,39 +35,32 @@ class Job(Protocol):
     @property
     def name(self) -> str:
         """The name of the job's thread."""
-        ...
 
     @property
     def share(self) -> float:
         """Largest share of time to spend on the job. A pause after each run keeps the job within it."""
-        ...
 
     @property
     def failed(self) -> Step:
         """The step to report when the job failed."""
-        ...
 
     @property
     def idle(self) -> float:
         """Seconds until a table is looked at again after nothing was found to do."""
-        ...
 
     @property
     def free(self) -> str:
         """The query of sql/queries/upkeep.sql that returns a table's metadata if the job may run on it."""
-        ...
 
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
         """Returns how urgent the job is for a table, lower meaning more urgent, or None if it is not due. `left` is the
         state in which the job last found nothing to do, unless files were replaced since."""
-        ...
 
     def compute(
         self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks
     ) -> FileRewriteReady | None:
         """Computes the job against the state `lake`, in tasks. Returns None if there is nothing to do. Raises
         LakeError, TaskFailed and ThreadStopped; the caller then abandons the tasks."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,7 @@ class ConvertDeletesJob:
         if since is None:
             return None
         age_ms = time.time_ns() // 1_000_000 - since
-        # A delete from the future is of unknown age: somebody has set the clock back.
+        # A delete from the future is of unknown age: the clock was set back.
         due = lake.equality_deletes >= self.rows or not 0 <= age_ms < self.age * 1000
         return since if due else None
 

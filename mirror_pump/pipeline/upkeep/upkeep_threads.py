@@ -16,19 +16,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from mirror_pump.backoff import Backoff, Retries
 from mirror_pump.engine.rewrite.conversion_plan import listing_for
-from mirror_pump.errors import FileMissing, LakeError, TaskFailed
+from mirror_pump.errors import LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.storage import delete, discard
 from mirror_pump.model import TableId, TableState
-from mirror_pump.pipeline.flow.events import FileRewriteReady, LakeFileMissing
-from mirror_pump.pipeline.flow.session_context import SessionContext
-from mirror_pump.pipeline.flow.session_threads import session_thread
-from mirror_pump.pipeline.flow.shared_connection import SharedConnection
+from mirror_pump.pipeline.flow.events import FileRewriteReady
+from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, session_thread
 from mirror_pump.pipeline.flow.tasks import FileTasks
 from mirror_pump.pipeline.upkeep.jobs import Job
+from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.source.catalog.tables import load_table
 from sql import queries
 
@@ -36,12 +34,6 @@ _SQL = queries("upkeep")
 
 _FIRST_PAUSE = 1.0
 """Seconds before a job that failed at a table is tried again there."""
-
-
-def upkeep_tasks(cores: int) -> int:
-    """Returns the maximum number of concurrent upkeep tasks: a quarter of the machine for converting deletes, and one
-    task for merges."""
-    return conversion_workers(cores) + 1
 
 
 def conversion_workers(cores: int) -> int:
@@ -162,7 +154,7 @@ class Upkeep:
         while not self._stopping():
             self._clear_garbage()
             with self._changed:
-                table_id = self._take(job)
+                table_id = None if self._context.backlog.comes_first else self._take(job)
                 if table_id is None:
                     if not self._stopping():
                         self._changed.wait(self._look_interval)
@@ -196,8 +188,8 @@ class Upkeep:
     def _take(self, job: Job) -> TableId | None:
         """Picks the table for which the job is most urgent, and marks it as being worked on. The caller holds the
         lock."""
-        found = [(self._urgency(job, watched), table_id) for table_id, watched in self._tables.items()]
-        due = [(urgency, table_id) for urgency, table_id in found if urgency is not None]
+        urgencies = [(self._urgency(job, watched), table_id) for table_id, watched in self._tables.items()]
+        due = [(urgency, table_id) for urgency, table_id in urgencies if urgency is not None]
         if not due:
             return None
         table_id = min(due)[1]
@@ -214,7 +206,7 @@ class Upkeep:
         """Computes the job for a table that it has taken, and sends the result to the loop."""
         with self._changed:
             watched = self._tables[table_id]
-            seen = watched.lake
+            lake_before = watched.lake
         turn = watched.turns[job.name]
         tasks = FileTasks(self._context.runner, self._stopping)
         ready: FileRewriteReady | None = None
@@ -232,7 +224,7 @@ class Upkeep:
                 turn.not_before = time.monotonic() + self._look_interval
                 if job.free == "free_to_fill" and table.state not in (TableState.COPYING, TableState.WAITING):
                     # The last snapshot of a fill is marked too. A copy may be followed by one without another snapshot.
-                    turn.left = seen
+                    turn.left = lake_before
                 return
             lake = self._newest(watched, row[0])
             if watched.listing is None:
@@ -244,8 +236,7 @@ class Upkeep:
         except (LakeError, TaskFailed) as error:
             name = str(table_id if table is None else table.name)
             self._observer(job.failed, table=name, error=str(error), remedy=error.remedy)
-            if isinstance(error, FileMissing):
-                self._inbox.put(LakeFileMissing(table_id, error.location))
+            self._context.report_file(table_id, error)
             turn.failed()
         finally:
             if ready is None:
@@ -261,11 +252,11 @@ class Upkeep:
     def _newest(self, watched: _Watched, location: str) -> LakeTable:
         """Returns the state that the catalog names. Another engine or the loop may have committed since, or the table
         may belong to another registration by now."""
-        lake = known = watched.lake
+        lake = tracked_lake = watched.lake
         if lake.metadata_location != location:
             lake = LakeTable.load(location, self._storage)
             with self._changed:
-                if watched.lake is known:
+                if watched.lake is tracked_lake:
                     watched.lake = lake
         return lake
 

@@ -11,22 +11,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Self
 
-from mirror_pump.config import Settings
+from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import LakeError, SourceError
 from mirror_pump.lake.storage import directory_answers, discard, join, write_bytes
 from mirror_pump.model import TableId, TableName
 from mirror_pump.pipeline.flow.events import TableGivenUp
 from mirror_pump.pipeline.flow.steps import Observer, Step
-from mirror_pump.pipeline.lake_storage import lake_storage
 from mirror_pump.pipeline.upkeep.database_watch import database_watch
-from mirror_pump.service_thread import ThreadedService
+from mirror_pump.runtime.service_thread import ThreadedService
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.storage_profiles import warehouse_of
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.slot import COPY_AGAIN, drop_slot
 from mirror_pump.source.stream.wal_room import WalRoom, read_wal_room, seconds_to_invalidation
-from mirror_pump.storage_profiles import warehouse_of
 from sql import queries
 
 _SQL = queries("wal_guard")
@@ -74,10 +73,10 @@ class WalGuard(ThreadedService):
             "wal-guard", settings.require_dsn(), "mirror-pump-wal-guard", self._look, settings.limits.wal_guard_interval
         )
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Start the thread, unless the guard is off."""
         if self._settings.wal_guard != "off":
-            self._thread.start()
-        return self
+            super().start()
 
     @property
     def given_up(self) -> tuple[TableGivenUp, ...]:
@@ -208,10 +207,10 @@ class WalGuard(ThreadedService):
     def _drop_slot(self, connection: PgConnection, sample: WalRoom) -> None:
         deadline = time.monotonic() + _DROP_WITHIN
         while self._trouble(connection) is not None and time.monotonic() < deadline:
-            present = read_wal_room(connection, self._slot)
-            if present is not None and present.active_pid is not None:
+            room = read_wal_room(connection, self._slot)
+            if room is not None and room.active_pid is not None:
                 with source_errors("ending the walsender of the slot"):
-                    connection.execute("SELECT pg_terminate_backend(%s)", (present.active_pid,))
+                    connection.execute("SELECT pg_terminate_backend(%s)", (room.active_pid,))
             try:
                 if drop_slot(connection, self._slot):
                     self._slot_dropped(sample)
@@ -285,6 +284,6 @@ def holding_table(
     return busiest if busiest is not None and changes[busiest.table_id] > 0 else None
 
 
-def _age(former: WalRoom, present: WalRoom) -> float:
+def _age(earlier: WalRoom, later: WalRoom) -> float:
     """Seconds between two samples, by the server's clock."""
-    return (present.at - former.at).total_seconds()
+    return (later.at - earlier.at).total_seconds()

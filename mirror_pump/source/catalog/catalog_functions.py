@@ -74,11 +74,11 @@ def program_version() -> str:
 def function_difference(connection: _Connection) -> FunctionDifference | None:
     """How the database's functions differ from this program's; None if they do not. Schema modak has to be there."""
     recorded = {name: row for name, row in _recorded(connection).items() if row.checksum != _RETIRED}
-    known = {file.name: file.checksum for file in sql.functions()}
+    checksums = {file.name: file.checksum for file in sql.functions()}
     differing = sorted(
         name
-        for name in recorded.keys() | known.keys()
-        if name not in recorded or known.get(name) != recorded[name].checksum
+        for name in recorded.keys() | checksums.keys()
+        if name not in recorded or checksums.get(name) != recorded[name].checksum
     )
     if not differing:
         return None
@@ -94,22 +94,24 @@ def apply_functions(connection: _Connection, *, everything: bool) -> tuple[str, 
     In the caller's transaction, of which one runs at a time. Returns the names of the files. Raises SourceError if
     an object has to be dropped that something else depends on.
     """
-    former = _recorded(connection)
+    recorded_files = _recorded(connection)
     files = sql.functions()
     stale = [
-        file for file in files if everything or file.name not in former or former[file.name].checksum != file.checksum
+        file
+        for file in files
+        if everything or file.name not in recorded_files or recorded_files[file.name].checksum != file.checksum
     ]
-    gone = {name for name, row in former.items() if row.checksum != _RETIRED} - {file.name for file in files}
+    gone = {name for name, row in recorded_files.items() if row.checksum != _RETIRED} - {file.name for file in files}
     if not stale and not gone:
         return ()
     settings = _rows(connection, _SQL["save_settings"])[0]
     connection.execute(_SQL["use_settings"].encode())
     defined = {}
-    present = _present(connection)
+    objects = _existing_objects(connection)
     for file in stale:
-        before, present = present, _run(connection, file, former)
-        defined[file.name] = sorted(name for name, place in present.items() if before.get(name) != place)
-    _drop_undefined(connection, former, defined, {file.name for file in files})
+        before, objects = objects, _run(connection, file, recorded_files)
+        defined[file.name] = sorted(name for name, place in objects.items() if before.get(name) != place)
+    _drop_undefined(connection, recorded_files, defined, {file.name for file in files})
     for file in stale:
         connection.execute(
             _SQL["record"].encode(),
@@ -119,9 +121,11 @@ def apply_functions(connection: _Connection, *, everything: bool) -> tuple[str, 
     return tuple(file.name for file in stale)
 
 
-def _run(connection: _Connection, file: sql.FunctionFile, former: Mapping[str, _RecordedFunctions]) -> dict[str, str]:
+def _run(
+    connection: _Connection, file: sql.FunctionFile, recorded_files: Mapping[str, _RecordedFunctions]
+) -> dict[str, str]:
     """Runs one file; returns what is present then."""
-    ours = {name for row in former.values() for name in row.objects}
+    ours = {name for row in recorded_files.values() for name in row.objects}
     dropped: set[str] = set()
     grants: list[tuple[str, str]] = []
     while True:
@@ -138,7 +142,7 @@ def _run(connection: _Connection, file: sql.FunctionFile, former: Mapping[str, _
                 raise
         except psycopg.errors.InvalidTableDefinition:
             # A view has lost or renamed columns; which one, the server does not say.
-            recorded = former[file.name].objects if file.name in former else ()
+            recorded = recorded_files[file.name].objects if file.name in recorded_files else ()
             to_drop = {name for name in recorded if name.startswith("VIEW ")} - dropped
             if not to_drop:
                 raise
@@ -146,12 +150,12 @@ def _run(connection: _Connection, file: sql.FunctionFile, former: Mapping[str, _
             grants += [(name, grant) for (grant,) in _rows(connection, _SQL["grants"], {"object": name})]
             _drop_to_replace(connection, name)
         dropped |= to_drop
-    present = _present(connection)
+    objects = _existing_objects(connection)
     for name, grant in grants:
-        if name in present:
+        if name in objects:
             connection.execute(grant.encode())
     # A grant moves the row that holds a definition.
-    return _present(connection) if grants else present
+    return _existing_objects(connection) if grants else objects
 
 
 def _drop_to_replace(connection: _Connection, name: str) -> None:
@@ -168,15 +172,17 @@ def _drop_to_replace(connection: _Connection, name: str) -> None:
 
 def _drop_undefined(
     connection: _Connection,
-    former: Mapping[str, _RecordedFunctions],
+    recorded_files: Mapping[str, _RecordedFunctions],
     defined: Mapping[str, list[str]],
     files: Iterable[str],
 ) -> None:
     """Drops recorded objects that no file defines any more. Those that something depends on stay recorded."""
-    kept = {name for file, row in former.items() if file not in defined and file in files for name in row.objects}
-    present = kept.union(*defined.values())
-    for file, row in former.items():
-        left = [name for name in row.objects if name not in present and not _dropped(connection, name)]
+    kept = {
+        name for file, row in recorded_files.items() if file not in defined and file in files for name in row.objects
+    }
+    still_defined = kept.union(*defined.values())
+    for file, row in recorded_files.items():
+        left = [name for name in row.objects if name not in still_defined and not _dropped(connection, name)]
         if file in defined:
             defined[file].extend(left)
         elif file not in files and left:
@@ -197,7 +203,7 @@ def _dropped(connection: _Connection, name: str) -> bool:
     return True
 
 
-def _present(connection: _Connection) -> dict[str, str]:
+def _existing_objects(connection: _Connection) -> dict[str, str]:
     """The functions and views of schema modak, and where their definitions are stored: that changes whenever they are
     replaced, also by the same text."""
     return dict(_rows(connection, _SQL["objects"]))

@@ -22,7 +22,7 @@ from mirror_pump.source.catalog.catalog_functions import (
     function_difference,
     program_version,
 )
-from mirror_pump.source.connect import acting_as
+from mirror_pump.source.connect import AS_ITS_ROLE, acting_as
 
 _SQL = sql.queries("catalog")
 _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('modak.mirror_migrations', 0))"
@@ -52,7 +52,7 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
     Raises SourceError if the schema belongs to another program, since two writers of one cut-line would corrupt it, or
     if it is newer than this program.
     """
-    has_catalog, has_seam = _one(
+    has_catalog, has_seam = _only_row(
         connection,
         _SQL["catalogs"],
     )
@@ -63,17 +63,17 @@ def installed_version(connection: psycopg.Connection[Any]) -> int | None:
                 "mirror a database without that program, or unregister its tables there and drop schema modak",
             )
         return None
-    version, seam_version = _one(
+    version, seam_version = _only_row(
         connection,
         _SQL["versions"],
     )
-    for kind, found, known in (
+    for kind, installed, supported in (
         ("catalog", version, latest_version()),
         ("seam catalog", seam_version, sql.SEAM_VERSION),
     ):
-        if found > known:
+        if installed > supported:
             raise SourceError(
-                f"schema modak of this database has {kind} version {found}; this mirror-pump knows {known}",
+                f"schema modak of this database has {kind} version {installed}; this mirror-pump knows {supported}",
                 "run the mirror-pump that upgraded it, or a later one",
             )
     return int(version)
@@ -84,12 +84,12 @@ def require_current(connection: psycopg.Connection[Any]) -> None:
     with _readable():
         version = installed_version(connection)
     if version != latest_version():
-        found = (
-            "no mirror catalog"
-            if version is None
-            else f"mirror catalog version {version}, this program needs {latest_version()}"
-        )
-        raise SourceError(f"this database has {found}", "run: mirror-pump init")
+        state = f"mirror catalog version {version}, this program needs {latest_version()}"
+        if version is None:
+            state = "no mirror catalog"
+        elif version == 0:
+            state = "a mirror catalog of unknown version: modak.mirror_migrations is empty, as after a partial restore"
+        raise SourceError(f"this database has {state}", "run: mirror-pump init")
     with _readable():
         difference = function_difference(connection)
     if difference is None:
@@ -114,22 +114,24 @@ def _refuse_newer(difference: FunctionDifference | None) -> None:
 def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
     """Runs the missing migrations and applies changed functions, in one transaction (the caller's, if one is open).
 
-    Everything is created by the owner of schema modak, whoever calls. Concurrent calls wait for each other. If there is
-    nothing to do, no other lock is taken. Raises SourceError if the schema is newer than this program, belongs to
-    another program, or if this role lacks privileges.
+    Everything is created by the owner of schema modak, whichever role calls. Concurrent calls wait for each other. If
+    there is nothing to do, no other lock is taken. Raises SourceError if the schema is newer than this program, belongs
+    to another program, or if this role lacks privileges.
     """
     with _readable(), connection.transaction():
         connection.execute(_LOCK)
         before = installed_version(connection) or 0
         if before:
             _refuse_newer(function_difference(connection))
+        elif _is_forgotten(connection):
+            before = _remember_migrations(connection)
         pending = [step for step in sql.migrations() if step.version > before]
         # What a superuser adds would run with a superuser's rights.
         other_owner: tuple[str] | None = connection.execute(_SQL["other_owner"]).fetchone()
         with acting_as(connection, other_owner[0] if other_owner else None):
             if pending and before == 0:
                 # CREATE SCHEMA IF NOT EXISTS would require the privilege to create schemas even if this one exists.
-                if _one(connection, "SELECT to_regnamespace('modak') IS NULL")[0]:
+                if _only_row(connection, "SELECT to_regnamespace('modak') IS NULL")[0]:
                     connection.execute("CREATE SCHEMA modak")
                 _script(connection, _SQL["create_migrations"])
             for step in pending:
@@ -142,12 +144,32 @@ def migrate(connection: psycopg.Connection[Any]) -> MigrationResult:
     return MigrationResult(before, pending[-1].version if pending else before, applied, functions)
 
 
+def _is_forgotten(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the catalog has had migrations of which no row is left."""
+    return bool(_only_row(connection, "SELECT to_regclass('modak.mirror_functions') IS NOT NULL")[0])
+
+
+def _remember_migrations(connection: psycopg.Connection[Any]) -> int:
+    """Records the migrations again, if the functions tell which those were. Returns the version."""
+    if function_difference(connection) is not None:
+        raise SourceError(
+            "modak.mirror_migrations is empty, as after a partial restore, and nothing else tells which version the"
+            " catalog has",
+            "restore its rows from a backup, or run `mirror-pump init` of the mirror-pump that was used last",
+        )
+    for step in sql.migrations():
+        connection.execute(
+            "INSERT INTO modak.mirror_migrations (version, name) VALUES (%s, %s)", (step.version, step.name)
+        )
+    return latest_version()
+
+
 def _script(connection: psycopg.Connection[Any], text: str) -> None:
     # As bytes: psycopg's types accept only literal strings, and these come from the package's files.
     connection.execute(text.encode())
 
 
-def _one(connection: psycopg.Connection[Any], query: str) -> tuple[Any, ...]:
+def _only_row(connection: psycopg.Connection[Any], query: str) -> tuple[Any, ...]:
     with connection.cursor(row_factory=psycopg.rows.tuple_row) as cursor:
         row = cursor.execute(query.encode()).fetchone()
     assert row is not None
@@ -161,6 +183,6 @@ def _readable() -> Iterator[None]:
     except psycopg.errors.InsufficientPrivilege as error:
         raise SourceError(
             f"this role may not use or create schema modak: {error.diag.message_primary}",
-            "use the role that owns schema modak. If the schema does not exist yet, run as the database's owner:"
-            " CREATE SCHEMA modak AUTHORIZATION <the mirror's role>",
+            f"{AS_ITS_ROLE}. The admin is the role that owns schema modak. If that does not exist yet, run as the"
+            " database's owner: CREATE SCHEMA modak AUTHORIZATION <the mirror's role>",
         ) from error

@@ -26,7 +26,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
 from typing import Self
 
 import psycopg
@@ -34,16 +33,18 @@ from psycopg import sql
 
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.model import EVERYTHING_IN_HEAP, Column, Lsn, MirroredTable, SnapshotId, TableId, TableState
-from mirror_pump.service_thread import ServiceThread
-from mirror_pump.source.catalog.registered_names import formerly_registered, registered_as
-from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.runtime.service_thread import ServiceThread
+from mirror_pump.runtime.telemetry import get_logger
+from mirror_pump.source.catalog.tables import formerly_registered, load_table, registered_as
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.rows import fetch_row, fetch_rows
-from mirror_pump.telemetry import get_logger
 from sql import queries
 
 _SQL = queries("seam")
+
+TIE_PINS = _SQL["tie"]
+"""Has pins end soon after the session, for readers that keep it for as long as they read."""
 
 PIN_SECONDS = 900.0
 """How long a pin outlives a reader that died. A live reader extends its pin."""
@@ -52,8 +53,8 @@ _TRIES = 20
 _LOOK_INTERVAL = 1.0
 """Seconds between two checks whether the reader still exists."""
 LOCK_SECONDS = 10.0
-"""How long a reader waits for a lock that somebody holds or queues for. Without this limit, a DDL statement that waits
-for this very reader would block itself, and everybody behind it, forever."""
+"""How long a reader waits for a lock that another session holds or queues for. Without this limit, a DDL statement that
+waits for this very reader would block itself, and everybody behind it, forever."""
 
 READER_SETTINGS = f"SET lock_timeout = '{LOCK_SECONDS:g}s'"
 """For every further connection that reads in the exported snapshot."""
@@ -212,10 +213,10 @@ class ConsistentSnapshot:
     def _open(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> None:
         """Pins the tables and takes the database snapshot, until one shows exactly what is pinned. With `snapshot`,
         that of another session, nothing is pinned and there is one try. Raises SourceError and TableError."""
-        wanted = {"table_ids": sorted(table_ids), "seconds": self._pin_seconds}
+        parameters = {"table_ids": sorted(table_ids), "seconds": self._pin_seconds}
         for _ in range(_TRIES):
             with source_errors("pinning what is read"):
-                pinned = [] if snapshot is not None else self._pin("pin", wanted)
+                pinned = [] if snapshot is not None else self._pin("pin", parameters)
                 try:
                     rows = self._snapshot(table_ids, locks, snapshot)
                 except psycopg.errors.UndefinedTable:
@@ -244,12 +245,13 @@ class ConsistentSnapshot:
             )
         self.seams = seams
 
-    def _pin(self, query: str, wanted: Mapping[str, object]) -> list[_PinRow]:
+    def _pin(self, query: str, parameters: Mapping[str, object]) -> list[_PinRow]:
         """Adds pins to those that are held. Their IDs are known before they are committed, so that a reader which is
         interrupted at this point (Ctrl-C) releases them, too."""
         with self._pinning.transaction():
-            pinned = fetch_rows(self._pinning, _PinRow, _SQL[query], wanted)
+            pinned = fetch_rows(self._pinning, _PinRow, _SQL[query], parameters)
             self._pins += [pin.pin_id for pin in pinned]
+            self._pinning.execute(TIE_PINS, {"pins": self._pins})
         return pinned
 
     def _snapshot(self, table_ids: Collection[TableId], locks: Locks, snapshot: str | None) -> list[_SeamRow]:
@@ -263,8 +265,8 @@ class ConsistentSnapshot:
             # changes in between.
             execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
         # LOCK TABLE takes no database snapshot, so the snapshot begins when the locks are held.
-        wanted = {"table_ids": sorted(table_ids), "all": locks is Locks.ALL}
-        heaps = [] if locks is Locks.NONE else self._pinning.execute(_SQL["heaps"], wanted).fetchall()
+        parameters = {"table_ids": sorted(table_ids), "all": locks is Locks.ALL}
+        heaps = [] if locks is Locks.NONE else self._pinning.execute(_SQL["heaps"], parameters).fetchall()
         locked = {}
         for table_id, has_retention in heaps:
             which = {"table_id": table_id, "has_retention": has_retention}
@@ -369,16 +371,14 @@ class ConsistentSnapshot:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
 def mirrored_ids(connection: PgConnection, names: Sequence[str]) -> list[TableId]:
     """The tables that these names refer to in Postgres. Raises UsageError for a name that is not a table's, TableError
     for a table that is not mirrored."""
-    found = []
+    table_ids = []
     for name in names:
         try:
             table_name, table_id = resolve_name(connection, name)
@@ -394,8 +394,8 @@ def mirrored_ids(connection: PgConnection, names: Sequence[str]) -> list[TableId
                 table_id = dropped.table_id
         if load_table(connection, table_id) is None:
             raise TableError(f"{name} is not mirrored", "`mirror-pump status` lists the tables that are")
-        found.append(table_id)
-    return found
+        table_ids.append(table_id)
+    return table_ids
 
 
 def _read_delta(connection: PgConnection, seam: TableCutline) -> list[DeltaRow]:

@@ -30,12 +30,16 @@ class FormerLocation:
     location: str
     """Root URI of its files."""
     table: TableName
-    """The lake table's name at that time."""
+    """The lake table's name then; a table that is registered now may have it too."""
     metadata_location: str | None
-    """The lake table's newest metadata file, from which any Iceberg engine can read the table."""
+    """The former lake table's newest metadata file; None if the catalog did not have the table any more."""
     registered_at: datetime
     ended_at: datetime
     ended_by: EndedBy
+    """`register`: the table had been dropped, and another one of its name was registered."""
+    only_copy: bool | None
+    """Whether the lake may have had rows then that the heap did not have. None: recorded by a version that did not say
+    so."""
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `former_locations` in docs/cli-json.md."""
@@ -46,6 +50,7 @@ class FormerLocation:
             "registered_at": self.registered_at.isoformat(),
             "ended_at": self.ended_at.isoformat(),
             "ended_by": self.ended_by.value,
+            "only_copy": self.only_copy,
         }
 
 
@@ -60,6 +65,7 @@ class _FormerLocationRow:
     registered_at: datetime
     ended_at: datetime
     ended_by: str
+    only_copy: bool | None
 
 
 @dataclass(frozen=True)
@@ -71,9 +77,10 @@ class _Pointer:
     table_name: str
 
 
-def record_former_location(connection: PgConnection, table_id: TableId, ended_by: EndedBy) -> None:
-    """Records the location of a registration's files, in the transaction that ends the registration."""
-    connection.execute(_SQL["record"], {"table_id": table_id, "ended_by": ended_by.value})
+def record_former_location(connection: PgConnection, table_id: TableId, ended_by: EndedBy, *, only_copy: bool) -> None:
+    """Records the location of a registration's files, in the transaction that ends the registration. `only_copy`:
+    whether the lake has rows that the heap does not have."""
+    connection.execute(_SQL["record"], {"table_id": table_id, "ended_by": ended_by.value, "only_copy": only_copy})
 
 
 def former_locations(connection: PgConnection) -> tuple[FormerLocation, ...]:
@@ -88,6 +95,7 @@ def former_locations(connection: PgConnection) -> tuple[FormerLocation, ...]:
             registered_at=row.registered_at,
             ended_at=row.ended_at,
             ended_by=EndedBy(row.ended_by),
+            only_copy=row.only_copy,
         )
         for row in rows
     )
@@ -104,12 +112,12 @@ def forget_former_location(connection: PgConnection, location: str) -> None:
         connection.execute(_SQL["forget"], {"location": location})
 
 
-def users_of(connection: PgConnection, former: FormerLocation) -> list[str]:
+def users_of(connection: PgConnection, location: FormerLocation) -> list[str]:
     """The users of files at the location: registrations, and tables of the Iceberg catalog. The former lake table
     itself does not count, unless a registration has its name by now."""
-    where = {"location": former.location}
+    where = {"location": location.location}
     registered = fetch_rows(connection, TableName, _SQL["registered"], where)
-    own = _Pointer("lake", former.table.schema, former.table.name)
+    own = _Pointer("lake", location.table.schema, location.table.name)
     pointers = fetch_rows(connection, _Pointer, _SQL["pointers"], where)
     others = [TableName(pointer.table_namespace, pointer.table_name) for pointer in pointers if pointer != own]
     return [f"registered table {name}" for name in registered] + [f"lake table {name}" for name in others]

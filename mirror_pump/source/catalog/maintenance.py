@@ -4,10 +4,10 @@ A maintainer holds the advisory lock of the table that it works on, so that two 
 operation has a row in modak.op_log. A heartbeat keeps the rows of running operations fresh. If a maintainer dies, the
 next one that gets the lock marks its rows as `abandoned`.
 
-While Spark rewrites data files, the row's phase is `rewriting`. `since_sequence` in its details is the sequence number
-from which on the rewrite's commit needs the table's history. A pump that sees such a row (`rewriting`) keeps these
-snapshots. It must not commit position deletes for files that it did not add since then, nor remove or merge data files,
-because Iceberg would refuse the rewrite's commit. Equality deletes and new data files do no harm.
+While files of the table are rewritten, the row's phase is `rewriting`. `since_sequence` in its details is the table's
+sequence number at its beginning. A pump that sees such a row (`rewriting`) must not commit position deletes for files
+that it did not add since then, nor remove or merge data files, because the rewrite could not land. Equality deletes and
+new data files do no harm.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from psycopg import errors
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.model import Lsn, SequenceNumber, TableId, TableName, TableState
+from mirror_pump.operation_life import OperationPhase
 from mirror_pump.source.advisory_locks import advisory_key, key_halves
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
@@ -38,11 +40,22 @@ COMPACTION = "compaction"
 MAINTENANCE = "maintenance"
 """op_log.op_kind of whole passes, and of operations that remove unneeded files and snapshots."""
 
-RUNNING, REWRITING, DONE, FAILED, ABANDONED = "running", "rewriting", "done", "failed", "abandoned"
-"""op_log.phase."""
-
 NEGLECTED_AFTER = 86400.0
 """Seconds after which a table with new commits counts as neglected, if no maintainer has examined it."""
+
+
+class TableUnregistered(TableError):
+    """The table was unregistered while it was maintained: nothing is left to be done for it."""
+
+
+@contextmanager
+def _of_registered(doing: str) -> Iterator[None]:
+    """As `source_errors`, for what refers to a registration. Raises TableUnregistered if that has ended meanwhile."""
+    with source_errors(doing):
+        try:
+            yield
+        except errors.ForeignKeyViolation as error:
+            raise TableUnregistered("the table was unregistered meanwhile") from error
 
 
 @dataclass(frozen=True)
@@ -87,8 +100,8 @@ def read_tables(
 ) -> tuple[MaintainedTable, ...]:
     """The slot's tables, or those of them with these IDs, ordered by table_id."""
     with source_errors("reading the tables to maintain"):
-        wanted = {"slot": slot, "table_ids": None if table_ids is None else list(table_ids)}
-        rows = fetch_rows(connection, _MaintainedTableRow, _SQL["tables"], wanted)
+        parameters = {"slot": slot, "table_ids": None if table_ids is None else list(table_ids)}
+        rows = fetch_rows(connection, _MaintainedTableRow, _SQL["tables"], parameters)
     return tuple(row.table() for row in rows)
 
 
@@ -186,7 +199,7 @@ class _AttentionRow:
             looked_at=self.collected_at,
             unattended_seconds=self.unattended_seconds,
             swept_at_sequence=self.swept_at_sequence or 0,
-            failure=errors if self.last_phase == FAILED else None,
+            failure=errors if self.last_phase == OperationPhase.FAILED else None,
         )
 
 
@@ -203,8 +216,9 @@ def change_policy(connection: PgConnection, table_id: TableId, changes: Mapping[
 
 
 def file_request(connection: PgConnection, table_id: TableId, by: str) -> datetime:
-    """Requests maintenance of a table. Returns the database's time; the pass that answers begins at or after it."""
-    with source_errors("filing a maintenance request"), connection.transaction():
+    """Requests maintenance of a table. Returns the database's time; the pass that answers begins at or after it. Raises
+    TableUnregistered."""
+    with _of_registered("filing a maintenance request"), connection.transaction():
         moment = server_time(connection)
         connection.execute(_SQL["request"], {"table_id": table_id, "by": by})
     return moment
@@ -229,14 +243,16 @@ def requested(connection: PgConnection, slot: str) -> list[TableId]:
         return [TableId(row[0]) for row in connection.execute(_SQL["requested"], {"slot": slot}).fetchall()]
 
 
-def answer_to(connection: PgConnection, table_id: TableId, since: datetime) -> tuple[str, dict[str, Any]] | None:
+def answer_to(
+    connection: PgConnection, table_id: TableId, since: datetime
+) -> tuple[OperationPhase, dict[str, Any]] | None:
     """Phase and details of the first pass that began at or after `since` and has ended; None while there is none."""
     with source_errors("waiting for maintenance"):
         row = connection.execute(_SQL["result"], {"table_id": table_id, "since": since}).fetchone()
     if row is None:
         return None
     phase, details = row
-    return str(phase), dict(details)
+    return OperationPhase(phase), dict(details)
 
 
 def rewriting(connection: PgConnection, table_ids: Collection[TableId]) -> dict[TableId, SequenceNumber]:
@@ -290,13 +306,15 @@ def claim(connection: PgConnection, table_id: TableId, details: Mapping[str, Any
         if row is None:
             return None
         by = str(row[0])
-        return begin(connection, table_id, MAINTENANCE, RUNNING, {**details, "requested_by": by}), by
+        return begin(connection, table_id, MAINTENANCE, OperationPhase.RUNNING, {**details, "requested_by": by}), by
 
 
-def begin(connection: PgConnection, table_id: TableId, kind: str, phase: str, details: Mapping[str, Any]) -> uuid.UUID:
-    """Enters an operation into the journal."""
+def begin(
+    connection: PgConnection, table_id: TableId, kind: str, phase: OperationPhase, details: Mapping[str, Any]
+) -> uuid.UUID:
+    """Enters an operation into the journal. Raises TableUnregistered."""
     op_id = uuid.uuid4()
-    with source_errors("journalling"):
+    with _of_registered("journalling"):
         connection.execute(
             _SQL["begin"],
             {
@@ -311,7 +329,11 @@ def begin(connection: PgConnection, table_id: TableId, kind: str, phase: str, de
 
 
 def finish(
-    connection: PgConnection, op_id: uuid.UUID, phase: str, details: Mapping[str, Any], snapshot_id: int | None = None
+    connection: PgConnection,
+    op_id: uuid.UUID,
+    phase: OperationPhase,
+    details: Mapping[str, Any],
+    snapshot_id: int | None = None,
 ) -> None:
     """Ends an operation in the journal; `details` are added to what is there."""
     with source_errors("journalling"):
@@ -330,7 +352,7 @@ def beat(connection: PgConnection, op_ids: Collection[uuid.UUID]) -> None:
 def clear_up(connection: PgConnection, table_id: TableId) -> None:
     """Marks operations of a dead maintainer as abandoned, files its unanswered request again, and deletes journal rows
     that ended 30 days ago. The caller must hold the table's lock."""
-    with source_errors("clearing up the journal"), connection.transaction():
+    with _of_registered("clearing up the journal"), connection.transaction():
         for operation, requested_by in connection.execute(_SQL["abandon"], {"table_id": table_id}).fetchall():
             if operation == "pass" and requested_by is not None:
                 connection.execute(_SQL["request"], {"table_id": table_id, "by": requested_by})
@@ -362,8 +384,8 @@ def store_stats(
     warnings: Collection[str],
     policy: Mapping[str, Any],
 ) -> None:
-    """Refreshes the table's row of modak.lake_stats."""
-    with source_errors("storing the table's figures"):
+    """Refreshes the table's row of modak.lake_stats. Raises TableUnregistered."""
+    with _of_registered("storing the table's figures"):
         connection.execute(
             _SQL["store_stats"],
             {

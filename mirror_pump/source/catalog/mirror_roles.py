@@ -36,7 +36,7 @@ class RoleFacts:
     role: str
     superuser: bool
     admin: str | None
-    """The owner of schema modak; None without a mirror."""
+    """The owner of schema modak; None if the database has no mirror."""
     is_admin: bool
     uses: bool
     """Whether it may use schema modak."""

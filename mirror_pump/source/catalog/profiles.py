@@ -10,9 +10,9 @@ from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.model import TableId
+from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
-from mirror_pump.storage_profiles import StorageProfile
 from sql import queries
 
 _SQL = queries("profiles")
@@ -48,8 +48,8 @@ def find_profile(connection: PgConnection, name: str | None) -> StorageProfile:
             return profile
     if name is None:
         raise SourceError("no storage profile is the default", "mark one: mirror-pump profile set-default NAME")
-    known = ", ".join(profile.name for profile in profiles)
-    raise SourceError(f"there is no storage profile {name}", f"known: {known}; mirror-pump profile add makes one")
+    names = ", ".join(profile.name for profile in profiles)
+    raise SourceError(f"there is no storage profile {name}", f"known: {names}; mirror-pump profile add makes one")
 
 
 def profile_of(connection: PgConnection, table_id: TableId) -> str | None:

@@ -39,9 +39,9 @@ class ResyncCandidate:
     since: datetime | None
     """When the resync began that the table is part of. None: it is part of none. Meaningful while it is `copied`."""
     kept_below: str | None
-    """The cut-line, for display, if only the lake has the rows below it. None without such rows."""
+    """The cut-line, for display, if only the lake has the rows below it. None if there are no such rows."""
     left_to_the_lake: str | None
-    """Partitions above the cut-line whose rows only the lake has. None without such partitions."""
+    """Partitions above the cut-line whose rows only the lake has. None if there are no such partitions."""
     size_bytes: int
     """What a copy reads from the heap; the server's estimate."""
     rows: int

@@ -1,7 +1,7 @@
 """The mirror's tables as a catalog server shows them, and the leases that keep what its clients read.
 
 A lease is a set of pins, one for each table of a moment, that carry the lease's name (read_pins.reader). It belongs to
-no process: whoever serves the moment renews it, also after a restart.
+no process: the server of the moment renews it, also after a restart.
 
 Invariant: as long as a lease is not over, the snapshots that it names are in their tables' histories, and their files
 stay. A pin is put in place before its snapshot is looked for, or in the transaction that reads the published snapshot,
@@ -19,8 +19,9 @@ from dataclasses import dataclass
 
 import psycopg
 
-from mirror_pump.model import Lsn, SnapshotId, TableId, TableMode, TableState
-from mirror_pump.source.connect import PgConnection, connect, is_connection_loss, source_errors
+from mirror_pump.database.errors import is_connection_loss
+from mirror_pump.model import Lsn, SnapshotId, TableId, TableMode
+from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
 
@@ -61,10 +62,6 @@ class ServedTable:
         """Whether the table's first copy is complete."""
         return bool(self.published_location) and (self.is_tiered or self.frontier is not None)
 
-    @property
-    def waits_for_copy(self) -> bool:
-        return self.state in (TableState.WAITING, TableState.COPYING, TableState.FILLING)
-
 
 @dataclass(frozen=True)
 class LeasedSnapshot:
@@ -102,9 +99,9 @@ class ServedCatalog:
 
     def table(self, namespace: str, name: str) -> ServedTable | None:
         """The table of that name; None if none is mirrored under it. Raises SourceError."""
-        wanted = {"slot": self._slot, "namespace": namespace, "name": name}
+        parameters = {"slot": self._slot, "namespace": namespace, "name": name}
         with self._connection("reading a mirrored table") as connection:
-            return fetch_row(connection, ServedTable, _SQL["tables"], wanted)
+            return fetch_row(connection, ServedTable, _SQL["tables"], parameters)
 
     def frontier(self) -> Lsn:
         """The mirror's frontier. Raises SourceError."""
@@ -129,8 +126,8 @@ class ServedCatalog:
                 raise
 
     def _tables(self, connection: PgConnection) -> list[ServedTable]:
-        wanted = {"slot": self._slot, "namespace": None, "name": None}
-        return fetch_rows(connection, ServedTable, _SQL["tables"], wanted)
+        parameters = {"slot": self._slot, "namespace": None, "name": None}
+        return fetch_rows(connection, ServedTable, _SQL["tables"], parameters)
 
     # Leases
 
@@ -153,12 +150,12 @@ class ServedCatalog:
     def _pin(
         connection: PgConnection, snapshots: Mapping[TableId, SnapshotId], seconds: float
     ) -> Mapping[TableId, int]:
-        wanted = {
+        parameters = {
             "table_ids": list(snapshots),
             "snapshot_ids": list(snapshots.values()),
             "seconds": seconds,
         }
-        return dict(connection.execute(_SQL["pin"], wanted).fetchall())
+        return dict(connection.execute(_SQL["pin"], parameters).fetchall())
 
     def name_lease(self, lease: str, pins: Collection[int]) -> None:
         """Makes pins a lease, which any process finds by its name. Raises SourceError."""
@@ -167,9 +164,9 @@ class ServedCatalog:
 
     def leased(self, lease: str) -> list[LeasedSnapshot]:
         """The pins of a lease; none if it is over. Raises SourceError."""
-        wanted = {"slot": self._slot, "lease": f", {lease}"}
+        parameters = {"slot": self._slot, "lease": f", {lease}"}
         with self._connection("looking for a lease") as connection:
-            return fetch_rows(connection, LeasedSnapshot, _SQL["leased"], wanted)
+            return fetch_rows(connection, LeasedSnapshot, _SQL["leased"], parameters)
 
     def renew(self, pins: Collection[int], seconds: float) -> bool:
         """Lets pins last for `seconds` from now on. False if one of them has expired. Raises SourceError."""

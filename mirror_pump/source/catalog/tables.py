@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from psycopg import errors as pg_errors
 from psycopg.types.json import Jsonb
 
 from decoders.columns import ColumnType, Kind
@@ -26,10 +27,10 @@ from mirror_pump.model import (
     Tier,
     TierKind,
 )
+from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.publication import record_published
-from mirror_pump.storage_profiles import DEFAULT_PROFILE
 from sql import queries
 
 _SQL = queries("tables")
@@ -87,21 +88,24 @@ def insert_table(
     profile: str = DEFAULT_PROFILE,
     *,
     keep_heap: bool = False,
+    lake_head: Mapping[str, object] | None = None,
 ) -> None:
     """Registers a table, in the transaction that publishes its empty lake table. `lake_props` is stored in
-    cutline.lake_props.
+    cutline.lake_props, `lake_head` in mirror_tables.
 
     Without a cut-line, the tier key is the first key column. The frontier is NULL until the copy is complete, so
     readers are promised nothing; that of a tiered table always is. It has no slot and no publication, and its lag is
     one of its choices (modak.lag_of). Raises SourceError if the table is already registered.
     """
-    names = {"table_id": table.table_id, "schema": table.name.schema, "name": table.name.name}
     streams = table.mode is TableMode.MIRRORED
+    cut = EVERYTHING_IN_HEAP if table.tier is None else table.tier.cut
     with source_errors(f"registering {table.name}"):
         conn.execute(
             _SQL["register"],
-            names
-            | {
+            {
+                "table_id": table.table_id,
+                "schema": table.name.schema,
+                "name": table.name.name,
                 "key": list(table.key),
                 "tier_key": tier_key(table),
                 "tier_key_type": tier_key_type(table),
@@ -115,37 +119,32 @@ def insert_table(
                 "keep_heap": keep_heap,
             },
         )
-        conn.execute(
-            _SQL["cutline"],
-            (
-                table.table_id,
-                EVERYTHING_IN_HEAP if table.tier is None else table.tier.cut,
-                snapshot_id,
-                Jsonb(dict(lake_props)),
-            ),
-        )
-        conn.execute(
-            _SQL["mirror"],
-            (
-                table.table_id,
-                slot,
-                table.state.value,
-                table.start_lsn,
-                table.data_sequence_number,
-                table.generation,
-                table.live_after_lsn,
-                Jsonb(columns_to_json(table.columns)),
-                list(table.key),
-                table.lake_table,
-                table.location,
-                max(column.field_id for column in table.columns) + 1,
-                Jsonb(excluded_to_json(table.excluded)),
-                table.table_id,
-            ),
-        )
+        conn.execute(_SQL["cutline"], (table.table_id, cut, snapshot_id, Jsonb(dict(lake_props))))
+        conn.execute(_SQL["mirror"], _mirror_row(table, slot, lake_head))
         conn.execute(_SHAPE_SQL["record"], {"table_id": table.table_id})
         if streams:
             record_published(conn, slot, [table.table_id])
+
+
+def _mirror_row(table: MirroredTable, slot: str, lake_head: Mapping[str, object] | None) -> tuple[object, ...]:
+    """The parameters of the query `mirror`: the row of modak.mirror_tables."""
+    return (
+        table.table_id,
+        slot,
+        table.state.value,
+        table.start_lsn,
+        table.data_sequence_number,
+        table.generation,
+        table.live_after_lsn,
+        Jsonb(columns_to_json(table.columns)),
+        list(table.key),
+        table.lake_table,
+        table.location,
+        max(column.field_id for column in table.columns) + 1,
+        Jsonb(excluded_to_json(table.excluded)),
+        None if lake_head is None else Jsonb(dict(lake_head)),
+        table.table_id,
+    )
 
 
 def tier_key(table: MirroredTable) -> str:
@@ -278,3 +277,33 @@ def tier_of(column: str, kind: str, cut: int, lag: int | None, line: int | None 
         return None
     tier = Tier(column, TierKind(kind), cut, lag, line)
     return None if lag is None and not tier.moved else tier
+
+
+def registered_as(connection: PgConnection, name: TableName) -> MirroredTable | None:
+    """The table that was registered under this name, even if it was renamed since, or dropped, so that its name does
+    not resolve."""
+    with source_errors("looking for a registered table"):
+        row = connection.execute(
+            "SELECT table_id FROM modak.tables WHERE schema_name = %s AND table_name = %s", (name.schema, name.name)
+        ).fetchone()
+    return None if row is None else load_table(connection, TableId(row[0]))
+
+
+def name_parts(connection: PgConnection, text: str) -> list[str]:
+    """The parts of a name as Postgres parses it; empty if it is not a name."""
+    with source_errors("reading a table's name"):
+        try:
+            with connection.transaction():
+                row = connection.execute("SELECT parse_ident(%s)", (text,)).fetchone()
+        except pg_errors.InvalidParameterValue:
+            return []
+    return list(row[0]) if row is not None else []
+
+
+def formerly_registered(connection: PgConnection, text: str) -> MirroredTable | None:
+    """The table that was registered under the name `text`, given in SQL syntax or unquoted, with or without its
+    schema."""
+    parts = name_parts(connection, text)
+    with source_errors("looking for a registered table"):
+        row = connection.execute(_SQL["formerly"], {"parts": parts, "text": text}).fetchone()
+    return None if row is None else load_table(connection, TableId(row[0]))

@@ -31,9 +31,9 @@ from psycopg.conninfo import conninfo_to_dict
 from decoders.columns import Kind
 from decoders.text import Parsed, parse_text
 from decoders.text_time import INFINITE_MICROSECONDS
+from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.errors import ConnectionLost, SourceError, TableError, one_line_of
 from mirror_pump.model import Column, TableId, TableName
-from mirror_pump.quoting import identifier, literal
 from mirror_pump.source.connect import (
     LOCK_TIMEOUT,
     UNLIMITED_TRANSACTIONS,
@@ -43,29 +43,41 @@ from mirror_pump.source.connect import (
     source_errors,
 )
 from mirror_pump.source.heap.packed_columns import packable
-from mirror_pump.source.heap.packed_read import PackedRead
+from mirror_pump.source.heap.packed_read import BATCH_BYTES, PackedRead
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("heap")
 
 
+_BALANCED_ROUNDS = 8
+"""Chunks for each worker from which on it matters little that some workers have one more."""
+_LEAST_BYTES = 16 << 20
+"""Least bytes of the heap in a chunk, for the sake of the files' size."""
+
+
 @dataclass(frozen=True)
-class Chunk:
-    """A range of blocks of one leaf relation."""
+class _Heap:
+    """A relation that holds rows itself: a plain table, or a leaf partition of a table."""
 
     relation_id: int
     schema: str
     name: str
     filenode: int
-    """The value of pg_relation_filenode() when the range was planned."""
-    lo_block: int
-    hi_block: int | None
-    """Exclusive. None: up to the end of the heap in the chunk's snapshot."""
+    """The value of pg_relation_filenode() when it was looked at."""
 
     @property
     def table(self) -> TableName:
         return TableName(self.schema, self.name)
+
+
+@dataclass(frozen=True)
+class Chunk(_Heap):
+    """A range of blocks of one leaf relation."""
+
+    lo_block: int
+    hi_block: int | None
+    """Exclusive. None: up to the end of the heap in the chunk's snapshot."""
 
 
 class FilenodeChanged(TableError):
@@ -73,7 +85,7 @@ class FilenodeChanged(TableError):
 
 
 class HeapLocked(Exception):
-    """Somebody is altering the relation, or waiting to: its chunk has to be read later."""
+    """Another session is altering the relation, or waiting to: its chunk has to be read later."""
 
 
 class RawTextNeeded(Exception):
@@ -86,19 +98,11 @@ class RawTextNeeded(Exception):
 
 
 @dataclass(frozen=True)
-class HeapLeaf:
-    """A relation that holds rows itself: a plain table, or a leaf partition of a table."""
+class HeapLeaf(_Heap):
+    """A relation that holds rows itself, and its size."""
 
-    relation_id: int
-    schema: str
-    name: str
-    filenode: int
     blocks: int
     block_bytes: int
-
-    @property
-    def table(self) -> TableName:
-        return TableName(self.schema, self.name)
 
 
 def plan_chunks(conn: PgConnection, table_id: TableId, target_bytes: int) -> tuple[Chunk, ...]:
@@ -114,6 +118,16 @@ def read_leaves(conn: PgConnection, table_id: TableId) -> list[HeapLeaf]:
     """The heaps of a table; empty if the table no longer exists. Takes no locks."""
     with source_errors(f"looking for the heaps of relation {table_id}"):
         return fetch_rows(conn, HeapLeaf, _SQL["leaves"], {"oid": table_id})
+
+
+def balanced_bytes(leaves: Iterable[HeapLeaf], target_bytes: int, workers: int) -> int:
+    """Bytes of the heap for each chunk, at most `target_bytes`, so that this many workers have equal numbers of equal
+    chunks and end together. Does not divide what takes a second anyway, and leaves large tables as they are."""
+    total = sum(leaf.blocks * leaf.block_bytes for leaf in leaves)
+    rounds = -(-total // (target_bytes * workers))
+    if rounds > _BALANCED_ROUNDS:
+        return target_bytes
+    return max(-(-total // (max(rounds, 1) * workers)), min(target_bytes, _LEAST_BYTES))
 
 
 def chunks_of(leaves: Iterable[HeapLeaf], target_bytes: int) -> tuple[Chunk, ...]:
@@ -174,7 +188,8 @@ def read_chunk(
             if where or raw_text_columns or not packable(columns)
             else PackedRead.of(cursor, chunk.relation_id, chunk.table, chunk.lo_block, chunk.hi_block, columns)
         )
-        cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(batch_bytes)})
+        hint = batch_bytes if packed is None else min(batch_bytes, BATCH_BYTES)
+        cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(hint)})
         if packed is None:
             statement = _select(chunk, columns, output, raw_text_columns, where)
             read = _rows(cursor, statement)
@@ -184,24 +199,30 @@ def read_chunk(
         schema = pa.schema([pa.field(column.name, column.type.arrow) for column in columns])
         texts = [pa.field(column.name, pa.string()) for column in columns if column.name in raw_text_columns]
         for arrays in read:
-            parsed = [
-                _convert(array, column, chunk, as_text=column.name in raw_text_columns)
-                for array, column in zip(arrays, columns, strict=True)
-            ]
-            flagged = {
-                column.name
-                for column, result in zip(columns, parsed, strict=True)
-                if result.unrepresentable is not None
-            }
-            if flagged - raw_text_columns:
-                raise RawTextNeeded(frozenset(flagged))
-            raw = [
-                _texts_where(array, result.unrepresentable)
-                for array, result, column in zip(arrays, parsed, columns, strict=True)
-                if column.name in raw_text_columns
-            ]
-            values = [*(result.values for result in parsed), *raw]
+            values = _converted(arrays, chunk, columns, raw_text_columns)
             yield pa.RecordBatch.from_arrays(values, schema=pa.schema([*schema, *texts]))
+
+
+def _converted(
+    arrays: list[pa.Array], chunk: Chunk, columns: tuple[Column, ...], raw_text_columns: frozenset[str]
+) -> list[pa.Array]:
+    """The columns of a batch with the types of the lake, then the texts of what they cannot hold. Raises RawTextNeeded
+    if others than `raw_text_columns` have such values."""
+    parsed = [
+        _convert(array, column, chunk, as_text=column.name in raw_text_columns)
+        for array, column in zip(arrays, columns, strict=True)
+    ]
+    flagged = {
+        column.name for column, result in zip(columns, parsed, strict=True) if result.unrepresentable is not None
+    }
+    if flagged - raw_text_columns:
+        raise RawTextNeeded(frozenset(flagged))
+    texts = [
+        _texts_where(array, result.unrepresentable)
+        for array, result, column in zip(arrays, parsed, columns, strict=True)
+        if column.name in raw_text_columns
+    ]
+    return [*(result.values for result in parsed), *texts]
 
 
 def _rows(cursor: Any, statement: str) -> Iterator[list[pa.Array]]:
@@ -275,9 +296,9 @@ def _is_excluded(cursor: Any, chunk: Chunk, condition: str) -> bool:
     """Whether the server knows from a partition's bounds that no row meets the condition. By default only queries of
     the parent ask for that.
 
-    The server locks the parents for it until the transaction ends, so this one is short: nobody could add a partition
-    meanwhile. DDL locks parents before partitions, so it waits for them as briefly as a step of the pump. What it
-    does not learn is no error; others are met by the read itself.
+    The server locks the parents for it until the transaction ends, so this one is short: no session could add a
+    partition meanwhile. DDL locks parents before partitions, so it waits for them as briefly as a step of the pump.
+    What it does not learn is no error; others are met by the read itself.
     """
     cursor.adbc_statement.set_options(**{_USE_COPY: "false"})
     cursor.execute("BEGIN READ ONLY")
@@ -327,11 +348,11 @@ def _check_columns(cursor: Any, chunk: Chunk, columns: tuple[Column, ...]) -> No
     """Raises FilenodeChanged unless the table has these columns. Columns are compared by number, which detects swapped
     names. A partition may number its columns differently, so those of the topmost table are compared: both are always
     altered together."""
-    wanted = ", ".join(
+    expected_columns = ", ".join(
         f"({column.attnum}, {literal(column.name)}, {column.type_oid}, {column.type_modifier})" for column in columns
     )
     cursor.execute(
-        f"SELECT count(*) FROM (VALUES {wanted}) AS w(number, name, type, modifier) JOIN pg_attribute a"
+        f"SELECT count(*) FROM (VALUES {expected_columns}) AS w(number, name, type, modifier) JOIN pg_attribute a"
         " ON a.attnum = w.number AND a.attname = w.name AND a.atttypid = w.type AND a.atttypmod = w.modifier"
         f" WHERE a.attrelid = coalesce(pg_partition_root({chunk.relation_id}), {chunk.relation_id})"
     )
@@ -404,6 +425,8 @@ def _convert(array: pa.Array, column: Column, chunk: Chunk, *, as_text: bool) ->
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind, arrow = column.type.kind, column.type.arrow
+    if kind is Kind.DECIMAL and array.type == arrow:
+        return Parsed(array, None)
     if as_text or (kind is not Kind.STRING and kind in _AS_TEXT):
         try:
             parsed = parse_text(array, column.type)
@@ -415,8 +438,8 @@ def _convert(array: pa.Array, column: Column, chunk: Chunk, *, as_text: bool) ->
         first = _FIRST_DAY if kind is Kind.DATE else _FIRST_MICROSECOND
         last = None if kind is Kind.DATE else INFINITE_MICROSECONDS - 1
         numbers = array.view(pa.int32() if kind is Kind.DATE else pa.int64())
-        found = pc.min_max(numbers)
-        lowest, highest = found["min"].as_py(), found["max"].as_py()
+        extremes = pc.min_max(numbers)
+        lowest, highest = extremes["min"].as_py(), extremes["max"].as_py()
         if lowest is not None and (lowest < first or (last is not None and highest > last)):
             outside = (
                 pc.less(numbers, first) if last is None else pc.or_(pc.less(numbers, first), pc.greater(numbers, last))

@@ -14,12 +14,12 @@ import psycopg
 import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
+from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import TableError
 from mirror_pump.model import Column, MirroredTable
-from mirror_pump.quoting import identifier
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
+from mirror_pump.source.connect import PgConnection, limited, source_errors
 from mirror_pump.source.heap.block_reader import Chunk, HeapLeaf, chunks_of, read_chunk, read_leaves
-from mirror_pump.source.heap.present_columns import PresentColumn, present_columns
+from mirror_pump.source.heap.row_lookup import PresentColumn, present_columns
 
 CHUNK_BYTES = 64 << 20
 """Heap bytes that one task or thread reads."""
@@ -49,37 +49,41 @@ class HeapSide:
 
 
 def heap_side(
-    connection: PgConnection, snapshot: str, table: MirroredTable, condition: str, *, wanted: str = ""
+    connection: PgConnection, snapshot: str, table: MirroredTable, condition: str, *, rare_condition: str = ""
 ) -> HeapSide:
     """Examines the rows in `connection`'s snapshot, whose exported name is `snapshot`.
 
-    `wanted` is a condition that only some rows meet, as a rule: a leaf in which PostgreSQL finds these by an index is
+    `rare_condition` is one that only some rows meet, as a rule: a leaf in which PostgreSQL finds these by an index is
     read in one piece.
 
     Raises TableError if the table's columns are not those that the mirror knows, because values would be misread.
     """
     suspects = [column for column in table.columns if not column.type.holds_all and column.name not in table.key]
     tests = [*(unheld(column) for column in suspects), needs_exact_reader(table)]
-    found: Sequence[bool] = [False] * len(tests)
-    condition = " AND ".join(f"({part})" for part in (condition, wanted) if part)
+    tests_met: Sequence[bool] = [False] * len(tests)
+    condition = " AND ".join(f"({part})" for part in (condition, rare_condition) if part)
     # The query locks the table and its DEFAULT partition, which would keep others from adding partitions during the
     # read. Rolling back to a savepoint releases these locks.
     with source_errors(f"examining the rows of {table.name}"), connection.transaction(force_rollback=True):
         _check_columns(connection, table)
         leaves = read_leaves(connection, table.table_id)
-        indexed = frozenset(leaf.relation_id for leaf in leaves if wanted and _is_indexed(connection, leaf, condition))
+        indexed = frozenset(
+            leaf.relation_id for leaf in leaves if rare_condition and _is_indexed(connection, leaf, condition)
+        )
         chunks = (
             *chunks_of((leaf for leaf in leaves if leaf.relation_id in indexed), _UNDIVIDED),
             *chunks_of((leaf for leaf in leaves if leaf.relation_id not in indexed), CHUNK_BYTES),
         )
         if chunks and set(tests) != {"false"}:
-            found = _found(connection, table, leaves, tests, condition)
-    raw_text_columns = frozenset(column.name for column, has_unheld in zip(suspects, found, strict=False) if has_unheld)
+            tests_met = _test_rows(connection, table, leaves, tests, condition)
+    raw_text_columns = frozenset(
+        column.name for column, has_unheld in zip(suspects, tests_met, strict=False) if has_unheld
+    )
     blocks = max((leaf.blocks for leaf in leaves), default=0)
-    return HeapSide(table, snapshot, condition, chunks, raw_text_columns, blocks, found[-1])
+    return HeapSide(table, snapshot, condition, chunks, raw_text_columns, blocks, tests_met[-1])
 
 
-def _found(
+def _test_rows(
     connection: PgConnection, table: MirroredTable, leaves: Sequence[HeapLeaf], tests: Sequence[str], condition: str
 ) -> Sequence[bool]:
     """Whether any row meets each of the tests.
@@ -94,8 +98,7 @@ def _found(
     def ask(relation: str) -> tuple[bool, ...]:
         return connection.execute(f"SELECT {selected} FROM {relation}{where}".encode()).fetchone() or ()
 
-    with suppress(psycopg.errors.LockNotAvailable), connection.transaction():
-        connection.execute(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'".encode())
+    with suppress(psycopg.errors.LockNotAvailable), limited(connection):
         return ask(table.name.quoted)
     answers = [ask(f"ONLY {leaf.table.quoted}") for leaf in leaves if leaf.blocks]
     return [any(column) for column in zip(*answers, strict=True)]
@@ -114,11 +117,11 @@ def _is_indexed(connection: PgConnection, leaf: HeapLeaf, condition: str) -> boo
 
 def _check_columns(connection: PgConnection, table: MirroredTable) -> None:
     with source_errors(f"comparing the columns of {table.name}"):
-        present = {column.attnum: column for column in present_columns(connection, table.table_id)}
+        current_columns = {column.attnum: column for column in present_columns(connection, table.table_id)}
     if missing := [
         column.name
         for column in table.columns
-        if present.get(column.attnum)
+        if current_columns.get(column.attnum)
         != PresentColumn(column.attnum, column.name, column.type_oid, column.type_modifier)
     ]:
         raise TableError(

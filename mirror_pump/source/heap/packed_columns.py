@@ -2,13 +2,13 @@
 
 A row of the result stands for a range of blocks. It has the number of their rows, and for each column what `string_agg`
 makes of the bytes of its values; where columns of fixed size have NULLs, a mask of these. So neither the server nor the
-client handles a message for each row: together they take two thirds of the CPU that rows one by one take
-(docs/performance.md).
+client handles a message for each row: together they take two thirds of the CPU that rows one by one take.
 
 All aggregates of a query see the same rows in the same order. That is what makes rows of columns again, and it is
-checked as far as it can be: each column has to have as many values as there are rows, and as many bytes as these say;
-where a mask says NULL, the column has to have zeros, which stand for it. Masks may come from a scan of their own, which
-sees the rows in the same order since both follow the heap's blocks (mirror_pump.source.heap.packed_read).
+checked as far as it can be: in each range, each column has to have as many values as there are rows, and as many bytes
+as these say; where a mask says NULL, the column has to have zeros, which stand for it. Masks may come from a scan of
+their own, which sees the rows in the same order since both follow the heap's blocks
+(mirror_pump.source.heap.packed_read).
 
 Only types of a fixed size, text, bytea and numeric come in this form, and only from heaps without out-of-line values,
 since the values of a range have to fit into a bytea (1 GB) and into the server's memory.
@@ -18,16 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from decoders.columns import Kind
+from decoders.columns import ColumnType, Kind
+from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Column
-from mirror_pump.quoting import identifier
 
 RANGE_BYTES = 2 << 20
 """Bytes of heap in a range. Values that are compressed within their rows, at least four in a block, may take 255 times
@@ -40,12 +41,15 @@ _MASK_BITS = 31
 """Columns in one mask of NULLs, an int4."""
 _MOST_COLUMNS = 500
 """A column takes up to two of the 1,664 columns that a query of PostgreSQL can have, and a part of a mask."""
-_LINE = 10
-"""Separates the texts of numbers, which do not contain it."""
+_LINE, _POINT = b"\n."
+"""The former follows the text of each number."""
+_INT64_DIGITS = 18
+"""All numbers with so many digits fit into an int64."""
 
 REPORTED = "nothing was copied or proven by it: report this, it is a bug"
 
 _Bytes = npt.NDArray[np.uint8]
+_Sizes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -123,29 +127,29 @@ class PackedColumns:
         second_look = f"LATERAL (SELECT {_listed(masks)} {rows} AND g.a1 > 0) AS m"
         return f"SELECT b.lo, {end} AS hi, g.*, m.* FROM {ranges}, {first_look}, {second_look}"
 
-    def ranges(self, batch: pa.RecordBatch) -> Iterator[tuple[int, int, list[pa.Array] | None]]:
-        """For each row of the result, the first block of its range, the first one behind it, and its columns as ADBC
-        would deliver them: numbers as texts, all others in the types of the lake. None if it has no rows. Raises
-        SourceError."""
-        for row in range(batch.num_rows):
-            lo, hi, rows, with_nulls = (batch.column(place)[row].as_py() for place in range(4))
-            parts = iter([_bytes_of(column[row]) for column in batch.columns[4:]])
-            yield lo, hi, self._arrays(rows, with_nulls, parts) if rows else None
+    def arrays(self, batch: pa.RecordBatch) -> list[pa.Array] | None:
+        """The columns of a batch of the result, whose ranges follow each other: as ADBC would deliver them if it sent
+        the rows, but numbers in the type of the lake where that is quick. None if the ranges have no rows. Raises
+        SourceError.
 
-    def _arrays(self, rows: int, with_nulls: int, parts: Iterator[_Bytes]) -> list[pa.Array]:
-        """`with_nulls`: rows that have a NULL in a column with a mask."""
-        values = [_decoder(column, rows, parts) for column in self._columns]
+        Ranges are decoded together: with 200 columns, a range has no more than 1,000 rows, and a call for each range
+        and column takes longer than its values do."""
+        rows, with_nulls = (batch.column(place).to_numpy() for place in (2, 3))
+        ends = np.cumsum(rows)
+        if not ends.size or not ends[-1]:
+            return None
+        parts = iter([_PackedPart.of(column, rows, ends) for column in batch.columns[4:]])
+        values = [_decoder(column, parts) for column in self._columns]
         valid: dict[str, pa.Array] = {}
-        found = np.zeros(rows, np.bool_)
-        for begin, content in zip(range(0, len(self._masked), _MASK_BITS), parts, strict=True):
-            if not with_nulls and not len(content):
-                continue
-            mask = _numbers(content, ">i4", rows)
+        has_null = np.zeros(ends[-1], np.bool_)
+        for begin, part in zip(range(0, len(self._masked), _MASK_BITS), parts, strict=True):
+            mask = part.mask(with_nulls)
             if mask.any():
-                found |= mask != 0
+                has_null |= mask != 0
                 for bit, column in enumerate(self._masked[begin : begin + _MASK_BITS]):
                     valid[column.name] = pa.array((mask >> bit) & 1 == 0)
-        _require(np.count_nonzero(found) == with_nulls, "with NULLs")
+        counted = np.diff(_from_zero(np.cumsum(has_null))[_from_zero(ends)])
+        _require(bool((counted == with_nulls).all()), "with NULLs")
         return [decode(valid) for decode in values]
 
     def _masks(self) -> list[str]:
@@ -172,7 +176,8 @@ def _aggregates(column: Column) -> list[str]:
         return [_together(f"pg_catalog.{value}", "bytea")]
     if kind in _NUMBERS:
         printed = f"pg_catalog.textin(pg_catalog.numeric_out({name}))"
-        return [f"pg_catalog.string_agg(coalesce({printed}, ''), E'\\n')"]
+        # Ranges follow each other, so the last number of each needs a line feed as well.
+        return [f"pg_catalog.textcat(pg_catalog.string_agg(coalesce({printed}, ''), E'\\n'), E'\\n')"]
     length = f"pg_catalog.int4send(coalesce(pg_catalog.octet_length({name}), -1))"
     return [_together(length, "bytea"), _together(name, "bytea" if column.type.kind is Kind.BINARY else "text")]
 
@@ -185,66 +190,135 @@ def _together(value: str, kind: str) -> str:
     return f"pg_catalog.string_agg({value}, ''::pg_catalog.{kind})"
 
 
-def _decoder(column: Column, rows: int, parts: Iterator[_Bytes]) -> Callable[[dict[str, pa.Array]], pa.Array]:
+@dataclass(frozen=True)
+class _PackedPart:
+    """What a column of the result holds: a value for each range, one after the other."""
+
+    content: _Bytes
+    sizes: _Sizes
+    """Bytes of each range."""
+    rows: _Sizes
+    """Rows of each range."""
+    ends: _Sizes
+    """Rows up to the end of each range."""
+
+    @classmethod
+    def of(cls, column: pa.Array, rows: _Sizes, ends: _Sizes) -> Self:
+        """`column`: binary or string. NULLs have no bytes."""
+        _, offsets, content = column.buffers()
+        bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+        part_bytes = np.frombuffer(b"" if content is None else content, np.uint8)[bounds[0] : bounds[-1]]
+        return cls(part_bytes, (bounds[1:] - bounds[:-1]).astype(np.int64), rows, ends)
+
+    def numbers(self, dtype: str) -> npt.NDArray[Any]:
+        """Values of a fixed size."""
+        _require(bool((self.sizes == self.rows * np.dtype(dtype).itemsize).all()), "of fixed size")
+        return self.content.view(dtype)
+
+    def mask(self, with_nulls: _Sizes) -> npt.NDArray[Any]:
+        """A mask of NULLs, which ranges without any may lack. `with_nulls`: rows of each range that have one."""
+        has_mask = self.sizes > 0
+        complete = (self.sizes == self.rows * 4) | ~(has_mask | (with_nulls > 0))
+        _require(bool(complete.all()), "of fixed size")
+        mask = np.zeros(self.ends[-1], np.int32)
+        mask[np.repeat(has_mask, self.rows)] = self.content.view(">i4")
+        return mask
+
+    def require_bounds(self, offsets: npt.NDArray[Any], what: str) -> None:
+        """Raises SourceError unless values with these offsets fill each range."""
+        _require(bool((offsets[self.ends] == np.cumsum(self.sizes)).all()), what)
+
+
+def _decoder(column: Column, parts: Iterator[_PackedPart]) -> Callable[[dict[str, pa.Array]], pa.Array]:
     """Takes the column's parts. The result gets the masks of columns with NULLs, which come after all columns."""
     kind = column.type_oid, column.type.kind
     if kind in _FIXED:
-        found = _numbers(next(parts), _FIXED[kind].dtype, rows)
-        return lambda valid: _fixed(found, column, valid.get(column.name))
-    array = _lines(next(parts), rows) if kind in _NUMBERS else _texts(next(parts), next(parts), rows, column)
+        numbers = next(parts).numbers(_FIXED[kind].dtype)
+        return lambda valid: _fixed(numbers, column, valid.get(column.name))
+    array = _lines(next(parts), column) if kind in _NUMBERS else _texts(next(parts), next(parts), column)
     return lambda _: array
 
 
-def _fixed(found: npt.NDArray[Any], column: Column, valid: pa.Array | None) -> pa.Array:
+def _fixed(numbers: npt.NDArray[Any], column: Column, valid: pa.Array | None) -> pa.Array:
     fixed, arrow = _FIXED[column.type_oid, column.type.kind], column.type.arrow
     validity = None if valid is None else valid.buffers()[1]
     if valid is not None:
-        stand_ins = found[~valid.to_numpy(zero_copy_only=False)]
+        stand_ins = numbers[~valid.to_numpy(zero_copy_only=False)]
         _require(not stand_ins.view(np.uint8).any(), column.name)
     if column.type.kind is Kind.BOOLEAN:
-        data = pa.array(found).buffers()[1]
+        data = pa.array(numbers).buffers()[1]
     else:
-        native = found if column.type.kind is Kind.UUID else found.astype(found.dtype.newbyteorder("="))
+        native = numbers if column.type.kind is Kind.UUID else numbers.astype(numbers.dtype.newbyteorder("="))
         if fixed.epoch:
             native = native + native.dtype.type(fixed.epoch)
         data = pa.py_buffer(native.view(np.uint8))
-    return pa.Array.from_buffers(arrow, len(found), [validity, data])
+    return pa.Array.from_buffers(arrow, len(numbers), [validity, data])
 
 
-def _texts(lengths: _Bytes, content: _Bytes, rows: int, column: Column) -> pa.Array:
+def _texts(lengths: _PackedPart, texts: _PackedPart, column: Column) -> pa.Array:
     """Texts, or bytes, one after the other. A NULL has the length -1."""
-    sizes = _numbers(lengths, ">i4", rows).astype(np.int32)
-    present = sizes >= 0
-    complete = bool(present.all())
-    offsets = np.zeros(rows + 1, np.int32)
+    sizes = lengths.numbers(">i4").astype(np.int32)
+    not_null = sizes >= 0
+    complete = bool(not_null.all())
+    offsets = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes if complete else np.maximum(sizes, 0), out=offsets[1:])
-    _require(int(offsets[-1]) == len(content), column.name)
-    validity = None if complete else pa.array(present).buffers()[1]
-    return pa.Array.from_buffers(column.type.arrow, rows, [validity, pa.py_buffer(offsets), pa.py_buffer(content)])
+    texts.require_bounds(offsets, column.name)
+    validity = None if complete else pa.array(not_null).buffers()[1]
+    content = pa.py_buffer(texts.content)
+    return pa.Array.from_buffers(column.type.arrow, len(sizes), [validity, pa.py_buffer(offsets), content])
 
 
-def _lines(content: _Bytes, rows: int) -> pa.Array:
-    """Texts with a line feed between each two. A NULL is empty."""
-    ends = np.append(np.flatnonzero(content == _LINE), len(content))
-    _require(len(ends) == rows, "of numbers")
-    offsets = np.zeros(rows + 1, np.int32)
-    offsets[1:] = ends - np.arange(rows)
-    present = np.diff(offsets) > 0
-    validity = None if present.all() else pa.array(present).buffers()[1]
-    kept = content[content != _LINE]
-    return pa.Array.from_buffers(pa.string(), rows, [validity, pa.py_buffer(offsets), pa.py_buffer(kept)])
+def _lines(part: _PackedPart, column: Column) -> pa.Array:
+    """Numbers with a line feed after each. A NULL is empty."""
+    content = part.content
+    lines = content == _LINE
+    bounds = _from_zero(np.flatnonzero(lines) + 1)
+    _require(len(bounds) == part.ends[-1] + 1, "of numbers")
+    part.require_bounds(bounds, "of numbers")
+    sizes = np.diff(bounds) - 1
+    not_null = sizes > 0
+    validity = None if not_null.all() else pa.array(not_null).buffers()[1]
+    if (points := _points(content, bounds[1:][not_null] - 1, sizes[not_null], column.type)) is not None:
+        digits = _strings(content[~(lines | points)], sizes - (not_null & (column.type.scale > 0)), validity)
+        if (decimals := _decimals(digits, column.type)) is not None:
+            return decimals
+    return _strings(content[~lines], sizes, validity)
 
 
-def _numbers(content: _Bytes, dtype: str, rows: int) -> npt.NDArray[Any]:
-    kind = np.dtype(dtype)
-    _require(len(content) == rows * kind.itemsize, "of fixed size")
-    return content.view(kind)
+def _strings(content: _Bytes, sizes: _Sizes, validity: pa.Buffer | None) -> pa.Array:
+    offsets = _from_zero(np.cumsum(sizes)).astype(np.int32)
+    return pa.Array.from_buffers(pa.string(), len(sizes), [validity, pa.py_buffer(offsets), pa.py_buffer(content)])
 
 
-def _bytes_of(value: pa.Scalar) -> _Bytes:
-    """The bytes of a binary or text value; none for NULL."""
-    buffer = value.as_buffer()
-    return np.frombuffer(buffer if buffer is not None else b"", np.uint8)
+def _points(content: _Bytes, ends: _Sizes, sizes: _Sizes, decimal: ColumnType) -> npt.NDArray[np.bool_] | None:
+    """Where the decimal points are, if all numbers have `decimal.scale` digits behind them, as those of a numeric(p,s)
+    have. None if not, and if the numbers may have more digits than an int64. `ends` and `sizes`: of the numbers."""
+    points = content == _POINT
+    if decimal.precision > _INT64_DIGITS:
+        return None
+    if not decimal.scale:
+        return None if points.any() else points
+    right = len(ends) > 0 and sizes.min() > decimal.scale and points[ends - decimal.scale - 1].all()
+    return points if right and np.count_nonzero(points) == len(ends) else None
+
+
+def _decimals(digits: pa.Array, decimal: ColumnType) -> pa.Array | None:
+    """Numbers without their points, in half the time that Arrow takes for decimals. None if the type cannot hold them,
+    or if there are others than numbers, such as NaN."""
+    try:
+        integers = digits.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return None
+    extremes = pc.min_max(integers)
+    lowest, highest = extremes["min"].as_py() or 0, extremes["max"].as_py() or 0
+    if max(-lowest, highest) >= 10**decimal.precision:
+        return None
+    return integers.cast(pa.decimal128(_INT64_DIGITS + 1)).view(decimal.arrow)
+
+
+def _from_zero(sums: npt.NDArray[Any]) -> _Sizes:
+    """Cumulative sums with a zero before them."""
+    return np.concatenate((np.zeros(1, np.int64), sums))
 
 
 def _require(right: bool, what: str) -> None:

@@ -8,10 +8,14 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from mirror_pump.database.quoting import literal
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Column, TableName
-from mirror_pump.quoting import literal
 from mirror_pump.source.heap.packed_columns import RANGE_BYTES, REPORTED, PackedColumns
+
+BATCH_BYTES = 8 << 20
+"""Bytes of the result that are decoded together, at least a range. With fewer, each call has little to do; more take
+memory, and no less time."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,8 @@ class PackedRead:
         return self.packed.select(self.table.quoted, self.lo, self.hi, blocks)
 
     def arrays(self, cursor: Any, statement: str) -> Iterator[list[pa.Array]]:
-        """The columns of one range after the other, as PackedColumns.ranges says. Raises SourceError unless the ranges
-        are all that there are, in order."""
+        """The columns of some ranges, then of the next ones, as PackedColumns.arrays says. Raises SourceError unless
+        the ranges are all that there are, in order."""
         # Without a scan of its own blocks each range would read the whole heap, and compiling the expressions takes
         # longer than most chunks. No index, and no scan that begins elsewhere, may change the order of the rows.
         indexes = ("enable_indexscan", "enable_indexonlyscan", "enable_bitmapscan", "synchronize_seqscans")
@@ -70,11 +74,12 @@ class PackedRead:
         cursor.execute(statement)
         begin = self.lo
         for batch in cursor.fetch_record_batch():
-            for lo, hi, arrays in self.packed.ranges(batch):
+            for lo, hi in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
                 if lo != begin:
                     raise SourceError(f"PostgreSQL returned block {lo} of {self.table} in place of {begin}", REPORTED)
                 begin = hi
-                if arrays is not None:
-                    yield arrays
+            arrays = self.packed.arrays(batch)
+            if arrays is not None:
+                yield arrays
         if begin < self.hi:
             raise SourceError(f"PostgreSQL returned nothing of {self.table} from block {begin} on", REPORTED)

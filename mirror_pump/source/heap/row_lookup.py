@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import psycopg
 
+from mirror_pump.database.quoting import identifier, in_query
 from mirror_pump.errors import ConnectionLost
-from mirror_pump.model import Column, MirroredTable
-from mirror_pump.quoting import identifier, in_query
+from mirror_pump.model import Column, MirroredTable, TableId
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.heap.present_columns import present_columns
+from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("heap")
@@ -71,14 +72,14 @@ def read_rows(
 def _read(
     connection: PgConnection, table: MirroredTable, columns: Sequence[Column], keys: Sequence[tuple[str, ...]]
 ) -> list[tuple[str | None, ...]]:
-    found = connection.execute(_SQL["relation"], {"oid": table.table_id}).fetchone()
-    if found is None:
+    relation_row = connection.execute(_SQL["relation"], {"oid": table.table_id}).fetchone()
+    if relation_row is None:
         return []
-    (relation,) = found
+    (relation,) = relation_row
     connection.execute(f"LOCK TABLE {relation} IN ACCESS SHARE MODE".encode())
-    present = {column.attnum: column for column in present_columns(connection, table.table_id)}
+    current_columns = {column.attnum: column for column in present_columns(connection, table.table_id)}
     if any(
-        column.attnum not in present or present[column.attnum].type_oid != column.type_oid
+        column.attnum not in current_columns or current_columns[column.attnum].type_oid != column.type_oid
         for column in table.key_columns
     ):
         return []
@@ -86,12 +87,13 @@ def _read(
     selected = ", ".join(
         f"CASE WHEN t.{name} IS DISTINCT FROM NULL THEN format('%%s', t.{name}) END" if name else "NULL"
         for name in (
-            in_query(identifier(present[column.attnum].name)) if column.attnum in present else "" for column in columns
+            in_query(identifier(current_columns[column.attnum].name)) if column.attnum in current_columns else ""
+            for column in columns
         )
     )
     names = [f"v{place}" for place in range(len(table.key))]
     typed = ", ".join(
-        f"v.{name}::{in_query(column.type_sql)} AS {in_query(identifier(present[column.attnum].name))}"
+        f"v.{name}::{in_query(column.type_sql)} AS {in_query(identifier(current_columns[column.attnum].name))}"
         for name, column in zip(names, table.key_columns, strict=True)
     )
     # With the operators of the key's index, wherever they are: others may have put theirs into the search path.
@@ -110,3 +112,19 @@ _TRIES = 5
 
 _XIDS = 1 << 32
 """The number of 32-bit transaction IDs, which are compared modulo this. IDs in snapshots have 64 bits."""
+
+
+@dataclass(frozen=True)
+class PresentColumn:
+    """A column of a table as pg_attribute has it."""
+
+    attnum: int
+    name: str
+    type_oid: int
+    type_modifier: int
+    """atttypmod; -1 where the type has none."""
+
+
+def present_columns(connection: PgConnection, table_id: TableId) -> list[PresentColumn]:
+    """The columns that are not dropped; empty if the table is gone. Raises psycopg.Error."""
+    return fetch_rows(connection, PresentColumn, _SQL["columns"], {"oid": table_id})

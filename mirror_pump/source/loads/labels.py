@@ -9,7 +9,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import TableError, one_line_of
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection
+from mirror_pump.source.connect import PgConnection, limited
 from mirror_pump.source.loads.load_target import LoadTarget
 from sql import queries
 
@@ -63,8 +63,7 @@ def finish(connection: PgConnection, target: LoadTarget, label: str, outcome: Ma
 def fail(connection: PgConnection, target: LoadTarget, label: str, outcome: Mapping[str, Any]) -> None:
     """Record why a load was refused. A label that was committed stays as it is, and so does one that another client
     has claimed. Raises psycopg.Error."""
-    with connection.transaction():
-        connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
+    with limited(connection):
         connection.execute(_FAIL, (target.table_id, label, Jsonb(dict(outcome))))
 
 
@@ -91,5 +90,5 @@ def _ask(
             f"{error.diag.message_primary}{detail}", "give each load a label of its own; nothing was changed"
         ) from error
     assert row is not None
-    found: Recorded | None = row[0]
-    return found
+    record: Recorded | None = row[0]
+    return record

@@ -5,36 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import psycopg
 
+from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import TableError
 from mirror_pump.model import TableId, TableName, TierKind
-from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.source.relations.target_columns import TargetColumn, read_target_columns, require_given
 from mirror_pump.source.relations.tier_keys import literal
-from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.rows import fetch_row
 from sql import queries
 
 _SQL = queries("loads")
-
-ValueKind = Literal["json", "array", "uuid", "bytes", "other"]
-"""How a value that is not text is written for PostgreSQL."""
-
-
-@dataclass(frozen=True)
-class LoadColumn:
-    """A column of the table; a row of the query `columns`."""
-
-    name: str
-    type_sql: str
-    in_key: bool
-    generated: bool
-    always: bool
-    """GENERATED ALWAYS AS IDENTITY: a load gives it on INSERT, and cannot update it."""
-    kind: ValueKind
 
 
 @dataclass(frozen=True)
@@ -61,38 +45,26 @@ class LoadTarget:
 
     table_id: TableId
     name: TableName
-    columns: tuple[LoadColumn, ...]
+    columns: tuple[TargetColumn, ...]
 
     @cached_property
     def key(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns if column.in_key)
 
-    def chosen(self, names: Sequence[str], *, key_only: bool) -> tuple[LoadColumn, ...]:
+    def chosen(self, names: Sequence[str], *, key_only: bool) -> tuple[TargetColumn, ...]:
         """The columns of a file, in its order, that a load writes; of a load that deletes, those of the key.
 
         Raises TableError for a column that the table does not have or computes itself, and if the key is incomplete.
         """
-        known = {column.name: column for column in self.columns}
-        present = ", ".join(known)
-        for name in names:
-            if names.count(name) > 1:
-                raise TableError(f"{self.name}: the input has two columns {name}", "name each column once")
-            if name not in known:
-                raise TableError(
-                    f"{self.name} has no column {name}, which the input has",
-                    f"its columns: {present}; --columns chooses those that are loaded",
-                )
-            if known[name].generated:
-                raise TableError(
-                    f"{self.name}: column {name} is generated", "leave it out: --columns chooses those that are loaded"
-                )
+        require_given(self.name, self.columns, names)
         missing = [name for name in self.key if name not in names]
         if missing:
             raise TableError(
                 f"{self.name}: the input has no key column {', '.join(missing)}",
                 f"a load has the whole key: {', '.join(self.key)}",
             )
-        return tuple(known[name] for name in names if known[name].in_key or not key_only)
+        by_name = {column.name: column for column in self.columns}
+        return tuple(by_name[name] for name in names if by_name[name].in_key or not key_only)
 
 
 def read_target(connection: PgConnection, name: str) -> LoadTarget:
@@ -100,12 +72,12 @@ def read_target(connection: PgConnection, name: str) -> LoadTarget:
     resolved, table_id = resolve_name(connection, name)
     with source_errors(f"reading the columns of {resolved}"):
         try:
-            columns = fetch_rows(connection, LoadColumn, _SQL["columns"], {"table_id": table_id})
+            columns = read_target_columns(connection, table_id)
         except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName) as error:
             raise TableError(
                 f"{resolved} is not registered: this database has no mirror", "mirror-pump init"
             ) from error
-    target = LoadTarget(table_id, resolved, tuple(columns))
+    target = LoadTarget(table_id, resolved, columns)
     if not target.key:
         raise TableError(f"{resolved} has no key", "a load needs a primary key, or a replica identity index")
     return target

@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mirror_pump.quoting import identifier, literal
+from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.loads.filtered_rows import RowFilter, by_halves
 from mirror_pump.source.loads.load_target import LoadTarget, read_bounds
 from mirror_pump.source.loads.staging import NAME, StagingTable
 from mirror_pump.source.rows import fetch_row
+from sql import queries
+
+_SQL = queries("loads")
 
 _ROWS_AT_ONCE = 50_000
 """Rows of one statement: what its triggers queue stays in memory."""
@@ -37,9 +40,9 @@ class LoadCounts:
     """What became of the staged rows that were not filtered."""
 
     loaded: int = 0
-    """Rows written, or keys deleted. Below the cut-line nobody looks whether the lake has a row to delete."""
+    """Rows written, or keys deleted. Below the cut-line it is not checked whether the lake has a row to delete."""
     below_cutline: int = 0
-    """Of `loaded`, those below the cut-line."""
+    """Rows below the cut-line among these."""
     superseded: int = 0
     """Rows with the key of a later row of the same load."""
     not_found: int = 0
@@ -129,7 +132,7 @@ class LoadWrites:
         names = ", ".join(identifier(column.name) for column in self._staging.columns)
         key = ", ".join(self._key())
         returned = ", ".join(f"t.{name} AS k{place}" for place, name in enumerate(self._key()))
-        same = " AND ".join(f"w.k{place} = s.{name}" for place, name in enumerate(self._key()))
+        named = ", ".join(f"w.k{place} AS {name}" for place, name in enumerate(self._key()))
         # Two loads of the same keys lock them in the same order.
         insert = (
             f"INSERT INTO {self._target.name.quoted} AS t ({names}) OVERRIDING SYSTEM VALUE"
@@ -139,7 +142,7 @@ class LoadWrites:
         # What an INSERT does not return has a key that exists.
         existing = (
             f"ARRAY(SELECT s.{self._number} FROM {NAME} s WHERE {self._range(first, end)}"
-            f" AND NOT EXISTS (SELECT FROM written w WHERE {same}) ORDER BY 1)"
+            f" AND NOT EXISTS (SELECT FROM (SELECT {named} FROM written w) t WHERE {self._same_key()}) ORDER BY 1)"
             if self._mode is LoadMode.INSERT
             else "'{}'::bigint[]"
         )
@@ -153,16 +156,15 @@ class LoadWrites:
         assigned = ", ".join(
             f"{identifier(column.name)} = excluded.{identifier(column.name)}"
             for column in self._target.columns
-            if not (column.in_key or column.generated or column.always)
+            if not (column.in_key or column.is_generated or column.identity == "a")
         )
         return f"UPDATE SET {assigned}" if assigned and self._mode is LoadMode.UPSERT else "NOTHING"
 
     def _delete(self, first: int, end: int) -> _WrittenRange:
         """Rows of the heap by DELETE. The other keys are below the cut-line, or nowhere."""
-        same = " AND ".join(f"t.{name} = s.{name}" for name in self._key())
         heap = self._run(
             f"WITH gone AS (DELETE FROM {self._target.name.quoted} t USING {NAME} s WHERE {self._range(first, end)}"
-            f" AND {same} RETURNING s.{self._number} AS number, {self._below} AS below),"
+            f" AND {self._same_key()} RETURNING s.{self._number} AS number, {self._below} AS below),"
             f" done AS (DELETE FROM {NAME} s USING gone WHERE s.{self._number} = gone.number)"
             " SELECT count(*) AS loaded, count(*) FILTER (WHERE below) AS below_cutline FROM gone"
         )
@@ -184,6 +186,13 @@ class LoadWrites:
         assert row is not None
         keys_left, below = row
         return keys_left, below
+
+    def _same_key(self) -> str:
+        """The condition that row `t` of the table has the key of the staged row `s`, by the operators of its index."""
+        ((condition,),) = self._connection.execute(
+            _SQL["key_match"], {"table_id": self._target.table_id, "key": list(self._target.key)}
+        ).fetchall()
+        return str(condition)
 
     def _range(self, first: int, end: int) -> str:
         return f"s.{self._number} >= {first} AND s.{self._number} < {end}"

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from mirror_pump.quoting import identifier
+from mirror_pump.database.quoting import identifier
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.copy_csv import csv_bytes
 from mirror_pump.source.loads.filtered_rows import RowFilter, by_halves
-from mirror_pump.source.loads.load_target import LoadColumn
+from mirror_pump.source.relations.target_columns import TargetColumn
 
 NAME = "pg_temp.modak_load"
 
@@ -22,7 +22,7 @@ NAME = "pg_temp.modak_load"
 class StagingTable:
     """The staging table of one session."""
 
-    def __init__(self, connection: PgConnection, columns: Sequence[LoadColumn]) -> None:
+    def __init__(self, connection: PgConnection, columns: Sequence[TargetColumn]) -> None:
         """`connection` is in autocommit mode. Creates the table, in place of one of an earlier load. Raises
         psycopg.Error."""
         self._connection = connection

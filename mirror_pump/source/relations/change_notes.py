@@ -38,7 +38,7 @@ import psycopg
 from decoders.columns import ColumnType
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Column, TableId, TableName
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, limited, source_errors
 from mirror_pump.source.relations.description import Identity, LeafPartition, RelationDescription
 from mirror_pump.source.relations.relations import full_needs_generated, resolve_types
 from mirror_pump.source.rows import fetch_rows
@@ -71,14 +71,14 @@ uses."""
 _SIGNATURE_LENGTH = 64
 """Bytes of a signature: a SHA-256 digest in hexadecimal."""
 _NEXT_LOCK_TIMEOUT = "10ms"
-"""Used instead of LOCK_TIMEOUT for each table, once the pump has waited for one that somebody is altering."""
+"""Used instead of LOCK_TIMEOUT for each table, once the pump has waited for one that another session is altering."""
 _BUSY = (
     psycopg.errors.LockNotAvailable,
     psycopg.errors.DeadlockDetected,
     psycopg.errors.UndefinedTable,
     psycopg.errors.InvalidSchemaName,
 )
-"""Errors caused by a table that somebody is altering, moving or dropping."""
+"""Errors caused by a table that another session is altering, moving or dropping."""
 _ENCODING_ERRORS = (psycopg.errors.UntranslatableCharacter, psycopg.errors.CharacterNotInRepertoire)
 """Errors caused by a name with a character that UTF-8 does not have, in a database with another encoding."""
 
@@ -120,18 +120,18 @@ class Note:
     truncated_leaf: int = 0
     """The OID of the truncated partition, if the note follows the command directly. 0: it may have been earlier."""
 
-    def after(self, former: Note) -> Note:
+    def after(self, earlier: Note) -> Note:
         """This note combined with an earlier one of the same transaction."""
-        stayed = [note.stayed for note in (former, self) if note.stayed is not None]
+        stayed = [note.stayed for note in (earlier, self) if note.stayed is not None]
         return replace(
-            self if self.shape is not None or self.gone else former,
-            exact=former.exact or self.exact,
-            filled=former.filled | self.filled,
+            self if self.shape is not None or self.gone else earlier,
+            exact=earlier.exact or self.exact,
+            filled=earlier.filled | self.filled,
             stayed=frozenset.intersection(*stayed) if stayed else None,
-            filled_columns=former.filled_columns | self.filled_columns,
-            missing={**self.missing, **former.missing},
-            types=former.types + tuple(type_texts for type_texts in self.types if type_texts not in former.types),
-            rewritten=former.rewritten | self.rewritten,
+            filled_columns=earlier.filled_columns | self.filled_columns,
+            missing={**self.missing, **earlier.missing},
+            types=earlier.types + tuple(type_texts for type_texts in self.types if type_texts not in earlier.types),
+            rewritten=earlier.rewritten | self.rewritten,
         )
 
 
@@ -150,8 +150,9 @@ def note_reader(connection: PgConnection, on_unsigned: Callable[[int], None]) ->
         raise SourceError(
             f"modak.mirror_secret has {len(rows)} rows instead of one: the signatures of notes of schema changes"
             " cannot be checked",
-            "restore the row that `mirror-pump init` created. If it is lost, insert one random text, then unregister"
-            " and register every table",
+            "run `mirror-pump init`, which makes a new one and has all tables copied again"
+            if not rows
+            else "keep the row that `mirror-pump init` created, and delete the others",
         )
     secret = rows[0][0].encode()
     reported = False
@@ -178,29 +179,29 @@ def signature(secret: bytes, xid: int, content: bytes) -> bytes:
 def parse_note(message: bytes) -> Note | None:
     """The note in a message with our prefix, without a check of the signature. None if the message is not a note."""
     try:
-        found = json.loads(message[_SIGNATURE_LENGTH:])
-        shape = found.get("shape")
+        document = json.loads(message[_SIGNATURE_LENGTH:])
+        shape = document.get("shape")
         leaves = (shape or {}).get("leaves") or ()
         unlogged = frozenset(leaf["id"] for leaf in leaves if leaf.get("persistence", "p") != "p")
         return Note(
-            TableId(int(found["table"])),
-            exact=found.get("exact") is True,
-            settled=found.get("settled") is True,
+            TableId(int(document["table"])),
+            exact=document.get("exact") is True,
+            settled=document.get("settled") is True,
             shape=shape,
-            gone="shape" in found and shape is None,
-            filled=unlogged.union(int(attnum) for attnum in found.get("filled", ())),
+            gone="shape" in document and shape is None,
+            filled=unlogged.union(int(attnum) for attnum in document.get("filled", ())),
             stayed=None if shape is None else frozenset(leaf["id"] for leaf in leaves) - unlogged,
             filled_columns=frozenset(
                 column["attnum"] for column in (shape or {}).get("columns") or () if column["filled"]
             ),
             missing={
                 int(number): None if text is None else str(text)
-                for number, text in (found.get("missing") or {}).items()
+                for number, text in (document.get("missing") or {}).items()
             },
             types=tuple(type_texts for type_texts in ((shape or {}).get("types"),) if type_texts),
-            rewritten=int(found.get("rewritten", 0)),
-            truncated="truncated" in found,
-            truncated_leaf=int(found.get("truncated", 0)) if found.get("now") is True else 0,
+            rewritten=int(document.get("rewritten", 0)),
+            truncated="truncated" in document,
+            truncated_leaf=int(document.get("truncated", 0)) if document.get("now") is True else 0,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
@@ -268,8 +269,8 @@ def describe_note(connection: PgConnection, note: Note) -> RelationDescription |
     connection.execute("SELECT %s::jsonb", (json.dumps(note.shape),))
     published = [column for column in note.shape["columns"] or () if not column["generated"]]
     types = resolve_types(connection, ((column["type"], column["modifier"]) for column in published))
-    seen = describe_shape(note.shape, note.table_id, types)
-    return replace(seen, full_needs_generated=full_needs_generated(connection))
+    description = describe_shape(note.shape, note.table_id, types)
+    return replace(description, full_needs_generated=full_needs_generated(connection))
 
 
 def same_layout(first: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
@@ -291,20 +292,20 @@ def _identity(stored: Mapping[str, Any]) -> Identity:
 def missing_triggers(connection: PgConnection) -> list[str]:
     """Names of the event triggers that do not exist, or are not enabled for all sessions."""
     with source_errors("looking for the event triggers"):
-        present: dict[str, str] = dict(connection.execute(_SQL["triggers"]).fetchall())
-    return [name for name in _TRIGGERS if present.get(name) != "A"]
+        states: dict[str, str] = dict(connection.execute(_SQL["triggers"]).fetchall())
+    return [name for name in _TRIGGERS if states.get(name) != "A"]
 
 
 def install_triggers(connection: PgConnection) -> bool:
     """Creates and enables the event triggers that are missing or disabled. False if that is not permitted."""
     with source_errors("creating the event triggers"):
-        present: dict[str, str] = dict(connection.execute(_SQL["triggers"]).fetchall())
+        states: dict[str, str] = dict(connection.execute(_SQL["triggers"]).fetchall())
         try:
             with connection.transaction():
                 for name, statement in _TRIGGERS.items():
-                    if name not in present:
+                    if name not in states:
                         connection.execute(statement.encode())
-                    if present.get(name) != "A":
+                    if states.get(name) != "A":
                         # Also for sessions that replay another server's changes (session_replication_role).
                         connection.execute(f"ALTER EVENT TRIGGER {name} ENABLE ALWAYS".encode())
         except psycopg.errors.InsufficientPrivilege:
@@ -335,11 +336,11 @@ class Waiting:
 def waiting_tables(connection: PgConnection, slot: str) -> dict[Waiting, set[str]]:
     """The tables that are waiting for a description, each with the open transactions that may have written to it."""
     with source_errors("looking for tables that wait for a description"):
-        found = fetch_rows(connection, Waiting, _SQL["waiting"], {"slot": slot})
+        tables = fetch_rows(connection, Waiting, _SQL["waiting"], {"slot": slot})
         # The order matters: a transaction that wrote before the last note, and is not among these, has ended.
         return {
             waiting: {locker for (locker,) in connection.execute(_SQL["lockers"], {"table_id": waiting.table_id})}
-            for waiting in found
+            for waiting in tables
         }
 
 
@@ -350,7 +351,7 @@ def note_changes(
     on_undescribable: Callable[[TableId, str], None] = lambda *_: None,
 ) -> int:
     """Emits notes for tables whose changes have not been noted, and for the waiting tables that are `settled`. Returns
-    their number. A table that somebody is altering at the moment is left for the next call. `on_undescribable` is
+    their number. A table that another session is altering is left for the next call. `on_undescribable` is
     called for a table that cannot be described in a note, with the reason."""
     ready = {table.table_id: table for table in settled}
     with source_errors("looking for schema changes"):
@@ -373,8 +374,8 @@ def note_changes(
 
 
 def note_tables(connection: PgConnection, table_ids: Sequence[TableId]) -> bool:
-    """Emits notes for those of these tables whose changes have not been noted. False if somebody is altering one of
-    them at the moment, or it has a name that UTF-8 does not have: then nothing was noted."""
+    """Emits notes for those of these tables whose changes have not been noted. False if another session is altering
+    one of them, or it has a name that UTF-8 does not have: then nothing was noted."""
     with source_errors("looking for schema changes"):
         try:
             _note(connection, table_ids, {}, LOCK_TIMEOUT)
@@ -399,8 +400,7 @@ def _note(
     connection: PgConnection, table_ids: Sequence[TableId], ready: Mapping[TableId, Waiting], lock_timeout: str
 ) -> int:
     """Emits notes for these tables in one transaction. Raises an error of _BUSY if one of them cannot be locked."""
-    with connection.transaction():
-        connection.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
+    with limited(connection, lock_timeout):
         forced = [
             table_id
             for table_id in table_ids

@@ -57,8 +57,8 @@ def parse_choices(columns: Sequence[str], excluded: Sequence[str]) -> ColumnChoi
 
 def _parse_type(text: str) -> ColumnType:
     try:
-        wanted = ColumnType.parse(text.replace(" ", "").lower())
-        sound = _sound(wanted)
+        column_type = ColumnType.parse(text.replace(" ", "").lower())
+        sound = _sound(column_type)
     except (ValueError, TypeError):
         sound = False
     if not sound:
@@ -66,48 +66,53 @@ def _parse_type(text: str) -> ColumnType:
             f"{text!r} is not a lake type that can be chosen",
             "choose string, long, decimal(P,S) with P up to 38, or a list of these, such as list<decimal(38,9)>",
         )
-    return wanted
+    return column_type
 
 
-def _sound(wanted: ColumnType) -> bool:
-    if wanted.element is not None:
-        return wanted.element.kind is not Kind.LIST and _sound(wanted.element)
-    return wanted.kind is not Kind.DECIMAL or (0 <= wanted.scale <= wanted.precision and 1 <= wanted.precision <= 38)
+def _sound(column_type: ColumnType) -> bool:
+    if column_type.element is not None:
+        return column_type.element.kind is not Kind.LIST and _sound(column_type.element)
+    return column_type.kind is not Kind.DECIMAL or (
+        0 <= column_type.scale <= column_type.precision and 1 <= column_type.precision <= 38
+    )
 
 
-def chosen(connection: PgConnection, seen: RelationDescription, choices: ColumnChoices) -> RelationDescription:
+def chosen(connection: PgConnection, relation: RelationDescription, choices: ColumnChoices) -> RelationDescription:
     """The description with the user's choices applied. Raises TableError for a choice that the table does not allow."""
     if not choices:
-        return seen
-    names = {column.name for column in seen.columns}
+        return relation
+    names = {column.name for column in relation.columns}
     for name in sorted(choices.types.keys() | choices.excluded):
         if name not in names:
-            problem = "is generated, and excluded anyway" if name in seen.generated else "is not a column of the table"
-            raise TableError(f"{seen.name}: {name} {problem}", f"its columns are {', '.join(sorted(names))}")
-    for name in seen.key:
+            problem = (
+                "is generated, and excluded anyway" if name in relation.generated else "is not a column of the table"
+            )
+            raise TableError(f"{relation.name}: {name} {problem}", f"its columns are {', '.join(sorted(names))}")
+    for name in relation.key:
         if name in choices.excluded:
             raise TableError(
-                f"{seen.name}: {name} is part of its key, and cannot be excluded", "the mirror finds rows by their key"
+                f"{relation.name}: {name} is part of its key, and cannot be excluded",
+                "the mirror finds rows by their key",
             )
-    numeric = numeric_types(connection, {column.type_oid for column in seen.columns})
+    numeric = numeric_types(connection, {column.type_oid for column in relation.columns})
     columns = []
-    for column in seen.columns:
-        wanted = choices.types.get(column.name)
-        if wanted is not None and not _permitted(column.type, wanted, numeric=column.type_oid in numeric):
+    for column in relation.columns:
+        chosen_type = choices.types.get(column.name)
+        if chosen_type is not None and not _permitted(column.type, chosen_type, numeric=column.type_oid in numeric):
             raise TableError(
-                f"{seen.name}: column {column.name} is {column.type_sql}; not every value of it can be"
-                f" mirrored as {wanted}",
+                f"{relation.name}: column {column.name} is {column.type_sql}; not every value of it can be"
+                f" mirrored as {chosen_type}",
                 f"keep {column.type}, or choose string",
             )
         if column.name not in choices.excluded:
-            columns.append(column if wanted is None else replace(column, type=wanted, chosen=True))
+            columns.append(column if chosen_type is None else replace(column, type=chosen_type, chosen=True))
     excluded = tuple(
-        ExcludedColumn(column.attnum, column.name) for column in seen.columns if column.name in choices.excluded
+        ExcludedColumn(column.attnum, column.name) for column in relation.columns if column.name in choices.excluded
     )
-    return replace(seen, columns=tuple(columns), excluded=excluded)
+    return replace(relation, columns=tuple(columns), excluded=excluded)
 
 
-def still_chosen(seen: RelationDescription, table: MirroredTable) -> RelationDescription:
+def still_chosen(relation: RelationDescription, table: MirroredTable) -> RelationDescription:
     """A later description of a registered table, with the choices of its registration applied.
 
     If a column's new type does not allow the chosen lake type, the column gets its default lake type.
@@ -115,10 +120,12 @@ def still_chosen(seen: RelationDescription, table: MirroredTable) -> RelationDes
     left_out = {column.attnum for column in table.excluded}
     before = {column.attnum: column for column in table.columns if column.chosen}
     columns = tuple(
-        _still_chosen(column, before.get(column.attnum)) for column in seen.columns if column.attnum not in left_out
+        _still_chosen(column, before.get(column.attnum)) for column in relation.columns if column.attnum not in left_out
     )
-    excluded = tuple(ExcludedColumn(column.attnum, column.name) for column in seen.columns if column.attnum in left_out)
-    return replace(seen, columns=columns, excluded=excluded)
+    excluded = tuple(
+        ExcludedColumn(column.attnum, column.name) for column in relation.columns if column.attnum in left_out
+    )
+    return replace(relation, columns=columns, excluded=excluded)
 
 
 def _still_chosen(column: Column, before: Column | None) -> Column:
@@ -130,23 +137,41 @@ def _still_chosen(column: Column, before: Column | None) -> Column:
     return column
 
 
+def decimal_option(column: Column) -> str:
+    """The option of `register` that makes decimals of a column of numbers that is text in the lake."""
+    chosen_type = "decimal(38,9)" if column.type == _TEXT else "list<decimal(38,9)>"
+    return f"--column {shlex.quote(f'{column.name}={chosen_type}')}"
+
+
+def is_number_as_text(column: Column, numeric: Collection[int] = _NUMERIC) -> bool:
+    """Whether a column is text in the lake, though its type is among `numeric`, and the user did not choose that."""
+    return column.type_oid in numeric and column.type in (_TEXT, _TEXTS) and not column.chosen
+
+
+def numbers_as_text(connection: PgConnection, table: MirroredTable | RelationDescription) -> tuple[Column, ...]:
+    """The columns of numbers that are text in the lake, though the user did not choose that: `numeric` without a
+    precision."""
+    numeric = numeric_types(connection, {column.type_oid for column in table.columns})
+    return tuple(column for column in table.columns if is_number_as_text(column, numeric))
+
+
 def same_choices(table: MirroredTable, choices: ColumnChoices) -> bool:
     """Whether a registered table has exactly these choices."""
     types = {column.name: column.type for column in table.columns if column.chosen}
     return types == dict(choices.types) and {column.name for column in table.excluded} == choices.excluded
 
 
-def _permitted(own: ColumnType, wanted: ColumnType, *, numeric: bool) -> bool:
-    """Whether a column with the default lake type `own` may become `wanted`. `numeric`: the column's Postgres type, or
-    that of its elements, is numeric."""
-    if wanted in (own, _TEXT):
+def _permitted(own: ColumnType, chosen_type: ColumnType, *, numeric: bool) -> bool:
+    """Whether a column with the default lake type `own` may become `chosen_type`. `numeric`: the column's Postgres
+    type, or that of its elements, is numeric."""
+    if chosen_type in (own, _TEXT):
         return True
-    if Kind.LIST in (own.kind, wanted.kind):
-        both = own.kind is wanted.kind
-        return both and (wanted == _TEXTS or _permitted(_element(own), _element(wanted), numeric=numeric))
-    if wanted.kind is Kind.DECIMAL:
+    if Kind.LIST in (own.kind, chosen_type.kind):
+        both = own.kind is chosen_type.kind
+        return both and (chosen_type == _TEXTS or _permitted(_element(own), _element(chosen_type), numeric=numeric))
+    if chosen_type.kind is Kind.DECIMAL:
         return numeric or own.kind in (Kind.INT, Kind.LONG)
-    return wanted.kind is Kind.LONG and own.kind is Kind.INT
+    return chosen_type.kind is Kind.LONG and own.kind is Kind.INT
 
 
 def _element(column: ColumnType) -> ColumnType:

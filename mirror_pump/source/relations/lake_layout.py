@@ -33,7 +33,7 @@ def lake_transform(kind: TierKind, choice: str, width: Width | None, table: Tabl
     has no partition whose width could be taken.
     """
     if choice.strip().lower() != AS_HEAP:
-        return _chosen(kind, choice)
+        return _chosen_transform(kind, choice)
     if width is None:
         raise TableError(
             f"{table} has no partition whose width its lake table could take",
@@ -51,7 +51,7 @@ def is_present_layout(choice: str, transform: str | None) -> bool:
     return words in (AS_HEAP, transform) or (words.isdigit() and f"truncate[{int(words)}]" == transform)
 
 
-def _chosen(kind: TierKind, choice: str) -> str:
+def _chosen_transform(kind: TierKind, choice: str) -> str:
     words = choice.strip().lower()
     if kind is TierKind.BIGINT:
         if not (words.isascii() and words.isdigit()):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 
 from decoders.columns import Kind
+from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import TableError
 from mirror_pump.model import TableMode
-from mirror_pump.quoting import identifier
 from mirror_pump.source.relations.description import Identity, LeafPartition, RelationDescription
 
 _FIRST_USER_OID = 16384
@@ -177,7 +177,7 @@ def _refuse_key_columns(relation: RelationDescription) -> None:
 
 
 def _refuse_names(relation: RelationDescription) -> None:
-    seen: dict[str, str] = {}
+    names: dict[str, str] = {}
     for column in relation.columns:
         name = folded(column.name)
         if name in _RESERVED:
@@ -186,13 +186,13 @@ def _refuse_names(relation: RelationDescription) -> None:
                 " refuse to read the table",
                 f"rename the column, or register the table with --exclude-column {shlex.quote(column.name)}",
             )
-        if name in seen:
+        if name in names:
             raise TableError(
-                f"columns {seen[name]} and {column.name} of {relation.name} differ in case only: Spark, which ignores"
+                f"columns {names[name]} and {column.name} of {relation.name} differ in case only: Spark, which ignores"
                 " case, would refuse to read the table",
                 f"rename one of them, or register the table with --exclude-column {shlex.quote(column.name)}",
             )
-        seen[name] = column.name
+        names[name] = column.name
 
 
 def folded(name: str) -> str:

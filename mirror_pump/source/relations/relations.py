@@ -13,6 +13,7 @@ from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import Column, TableId, TableMode, TableName
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import Identity, LeafPartition, RelationDescription
+from mirror_pump.source.relations.own_path import find_relation
 from mirror_pump.source.relations.refusal import refuse
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.slot import sends_generated
@@ -39,27 +40,27 @@ def is_gone(conn: PgConnection, table_id: TableId) -> bool:
 
 
 def resolve_name(conn: PgConnection, text: str) -> tuple[TableName, TableId]:
-    """The relation that `text` names, resolved as Postgres does: with case folding, quotes and the search_path.
+    """The relation that `text` names, resolved as Postgres does: with case folding, quotes and the role's search_path.
 
     Raises UsageError if there is none.
     """
     with source_errors(f"looking up {text!r}"):
         try:
             with conn.transaction():
-                found = fetch_row(conn, _Named, _SQL["named"], {"name": text})
+                relation = fetch_row(conn, _Named, _SQL["named"], {"oid": find_relation(conn, text)})
         except (pg_errors.SyntaxError, pg_errors.InvalidName, pg_errors.FeatureNotSupported) as error:
             raise UsageError(
                 f"{text!r} is not a table name: {error.diag.message_primary}",
                 "write it as in SQL: schema.table, with double quotes around names with capitals or special characters",
             ) from error
-        if found is None:
+        if relation is None:
             similar = conn.execute(_SQL["similar"], {"name": text.rpartition(".")[2].strip('" ')}).fetchall()
             hint = " or ".join(name for (name,) in similar)
             raise UsageError(
                 f"there is no table {text} in database {conn.info.dbname}",
                 f"did you mean {hint}?" if hint else "check the name and our role's search_path",
             )
-    return TableName(found.schema_name, found.relation_name), found.table_id
+    return TableName(relation.schema_name, relation.relation_name), relation.table_id
 
 
 @dataclass(frozen=True)
@@ -243,11 +244,11 @@ def resolve_types(conn: PgConnection, types: Iterable[tuple[int, int]]) -> dict[
 
     Domains are reduced to their base types, also as elements of arrays.
     """
-    wanted = set(types)
-    bases = _base_types(conn, {oid for oid, _ in wanted})
+    pairs = set(types)
+    bases = _base_types(conn, {oid for oid, _ in pairs})
     elements = _base_types(conn, {base.element_oid for base in bases.values() if base.element_oid})
     resolved: dict[tuple[int, int], ColumnType] = {}
-    for oid, attribute_modifier in wanted:
+    for oid, attribute_modifier in pairs:
         base = bases[oid]
         modifier = base.modifier(attribute_modifier)
         element = elements.get(base.element_oid)
@@ -263,9 +264,9 @@ def resolve_types(conn: PgConnection, types: Iterable[tuple[int, int]]) -> dict[
 
 def numeric_types(conn: PgConnection, oids: Iterable[int]) -> frozenset[int]:
     """The types among `oids` that are numeric, or arrays of numeric, after resolving domains."""
-    wanted = set(oids)
+    type_oids = set(oids)
     with source_errors("looking up types"):
-        bases = _base_types(conn, wanted)
+        bases = _base_types(conn, type_oids)
         elements = _base_types(conn, {base.element_oid for base in bases.values() if base.element_oid})
     return frozenset(
         oid

@@ -84,7 +84,7 @@ def parse_width(kind: TierKind, text: str, what: str, zone: str) -> Width:
 
 
 def usual_width(kind: TierKind, bounds: Sequence[tuple[int, int]], zone: str) -> Width | None:
-    """The width that the newest partitions have in common; None without partitions. `bounds`: those of all partitions
+    """The width that the newest partitions have in common; None if there are none. `bounds`: those of all partitions
     with finite bounds, in order. `zone`: the time zone in which the bounds were probably written."""
     if not bounds:
         return None

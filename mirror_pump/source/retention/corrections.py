@@ -10,8 +10,8 @@ miss a correction that is cleared in between. There is one exception: readers wh
 in one snapshot of the database (read_pins.in_one_snapshot). That snapshot keeps what it shows, so these readers only
 need the corrections that their published snapshot lacks.
 
-Nobody can pin while corrections are cleared. Clearing takes a lock that a reader also needs to pin: the reader takes it
-before it reads the published snapshot, and holds it until its transaction ends. Two cases remain. A REPEATABLE READ
+No reader can pin while corrections are cleared. Clearing takes a lock that a reader also needs to pin: the reader takes
+it before it reads the published snapshot, and holds it until its transaction ends. Two cases remain. A REPEATABLE READ
 transaction may pin an earlier published snapshot; it also reads the corrections of its own, equally old database
 snapshot. A READ COMMITTED transaction may pin a published snapshot, and then read the metadata file of a later one with
 the same cut-line; the corrections that the pinned snapshot lacks stay, and those that the later one contains do no
@@ -27,9 +27,9 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
+from mirror_pump.database.quoting import identifier, in_query, literal
 from mirror_pump.errors import TableError, one_line_of
 from mirror_pump.model import MirroredTable, TableId
-from mirror_pump.quoting import identifier, in_query, literal
 from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
@@ -78,7 +78,7 @@ def read_backlog(connection: PgConnection, slot: str, rows: int) -> tuple[Correc
 def read_corrections(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[Correction, ...] | None:
     """The oldest corrections that are not folded, at most `limit`, ordered by version.
 
-    None if they cannot be read now: the mirror has not yet applied a change of the table's columns, or somebody is
+    None if they cannot be read now: the mirror has not yet applied a change of the table's columns, or a session is
     altering the table. Raises TableError for a correction that is not a row of the table, SourceError, ConnectionLost.
     """
     assert table.tier is not None
@@ -131,25 +131,24 @@ def _read(
     """As `_read_all`, in a transaction. None if the table is gone, or its columns are not those that the mirror knows.
     Raises _Renamed, and TableError for a row that lacks a part of its key."""
     of_table = {"table_id": table.table_id}
-    found = connection.execute(_SQL["relation"], of_table).fetchone()
-    if found is None:
+    row = connection.execute(_SQL["relation"], of_table).fetchone()
+    if row is None:
         return None
-    (relation,) = found
-    # Makes the printed names of types and relations independent of the role that runs the pump.
-    connection.execute(
-        "SELECT set_config('lock_timeout', %s, true), set_config('search_path', 'pg_catalog', true)", (LOCK_TIMEOUT,)
-    )
+    (relation,) = row
+    connection.execute("SELECT set_config('lock_timeout', %s, true)", (LOCK_TIMEOUT,))
     try:
         connection.execute(f"LOCK TABLE ONLY {relation} IN ACCESS SHARE MODE".encode())
     except psycopg.errors.UndefinedTable as error:
         raise _Renamed from error
     columns = fetch_rows(connection, _CorrectedColumnRow, _SQL["columns"], of_table)
-    present = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in columns}
+    current_columns = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in columns}
     documents = {column.attnum: column.type_sql for column in columns if column.is_json}
-    known = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in table.columns}
-    if any(present.get(number) != column for number, column in known.items()):
+    mirrored_columns = {column.attnum: (column.name, column.type_oid, column.type_modifier) for column in table.columns}
+    if any(current_columns.get(number) != column for number, column in mirrored_columns.items()):
         return None
-    if any(column.attnum not in known and not _left_out(table, column.attnum, column.name) for column in columns):
+    if any(
+        column.attnum not in mirrored_columns and not _left_out(table, column.attnum, column.name) for column in columns
+    ):
         return None
     names = [identifier(column.name) for column in table.columns]
     texts = in_query(
@@ -207,7 +206,7 @@ def clear(connection: PgConnection, table_id: TableId, sequence_numbers: Callabl
     """Removes folded corrections that no reader needs any more. Returns their number.
 
     `sequence_numbers` returns the sequence number of each snapshot in the given metadata file. Does not wait for
-    readers: while somebody is creating a pin, nothing is cleared.
+    readers: while one of them is creating a pin, nothing is cleared.
     """
     with source_errors("clearing folded corrections"):
         seam = connection.execute(_SQL["seam"], {"table_id": table_id}).fetchone()
@@ -252,8 +251,8 @@ def purge_expired(connection: PgConnection, table_id: TableId) -> int:
 def _removed_unpinned(
     connection: PgConnection, table_id: TableId, activity: str, remove: Callable[[Sequence[int]], int]
 ) -> int:
-    """What `remove` returns, in a transaction during which nobody can pin; it gets the IDs of the pinned snapshots. 0,
-    without a call of it, while a reader may look at modak.delta more than once, or is creating a pin."""
+    """What `remove` returns, in a transaction during which no reader can pin; it gets the IDs of the pinned snapshots.
+    0, without a call of it, while a reader may look at modak.delta more than once, or is creating a pin."""
     with source_errors(activity):
         try:
             with connection.transaction():

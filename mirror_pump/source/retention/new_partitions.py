@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 
 import psycopg
 
+from mirror_pump.database.quoting import identifier, shortened
 from mirror_pump.model import TableName, Tier, TierKind
-from mirror_pump.quoting import identifier, shortened
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, acting_as
+from mirror_pump.partition_life import TAKEN, Refused, StepResult
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, acting_as, limited
 from mirror_pump.source.relations.tier_keys import END, literal, name_token, now_value
-from mirror_pump.source.retention.partitions import LOCKED_TIMEOUT, Attached, RetentionChoices, limited, refusal
+from mirror_pump.source.retention.partitions import LOCKED_TIMEOUT, Attached, RetentionChoices, refusal
 from sql import queries
 
 _SQL = queries("retention")
@@ -19,20 +20,28 @@ _SQL = queries("retention")
 MAKE_TIMEOUT = "1s"
 """How long the statement that creates a partition may take. It locks the table exclusively and scans the DEFAULT
 partition, which holds no row, but grows with every late row until the next VACUUM."""
+MOST_AHEAD = 100
+"""The most partitions that are created ahead in addition to `premake`, because keys move on fast."""
 _GAP = 100
 """The most partitions that are created to fill a gap. A larger gap is covered by a single partition."""
 
 
+def front(tier: Tier, newest: int | None) -> int | None:
+    """Where new rows come: the present, or the newest key if keys are not times."""
+    now = now_value(tier.kind, datetime.now(UTC))
+    return now if now is not None else newest
+
+
 def wanted_partitions(
-    tier: Tier, newest: int | None, attached: Sequence[Attached], choices: RetentionChoices
+    tier: Tier, newest: int | None, attached: Sequence[Attached], choices: RetentionChoices, reach: int = 0
 ) -> list[tuple[int, int]]:
     """The bounds of the partitions to create, so that `premake` partitions are ready above the present, or above the
-    newest key if keys are not times. They begin where the highest partition ends, and leave no gap."""
+    newest key if keys are not times, and all keys up to `reach` above that have one. They begin where the highest
+    partition ends, and leave no gap."""
     if not choices.premake or choices.width is None:
         return []
     ranges = [partition for partition in attached if not partition.is_default]
-    present = now_value(tier.kind, datetime.now(UTC))
-    start = present if present is not None else newest
+    start = front(tier, newest)
     if start is None:
         return []
     top = max((partition.hi for partition in ranges), default=choices.width.floor(tier.kind, start))
@@ -40,7 +49,8 @@ def wanted_partitions(
         return []
     bounds: list[tuple[int, int]] = []
     ahead = sum(partition.lo > start for partition in ranges)
-    while ahead < choices.premake:
+    most = choices.premake + MOST_AHEAD
+    while ahead < choices.premake or (top < start + reach and ahead < most):
         hi = choices.width.after(tier.kind, top)
         if hi is None:
             break
@@ -69,11 +79,11 @@ def make_partition(
     *,
     lock_timeout: str = LOCK_TIMEOUT,
     make_timeout: str = MAKE_TIMEOUT,
-) -> str | None:
-    """Creates a partition (CREATE TABLE ... PARTITION OF). Returns None, or the reason if it could not be created."""
+) -> StepResult:
+    """Creates a partition (CREATE TABLE ... PARTITION OF)."""
     low, high = literal(kind, lo), literal(kind, hi)
     if low is None or high is None:
-        return f"its bounds {lo} and {hi} are outside of the years 1 to 9999"
+        return Refused(f"its bounds {lo} and {hi} are outside of the years 1 to 9999")
     statement = f"CREATE TABLE {name.quoted} PARTITION OF {table.quoted} FOR VALUES FROM ({low}) TO ({high})"
     try:
         with limited(connection, lock_timeout):
@@ -84,10 +94,10 @@ def make_partition(
             )
             create_partition(connection, table, name, statement)
     except psycopg.errors.QueryCanceled:
-        return f"it takes longer than {make_timeout}, while the table is locked: VACUUM the DEFAULT partition"
+        return Refused(f"it takes longer than {make_timeout}, while the table is locked: VACUUM the DEFAULT partition")
     except psycopg.Error as error:
-        return refusal(error, lock_timeout)
-    return None
+        return Refused(refusal(error, lock_timeout))
+    return TAKEN
 
 
 def create_default(connection: PgConnection, table: TableName) -> TableName:
@@ -110,8 +120,8 @@ def create_partition(connection: PgConnection, table: TableName, name: TableName
     It is created by the owner, if that role may create tables in the schema: building its indexes calls functions that
     the owner chose, with the rights of the partition's owner at that moment.
     """
-    found: list[tuple[str, bool]] = connection.execute(_SQL["other_owner"], {"table": table.quoted}).fetchall()
-    owner, creates = found[0] if found else (None, False)
+    owners: list[tuple[str, bool]] = connection.execute(_SQL["other_owner"], {"table": table.quoted}).fetchall()
+    owner, creates = owners[0] if owners else (None, False)
     with acting_as(connection, owner if creates else None):
         connection.execute(statement.encode())
     if owner is not None and not creates:

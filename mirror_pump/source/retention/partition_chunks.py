@@ -5,8 +5,8 @@ Invariant: every row of a partition is in the files of its chunks, or was change
 changes, if all of its chunks are done and were read under the present capture (modak.not_copied), with the columns that
 the catalog has. The publish that changes the columns forgets all chunks, and a chunk that was read with other columns
 is not recorded: its files would lack a column that no fill adds. A chunk is read in a database snapshot of its own,
-after the seal was committed. A row that nobody changed since is in the same block for all of them, so exactly one chunk
-has it. A row that was changed is captured, whatever chunks made of it.
+after the seal was committed. A row that was not changed since is in the same block for all of them, so exactly one
+chunk has it. A row that was changed is captured, whatever chunks made of it.
 """
 
 from __future__ import annotations

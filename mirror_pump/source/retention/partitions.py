@@ -1,24 +1,27 @@
 """Partitions of tables with heap retention, in the catalog and in the heap: their bounds, and the steps to drop them.
 
-Every step is one statement or one transaction, and returns the reason if it was not taken. Lock requests have a time
-limit, because other sessions queue behind a waiting request.
+Every step is one statement or one transaction. Lock requests have a time limit, because other sessions queue behind a
+waiting request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
+from mirror_pump.database.errors import is_connection_loss
 from mirror_pump.errors import TableError, one_line_of
 from mirror_pump.model import EVERYTHING_IN_HEAP, Lsn, MirroredTable, TableId, TableMode, TableName, Tier, TierKind
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, as_source_error, is_connection_loss
+from mirror_pump.operation_life import OperationPhase
+from mirror_pump.partition_life import TAKEN, PartitionState, Refused, StepResult
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, as_source_error, limited
 from mirror_pump.source.relations.tier_keys import END, NEVER, now_value
 from mirror_pump.source.relations.widths import Width
 from mirror_pump.source.rows import fetch_row, fetch_rows
@@ -39,9 +42,6 @@ DROP_GRACE = timedelta(hours=1)
 FIRST_PAUSE = 0.5
 """Seconds before a refused step is tried again."""
 
-HOT, SEALING, TIERING, TIERED, DROPPED = "hot", "sealing", "tiering", "tiered", "dropped"
-"""modak.partitions.state."""
-
 
 @dataclass(frozen=True)
 class Partition:
@@ -52,7 +52,7 @@ class Partition:
     lo: int
     hi: int
     """Tier values; exclusive."""
-    state: str
+    state: PartitionState
     sealed_lsn: Lsn | None
     truncated: bool
     reason: str | None
@@ -82,7 +82,7 @@ class Partition:
     @property
     def attached_late(self) -> bool:
         """Whether the partition was attached below the cut-line. The rows that it held then are not in the lake."""
-        return self.state == TIERING and self.sealed_lsn is None
+        return self.state is PartitionState.TIERING and self.sealed_lsn is None
 
 
 @dataclass(frozen=True)
@@ -141,14 +141,14 @@ def read_choices(connection: PgConnection, table_id: TableId) -> RetentionChoice
         timedelta(seconds=float(stored.get("drop_grace", DROP_GRACE.total_seconds()))),
         bool(stored.get("detach", False)),
         stored.get("stopped"),
-        stored.get("not_made"),
+        row.not_made,
         row.live,
         NEVER if row.lag is None else row.lag,
         row.cut,
         row.applied,
         row.keep_heap,
         row.lake_lag,
-        stored.get("not_expired"),
+        row.not_expired,
     )
 
 
@@ -165,6 +165,8 @@ class _ChoicesRow:
     lake_lag: int | None
     cut: int
     applied: Lsn
+    not_made: str | None
+    not_expired: str | None
 
 
 def made_default(connection: PgConnection, table_id: TableId) -> bool:
@@ -179,6 +181,12 @@ def retained_tables(
     """The slot's tables with heap retention, or those of `table_ids` with it."""
     rows = connection.execute(_SQL["tables"], {"slot": slot, "table_ids": None if table_ids is None else [*table_ids]})
     return tuple(TableId(table_id) for (table_id,) in rows.fetchall())
+
+
+def premade_tables(connection: PgConnection, slot: str) -> tuple[TableId, ...]:
+    """The slot's live tables that get partitions ahead of their newest key."""
+    rows = connection.execute(_SQL["premade_tables"], {"slot": slot}).fetchall()
+    return tuple(TableId(table_id) for (table_id,) in rows)
 
 
 @dataclass(frozen=True)
@@ -213,7 +221,7 @@ class _PartitionRow:
             relation_id=self.relation_id,
             lo=self.lo,
             hi=self.hi,
-            state=self.state,
+            state=PartitionState(self.state),
             sealed_lsn=self.sealed_lsn,
             truncated=self.truncated,
             reason=self.reason,
@@ -260,14 +268,6 @@ def read_attached(connection: PgConnection, table_id: TableId) -> tuple[Attached
     return tuple(row.attached() for row in rows)
 
 
-@contextmanager
-def limited(connection: PgConnection, lock_timeout: str = LOCK_TIMEOUT) -> Iterator[None]:
-    """A transaction that waits for a lock at most `lock_timeout`."""
-    with connection.transaction():
-        connection.execute("SELECT set_config('lock_timeout', %s, true)", (lock_timeout,))
-        yield
-
-
 NOT_SEEN = "its partitions cannot be examined: {}"
 """The reason that a table shows while its partitions cannot be read."""
 
@@ -289,8 +289,8 @@ def attempt(
     *,
     lock_timeout: str = LOCK_TIMEOUT,
     drop_timeout: str = DROP_TIMEOUT,
-) -> str | None:
-    """Takes one of the steps that return a text. Returns None if it was taken, else the reason."""
+) -> StepResult:
+    """Takes one of the steps whose statement returns NULL if it was taken, and else the reason why not."""
     try:
         with limited(connection, lock_timeout):
             if statement == "drop":
@@ -299,20 +299,20 @@ def attempt(
             assert row is not None
             if row[0] is not None:
                 # The transaction commits: changes before the refusal are part of the step.
-                return str(row[0])
+                return Refused(str(row[0]))
     except psycopg.Error as error:
         if statement == "drop" and isinstance(error, psycopg.errors.QueryCanceled):
-            return (
+            return Refused(
                 f"it takes longer than {drop_timeout}, while the table is locked: a foreign key that refers to the"
                 " table needs an index on its columns, or has to be dropped"
             )
-        return refusal(error, lock_timeout)
-    return None
+        return Refused(refusal(error, lock_timeout))
+    return TAKEN
 
 
 def bounded(connection: PgConnection) -> None:
     """Limits all further statements of the session, or of its open transaction if it has one: to LOCK_TIMEOUT for each
-    lock, and to LOOK_TIMEOUT altogether. Even the bounds of partitions cannot be read while somebody alters one."""
+    lock, and to LOOK_TIMEOUT altogether. Even the bounds of partitions cannot be read while a session alters one."""
     inside = connection.info.transaction_status is not TransactionStatus.IDLE
     connection.execute(
         "SELECT set_config('lock_timeout', %s, %s), set_config('statement_timeout', %s, %s)",
@@ -326,6 +326,22 @@ def run(connection: PgConnection, statement: str, parameters: Mapping[str, Any])
         return connection.execute(_SQL[statement], parameters).rowcount
 
 
+class Noted(StrEnum):
+    """What is noted in the catalog if it does not happen: keys of mirror_tables.retention."""
+
+    NOT_MADE = "not_made"
+    """A future partition cannot be created ahead, or not soon enough."""
+    NOT_SEEN = "not_seen"
+    """The partitions cannot be looked at."""
+    NOT_EXPIRED = "not_expired"
+    """The retention line is due and does not move."""
+
+
+def note(connection: PgConnection, table_id: TableId, key: Noted, reason: str | None) -> None:
+    """Stores why something does not happen, for `status`; None if nothing is in the way."""
+    run(connection, "note", {"table_id": table_id, "key": key, "reason": reason})
+
+
 def require_registered(connection: PgConnection, table: MirroredTable) -> None:
     """Keeps the registration until the end of the open transaction. Raises TableError if it has ended: what is changed
     from then on would concern a table that is not mirrored, or another registration of it."""
@@ -333,7 +349,9 @@ def require_registered(connection: PgConnection, table: MirroredTable) -> None:
         raise TableError(f"{table.name} is not registered any more, or was copied or registered again")
 
 
-def enter(connection: PgConnection, table: MirroredTable, partition: Attached, state: str, reason: str | None) -> str:
+def enter(
+    connection: PgConnection, table: MirroredTable, partition: Attached, state: PartitionState, reason: str | None
+) -> str:
     """Adds a partition to the catalog, in the caller's transaction; returns its partition_id. Raises TableError if the
     registration has ended."""
     require_registered(connection, table)
@@ -377,7 +395,7 @@ def lake_locations(connection: PgConnection, table_id: TableId) -> frozenset[str
 
 def install(connection: PgConnection, table: MirroredTable, relation_id: int, partition_id: str, kind: str) -> None:
     """Installs a partition's triggers, in the caller's transaction. `kind` is `capture`, `cold` or `default`. Raises
-    TableError if the registration has ended: nobody would remove them, and they fail without it."""
+    TableError if the registration has ended: they would never be removed, and they fail without it."""
     require_registered(connection, table)
     connection.execute(
         _SQL["triggers"],
@@ -393,7 +411,7 @@ def correct_all(connection: PgConnection, table_id: TableId, relation_id: int) -
 def journal(
     connection: PgConnection,
     table: MirroredTable,
-    phase: str,
+    phase: OperationPhase,
     details: Mapping[str, Any],
     snapshot_id: int | None = None,
 ) -> None:
@@ -417,8 +435,8 @@ def is_due(tier: Tier, hi: int, lag: int, newest: Callable[[], int | None]) -> b
     if lag == NEVER or hi + lag >= END:
         return False
     if tier.kind is not TierKind.BIGINT:
-        present = now_value(tier.kind, datetime.now(UTC))
-        if present is not None and hi + lag > present:
+        now = now_value(tier.kind, datetime.now(UTC))
+        if now is not None and hi + lag > now:
             return False
     key = newest()
     return key is not None and key >= hi + lag
@@ -448,11 +466,18 @@ def newest_key(connection: PgConnection, tier: Tier, attached: Sequence[Attached
     return None
 
 
+def sequence_position(connection: PgConnection, table: MirroredTable, tier: Tier) -> int | None:
+    """The last value of the sequence that the tier column's default takes values from. None without one, and if the
+    role may not read it."""
+    row = connection.execute(_SQL["next_key"], {"table": table.name.quoted, "column": tier.column}).fetchone()
+    return None if row is None else row[0]
+
+
 def high_water(connection: PgConnection, tier: Tier, attached: Sequence[Attached]) -> int | None:
     """The newest key. If the key is a time, at most the present."""
     newest = newest_key(connection, tier, attached)
-    present = now_value(tier.kind, datetime.now(UTC))
-    return newest if newest is None or present is None else min(newest, present)
+    now = now_value(tier.kind, datetime.now(UTC))
+    return newest if newest is None or now is None else min(newest, now)
 
 
 def holds_rows(connection: PgConnection, relation_id: int) -> bool:

@@ -72,7 +72,7 @@ class RestoreJournal:
             "pin": asdict(self.pin),
             "floor": self.floor,
             "definition": self.definition,
-            "planned": [asdict(wanted) for wanted in self.planned],
+            "planned": [asdict(planned_range) for planned_range in self.planned],
             "tables": [made.to_json() for made in self.tables],
             "ingests": list(self.ingests),
         }
@@ -84,7 +84,7 @@ class RestoreJournal:
             RestorePin(**stored["pin"]),
             stored["floor"],
             stored["definition"],
-            tuple(RestoredRange(**wanted) for wanted in stored["planned"]),
+            tuple(RestoredRange(**planned_range) for planned_range in stored["planned"]),
             tuple(RestoredTable(**made) for made in stored["tables"]),
             tuple(stored.get("ingests", ())),
         )

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from mirror_pump.database.quoting import printed_identifier, shortened
 from mirror_pump.model import EVERYTHING_IN_HEAP, TableName, TierKind
-from mirror_pump.quoting import printed_identifier, shortened
 from mirror_pump.source.relations.tier_keys import name_token
 
 
@@ -53,19 +53,19 @@ def plan_ranges(
     keeps the bounds that it had, also if rows below `floor`, the retention line, are gone.
     """
     taken = list(attached)
-    found = []
+    ranges = []
     for partition in shed:
         name = own_name(table, partition.partition_id)
         for number, (lo, hi) in enumerate(_without((partition.lo, partition.hi), taken)):
             if hi <= floor:
                 continue
             own = name if not number else shortened(name, f"_{number + 1}")
-            found.append(RestoredRange(lo, hi, own, partition.by_owner))
+            ranges.append(RestoredRange(lo, hi, own, partition.by_owner))
             taken.append((lo, hi))
     for lo, hi in _without((floor, cut), taken) if gaps else ():
         token = "oldest" if lo == EVERYTHING_IN_HEAP else f"p{name_token(kind, lo)}"
-        found.append(RestoredRange(lo, hi, shortened(table.name, f"_restored_{token}"), if_filled=True))
-    return sorted(found, key=lambda restored: restored.lo)
+        ranges.append(RestoredRange(lo, hi, shortened(table.name, f"_restored_{token}"), if_filled=True))
+    return sorted(ranges, key=lambda restored: restored.lo)
 
 
 def own_name(table: TableName, partition_id: str) -> str:

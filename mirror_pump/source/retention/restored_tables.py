@@ -1,7 +1,7 @@
 """Tables that take rows of the lake back into the heap: made as partitions, filled unattached, and attached at the end.
 
 Each is created as a partition of the table and detached in the same transaction, so it has what PARTITION OF gives
-(columns, defaults, constraints, indexes, owner), and nobody ever finds it attached before its rows are complete. A
+(columns, defaults, constraints, indexes, owner), and no session ever finds it attached before its rows are complete. A
 CHECK constraint that says what its bounds will say spares the server from reading it when it is attached.
 """
 
@@ -11,12 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import pyarrow as pa
-
 from decoders.columns import ColumnType, Kind
-from decoders.printing import print_values
+from mirror_pump.database.quoting import identifier, in_query, literal, shortened
 from mirror_pump.model import EVERYTHING_IN_HEAP, MirroredTable, TableName, TierKind
-from mirror_pump.quoting import identifier, in_query, literal, shortened
 from mirror_pump.source.connect import PgConnection, acting_as
 from mirror_pump.source.relations.tier_keys import END
 from mirror_pump.source.relations.tier_keys import literal as tier_literal
@@ -64,26 +61,24 @@ class RestoredColumnRow:
 
 
 def columns_of(connection: PgConnection, relation_id: int) -> tuple[RestoredColumnRow, ...]:
-    """The columns of a relation. In the caller's transaction, under a search_path that makes types' names complete."""
-    connection.execute("SET LOCAL search_path = pg_catalog")
+    """The columns of a relation."""
     return tuple(fetch_rows(connection, RestoredColumnRow, _SQL["columns"], {"relation_id": relation_id}))
 
 
 def definition_of(connection: PgConnection, table: MirroredTable) -> str:
-    """What partitions get from the table, as a digest. In the caller's transaction, as columns_of()."""
-    connection.execute("SET LOCAL search_path = pg_catalog")
+    """What partitions get from the table, as a digest."""
     row = connection.execute(_SQL["definition"], {"table_id": table.table_id}).fetchone()
     assert row is not None
     return str(row[0])
 
 
 def make_table(
-    connection: PgConnection, table: MirroredTable, wanted: RestoredRange, role: str | None
+    connection: PgConnection, table: MirroredTable, planned: RestoredRange, role: str | None
 ) -> RestoredTable:
     """Creates a table for a range, in the caller's transaction. Takes ACCESS EXCLUSIVE on the partitioned table."""
     assert table.tier is not None
-    name = _free_name(connection, TableName(table.name.schema, wanted.name))
-    low, high = _bound(table.tier.kind, wanted.lo), _bound(table.tier.kind, wanted.hi)
+    name = _free_name(connection, TableName(table.name.schema, planned.name))
+    low, high = _bound(table.tier.kind, planned.lo), _bound(table.tier.kind, planned.hi)
     connection.execute(f"LOCK TABLE ONLY {table.name.quoted} IN ACCESS EXCLUSIVE MODE".encode())
     connection.execute(_SQL["quiet"])
     statement = f"CREATE TABLE {name.quoted} PARTITION OF {table.name.quoted} FOR VALUES FROM ({low}) TO ({high})"
@@ -96,7 +91,7 @@ def make_table(
         connection.execute(
             f"ALTER TABLE {name.quoted} ADD CONSTRAINT {_CONSTRAINT} CHECK ({condition})".encode(),
         )
-    return RestoredTable(relation_id, name.schema, name.name, wanted.lo, wanted.hi, wanted.if_filled)
+    return RestoredTable(relation_id, name.schema, name.name, planned.lo, planned.hi, planned.if_filled)
 
 
 def attach_all(
@@ -132,11 +127,11 @@ def is_intact(connection: PgConnection, table: MirroredTable, restored: Restored
     """Whether it exists under its name, is no partition, and has the table's columns. As columns_of()."""
     if _present_name(connection, restored) != restored.name:
         return False
-    wanted, found = (
+    expected, actual = (
         {column.name: replace(column, attnum=0) for column in columns_of(connection, relation_id)}
         for relation_id in (table.table_id, restored.relation_id)
     )
-    return wanted == found
+    return expected == actual
 
 
 def as_numbered(connection: PgConnection, table: MirroredTable, restored: RestoredTable) -> MirroredTable:
@@ -194,6 +189,10 @@ def _quoted(name: str) -> str:
 
 def _bound(kind: TierKind, value: int) -> str:
     """A tier value in a partition's bound."""
+    import pyarrow as pa
+
+    from decoders.printing import print_values
+
     if value in (EVERYTHING_IN_HEAP, END):
         return "MINVALUE" if value < 0 else "MAXVALUE"
     usual = tier_literal(kind, value)
@@ -204,12 +203,14 @@ def _bound(kind: TierKind, value: int) -> str:
     return f"{kind.value} {literal(print_values(numbers.cast(lake.arrow), lake)[0].as_py())}"
 
 
-def _free_name(connection: PgConnection, wanted: TableName) -> TableName:
+def _free_name(connection: PgConnection, preferred: TableName) -> TableName:
     """The name, or one like it, that no relation or type has."""
-    name, number = wanted, 1
+    name, number = preferred, 1
     while True:
         row = connection.execute(_SQL["taken"], {"name": name.quoted}).fetchone()
         if row is not None and not row[0]:
             return name
-        name = TableName(wanted.schema, shortened(wanted.name, "_restored" + ("" if number == 1 else str(number))))
+        name = TableName(
+            preferred.schema, shortened(preferred.name, "_restored" + ("" if number == 1 else str(number)))
+        )
         number += 1

@@ -12,7 +12,8 @@ from psycopg.types.json import Jsonb
 
 from decoders.columns import Kind
 from mirror_pump.errors import TableError
-from mirror_pump.model import LakePartitioning, MirroredTable, TableMode, Tier, TierKind
+from mirror_pump.model import Column, LakePartitioning, MirroredTable, TableMode, Tier, TierKind
+from mirror_pump.partition_life import PartitionState
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.lake_layout import lake_transform
@@ -20,6 +21,7 @@ from mirror_pump.source.relations.tier_keys import first_cut, parse_lake_retenti
 from mirror_pump.source.relations.widths import Width, parse_width, usual_width
 from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as retention
+from mirror_pump.source.retention.restore_journal import keeps_heap
 from mirror_pump.source.rows import fetch_row
 from sql import queries
 
@@ -37,7 +39,7 @@ _KINDS = {
 _LAKE_KINDS = frozenset({Kind.INT, Kind.LONG, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RetentionWish:
     """The user's options at register, as typed."""
 
@@ -94,72 +96,38 @@ def parse_grace(text: str, what: str) -> timedelta:
 
 
 def plan_retention(
-    connection: PgConnection, seen: RelationDescription, wish: RetentionWish, time_zone: Callable[[], str]
+    connection: PgConnection, relation: RelationDescription, wish: RetentionWish, time_zone: Callable[[], str]
 ) -> RetentionPlan:
     """Checks a table. Raises TableError, with what to do, if it cannot have a cut-line; UsageError for a wrong lag.
 
     `time_zone` returns the zone in which the bounds of partitions were probably written. It is called only if that
     matters.
     """
-    name = seen.name
-    with source_errors(f"examining the partitions of {name}"):
-        key = fetch_row(connection, _PartitionKey, _SQL["partition_key"], {"table_id": seen.table_id})
-        if key is None:
-            raise TableError(
-                f"{name} is not partitioned: only whole partitions can leave the heap",
-                f"partition it by range of one column, or register it without {wish.option}",
-            )
-        column, type_oid = key.column, key.type_oid
-        if key.strategy != "r" or key.columns != 1 or column is None:
-            raise TableError(
-                f"{name} is not partitioned by range of one column",
-                f"{wish.option} needs PARTITION BY RANGE (column)",
-            )
-        if type_oid is None or type_oid not in _KINDS:
-            raise TableError(
-                f"{name} is partitioned by {column}, which is neither an integer nor a time",
-                f"{wish.option} needs a key of type smallint, integer, bigint, timestamptz, timestamp or date",
-            )
-        if wish.tier_key is not None and wish.tier_key != column:
-            raise TableError(
-                f"{name} is partitioned by {column}, not by {wish.tier_key}",
-                f"the tier key is the column of PARTITION BY RANGE: give --tier-key {column}, or omit it",
-            )
-        if key.nested:
-            raise TableError(
-                f"partitions of {name} are partitioned themselves", f"{wish.option} needs partitions that are tables"
-            )
-        mirrored = next((candidate for candidate in seen.columns if candidate.name == column), None)
-        if mirrored is None or mirrored.type.kind not in _LAKE_KINDS or mirrored.chosen:
-            raise TableError(
-                f"partition column {column} of {name} is not mirrored with its own type", "omit its --column option"
-            )
-        if column not in seen.key or not key.not_null:
-            raise TableError(
-                f"partition column {column} of {name} is not part of its key, or allows NULL",
-                "make it part of the primary key",
-            )
-        attached = retention.read_attached(connection, seen.table_id)
+    with source_errors(f"examining the partitions of {relation.name}"):
+        key = fetch_row(connection, _PartitionKey, _SQL["partition_key"], {"table_id": relation.table_id})
+        column, kind = _tier_key(key, relation, wish)
+        attached = retention.read_attached(connection, relation.table_id)
         for partition in attached:
             if partition.is_default and retention.holds_rows(connection, partition.relation_id):
                 raise TableError(
-                    f"DEFAULT partition {partition.name} of {name} holds rows",
+                    f"DEFAULT partition {partition.name} of {relation.name} holds rows",
                     "move them to partitions of their own: old rows that arrive late are routed through it",
                 )
-    kind = _KINDS[type_oid]
     lag = 0 if wish.lag.strip() == "0" else parse_span(kind, wish.lag, wish.lag_option)
     zone = time_zone() if kind is TierKind.TIMESTAMPTZ else "UTC"
     bounded = [part for part in attached if not part.is_default and max(abs(part.lo), abs(part.hi)) < 2**62]
     bounds = [(part.lo, part.hi) for part in bounded]
     width = usual_width(kind, bounds, zone) if wish.width is None else parse_width(kind, wish.width, "--width", zone)
     if wish.premake and width is None:
-        raise TableError(f"{name} has no partition from which to derive the width of new ones", "give --width")
+        raise TableError(f"{relation.name} has no partition from which to derive the width of new ones", "give --width")
     grace = retention.DROP_GRACE if wish.drop_grace is None else parse_grace(wish.drop_grace, "--drop-grace")
     cut = first_cut(kind, retention.lowest_bound(attached))
-    tier = Tier(column, kind, cut, lag)
+    tier = Tier(column.name, kind, cut, lag)
     partitioning = None
     if wish.lake_partition is not None:
-        partitioning = LakePartitioning(mirrored.field_id, lake_transform(kind, wish.lake_partition, width, name))
+        partitioning = LakePartitioning(
+            column.field_id, lake_transform(kind, wish.lake_partition, width, relation.name)
+        )
     lake_lag = None
     if wish.lake_retention is not None:
         lake_lag = parse_lake_retention(kind, wish.lake_retention, "--lake-retention")
@@ -185,6 +153,46 @@ class _PartitionKey:
     """Whether a partition is partitioned itself."""
 
 
+def _tier_key(key: _PartitionKey | None, relation: RelationDescription, wish: RetentionWish) -> tuple[Column, TierKind]:
+    """The column by which a table is partitioned, and its kind. Raises TableError if it cannot be a tier key."""
+    name = relation.name
+    if key is None:
+        raise TableError(
+            f"{name} is not partitioned: only whole partitions can leave the heap",
+            f"partition it by range of one column, or register it without {wish.option}",
+        )
+    column, kind = key.column, None if key.type_oid is None else _KINDS.get(key.type_oid)
+    if key.strategy != "r" or key.columns != 1 or column is None:
+        raise TableError(
+            f"{name} is not partitioned by range of one column", f"{wish.option} needs PARTITION BY RANGE (column)"
+        )
+    if kind is None:
+        raise TableError(
+            f"{name} is partitioned by {column}, which is neither an integer nor a time",
+            f"{wish.option} needs a key of type smallint, integer, bigint, timestamptz, timestamp or date",
+        )
+    if wish.tier_key is not None and wish.tier_key != column:
+        raise TableError(
+            f"{name} is partitioned by {column}, not by {wish.tier_key}",
+            f"the tier key is the column of PARTITION BY RANGE: give --tier-key {column}, or omit it",
+        )
+    if key.nested:
+        raise TableError(
+            f"partitions of {name} are partitioned themselves", f"{wish.option} needs partitions that are tables"
+        )
+    mirrored = next((candidate for candidate in relation.columns if candidate.name == column), None)
+    if mirrored is None or mirrored.type.kind not in _LAKE_KINDS or mirrored.chosen:
+        raise TableError(
+            f"partition column {column} of {name} is not mirrored with its own type", "omit its --column option"
+        )
+    if column not in relation.key or not key.not_null:
+        raise TableError(
+            f"partition column {column} of {name} is not part of its key, or allows NULL",
+            "make it part of the primary key",
+        )
+    return mirrored, kind
+
+
 def enter_default(connection: PgConnection, table: MirroredTable) -> bool:
     """Creates the DEFAULT partition if there is none, and returns whether it did. Runs in the registration transaction,
     before the table's shape is recorded. Takes ACCESS EXCLUSIVE on the table."""
@@ -208,7 +216,7 @@ def enter_partitions(connection: PgConnection, table: MirroredTable, plan: Reten
         if partition.is_default:
             retention.install(connection, table, partition.relation_id, str(partition.name), "default")
         else:
-            retention.enter(connection, table, partition, retention.HOT, None)
+            retention.enter(connection, table, partition, PartitionState.HOT, None)
     chosen: dict[str, Any] = {
         "premake": plan.premake,
         "width": None if plan.width is None else plan.width.to_json(),
@@ -238,3 +246,10 @@ def sheds(connection: PgConnection, table: MirroredTable) -> bool:
     """Whether the lake holds rows of the table that its heap no longer has."""
     row = connection.execute(_SQL["shed"], {"table_id": table.table_id}).fetchone()
     return row is not None and bool(row[0])
+
+
+def may_have_only_copy(connection: PgConnection, table: MirroredTable) -> bool:
+    """Whether the lake may hold rows that the heap does not have: also those that were ingested, or folded, into it
+    below the cut-line, where the heap had no partition for them."""
+    moved = table.tier is not None and table.tier.moved
+    return sheds(connection, table) or (moved and not keeps_heap(connection, table.table_id))

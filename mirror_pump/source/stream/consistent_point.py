@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import select
 import time
-from types import TracebackType
 from typing import Self
 
 from psycopg import pq
 
+from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import SourceError, one_line_of
 from mirror_pump.model import Lsn, format_lsn, parse_lsn
-from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import replication_connect
 from mirror_pump.source.stream.replication_stream import ReplicationStream
 
@@ -81,9 +80,7 @@ class ConsistentPoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._connection.finish()
 
     def __str__(self) -> str:

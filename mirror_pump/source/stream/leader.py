@@ -14,13 +14,12 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Any, Self
 
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import ConnectionLost, NotLeader, SourceError
-from mirror_pump.service_thread import ServiceThread
+from mirror_pump.runtime.service_thread import ServiceThread
 from mirror_pump.source.advisory_locks import advisory_key, key_halves
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from sql import queries
@@ -61,16 +60,16 @@ class Leader:
                 self._life.await_wake(_BEAT_INTERVAL)
 
     @classmethod
-    def acquire(cls, dsn: str, slot: str, former: int | None = None) -> Self:
+    def acquire(cls, dsn: str, slot: str, former_epoch: int | None = None) -> Self:
         """Become the leader without waiting. Raises NotLeader, with the present leader's name, if there is one.
 
         Raises SourceError if the slot is not in the catalog, and ConnectionLost if Postgres cannot be reached. Also
-        raises ConnectionLost if the caller itself led last, with epoch `former`, and the server still holds the lock
-        for its broken connection: after a network failure the server notices later.
+        raises ConnectionLost if the caller itself led last, with epoch `former_epoch`, and the server still holds the
+        lock for its broken connection: after a network failure the server notices later.
         """
         connection = connect(dsn, autocommit=True, application_name="mirror-pump-leader")
         try:
-            return cls(connection, slot, _take_over(connection, slot, former))
+            return cls(connection, slot, _take_over(connection, slot, former_epoch))
         except BaseException:
             connection.close()
             raise
@@ -108,9 +107,7 @@ class Leader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
@@ -128,7 +125,8 @@ def lock_holders(conn: PgConnection, key: int) -> list[tuple[str, datetime | Non
 
 
 def check_epoch(conn: PgConnection, slot: str, epoch: int) -> None:
-    """In the publish transaction: lock the slot's row, and raise NotLeader if another pump has begun a newer epoch.
+    """In the publish transaction: lock the slot's row, and raise NotLeader if another pump has begun a newer epoch,
+    ConnectionLost if the connection leads to another server.
 
     The row lock also makes a new leader wait until a running publish has ended.
     """
@@ -137,20 +135,39 @@ def check_epoch(conn: PgConnection, slot: str, epoch: int) -> None:
             "SELECT leader_epoch, leader FROM modak.mirror_slots WHERE slot_name = %s FOR UPDATE", (slot,)
         ).fetchone()
     if row is None:
-        raise NotLeader(f"slot {slot} is no longer in the catalog", "the mirror was removed: stop this pump")
-    present, leader = row
-    if present != epoch:
-        raise NotLeader(
-            f"{leader_name(leader)} took over slot {slot} (its epoch is {present}, ours is {epoch})",
-            "this pump stops. No change is lost: the new leader receives again what this pump had not published",
+        raise slot_gone(slot)
+    current_epoch, leader = row
+    if current_epoch != epoch:
+        raise other_epoch(slot, current_epoch, epoch, leader_name(leader))
+
+
+def slot_gone(slot: str) -> NotLeader:
+    """The error for a slot that has left the catalog while a pump led it."""
+    return NotLeader(f"slot {slot} is no longer in the catalog", "the mirror was removed: stop this pump")
+
+
+def other_epoch(slot: str, current_epoch: int, epoch: int, leader: str = "another pump") -> SourceError:
+    """The error for a catalog whose epoch `current_epoch` is not this pump's `epoch`. Epochs of one server only grow:
+    a newer one is another leader's, an older one is that of a server that this pump does not lead on, to which a
+    connection that was made anew has led."""
+    if current_epoch < epoch:
+        return ConnectionLost(
+            f"the server was exchanged during the session: slot {slot} is at epoch {current_epoch} there,"
+            f" ours is {epoch}",
+            "mirror-pump begins a new session by itself, and looks first what the server has; if it is a former"
+            " primary, stop it",
         )
+    return NotLeader(
+        f"{leader} has taken over slot {slot} (epoch {current_epoch}, ours is {epoch})",
+        "this pump stops. No change is lost: the new leader receives again what this pump had not published",
+    )
 
 
-def _take_over(connection: PgConnection, slot: str, former: int | None) -> int:
+def _take_over(connection: PgConnection, slot: str, former_epoch: int | None) -> int:
     with source_errors("becoming the leader"):
         locked = connection.execute("SELECT pg_try_advisory_lock(%s)", (lock_key(slot),)).fetchone()
         if not (locked and locked[0]):
-            raise _refusal(connection, slot, former)
+            raise _refusal(connection, slot, former_epoch)
     return _begin_epoch(connection, slot)
 
 
@@ -167,14 +184,14 @@ def _begin_epoch(connection: PgConnection, slot: str) -> int:
     return int(row[0])
 
 
-def _refusal(connection: PgConnection, slot: str, former: int | None) -> SourceError:
+def _refusal(connection: PgConnection, slot: str, former_epoch: int | None) -> SourceError:
     row = connection.execute(
         "SELECT leader, leader_epoch FROM modak.mirror_slots WHERE slot_name = %s", (slot,)
     ).fetchone()
     leader, epoch = row or (None, None)
     # A new leader takes the lock a moment before it begins its epoch. In that moment this is also raised, and the
     # caller retries.
-    if former is not None and epoch == former:
+    if former_epoch is not None and epoch == former_epoch:
         return ConnectionLost(
             f"the server still holds the lead of slot {slot} for this pump's former connection",
             "the server notices within a minute that the connection is gone; mirror-pump retries by itself",

@@ -18,9 +18,9 @@ from typing import Any
 
 import psycopg
 
+from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import PublicationChanged
 from mirror_pump.model import TableId, TableName
-from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.slot import add_to_publication, create_publication

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 import psycopg
 from psycopg import sql
 
+from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableId, TableName, format_lsn
-from mirror_pump.quoting import identifier
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
@@ -337,11 +337,11 @@ def check_slot(
 def check_identity(conn: PgConnection, name: str, identity: SystemIdentity) -> None:
     """Raises SourceError if this is another cluster or database than the one that the slot was made in. The timeline
     may be another one."""
-    present = system_identity(conn)
-    if (present.system_identifier, present.database) != (identity.system_identifier, identity.database):
+    server_identity = system_identity(conn)
+    if (server_identity.system_identifier, server_identity.database) != (identity.system_identifier, identity.database):
         raise SourceError(
             f"slot {name} was made in database {identity.database} of cluster {identity.system_identifier}, but"
-            f" this is database {present.database} of cluster {present.system_identifier}",
+            f" this is database {server_identity.database} of cluster {server_identity.system_identifier}",
             "connect to the original; a copied database needs a mirror of its own: drop schema modak"
             " there, then `mirror-pump init` and register the tables again",
         )

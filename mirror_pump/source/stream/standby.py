@@ -17,7 +17,6 @@ import socket
 import time
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -136,20 +135,18 @@ class Standby:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._leads:
             self.connection.close()
 
 
 def standbys(conn: PgConnection, slot: str) -> tuple[StandbyProcess, ...]:
     """The pumps that wait for the lead of a slot."""
-    found = []
+    processes = []
     for application, since in lock_holders(conn, _standby_key(slot)):
         named = _NAME.fullmatch(application)
-        found.append(StandbyProcess(named and named[2], int(named[1]) if named else None, since))
-    return tuple(found)
+        processes.append(StandbyProcess(named and named[2], int(named[1]) if named else None, since))
+    return tuple(processes)
 
 
 def _standby_key(slot: str) -> int:

@@ -16,7 +16,7 @@ from mirror_pump.lake.commit.catalog import swap_pointer
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import RowDelta
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.metadata.snapshot_summary import COPYING_PROPERTY, FRONTIER_PROPERTY
+from mirror_pump.lake.document.snapshot_summary import COPYING_PROPERTY, FRONTIER_PROPERTY
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
 from tests.support.cli import RunCommand
@@ -49,9 +49,10 @@ def reader(database: Database, mirror: SmallTable, run: RunCommand) -> Iterator[
         yield role
 
 
-def pasted(run: RunCommand, engine: str, reader: ReaderRole | None = None) -> str:
-    """The output of `connect`, for the DSN's own user unless another one is given."""
-    result = run("connect", "--engine", engine, *(("--user", reader.name) if reader else ()))
+def pasted(run: RunCommand, engine: str, reader: ReaderRole | None = None, *, user: str | None = None) -> str:
+    """The output of `connect`, for a role that is named or for the one that it chooses."""
+    role = reader.name if reader is not None else user
+    result = run("connect", "--engine", engine, *(("--user", role) if role else ()))
     assert result.exit_code == 0, result.stderr
     return result.stdout
 
@@ -60,15 +61,40 @@ def pasted(run: RunCommand, engine: str, reader: ReaderRole | None = None) -> st
 def test_no_snippet_shows_a_password_or_another_user(
     run: RunCommand, mirror: SmallTable, reader: ReaderRole, database: Database, engine: str
 ) -> None:
-    own = pasted(run, engine)
-    assert "mirror-pump connect --user ROLE" in own
+    owner = urlsplit(database.dsn).username
+    assert owner is not None
     text = pasted(run, engine, reader)
+    assert pasted(run, engine) == text, "a reader's role is the default"
     assert reader.name in text
     settings = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    assert not re.search(rf"\b{urlsplit(database.dsn).username}\b", settings)
+    assert not re.search(rf"\b{owner}\b", settings)
+    own = pasted(run, engine, user=owner)
+    assert f"{owner} may change the catalog" in own
     for shown in (own, text):
         assert database.server.password not in shown
         assert "PGPASSWORD" in shown
+
+
+@pytest.mark.parametrize("engine", ["spark", "duckdb", "pyiceberg", "trino"])
+def test_a_mirror_without_a_readers_role_says_how_to_make_one(
+    run: RunCommand, mirror: SmallTable, database: Database, engine: str
+) -> None:
+    text = pasted(run, engine)
+    assert "CREATE ROLE lake_reader LOGIN" in text
+    assert "mirror-pump reader lake_reader" in text
+    settings = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    assert "lake_reader" in settings
+    assert not re.search(rf"\b{urlsplit(database.dsn).username}\b", settings)
+
+
+def test_readers_read_as_themselves(
+    run: RunCommand, reader: ReaderRole, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with role_of(database) as other:
+        assert run("reader", other.name).exit_code == 0
+        for role in (reader, other):
+            monkeypatch.setenv("MIRROR_PUMP_DSN", role.dsn)
+            assert f"connection-user={role.name}" in pasted(run, "trino")
 
 
 def test_spark(run: RunCommand, reader: ReaderRole, tmp_path: Path) -> None:
@@ -98,14 +124,15 @@ def test_pyiceberg(run: RunCommand, mirror: SmallTable, reader: ReaderRole, data
 def test_pyiceberg_users_learn_when_it_can_read_nothing(
     run: RunCommand, slot: str, database: Database, warehouse: str, tmp_path: Path
 ) -> None:
+    owner = urlsplit(database.dsn).username
     assert run("init", "--warehouse", warehouse, "--slot", slot).exit_code == 0
     table = SmallTable(f"{warehouse}/public/t", database.dsn)
     table.commit(RowDelta((table.segment({1: "a"}, [1]),), summary={COPYING_PROPERTY: "true"}))
     with pytest.raises(AssertionError, match="the table is still being copied"):
-        execute(pasted(run, "pyiceberg"), database, tmp_path)
+        execute(pasted(run, "pyiceberg", user=owner), database, tmp_path)
     table.commit(RowDelta((table.segment({1: "a"}, [1]),), summary=at("0/A")))
     with pytest.raises(AssertionError, match="--index-memory"):
-        execute(pasted(run, "pyiceberg"), database, tmp_path)
+        execute(pasted(run, "pyiceberg", user=owner), database, tmp_path)
 
 
 def test_trino_settings_name_the_catalog_that_spark_uses(
@@ -117,7 +144,7 @@ def test_trino_settings_name_the_catalog_that_spark_uses(
     assert lines["iceberg.jdbc-catalog.connection-url"].startswith(
         f"jdbc:postgresql://127.0.0.1:{database.server.port}/"
     )
-    assert "currentSchema=modak" in lines["iceberg.jdbc-catalog.connection-url"]
+    assert "currentSchema=pg_catalog%2Cmodak%2Cpg_temp" in lines["iceberg.jdbc-catalog.connection-url"]
     assert lines["iceberg.jdbc-catalog.connection-password"] == "${ENV:PGPASSWORD}"
-    # The role that is printed unless another one is asked for could commit.
+    # A role that may not write the catalog would write files first.
     assert lines["iceberg.security"] == "read_only"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +15,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import SourceError
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Outcome, Site, ok
-from mirror_pump.ops.doctor.clock import difference_finding
-from mirror_pump.ops.doctor.disk import space_finding
 from mirror_pump.ops.doctor.examination import CHECKS, examine
+from mirror_pump.ops.doctor.machine import space_finding
+from mirror_pump.ops.doctor.server import difference_finding
 from mirror_pump.ops.doctor.storage import PROBE_DIRECTORY
+from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -61,6 +64,9 @@ def test_before_anything_is_there(run: RunCommand, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
+    # Without a Java, the jars are below the home directory of the user's entry, where this machine may have some.
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    (tmp_path / "spark-defaults.conf").write_text(f"spark.jars.ivy {tmp_path}/ivy\n")
     monkeypatch.setattr("mirror_pump.engine.spark_runtime.java._bundled_home", lambda: None)
     code, checks = doctor(run)
     assert code == 1
@@ -114,6 +120,45 @@ def test_a_sound_mirror(run: RunCommand, mirror: Mirror) -> None:
     assert told(checks["engines"], "ok").count("1 tables") == 2, "by TCP as JDBC, and by pyiceberg"
     assert "DuckDB" in told(checks["engines"], "ok")
     assert not (Path(mirror.settings.require_warehouse().removeprefix("file://")) / PROBE_DIRECTORY).exists()
+
+
+def test_an_installation_without_sqlalchemy_is_sound(
+    run: RunCommand, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The README's way installs none: only programs that read by pyiceberg's SqlCatalog need it."""
+    monkeypatch.delitem(sys.modules, "pyiceberg.catalog.sql", raising=False)
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    code, checks = doctor(run)
+    assert code == 0, checks["engines"]
+    assert checks["engines"]["outcome"] == "skipped"
+    (finding,) = [found for found in checks["engines"]["findings"] if found["outcome"] == "skipped"]
+    assert "SQLAlchemy is not installed" in finding["message"]
+    assert finding["remedy"].startswith("pip install ")
+    assert "Spark and Trino" in told(checks["engines"], "ok")
+
+
+def test_jars_are_looked_for_where_spark_has_them(
+    run: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Java takes the home directory from the user's entry, and not from HOME; Spark's own settings come first."""
+    monkeypatch.setenv("HOME", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    home = pwd.getpwuid(os.getuid()).pw_dir
+    assert jars_directory(run) == f"{home}/.ivy2.5.2/jars"
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Duser.home={tmp_path}/of-java")
+    assert jars_directory(run) == f"{tmp_path}/of-java/.ivy2.5.2/jars"
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", f"-Divy.home='{tmp_path}/of ivy'")
+    assert jars_directory(run) == f"{tmp_path}/of ivy/jars"
+    (tmp_path / "spark-defaults.conf").write_text(f"# by the site\nspark.jars.ivy   {tmp_path}/of-spark\n")
+    assert jars_directory(run) == f"{tmp_path}/of-spark/jars"
+
+
+def jars_directory(run: RunCommand) -> str:
+    """The directory of jars that `doctor` names, whether or not they are there."""
+    message = doctor(run)[1]["jars"]["findings"][0]["message"]
+    found = re.search(r"(?:jars are|not) in (/.*?/jars)(?::|$)", message)
+    assert found is not None, message
+    return found[1]
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from mirror_pump.config import Settings
+from mirror_pump.ops.doctor.catalog import TABLES
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding, Outcome
-from mirror_pump.ops.doctor.event_triggers import EVENT_TRIGGERS
 from mirror_pump.ops.doctor.examination import examine
-from mirror_pump.ops.doctor.rights import RIGHTS
-from mirror_pump.ops.doctor.tables import TABLES
+from mirror_pump.ops.doctor.rights import EVENT_TRIGGERS, RIGHTS
 from mirror_pump.ops.setup.initialisation import initialise
+from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner

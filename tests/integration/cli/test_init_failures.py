@@ -9,9 +9,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from mirror_pump.config import Settings, load_settings
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.ops.setup.initialisation import initialise
+from mirror_pump.settings.config import Settings, load_settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from tests.support.cli import RunCommand

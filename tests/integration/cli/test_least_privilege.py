@@ -12,14 +12,13 @@ import orjson
 import psycopg
 import pytest
 
-from mirror_pump.config import Settings
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.doctor.check import DoctorCheck, Finding
-from mirror_pump.ops.doctor.event_triggers import EVENT_TRIGGERS
 from mirror_pump.ops.doctor.examination import examine
 from mirror_pump.ops.doctor.replication import REPLICATION
-from mirror_pump.ops.doctor.rights import RIGHTS
+from mirror_pump.ops.doctor.rights import EVENT_TRIGGERS, RIGHTS
 from mirror_pump.ops.setup.stored_settings import complete
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.stream.standby import Led, Standby
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
@@ -90,7 +89,7 @@ def installed(roles: Roles, command: AsRole, warehouse: str, slot: str) -> Mirro
     roles.grant(roles.admin)
     roles.execute(roles.app, "GRANT SELECT ON public.orders, public.broken TO {pump}")
     roles.execute(roles.master, "GRANT {archive} TO {pump}")
-    settings = Settings(dsn=roles.dsn(roles.pump), batch_age=0.05, storage_fsync=False, retention_interval=0.2)
+    settings = Settings(dsn=roles.dsn(roles.pump), storage_fsync=False, retention_interval=0.2)
     return Mirror(roles.database, complete(settings), ThreadTaskRunner())
 
 
@@ -165,6 +164,27 @@ def test_the_whole_path(
     assert done.returncode == 0, done.stderr
     assert database.rows("SELECT to_regnamespace('modak')::text") == [(None,)]
     assert database.rows("SELECT FROM pg_replication_slots WHERE slot_name = %s", (slot,)) == []
+
+
+def test_a_refusal_names_the_role_that_a_command_is_for(
+    roles: Roles, command: AsRole, warehouse: str, slot: str
+) -> None:
+    """The roles of docs/roles.md: the pump registers nothing, and a reader sees no status."""
+    installed(roles, command, warehouse, slot)
+    command(roles.admin, "reader", roles.reader)
+    for role, arguments, named in (
+        (
+            roles.pump,
+            ("register", "public.orders", "--no-wait"),
+            "as the admin",
+        ),
+        (roles.reader, ("status",), "others as the pump"),
+        (roles.app, ("status",), "others as the pump"),
+    ):
+        output = command(role, *arguments, code=1)
+        assert "permission denied" in output
+        assert named in output, (arguments, output)
+        assert "docs/roles.md" in output
 
 
 def refused(roles: Roles) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from mirror_pump.config import Settings
 from mirror_pump.ops.setup.stored_settings import complete
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.maintenance import is_served
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
@@ -35,7 +35,7 @@ def program(database: Database, tmp_path: Path, run: RunCommand) -> Program:
 @pytest.fixture
 def mirror(program: Program, database: Database) -> Mirror:
     ((slot,),) = database.rows("SELECT slot_name FROM modak.mirror_slots")
-    settings = complete(Settings(dsn=database.dsn, slot=slot, publication=slot, batch_age=0))
+    settings = complete(Settings(dsn=database.dsn, slot=slot, publication=slot))
     return Mirror(database, settings, ThreadTaskRunner())
 
 
@@ -97,7 +97,7 @@ def test_a_server_keeps_a_busy_table_small(program: Program, mirror: Mirror) -> 
             write(mirror, number := number + 1)
 
     writer = threading.Thread(target=load)
-    pump = program.start("run", "--maintain", "--batch-age", "0.5", "--maintain-interval", "1", log="pump.log")
+    pump = program.start("run", "--maintain", "--maintain-interval", "1", log="pump.log")
     writer.start()
     try:
         done = (
@@ -109,7 +109,7 @@ def test_a_server_keeps_a_busy_table_small(program: Program, mirror: Mirror) -> 
         await_true(lambda: not database.rows("SELECT FROM modak.maintenance_requests"), 90, "the request is claimed")
     finally:
         stop.set()
-        writer.join(30)
+        writer.join(60)
         program.stop(pump, timeout=60)
     with database.connect() as connection:
         await_true(

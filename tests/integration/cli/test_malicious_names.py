@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from psycopg import sql
 from pydantic import ValidationError
 
-from mirror_pump.config import Settings
+from mirror_pump.database.quoting import printed_identifier
 from mirror_pump.model import TableName
 from mirror_pump.ops.reads.reader_roles import grant
-from mirror_pump.quoting import printed_identifier
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_rows, normalised
@@ -246,7 +246,6 @@ def _mirror(database: Database, warehouse: Path, options: dict[str, str]) -> Mir
         dsn=database.dsn,
         warehouse=warehouse.as_uri(),
         slot=f"s_{os.urandom(4).hex()}",
-        batch_age=0.05,
         storage_fsync=False,
         retention_interval=0.2,
         **options,  # type: ignore[arg-type]
@@ -267,7 +266,7 @@ def _life(mirror: Mirror, target: _MaliciousTables, role: str, run: RunCommand) 
         return result.stdout
 
     mirror.register(orders)
-    mirror.register(events, retention=RetentionWish("50", 1, "100", drop_grace="0"))
+    mirror.register(events, retention=RetentionWish(lag="50", premake=1, width="100", drop_grace="0"))
     with mirror.pumping():
         mirror.await_live(orders, events)
         target.change()

@@ -93,7 +93,7 @@ def test_what_status_prints_can_be_given_to_every_command(
 ) -> None:
     with mirror.pumping(), duckdb_connection() as duckdb:
         mirror.register(*(name.quoted for name in NAMES))
-        mirror.register(SHED.quoted, retention=RetentionWish("50"))
+        mirror.register(SHED.quoted, retention=RetentionWish(lag="50"))
         mirror.await_live(*(str(name) for name in tables))
 
         status = orjson.loads(done(run("status", "--json")))["tables"]

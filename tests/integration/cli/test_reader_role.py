@@ -67,7 +67,18 @@ def reader(mirror: Mirror, run: RunCommand) -> Iterator[ReaderRole]:
         yield role
 
 
-def test_a_connector_by_others(mirror: Mirror, reader: ReaderRole) -> None:
+def test_a_reader_reads_and_does_nothing_else(
+    mirror: Mirror, reader: ReaderRole, run: RunCommand, monkeypatch: pytest.MonkeyPatch, spark: SparkSession
+) -> None:
+    assert_connectors_by_others_read(mirror, reader)
+    assert_spark_reads(reader, spark)
+    monkeypatch.setenv("MIRROR_PUMP_DSN", reader.dsn)
+    assert_the_command_line_reads(mirror, run)
+    assert_nothing_else_of_the_catalog(mirror, reader)
+    assert_no_rights_are_passed_on(mirror, run)
+
+
+def assert_connectors_by_others_read(mirror: Mirror, reader: ReaderRole) -> None:
     """The statements of the public connectors for Spark and Trino, in READ COMMITTED."""
     ((oid,),) = mirror.database.rows("SELECT 'public.events'::regclass::oid::bigint")
     with psycopg.connect(reader.dsn) as connection:
@@ -104,8 +115,7 @@ def test_a_connector_by_others(mirror: Mirror, reader: ReaderRole) -> None:
         assert rows("SELECT modak.wait_for('0/1')") == [(True,)]
 
 
-def test_the_command_line(mirror: Mirror, reader: ReaderRole, run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MIRROR_PUMP_DSN", reader.dsn)
+def assert_the_command_line_reads(mirror: Mirror, run: RunCommand) -> None:
     for mode, events in (("seam", 19), ("lake", 20), ("heap", 10)):
         for table, count in (("events", events), ("orders", 2)):
             result = run("sql", f"SELECT count(*) FROM {table}", "--mode", mode, "--format", "csv")
@@ -114,13 +124,13 @@ def test_the_command_line(mirror: Mirror, reader: ReaderRole, run: RunCommand, m
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 
-def test_spark(mirror: Mirror, reader: ReaderRole, spark: SparkSession) -> None:
+def assert_spark_reads(reader: ReaderRole, spark: SparkSession) -> None:
     for mode, events in (("seam", 19), ("lake", 20), ("heap", 10)):
         with mirror_pump.spark.read(spark, "public.events", mode, dsn=reader.dsn) as frame:
             assert frame.count() == events, mode
 
 
-def test_nothing_else_of_the_catalog(mirror: Mirror, reader: ReaderRole) -> None:
+def assert_nothing_else_of_the_catalog(mirror: Mirror, reader: ReaderRole) -> None:
     rights = mirror.database.rows(
         "SELECT c.relname, p.privilege FROM pg_class c"
         " CROSS JOIN unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,TRIGGER,REFERENCES}'::text[]) AS p(privilege)"
@@ -150,10 +160,7 @@ def test_nothing_else_of_the_catalog(mirror: Mirror, reader: ReaderRole) -> None
                 connection.execute(statement.encode())
 
 
-def test_a_reader_can_grant_its_rights_to_no_other_role(
-    mirror: Mirror, reader: ReaderRole, run: RunCommand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MIRROR_PUMP_DSN", reader.dsn)
+def assert_no_rights_are_passed_on(mirror: Mirror, run: RunCommand) -> None:
     with role_of(mirror.database) as other:
         refused = run("reader", other.name)
         assert (refused.exit_code, "may not grant" in refused.stderr) == (1, True), refused.output

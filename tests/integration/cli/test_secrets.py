@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -21,7 +23,8 @@ from mirror_pump.cli.main import app
 from mirror_pump.engine.spark_runtime.session import jdbc_catalog, storage_conf
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true
-from tests.support.cli import RunCommand, ThreadedProgram
+from mirror_pump.testing.program import Program
+from tests.support.cli import RunCommand, ThreadedProgram, on_a_terminal
 from tests.support.s3_server import S3Server, s3_server
 
 if TYPE_CHECKING:
@@ -54,12 +57,9 @@ def dsn(database: Database) -> Iterator[str]:
 
 
 def shown_in(text: str) -> list[str]:
-    """The secrets in a text, as they are or quoted."""
-    return [
-        secret
-        for secret in (PASSWORD, *KEYS.values())
-        if any(form in text for form in (secret, quote(secret), quote(secret, safe=""), secret.replace("'", "''")))
-    ]
+    """The secrets in a text, as they are, quoted or in part."""
+    parts = {secret: re.split("[^A-Za-z-]", secret)[0] for secret in (PASSWORD, *KEYS.values())}
+    return [secret for secret, part in parts.items() if part in text]
 
 
 def command_lines(process: subprocess.Popen[bytes]) -> str:
@@ -101,7 +101,10 @@ def test_no_secret_is_shown(
     command(*init)
     database.execute("CREATE TABLE public.t (id int PRIMARY KEY)", "INSERT INTO public.t VALUES (1)")
     command("register", "t", "--no-wait")
-    program = ThreadedProgram(dsn, tmp_path, {**KEYS, "MIRROR_PUMP_LOG_LEVEL": "debug"})
+    (temporary := tmp_path / "temporary").mkdir()
+    reported = {"OTEL_TRACES_EXPORTER": "console", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    reported |= {"MIRROR_PUMP_LISTEN": "127.0.0.1:0", "TMPDIR": str(temporary)}
+    program = ThreadedProgram(dsn, tmp_path, {**KEYS, **reported, "MIRROR_PUMP_LOG_LEVEL": "debug"})
     pump = program.start("run", "--maintain", log="pump.log")
     try:
         await_true(lambda: database.rows("SELECT state FROM modak.mirror_tables") == [("live",)], 90, "live")
@@ -116,11 +119,16 @@ def test_no_secret_is_shown(
         await_true(lambda: database.rows("SELECT FROM modak.mirror_slots WHERE last_error IS NOT NULL"), 60, "an error")
         command("status")
         command("sql", "SELECT * FROM t", code=1)
+        log = tmp_path / "pump.log"
+        await_true(lambda: '"trace_id' in log.read_text().replace("\\", ""), 60, "a span")
+        (url,) = re.findall('"url": *"(http:[^"]*)"', log.read_text())
+        for path in ("/", "/metrics", "/status.json", "/history.json", "/healthz"):
+            outputs[path] = urlopen(url + path).read().decode()
+        assert '"last_error"' in outputs["/status.json"]
     finally:
         program.kill(pump)
-    uri = f"postgresql://u:{quote(PASSWORD, safe='')}@127.0.0.1:{database.server.port}/{database.name}"
-    for wrong in (f"{dsn} port=1", uri, uri.replace("127.0.0.1", "[h"), f"password={PASSWORD} host=x nonsense=1"):
-        command("status", code=1 if "port=1" in wrong or wrong == uri else 2, database_at=wrong)
+    for wrong, code in unusable(database).values():
+        command("status", code=code, database_at=wrong)
     with database.connect() as connection:
         relations = connection.execute(
             "SELECT relname FROM pg_class WHERE relnamespace = 'modak'::regnamespace AND relkind IN ('r', 'v')"
@@ -130,7 +138,79 @@ def test_no_secret_is_shown(
             for (name,) in relations
         ]
     outputs |= {"command lines": lines, "log": (tmp_path / "pump.log").read_text(), "catalog": str(catalog)}
+    outputs |= {str(path): path.read_text(errors="replace") for path in temporary.rglob("*") if path.is_file()}
     assert {name: shown_in(text) for name, text in outputs.items() if shown_in(text)} == {}
+
+
+def unusable(database: Database) -> dict[str, tuple[str, int]]:
+    """DSNs with the password that cannot be connected to, by what is wrong, and the exit code of a command."""
+    where = f"127.0.0.1:{database.server.port}/{database.name}"
+    quoted = quote(PASSWORD, safe="")
+    return {
+        "no server": (make_conninfo(database.dsn, port=1, password=PASSWORD), 1),
+        "no role": (f"postgresql://u:{quoted}@{where}", 1),
+        "no database": (make_conninfo(database.dsn, dbname="none", password=PASSWORD), 1),
+        "no catalog": (make_conninfo(database.dsn, password=PASSWORD), 1),
+        "host": (f"postgresql://u:{quoted}@[h", 2),
+        "parameter": (f"password={quoted} host=x nonsense=1", 2),
+        "value of a parameter": (f"postgresql://u:{quoted}@{where}?sslmode=nonsense", 2),
+        "a slash in it": (f"postgresql://u:{PASSWORD}@{where}", 2),
+        "a slash and digits in it": (f"postgresql://u:5432/{PASSWORD}@{where}", 2),
+        "an at sign in it": (f"postgresql://u:x@{PASSWORD}@{where}", 2),
+        "a blank in it": (f"host=127.0.0.1 password=x {PASSWORD}", 2),
+    }
+
+
+def test_no_secret_is_shown_on_a_terminal(database: Database, tmp_path: Path) -> None:
+    """Not by a traceback either, which `--debug` prints."""
+    (temporary := tmp_path / "temporary").mkdir()
+    shown: dict[str, str] = {}
+
+    def command(name: str, code: int, *arguments: str) -> None:
+        shown[name] = on_a_terminal(program.command(*arguments), program.environment, code=code, columns=1000)
+
+    for name, (dsn, code) in unusable(database).items():
+        program = Program(dsn, tmp_path, {**KEYS, "TMPDIR": str(temporary)})
+        command(name, code, "status", "--debug")
+        assert "Traceback" in shown[name], shown[name]
+    program = Program(database.dsn, tmp_path, {**KEYS, "TMPDIR": str(temporary)})
+    dsn = f"postgresql://u:{quote(PASSWORD, safe='')}@127.0.0.1:1/d"
+    command("argument", 2, "status", dsn)
+    command("engine", 2, "connect", "--engine", "pyiceberg", "--dsn", f"postgresql://u:{PASSWORD}@h/d", "--debug")
+    shown["a bug"] = on_a_terminal([sys.executable, "-c", _BUG, dsn], program.environment, code=1, columns=1000)
+    shown |= {str(path): path.read_text(errors="replace") for path in temporary.rglob("*") if path.is_file()}
+    assert {name: text for name, text in shown.items() if shown_in(text)} == {}
+
+
+_BUG = """
+import logging, sys, threading
+from mirror_pump.runtime.telemetry import get_logger, install_hooks
+dsn = sys.argv.pop()
+class Site:
+    def __init__(self, dsn):
+        self.dsn = dsn
+def fail(dsn):
+    site, secrets = Site(dsn), {"password": dsn.split(":")[2].split("@")[0]}
+    raise RuntimeError(f"cannot use {dsn} and {secrets}")
+try:
+    fail(dsn)
+except RuntimeError as error:
+    get_logger("before").error("the program has not begun", error=error, exc_info=True)
+install_hooks()
+for log in (get_logger("test").error, logging.getLogger("py4j").error):
+    try:
+        fail(dsn)
+    except RuntimeError:
+        log("an error", exc_info=True)
+get_logger("test").info("fields", error=RuntimeError(dsn), found={"list": [dsn, {dsn: dsn}]})
+thread = threading.Thread(target=fail, args=(dsn,))
+thread.start()
+thread.join()
+import mirror_pump.cli.main
+mirror_pump.cli.main.app = lambda **_: fail(dsn)
+from mirror_pump.cli.__main__ import main
+main()
+"""
 
 
 def test_help_shows_no_secret(run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,31 +164,23 @@ def test_register_that_waits_for_a_lock(mirror: InterruptedCommands, tmp_path: P
 _STANDS = "interrupted; registered: t, whose copy a running pump or the same `mirror-pump register` continues"
 
 
-def test_register_while_spark_starts(mirror: InterruptedCommands) -> None:
-    """The table is registered, and the next register continues its copy."""
-    process = mirror.start("register", "t")
-    mirror.until(lambda: spark_starts(process), process)
-    code, events = mirror.ended(process)
-    assert (code, events[-1]) == (130, _STANDS)
-    assert mirror.rows("SELECT state FROM modak.mirror_tables") == [("copying",)]
-    assert mirror.start("register", "t", spark=False).wait(120) == 0
-    assert mirror.rows("SELECT state FROM modak.mirror_tables") == [("live",)]
-
-
-def test_register_while_it_copies(mirror: InterruptedCommands) -> None:
-    """By threads: the copy waits for somebody's lock."""
+@pytest.mark.parametrize("spark", [False, True])
+def test_register_while_it_copies(mirror: InterruptedCommands, spark: bool) -> None:
+    """The copy waits for a lock of another session. With `spark`, Spark starts meanwhile. The next register continues
+    the copy."""
     copied = "SELECT count(*) FROM modak.copy_chunks WHERE done_at IS NOT NULL"
     with (
         mirror.database.connect(autocommit=False) as planning,
         mirror.database.connect(autocommit=False) as locking,
     ):
         planning.execute("LOCK TABLE modak.copy_chunks IN EXCLUSIVE MODE")
-        process = mirror.start("register", "t", spark=False)
+        process = mirror.start("register", "t", spark=spark)
         mirror.until(lambda: mirror.query_runs("mirror-pump", "wait_event_type = 'Lock'"), process)
         # Registered, and about to be planned: nobody has read a row.
         locking.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
         planning.rollback()
         mirror.until(lambda: mirror.rows("SELECT count(*) FROM modak.copy_chunks") > [(0,)], process)
+        mirror.until(lambda: not spark or spark_starts(process), process)
         code, events = mirror.ended(process)
         assert (code, events[-1]) == (130, _STANDS)
         assert mirror.rows(copied) == [(0,)]
@@ -211,16 +203,6 @@ def test_register_while_spark_copies(mirror: InterruptedCommands) -> None:
 
     assert mirror.start("register", "t", spark=False).wait(120) == 0
     assert mirror.rows("SELECT state FROM modak.mirror_tables") == [("live",)]
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_run_while_spark_starts(mirror: InterruptedCommands, number: signal.Signals, code: int) -> None:
-    """tests/integration/cli/test_run.py has the same while the pump streams."""
-    process = mirror.start("run")
-    mirror.until(lambda: spark_starts(process), process)
-    output = f"{number.name}: stopped before anything was received; the frontier is unchanged"
-    ended, events = mirror.ended(process, number)
-    assert (ended, [event for event in events if event != "leading"]) == (code, [output])
 
 
 @pytest.mark.soak

@@ -149,7 +149,8 @@ def test_a_leader_whose_connection_is_cut_is_the_next_standby_and_ends_its_spark
     await_leader(table, second)
     third = start("run", log="third.log", spark=False)
     await_true(lambda: standbys(run) == {third.pid}, 60, "a third one waits")
-    assert f"the pump with process id {second.pid}" in (tmp_path / "third.log").read_text(), "its log names the leader"
+    named = f"the pump with process id {second.pid}"
+    await_true(lambda: named in (tmp_path / "third.log").read_text(), 20, "its log names the leader")
     table.rows(
         "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity"
         " WHERE application_name = 'mirror-pump-leader' AND datname = current_database()"

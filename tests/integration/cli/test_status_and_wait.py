@@ -65,6 +65,8 @@ def point_at_metadata(database: Database, path: Path, summary: dict[str, str]) -
         )
     )
     with database.connect() as connection:
+        # The registration was made by hand too, and first.
+        connection.execute("SET session_replication_role = replica")
         connection.execute(
             "INSERT INTO modak.iceberg_tables (catalog_name, table_namespace, table_name, metadata_location)"
             " VALUES ('lake', 'public', 't', %s)",
@@ -222,7 +224,38 @@ def test_wait_ignores_tables_that_are_not_live(run: RunCommand, database: Databa
     register_by_hand(database, mirror, state="failed", frontier=10)
     with database.connect() as connection:
         connection.execute("UPDATE modak.mirror_slots SET applied_lsn = %s", (1 << 60,))
-    assert run("wait", "--now", "--timeout", "1").exit_code == 0
+    result = run("wait", "--now", "--timeout", "1")
+    assert result.exit_code == 0
+    assert "not waited for: public.t (failed, readable as of 0/A)" in result.stdout
+    assert database.rows("SELECT modak.wait_for(timeout => '0')") == [(True,)]
+
+
+@pytest.mark.unverified("its table is a row of the catalog only")
+@pytest.mark.parametrize("state", ["waiting", "copying", "filling"])
+@pytest.mark.parametrize("frontier", [10, None])
+def test_wait_says_no_while_no_table_is_readable(
+    run: RunCommand, database: Database, mirror: str, state: str, frontier: int | None
+) -> None:
+    """All tables are copied again, or are copied for the first time."""
+    register_by_hand(database, mirror, state=state, frontier=frontier)
+    database.execute(f"UPDATE modak.mirror_slots SET applied_lsn = {1 << 60}")
+    result = run("wait", "--now", "--timeout", "0.1")
+    assert result.exit_code == 1
+    assert f"public.t ({state}, readable as of {'never' if frontier is None else '0/A'})" in result.stderr
+    with database.session() as connection:
+        notices: list[str] = []
+        connection.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
+        assert connection.execute("SELECT modak.wait_for(timeout => '0')").fetchall() == [(False,)]
+        (notice,) = notices
+        assert f"public.t ({state}, " in notice
+    # It waits for its owner: no waiter waits for that.
+    database.execute("UPDATE modak.mirror_tables SET state = 'waiting', error = 'it has no key'")
+    assert run("wait", "--now", "--timeout", "0").exit_code == 0
+    assert database.rows("SELECT modak.wait_for(timeout => '0')") == [(True,)]
+    database.execute("UPDATE modak.mirror_tables SET state = 'live', error = NULL")
+    publish(database, 1 << 60)
+    assert "not waited for" not in run("wait", "--now", "--timeout", "0").stdout
+    assert database.rows("SELECT modak.wait_for(timeout => '0')") == [(True,)]
 
 
 @pytest.mark.unverified("its table is a row of the catalog only")
@@ -235,16 +268,16 @@ def test_wait_asks_the_pump_and_sees_its_publish(run: RunCommand, database: Data
         with database.connect() as connection:
             connection.execute("LISTEN mirror_pump")
             listening.set()
-            for notification in connection.notifies(timeout=20, stop_after=1):
+            for notification in connection.notifies(timeout=60, stop_after=1):
                 payloads.append(notification.payload)
                 publish(database, parse_lsn(notification.payload))
 
     listening = threading.Event()
     thread = threading.Thread(target=pump)
     thread.start()
-    assert listening.wait(20)
+    assert listening.wait(60)
     result = run("wait", "--now", "--timeout", "20")
-    thread.join(20)
+    thread.join(60)
 
     assert result.exit_code == 0, result.stderr
     assert f"frontier {payloads[0]} has passed {payloads[0]}" in result.stdout

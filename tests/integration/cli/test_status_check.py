@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import SourceError
 from mirror_pump.pipeline.session.pump import Pump
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.stream.leader import Leader
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version

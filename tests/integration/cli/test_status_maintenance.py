@@ -12,15 +12,13 @@ import pytest
 
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.operation_life import OperationPhase
 from mirror_pump.ops.maintenance.journal import Heartbeat
 from mirror_pump.ops.maintenance.maintenance_pass import Maintenance
 from mirror_pump.ops.maintenance.plan import NAMES
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.catalog.maintenance import (
-    DONE,
-    FAILED,
     MAINTENANCE,
-    RUNNING,
     announce_server,
     begin,
     change_policy,
@@ -73,7 +71,7 @@ def maintainer(mirror: Mirror) -> Iterator[Maintenance]:
 
     dsn = mirror.settings.require_dsn()
     with connect(dsn, autocommit=True) as connection, Heartbeat(dsn) as heartbeat:
-        yield Maintenance(dsn, connection, mirror.settings.slot, StorageOptions(), start, heartbeat)
+        yield Maintenance(connection, mirror.settings.slot, StorageOptions(), start, heartbeat)
 
 
 def test_status_shows_what_is_due(mirror: Mirror, run: RunCommand) -> None:
@@ -113,8 +111,8 @@ def test_status_shows_what_is_due(mirror: Mirror, run: RunCommand) -> None:
 
     with mirror.database.connect() as connection:
         operation = {"operation": "remove_orphan_files"}
-        op_id = begin(connection, found.table_id, MAINTENANCE, RUNNING, operation)
-        finish(connection, op_id, DONE, {"sequence_number": backlog.figures.sequence_number})
+        op_id = begin(connection, found.table_id, MAINTENANCE, OperationPhase.RUNNING, operation)
+        finish(connection, op_id, OperationPhase.DONE, {"sequence_number": backlog.figures.sequence_number})
         announce_server(connection, mirror.settings.slot)
         document = status(run)
         assert document["maintenance"]["served"] is True
@@ -172,12 +170,12 @@ def test_a_table_without_maintenance_for_a_day(mirror: Mirror, run: RunCommand) 
 def test_maintenance_that_failed(mirror: Mirror, run: RunCommand) -> None:
     with mirror.database.connect() as connection:
         (found,) = read_tables(connection, mirror.settings.slot)
-        op_id = begin(connection, found.table_id, MAINTENANCE, RUNNING, {"operation": "pass"})
-        finish(connection, op_id, FAILED, {"errors": ["rewrite_data_files: no room"]})
+        op_id = begin(connection, found.table_id, MAINTENANCE, OperationPhase.RUNNING, {"operation": "pass"})
+        finish(connection, op_id, OperationPhase.FAILED, {"errors": ["rewrite_data_files: no room"]})
     (alert,) = warnings(status(run))
     assert alert["table"] == "public.t"
     assert "rewrite_data_files: no room" in alert["message"]
     with mirror.database.connect() as connection:
-        op_id = begin(connection, found.table_id, MAINTENANCE, RUNNING, {"operation": "pass"})
-        finish(connection, op_id, DONE, {})
+        op_id = begin(connection, found.table_id, MAINTENANCE, OperationPhase.RUNNING, {"operation": "pass"})
+        finish(connection, op_id, OperationPhase.DONE, {})
     assert not warnings(status(run))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from mirror_pump.errors import StorageFull
-from mirror_pump.limits import InternalLimits
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner

@@ -3,14 +3,9 @@ progress bars."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pty
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +14,7 @@ import pytest
 
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.program import Program
+from tests.support.cli import on_a_terminal
 
 
 def run(program: Program, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
@@ -72,7 +68,7 @@ def test_every_command_of_a_mirror(program: Program, database: Database, slot: s
 @pytest.mark.parametrize(
     "arguments",
     [(), ("frobnicate",), ("register",), ("wait", "--timeout", "soon", "--now"), ("status", "--no-such-option"),
-     ("run", "--batch-age", "soon"), ("status", "--config", "absent.toml")],
+     ("run", "--convert-age", "soon"), ("status", "--config", "absent.toml")],
 )  # fmt: skip
 def test_wrong_usage(program: Program, arguments: tuple[str, ...]) -> None:
     code, (line,) = run(program, *arguments)
@@ -134,50 +130,34 @@ def test_a_broken_installation(program: Program, tmp_path: Path) -> None:
 
 
 _PROGRESS = """
-import logging, os, sys, time, warnings
+import logging, os, sys, threading, time, warnings
 from mirror_pump.engine.spark_runtime.jvm_log import jvm_output
 from mirror_pump.cli.terminal.output import remark
 from mirror_pump.cli.terminal.progress import copy_progress
-from mirror_pump.ops.register.registration import CopyProgress
-from mirror_pump.telemetry import configure_logging, get_logger, install_hooks
+from mirror_pump.ops.table_progress import TableProgress
+from mirror_pump.runtime.telemetry import configure_logging, get_logger, install_hooks
 install_hooks()
 log = get_logger("before")
-with copy_progress() as show, jvm_output() as jvm:
-    for rows in range(3):
-        show([CopyProgress("public.t", "copying", rows, 4, rows)])
-        log.warning("from the log")
-        logging.getLogger("py4j").error("from logging")
-        warnings.warn(f"from warnings {rows}")
-        remark("from the command")
-        os.write(jvm, b"from the JVM\\n")
-        print("from a library", file=sys.stderr)
+with copy_progress() as show:
+    with jvm_output() as jvm:
+        for rows in range(3):
+            show([TableProgress("public.t", "copying", rows, 4, rows)])
+            log.warning("from the log")
+            logging.getLogger("py4j").error("from logging")
+            warnings.warn(f"from warnings {rows}")
+            remark("from the command")
+            os.write(jvm, b"from the JVM\\n")
+            print("from a library", file=sys.stderr)
+    # Its thread does not wait for the last lines of a JVM that has not failed.
+    for thread in threading.enumerate():
+        if thread.name == "jvm-log":
+            thread.join(60)
 """
-
-
-def on_a_terminal(program: str, environment: Mapping[str, str]) -> str:
-    """What the program writes to a terminal of 100 columns."""
-    ours, its = pty.openpty()
-    environment = {**environment, "COLUMNS": "100", "TERM": "xterm"}
-    command = [sys.executable, "-c", program]
-    process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True)
-    os.close(its)
-    written = b""
-    try:
-        # Linux reports the end of a terminal as an error.
-        with contextlib.suppress(OSError):
-            while data := os.read(ours, 65536):
-                written += data
-        assert process.wait(60) == 0, written.decode()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        os.close(ours)
-    return written.decode()
 
 
 def test_lines_on_a_terminal_stand_above_the_progress_bar(program: Program) -> None:
     """No line shares its row with the bar: rich erases the bar, prints the line, and draws the bar again below."""
-    screen = render(on_a_terminal(_PROGRESS, program.environment))
+    screen = render(on_a_terminal([sys.executable, "-c", _PROGRESS], program.environment))
     for text, times in (
         ("from the log", 3),
         ("from logging", 3),

@@ -14,7 +14,7 @@ import structlog
 
 from mirror_pump.cli.terminal.step_log import StepLog
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.telemetry import configure_logging
+from mirror_pump.runtime.telemetry import configure_logging
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner

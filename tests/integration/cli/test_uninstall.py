@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mirror_pump.config import Settings
 from mirror_pump.ops.setup.stored_settings import complete
+from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner

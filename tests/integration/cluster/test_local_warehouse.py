@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import UsageError
 from mirror_pump.ops.maintenance.maintainer import own_spark
+from mirror_pump.settings.config import Settings
 from tests.support.cli import RunCommand
 
 _MASTER = "spark://127.0.0.1:1"

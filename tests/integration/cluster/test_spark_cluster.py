@@ -5,7 +5,9 @@ A cluster takes a minute, so `make soak` does this. `make test` runs tasks on ba
 
 from __future__ import annotations
 
+import socket
 import subprocess
+import time
 
 import orjson
 import pytest
@@ -68,6 +70,35 @@ def test_nodes_that_die_in_a_copy_and_in_a_batch_lose_nothing(cluster: SparkClus
     # The pump itself went on: only Spark had to run tasks again.
     assert not mirror.log(Step.RETRYING)
     assert mirror.leaks() == []
+    mirror.stop()
+    mirror.mirror.assert_sound()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.unverified("in S3; verified here")
+def test_a_port_for_workers_that_is_taken_is_told(cluster: SparkCluster, mirror: ClusterMirror) -> None:
+    cluster.keep(2)
+    mirror.database.execute("CREATE TABLE public.orders (id int PRIMARY KEY)", "INSERT INTO public.orders VALUES (1)")
+    mirror.mirror.register(_TABLE)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        environment = {**mirror.program.environment, **cluster.environment(spark_mirrorPump_port=port)}
+        pump = Program(mirror.dsn, mirror.directory, environment).start("run", log="taken.log")
+        for number in range(2, 2000):
+            # The first tasks run in the driver, until Spark is there.
+            if pump.poll() is not None:
+                break
+            mirror.database.execute(f"INSERT INTO public.orders VALUES ({number})")
+            time.sleep(0.1)
+        assert pump.wait(10) == 2
+    told = (mirror.directory / "taken.log").read_text()
+    assert f"the driver cannot listen for its workers at localhost, port {port}" in told
+    assert "set spark.mirrorPump.port to a free port" in told
+    mirror.start()
+    mirror.database.execute("DELETE FROM public.orders WHERE id = 1")
+    mirror.mirror.await_frontier(seconds=180)
+    assert verify(mirror.mirror.settings, [_TABLE]).equal
     mirror.stop()
     mirror.mirror.assert_sound()
 

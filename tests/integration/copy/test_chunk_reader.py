@@ -15,6 +15,7 @@ from mirror_pump.source.heap.block_reader import Chunk, FilenodeChanged, RawText
 from mirror_pump.source.heap.packed_columns import packable
 from mirror_pump.source.relations.relations import describe, resolve_name
 from mirror_pump.testing.database import Database
+from tests.support.users_tables import connect_as_user
 
 TYPES_AND_VALUES: dict[str, list[str]] = {
     "boolean": ["true", "false"],
@@ -93,7 +94,7 @@ CREATE DOMAIN code AS char(4);
 
 @pytest.fixture
 def conn(database: Database) -> Iterator[PgConnection]:
-    with connect(database.dsn, autocommit=True) as connection:
+    with connect_as_user(database.dsn) as connection:
         yield connection
 
 
@@ -248,7 +249,7 @@ def test_a_read_of_a_partition_leaves_its_parents_to_others(database: Database, 
         for where in ("", "id > 1"):
             read = read_chunk(database.dsn, chunk, columns, snapshot=snapshot, where=where)
             next(read)
-            ddl.execute("LOCK TABLE ONLY p, ONLY branch IN ACCESS EXCLUSIVE MODE NOWAIT")
+            ddl.execute("LOCK TABLE ONLY public.p, ONLY public.branch IN ACCESS EXCLUSIVE MODE NOWAIT")
             assert list(read) == []
             (batch,) = read_chunk(database.dsn, chunk, columns, snapshot=snapshot, where=where)
             assert batch.num_rows == (8 if where else 9)

@@ -14,7 +14,7 @@ import pytest
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror, Steps, await_true
+from mirror_pump.testing.mirror import Mirror, Steps, await_true, paced
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.pipeline import change_rows, in_thread, writing
 
@@ -56,7 +56,7 @@ def test_a_table_is_copied_while_it_changes(
     seed = random.SystemRandom().randrange(2**32)
     print(f"writer's seed: {seed}")
     mirror = Mirror.create(
-        busy, warehouse, runner, batch_age=0.3, copy_chunk_bytes=min(1 << 18, 6 * ROWS), copy_workers=2
+        busy, warehouse, runner, limits=paced(0.3), copy_chunk_bytes=min(1 << 18, 6 * ROWS), copy_workers=2
     )
     steps = Steps()
     with mirror.pumping(steps), writing(busy, change_rows("t", ROWS), seed) as written:
@@ -99,12 +99,13 @@ def test_what_was_copied_before_a_truncate_is_not_published_with_it(database: Da
         if step is Step.WRITTEN and armed:
             armed = False
             busy.set()
-            assert go_on.wait(30)
+            assert go_on.wait(60)
 
     steps = Steps(block)
     gate = GatedCopies(ThreadTaskRunner())
     gate.hold()
-    mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=1 << 20, batch_age=0.0)
+    # A batch that is not full would wait for the one before.
+    mirror = Mirror.create(database, warehouse, gate, copy_chunk_bytes=1 << 20, batch_bytes=1)
     with mirror.pumping(steps) as running:
         mirror.register("u")
         mirror.await_live("public.u")
@@ -112,7 +113,7 @@ def test_what_was_copied_before_a_truncate_is_not_published_with_it(database: Da
         await_true(lambda: "public.t" in steps.details(Step.COPY_PLANNED, "table"), 30, "the copy is planned")
         armed = True
         database.execute("INSERT INTO u VALUES (1)")
-        assert busy.wait(30), "a batch is being applied"
+        assert busy.wait(60), "a batch is being applied"
         gate.let_go()
         await_true(lambda: steps.count(Step.CHUNK_COPIED), 30, "the chunk is copied")
         waiting = running.pump._inbox.qsize()
@@ -144,7 +145,7 @@ def test_a_large_value_is_never_that_of_another_row(
     gate = GatedCopies(ThreadTaskRunner())
     gate.hold()
     batch: dict[str, Any] = (
-        {"batch_bytes": 1 << 20, "batch_age": 0.5} if together else {"batch_bytes": 1, "batch_age": 0.0}
+        {"batch_bytes": 1 << 20, "limits": paced(0.5)} if together else {"batch_bytes": 1, "limits": paced(0)}
     )
     mirror = Mirror.create(database, warehouse, gate, segment_bytes=1, **batch)
     gone = ("INSERT INTO t VALUES (2, 0, repeat('wrong', 1000))", "DELETE FROM t WHERE id = 2")
@@ -208,7 +209,7 @@ def test_a_key_that_moves_during_the_copy_has_its_large_value_before_anybody_see
     )
     gate = GatedCopies(ThreadTaskRunner())
     gate.hold()
-    mirror = Mirror.create(database, warehouse, gate, batch_age=0.0)
+    mirror = Mirror.create(database, warehouse, gate, limits=paced(0))
 
     def move(_: threading.Event) -> None:
         with database.connect() as connection, connection.transaction():

@@ -1,4 +1,4 @@
-"""The services of deploy/compose, started as processes with the commands and environments in the file."""
+"""The services of compose/, started as processes with the commands and environments in the file."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def services(
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
         # Nobody waits for the next batch or the next reading of the status.
-        "MIRROR_PUMP_BATCH_AGE": "0.05",
+        "MIRROR_PUMP_LIMITS__BATCH_PAUSE": "0.05",
         "MIRROR_PUMP_LIMITS__STATUS_INTERVAL": "0.3",
     }
     made = Services(load(COMPOSE, secrets), image_entrypoint(), replacements, environment, tmp_path)
@@ -97,7 +97,7 @@ def services(
 
 def _get(url: str, token: str | None = None) -> Any:
     request = urllib.request.Request(url, headers={} if token is None else {"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.read().decode()
 
 

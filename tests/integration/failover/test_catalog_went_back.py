@@ -8,8 +8,6 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from mirror_pump.backoff import RetryPolicy
-from mirror_pump.config import Settings
 from mirror_pump.errors import ConnectionLost, HistoryDiverged, SourceError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, format_lsn
@@ -23,6 +21,8 @@ from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.publish.publisher import Publisher
 from mirror_pump.pipeline.session.lost_publishes import refuse_restored_copy
+from mirror_pump.runtime.backoff import RetryPolicy
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.maintenance import begin_sweep, read_tables
 from mirror_pump.source.catalog.resync import begin_stream, mark_tables, resync_candidates
 from mirror_pump.source.connect import PgConnection, connect

@@ -14,7 +14,6 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import HistoryDiverged
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.doctor.check import Finding, Outcome
@@ -24,6 +23,7 @@ from mirror_pump.ops.reconcile.outcome import Reconciled
 from mirror_pump.ops.reconcile.reconciliation import reconcile
 from mirror_pump.ops.resync.resync import ResyncAction
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import read_duckdb

@@ -239,3 +239,13 @@ def test_a_partition_that_was_detached_before(events: EventsTable, scene: Ingest
     with events.mirror.pumping():
         events.await_state(p0="dropped", p1="dropped")
         events.assert_exact()
+
+
+def test_ingested_history_is_given_up_by_yes_alone(scene: IngestScene) -> None:
+    """No partition has left, so nothing in the catalog but the cut-line tells that the lake alone has these rows."""
+    scene.ingest(scene.csv("history.csv", HISTORY))
+    with pytest.raises(TableError, match="would destroy the only copy"):
+        scene.mirror.unregister("events", drop_lake=True)
+    assert scene.files_in_lake()
+    scene.mirror.unregister("events", drop_lake=True, yes=True)
+    assert not scene.files_in_lake()

@@ -3,24 +3,32 @@ the files of the lake, corrections, and readers meanwhile."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import LiteralString
 
 import pytest
 
-from mirror_pump.errors import MirrorPumpError, OutcomeUnknown, TableError
+from mirror_pump.errors import Interrupted, MirrorPumpError, OutcomeUnknown, TableError
+from mirror_pump.ops.ingest import ingestion
+from mirror_pump.ops.ingest.commit import ingest_commit, ingest_journal
 from mirror_pump.ops.ingest.ingest_request import IngestStep, OnConflict
 from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.publish.guest_publish import GuestPublisher
+from mirror_pump.runtime import interrupts
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from tests.support.events_table import EventsTable, RetentionTables, delete, upsert
 from tests.support.ingest_scene import IngestScene, csv_text
-from tests.support.killed_ingest import die_at
+from tests.support.interrupts import InterruptedLines
+from tests.support.killed_ingest import die_at, started_ingest
 from tests.support.message_proxy import MessageProxy
 from tests.support.pipeline import in_thread, writing
 
@@ -70,6 +78,94 @@ def test_an_ingest_that_is_killed(scene: IngestScene, step: IngestStep) -> None:
     if not landed:
         added = {name for name in scene.files_in_lake() - before if not name.endswith("-positions.parquet")}
         assert len(added) == outcome.files
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_each_step(scene: IngestScene, number: signal.Signals) -> None:
+    """Whatever it interrupts, the ingest has landed with all of its files, or nothing of it is there."""
+    scene.ingest(scene.csv("first.csv", FIRST))
+    scene.into_model(FIRST)
+    for round_, step in enumerate(step for step in IngestStep if step is not IngestStep.WAITING):
+        rows = [(at, 1, round_, str(step)) for at in (4, 8, 60 + round_)] + [(230 + round_, 600, round_, str(step))]
+        path = scene.csv("rows.csv", rows)
+        process = started_ingest(scene.mirror.settings, step, "events", path, number=number)
+        process.join(60)
+        assert process.exitcode == (-number if number is signal.SIGTERM else 130), step
+        await_true(lambda: _sessions(scene.database) == 0, 30, "the session of the interrupted ingest has ended")
+        landed = step is IngestStep.COMMITTED
+        if landed:
+            scene.into_model(rows)
+        scene.assert_exact()
+        expected = "done" if landed else "undone" if number is signal.SIGINT else "writing"
+        assert scene.phases()[-1] == expected, step
+    # What the others left is removed, and nothing else.
+    scene.ingest(path)
+    scene.assert_exact()
+    assert set(scene.phases()) == {"done", "undone"}
+
+
+# Makes a COMMIT wait as long as the test holds the lock, as one waits for a synchronous standby.
+_SLOW_COMMIT = """
+CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  PERFORM pg_advisory_xact_lock(4711); RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER slowly AFTER INSERT OR UPDATE ON p2 DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+  EXECUTE FUNCTION slowly()
+"""
+_COMMIT_WAITS = (
+    "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'mirror-pump-ingest'"
+    " AND wait_event_type = 'Lock' AND query ILIKE 'commit%'"
+)
+
+
+def test_ctrl_c_while_the_commit_waits(scene: IngestScene) -> None:
+    """The commit ends first. Then the program says that it was interrupted, and that the rows are there."""
+    path = _prepared(scene)
+    scene.database.execute(_SLOW_COMMIT)
+    with scene.database.connect(autocommit=False) as connection:
+        connection.execute("SELECT pg_advisory_xact_lock(4711)")
+        process = started_ingest(scene.mirror.settings, None, "events", path)
+        await_true(lambda: bool(scene.database.rows(_COMMIT_WAITS)), 60, "the ingest commits")
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        # The handler of the signal takes itself away: a second Ctrl-C would end the program at once.
+        await_true(lambda: _ignores_no_interrupt(process.pid), 30, "the signal has arrived")
+    process.join(60)
+    assert process.exitcode == 130
+    scene.into_model(SECOND)
+    scene.assert_exact()
+    assert scene.phases()[-1] == "done"
+
+
+def _ignores_no_interrupt(pid: int | None) -> bool:
+    """Whether SIGINT has its default effect in a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")), 16)
+    return not caught >> (signal.SIGINT - 1) & 1
+
+
+@pytest.mark.parametrize("places", [6, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_ctrl_c_at_any_line_of_the_commit(scene: IngestScene, places: int) -> None:
+    scene.ingest(scene.csv("first.csv", FIRST))
+    scene.into_model(FIRST)
+
+    def interrupted(at: int | None, value: int) -> int:
+        rows = [(at, 1, value, "interrupted") for at in (4, 8, 60)] + [(230, 600, value, "interrupted")]
+        lines = InterruptedLines((ingest_commit, ingestion, ingest_journal, interrupts), at)
+        with lines.counted(), suppress(KeyboardInterrupt, Interrupted):
+            scene.ingest(
+                scene.csv("rows.csv", rows),
+                on_step=lambda step: lines.begin() if step is IngestStep.COMMITTING else None,
+            )
+        if scene.phases()[-1] == "done":
+            scene.into_model(rows)
+        scene.assert_exact()
+        return lines.lines
+
+    total, seed = interrupted(None, 0), random.randrange(2**32)
+    print(f"seed {seed}")
+    for value, at in enumerate(random.Random(seed).sample(range(total), min(places, total)), 1):
+        print(f"line {at} of {total}")
+        interrupted(at, value)
 
 
 def _sessions(database: Database) -> int:
@@ -163,7 +259,7 @@ def test_a_reader_that_pinned_before_is_waited_for(scene: IngestScene) -> None:
             scene.database.execute("DELETE FROM modak.read_pins")
 
     scene.ingest(path, on_step=release)
-    assert any("pin" in progress.waits_for for progress in scene.steps)
+    assert any("pin" in progress.detail for progress in scene.steps)
     scene.into_model(SECOND)
     scene.assert_exact()
 
@@ -182,6 +278,59 @@ def test_a_reader_that_pins_at_the_last_moment_is_waited_for(scene: IngestScene)
 
     scene.ingest(path, on_step=pin)
     assert waited
+    scene.into_model(SECOND)
+    scene.assert_exact()
+
+
+_OPEN = (
+    "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'mirror-pump-ingest'"
+    " AND xact_start IS NOT NULL"
+)
+
+
+def test_a_pin_that_stays_holds_no_transaction_open(scene: IngestScene) -> None:
+    """The ingest lets its locks go, waits without a transaction, and begins it again."""
+    path = _prepared(scene)
+    scene.mirror = scene.mirror.with_options(limits=InternalLimits(ingest_pin_hold=0.1))
+    waits: list[bool] = []
+
+    def on_step(step: IngestStep) -> None:
+        if step is IngestStep.HEAP and not waits:
+            scene.database.execute("SELECT modak.pin('events', '5 minutes')")
+        elif step is IngestStep.WAITING:
+            scene.assert_exact()
+            waits.append(bool(scene.database.rows(_OPEN)))
+            if not waits[-1]:
+                upserted = [(52, 1, 7, "corrected while it waits")]
+                with scene.database.connect(autocommit=False) as connection:
+                    upsert(connection, 52, 1, upserted[0][3])
+                scene.database.execute("DELETE FROM modak.read_pins")
+
+    scene.ingest(path, on_step=on_step)
+    assert waits[0], "at first within its transaction"
+    assert not waits[-1]
+    scene.into_model(SECOND)
+    scene.assert_exact()
+    assert scene.phases() == ["done", "done"]
+
+
+def test_a_pin_that_is_renewed_for_ever_ends_the_ingest(scene: IngestScene) -> None:
+    path = _prepared(scene)
+    files = scene.files_in_lake()
+    scene.mirror = scene.mirror.with_options(limits=InternalLimits(ingest_pin_hold=0.1, ingest_pin_patience=1))
+
+    def pin(step: IngestStep) -> None:
+        if step is IngestStep.HEAP:
+            scene.database.execute("SELECT modak.pin('events', '5 minutes')")
+
+    with pytest.raises(TableError, match=r"public\.events: .*pin.*for 1 s") as refused:
+        scene.ingest(path, on_step=pin)
+    assert "ingest again" in refused.value.remedy
+    scene.assert_exact()
+    assert scene.phases() == ["done", "undone"]
+    assert scene.files_in_lake() == files
+    scene.database.execute("DELETE FROM modak.read_pins")
+    scene.ingest(path)
     scene.into_model(SECOND)
     scene.assert_exact()
 

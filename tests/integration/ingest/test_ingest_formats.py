@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mirror_pump.ops.ingest.ingest_request import CsvForm
+from mirror_pump.ops.row_files.csv_rows import CsvForm
 from mirror_pump.ops.row_files.file_format import FileFormat
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import await_true

@@ -73,3 +73,29 @@ def test_rows_of_several_lake_partitions_replace_and_are_corrected_and_folded(
         events.grow()
         events.await_state(p2="dropped")
         _assert_everywhere(events, scene)
+
+
+_COUNTED_NOTES = """
+CREATE TABLE notes (bytes bigint);
+CREATE FUNCTION count_notes() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+  INSERT INTO public.notes VALUES (length(NEW.details::text)); RETURN NULL; END $$;
+CREATE TRIGGER count_notes AFTER UPDATE ON modak.op_log FOR EACH ROW
+  WHEN (NEW.op_kind = 'ingest' AND NEW.phase = 'writing') EXECUTE FUNCTION count_notes()
+"""
+
+
+def test_the_journal_of_many_files_is_written_seldom(retention_tables: RetentionTables, tmp_path: Path) -> None:
+    """Neither one transaction a file, nor a list of all files each time."""
+    events = retention_tables.automatic(lake_partition="1", fold_age=0.05)
+    scene = IngestScene(events.database, tmp_path, events.mirror, ("at", "id", "n", "v"))
+    with events.mirror.pumping():
+        events.await_state(p0="dropped", p1="dropped")
+        events.database.execute(_COUNTED_NOTES)
+        rows = [(at, 900, 1, "many files") for at in range(-60, 60)]
+        outcome = scene.ingest(scene.csv("many.csv", rows))
+        assert outcome.files >= 120
+        ((notes, size),) = events.database.rows("SELECT count(*), coalesce(max(bytes), 0) FROM notes")
+        assert notes <= 8
+        assert size < 1000
+        scene.into_model(rows)
+        scene.assert_exact()

@@ -9,8 +9,8 @@ import pytest
 
 from mirror_pump.engine.lake_reads.index_keys import read_keys
 from mirror_pump.errors import MirrorPumpError
-from mirror_pump.lake.metadata.metadata_files import read_metadata
-from mirror_pump.lake.metadata.snapshot_summary import Total
+from mirror_pump.lake.document.metadata_files import read_metadata
+from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database

@@ -17,8 +17,8 @@ from mirror_pump.lake.commit.catalog import swap_pointer
 from mirror_pump.lake.commit.replacement import FilesAbove
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.metadata.snapshot_summary import Total
-from mirror_pump.lake.metadata.table_metadata import ARCHIVE_BRANCH
+from mirror_pump.lake.document.snapshot_summary import Total
+from mirror_pump.lake.document.table_metadata import ARCHIVE_BRANCH
 from mirror_pump.model import LakePartitioning
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.source.connect import connect

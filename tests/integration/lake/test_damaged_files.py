@@ -9,13 +9,17 @@ import pytest
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.ops.status.status_reader import StatusReader
+from mirror_pump.ops.status.status_report import Alert, Severity
+from mirror_pump.ops.verify.verification import verify
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror, Steps, await_true
+from mirror_pump.testing.mirror import QUICK, Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.damage import DAMAGES, Damage, flip
 from tests.support.events_table import EventsTable, upsert
 from tests.support.local_files import path_of
+from tests.support.resyncs import resynced
 
 
 def lake_of(mirror: Mirror, table: str) -> LakeTable:
@@ -77,7 +81,7 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
             meanwhile()
             return any(
                 seen is step and details["table"] == f"public.{table}" and damaged[table] in str(details["error"])
-                for seen, details in list(steps.seen)
+                for seen, details in list(steps.occurrences)
             )
 
         await_true(found, 30, f"{step} of {table}")
@@ -107,7 +111,9 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
         assert "the only copy" in mirror.error("public.events")
 
         remedies = [
-            details["remedy"] for step, details in steps.seen if step in (Step.MERGE_FAILED, Step.CONVERSION_FAILED)
+            details["remedy"]
+            for step, details in steps.occurrences
+            if step in (Step.MERGE_FAILED, Step.CONVERSION_FAILED)
         ]
         assert all("restore this file from a backup, or unregister" in str(remedy) for remedy in remedies)
         before = mirror.frontier()
@@ -124,6 +130,47 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
         await_true(lambda: "public.filled" in steps.details(Step.TABLE_COPIED_AGAIN, "table"), 60, "it is copied again")
         mirror.await_live("public.filled")
         mirror.assert_equal("public.filled")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_data_file_is_an_alert_until_it_is_repaired(
+    database: Database, warehouse: str, tasks: ThreadTaskRunner, damage: Damage
+) -> None:
+    """`verify` and `status` name it with what to do, and a resync or the file from a backup ends the alert."""
+    create(database, "copied", "restored")
+    watch = QUICK.model_copy(update={"lake_watch_interval": 0.1, "lake_watch_interval_remote": 0.1})
+    mirror = Mirror.create(database, warehouse, tasks, index_memory=0, convert_age=3600, merge_bytes=0, limits=watch)
+
+    def alerts() -> dict[str | None, Alert]:
+        with StatusReader(mirror.settings) as reader:
+            return {alert.table: alert for alert in reader.read().alerts if "cannot be read" in alert.message}
+
+    with mirror.pumping():
+        mirror.register("copied", "restored")
+        mirror.await_live("public.copied", "public.restored")
+        database.execute("DELETE FROM copied WHERE id = 3", "DELETE FROM restored WHERE id = 3")
+        mirror.await_frontier()
+        damaged = {f"public.{table}": data_files(lake_of(mirror, table))[0] for table in ("copied", "restored")}
+        kept = path_of(damaged["public.restored"]).read_bytes()
+        for location in damaged.values():
+            damage(path_of(location))
+        problems = {table.table: str(table.problem) for table in verify(mirror.settings).tables}
+        for table, location in damaged.items():
+            assert f"{location} is damaged" in problems[table]
+            assert f"mirror-pump resync {table}" in problems[table]
+        assert not alerts()
+    with mirror.with_options(convert_age=0, convert_rows=1).pumping():
+        await_true(lambda: len(alerts()) == 2, 30, "the conversion's failure is an alert")
+        for name, alert in alerts().items():
+            assert (alert.severity, damaged[str(name)] in alert.message) == (Severity.CRITICAL, True)
+            assert f"mirror-pump resync {name}" in alert.remedy
+        path_of(damaged["public.restored"]).write_bytes(kept)
+        resynced(mirror, "copied")
+        await_true(lambda: not alerts(), 30, "both are repaired")
+        mirror.await_live("public.copied", "public.restored")
+        mirror.await_frontier()
+        mirror.assert_equal("public.copied", "public.restored")
+    mirror.assert_sound()
 
 
 @pytest.mark.unverified("damaged tables cannot be read")

@@ -15,7 +15,7 @@ from mirror_pump.lake.commit.archive_branch import ArchiveBranch
 from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.row_delta import RowDelta
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.metadata.snapshot_stats import live_rows
+from mirror_pump.lake.document.snapshot_stats import live_rows
 from tests.support.lake_tables import STORAGE, Rows, SmallTable, by_key
 
 

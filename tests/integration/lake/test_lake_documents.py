@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 _DOCUMENTS = Path(__file__).parents[3] / "docs" / "lake"
-_OWN = ("catalog-choice", "retry-policy", "metadata-layout", "read-plan-correctness")
+_OWN = ("catalog-choice", "retry-policy", "metadata-layout")
 
 
 @pytest.mark.parametrize("name", _OWN)

@@ -28,15 +28,15 @@ from pyiceberg.transforms import (
 )
 
 from mirror_pump.errors import ForeignTable, LakeError
-from mirror_pump.lake.catalogs.lake_catalog import MetadataPointer, PointerChange, TableIdentifier
-from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
-from mirror_pump.lake.catalogs.path_catalog import PathCatalog
-from mirror_pump.lake.catalogs.sqlite_catalog import SqliteCatalog
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.lake.table.partition_values import plain_values
-from mirror_pump.lake.table.table import Table
-from mirror_pump.lake.table.table_errors import FileRefused, SchemaMismatch, TableExists, TableMissing
+from mirror_pump.tables.catalogs.lake_catalog import MetadataPointer, PointerChange, TableIdentifier
+from mirror_pump.tables.catalogs.memory_catalog import MemoryCatalog
+from mirror_pump.tables.catalogs.path_catalog import PathCatalog
+from mirror_pump.tables.catalogs.sqlite_catalog import SqliteCatalog
+from mirror_pump.tables.table.partition_values import plain_values
+from mirror_pump.tables.table.table import Table
+from mirror_pump.tables.table.table_errors import FileRefused, SchemaMismatch, TableExists, TableMissing
 from mirror_pump.testing.lake import duckdb_connection
 from tests.support.catalog_kinds import ROWS, file_of, files_at, left_behind, rows
 

@@ -11,10 +11,11 @@ import pytest
 
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.limits import InternalLimits
 from mirror_pump.model import TableId
+from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.events import LakeFileMissing
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
@@ -185,6 +186,11 @@ def test_a_warehouse_that_is_not_mounted_fails_no_table(database: Database, ware
         assert list(root.iterdir()) == []
         assert mirror.frontier() == before
         assert "it is not mounted" in steps.details(Step.RETRYING, "error")[-1]
+        with StatusReader(mirror.settings) as reader:
+            (alert,) = reader.read().alerts
+        assert alert.table is None
+        assert f"none of the 2 tables in {warehouse} can be read" in alert.message
+        assert "the pump has been failing since" in alert.message
         root.rmdir()
         elsewhere.rename(root)
         mirror.await_frontier()
@@ -196,7 +202,7 @@ def test_nothing_leaves_the_heap_once_the_lake_lacks_a_file(
 ) -> None:
     events = retention_tables.automatic(lag=None, runner=gate)
     mirror = events.mirror
-    mirror.register("public.events", retention=RetentionWish("100", 0, None, drop_grace="1 hour"))
+    mirror.register("public.events", retention=RetentionWish(lag="100", premake=0, width=None, drop_grace="1 hour"))
     with mirror.pumping():
         events.await_state(p0="tiered", p1="tiered")
     location = str(database.rows("SELECT lake_props ->> 'metadata_location' FROM modak.cutline")[0][0])

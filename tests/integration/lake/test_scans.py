@@ -17,12 +17,12 @@ from pyiceberg.expressions import BooleanExpression
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
-from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
-from mirror_pump.lake.metadata.metadata_files import read_any_version
-from mirror_pump.lake.read_plan.plan import read_plan
-from mirror_pump.lake.read_plan.scan import Scan
+from mirror_pump.lake.document.metadata_files import read_any_version
 from mirror_pump.lake.storage import StorageOptions, list_files
-from mirror_pump.lake.table.table import Table
+from mirror_pump.tables.catalogs.memory_catalog import MemoryCatalog
+from mirror_pump.tables.read_plan.plan import read_plan
+from mirror_pump.tables.read_plan.scan import Scan
+from mirror_pump.tables.table.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from mirror_pump.config import Settings
-from mirror_pump.limits import InternalLimits
-from mirror_pump.monitoring.access import Access
-from mirror_pump.monitoring.http_server import HttpServer, application
-from mirror_pump.monitoring.load_endpoint import LoadEndpoint, _RequestBody
+from mirror_pump.http.access import Access
+from mirror_pump.http.server import HttpServer, application
+from mirror_pump.ops.load.load_endpoint import LoadEndpoint, _RequestBody
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.testing.mirror import await_true
 from tests.support.loads import LoadedTable, Loader
 
@@ -147,6 +148,15 @@ def test_bodies_that_are_too_large_are_refused(table: LoadedTable) -> None:
     assert table.labels().get("a") != "committed"
 
 
+def test_rows_that_are_nested_too_deeply_are_filtered(table: LoadedTable) -> None:
+    with port_of(table.database.dsn) as port:
+        for levels in (300, 600, 100_000):
+            for opening, closing_ in (("[", "]"), ('{"a":', "}")):
+                row = '{"id": 1, "at": 150, "v": ' + opening * levels + "1" + closing_ * levels + "}\n"
+                status, answer, _ = put(port, row.encode(), {"label": f"{levels}{opening}", "format": "jsonl"})
+                assert (status, "too deep" in answer["filtered"][0]["reason"]) == (422, True), answer
+
+
 def test_bodies_that_do_not_end_load_nothing(table: LoadedTable) -> None:
     def begin(port: int) -> socket.socket:
         client = socket.create_connection(("127.0.0.1", port), timeout=30)
@@ -165,6 +175,24 @@ def test_bodies_that_do_not_end_load_nothing(table: LoadedTable) -> None:
     with port_of(table.database.dsn, load_seconds=0.2) as port, begin(port) as client:
         assert client.recv(65536).startswith(b"HTTP/1.1 408")
     assert table.labels().get("a") != "committed"
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_load_that_is_broken_off_is_no_error_of_the_server(
+    table: LoadedTable, caplog: pytest.LogCaptureFixture, *, stops: bool
+) -> None:
+    """Not when the client goes away, and not when the server stops."""
+    with closing(socket.socket()) as client, port_of(table.database.dsn, loads_at_once=1) as port:
+        client.connect(("127.0.0.1", port))
+        client.sendall(
+            b"PUT /load/ev HTTP/1.1\r\nHost: localhost\r\nlabel: a\r\nformat: csv\r\nContent-Length: 100\r\n\r\n"
+        )
+        await_true(lambda: put(port, TEXT, _CSV | {"label": "b"})[0] == 429, 30, "the load has begun")
+        if not stops:
+            client.close()
+            await_true(lambda: put(port, TEXT, _CSV | {"label": "b"})[0] == 200, 30, "the load has ended")
+    assert table.labels().get("a") != "committed"
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_further_loads_are_told_to_come_again(table: LoadedTable) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,10 +12,12 @@ import psycopg
 import pytest
 
 from mirror_pump.errors import ConnectionLost, UsageError
-from mirror_pump.ops.load.load_job import LoadResult
+from mirror_pump.ops.load.load_job import LoadRequest, LoadResult, LoadStep
+from mirror_pump.ops.row_files.file_format import FileFormat
 from mirror_pump.source.loads.filtered_rows import TooManyFiltered
 from mirror_pump.source.loads.labels import LabelBusy, LabelTaken
 from mirror_pump.testing.mirror import await_true
+from tests.support.killed_ingest import signalled_load
 from tests.support.loads import LoadedTable, Loader
 from tests.support.message_proxy import cutting_messages
 from tests.support.retention_sql import repeatable_read
@@ -52,6 +55,27 @@ def test_other_content_under_the_label_is_refused(table: LoadedTable) -> None:
         table.load("a", TEXT, columns=("id", "at", "v"))
     assert versions(table) == before
     assert table.labels() == {"a": "committed"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_load_that_gets_a_signal_at_each_step(table: LoadedTable, number: signal.Signals) -> None:
+    """All of its rows are there with the label, or nothing is; the same load again completes it."""
+    for round_, step in enumerate(LoadStep):
+        label, text = str(step), f"id,at,v\n1,50,{step}\n3,250,{step}\n{round_ + 10},260,{step}\n"
+        before = versions(table)
+        process = signalled_load(
+            table.database.dsn, LoadRequest("ev", label, FileFormat.CSV), text.encode(), step, number
+        )
+        process.join(60)
+        assert process.exitcode == (130 if number is signal.SIGINT else -number), step
+        await_true(lambda: not table.database.rows(_LOADING), 30, "the session of the interrupted load has ended")
+        landed = step is LoadStep.COMMITTED
+        assert (label in table.labels(), versions(table) != before) == (landed, landed)
+        assert table.load(label, text).replayed is landed
+        assert table.value("SELECT count(*) FROM ev WHERE v = %s", step) == 2
+
+
+_LOADING = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'mirror-pump-load'"
 
 
 def test_a_label_of_a_failed_load_is_free(table: LoadedTable) -> None:
@@ -99,7 +123,7 @@ def test_of_clients_at_once_one_loads(table: LoadedTable) -> None:
     barrier = threading.Barrier(3)
 
     def together(label: str) -> LoadResult:
-        barrier.wait(30)
+        barrier.wait(60)
         return table.load(label, TEXT)
 
     for number in range(5):

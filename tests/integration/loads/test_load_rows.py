@@ -192,10 +192,45 @@ def test_columns_of_every_name_are_loaded(table: LoadedTable) -> None:
         assert outcome["rows_below_cutline"] == 0
 
 
+def test_keys_are_compared_by_the_operators_of_their_index(table: LoadedTable) -> None:
+    """They are in the schema of an extension, where our statements do not look."""
+    table.database.execute(
+        "CREATE EXTENSION citext",
+        "CREATE TABLE words (id citext PRIMARY KEY, v text)",
+        "INSERT INTO modak.tables (table_id, schema_name, table_name, primary_key_cols, tier_key_col, partition_scheme,"
+        " lake_format, lake_table_ref, mode) VALUES ('words'::regclass::oid::bigint, 'public', 'words', '{id}',"
+        " 'id', '{}', 'iceberg', 'public.words', 'mirrored')",
+    )
+    for mode, text, loaded in (
+        ("upsert", "id,v\nA,1\nb,1\n", 2),
+        ("insert", "id,v\na,2\nc,2\n", 1),
+        ("delete", "id\na\nB\nd\n", 2),
+    ):
+        assert table.load(mode, text, mode, name="words", max_filtered=1).outcome["rows_loaded"] == loaded, mode
+    assert table.database.rows("SELECT id::text, v FROM words") == [("c", "2")]
+
+
+def test_functions_of_a_table_need_a_search_path_of_their_own(table: LoadedTable) -> None:
+    """Ours is not that of the role, in which others may create objects."""
+    table.database.execute(
+        "CREATE TABLE audit (id bigint)",
+        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN INSERT INTO audit VALUES (NEW.id); RETURN NEW; END $$",
+        "CREATE TRIGGER note BEFORE INSERT ON ev2 FOR EACH ROW EXECUTE FUNCTION note()",
+    )
+    row = "id,at,v\n9,260,w\n"
+    with pytest.raises(SourceError, match="audit") as refused:
+        table.load("first", row)
+    assert "give that function a search_path" in refused.value.remedy
+    table.database.execute("ALTER FUNCTION note() SET search_path = public, pg_temp")
+    table.load("second", row)
+    assert table.database.rows("SELECT id FROM audit") == [(9,)]
+
+
 def test_triggers_see_the_rows_and_a_delete_trigger_cannot_keep_one(table: LoadedTable) -> None:
     table.database.execute(
         "CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.v IS DISTINCT FROM 'touched' THEN"
-        " UPDATE ev SET v = 'touched' WHERE id = NEW.id AND at = NEW.at; END IF; RETURN NULL; END $$",
+        " UPDATE public.ev SET v = 'touched' WHERE id = NEW.id AND at = NEW.at; END IF; RETURN NULL; END $$",
         "CREATE TRIGGER touch AFTER INSERT OR UPDATE ON ev FOR EACH ROW EXECUTE FUNCTION touch()",
     )
     table.load("a", "id,at\n1,50\n2,150\n3,250\n")

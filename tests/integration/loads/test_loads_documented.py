@@ -12,9 +12,9 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from mirror_pump.cli.main import app
-from mirror_pump.monitoring.access import Access
-from mirror_pump.monitoring.http_server import HttpServer, application
-from mirror_pump.monitoring.load_endpoint import LoadEndpoint
+from mirror_pump.http.access import Access
+from mirror_pump.http.server import HttpServer, application
+from mirror_pump.ops.load.load_endpoint import LoadEndpoint
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner

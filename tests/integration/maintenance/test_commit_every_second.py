@@ -10,7 +10,7 @@ import pytest
 from mirror_pump.engine.rewrite.merge_plan import FANOUT, size_class
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import RowDelta
-from mirror_pump.lake.metadata.snapshot_stats import live_rows, snapshot_stats
+from mirror_pump.lake.document.snapshot_stats import live_rows, snapshot_stats
 from tests.support.lake_tables import Rows, SmallTable
 
 RESOLVED_EVERY = 10

@@ -14,8 +14,8 @@ from mirror_pump.engine.rewrite.merge_plan import MergeSizes
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded, check
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta, SegmentFiles
+from mirror_pump.lake.document.snapshot_stats import live_rows
 from mirror_pump.lake.format.position_deletes import write_position_deletes
-from mirror_pump.lake.metadata.snapshot_stats import live_rows
 from mirror_pump.lake.storage import write_bytes
 from mirror_pump.testing.lake import read_duckdb
 from tests.support.lake_tables import STORAGE, Rows, SmallTable, by_key

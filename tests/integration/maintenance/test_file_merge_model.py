@@ -21,7 +21,7 @@ from mirror_pump.engine.rewrite.merge_plan import MergeSizes
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import RowDelta
-from mirror_pump.lake.metadata.snapshot_stats import live_rows
+from mirror_pump.lake.document.snapshot_stats import live_rows
 from mirror_pump.testing.lake import duckdb_connection
 from tests.support.lake_tables import PendingRewrite, Rows, SmallTable, by_key
 

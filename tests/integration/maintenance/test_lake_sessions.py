@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pyspark.sql.functions as f
 from pyspark import TaskContext
 
-from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.engine.spark_runtime.lake_sessions import LakeSessions
 from mirror_pump.engine.spark_runtime.session import libpq_access
-from mirror_pump.model import TableName
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -46,7 +44,7 @@ def test_the_catalogs_password_is_in_no_setting_and_no_job(
     ((user, password),) = session.range(1).select([setting(f.lit(name)) for name in names]).collect()
     assert (user, password) == ("postgres", None)
     # The catalog works all the same, also in the sessions that procedures derive from this one.
-    Procedures(session).rewrite_manifests(TableName("public", "t"))
+    _rewrite_manifests(session)
     assert session.table("lake.public.t").count() == 2
 
 
@@ -54,12 +52,16 @@ def test_a_session_that_the_server_has_ended_between_two_procedures_is_made_anew
     database: Database, warehouse: str, tasks: ThreadTaskRunner, spark: SparkSession
 ) -> None:
     """As a restart of the server ends it: Spark keeps its connections to the catalog for the next procedure."""
-    procedures = Procedures(_session(database, warehouse, tasks, spark))
-    procedures.rewrite_manifests(TableName("public", "t"))
+    session = _session(database, warehouse, tasks, spark)
+    _rewrite_manifests(session)
     ended = database.rows(
         "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
         " WHERE datname = current_database() AND application_name = 'mirror-pump'"
     )
     assert ended, "Spark had no connection"
     assert set(ended) == {(True,)}
-    procedures.rewrite_manifests(TableName("public", "t"))
+    _rewrite_manifests(session)
+
+
+def _rewrite_manifests(session: SparkSession) -> None:
+    session.sql("CALL lake.system.rewrite_manifests(table => 'public.t', use_caching => false)").collect()

@@ -14,7 +14,7 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from mirror_pump.engine.iceberg_procedures.procedures import Procedures
+from mirror_pump.engine.iceberg_procedures.procedures import Procedures, procedure_errors
 from mirror_pump.engine.iceberg_procedures.rewrite_request import RewriteRequest
 from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.commit.presence import require_all
@@ -33,10 +33,18 @@ _ALL = RewriteRequest(MIB, MIB * 3 // 4, 2, 100 * MIB, deletes=True)
 
 OPERATIONS: dict[str, Callable[[Procedures, Maintained], Any]] = {
     "rewrite_data_files": lambda procedures, _: procedures.rewrite_data_files(NAME, _ALL),
-    "rewrite_manifests": lambda procedures, _: procedures.rewrite_manifests(NAME),
+    "rewrite_manifests": lambda procedures, _: _sql(
+        procedures, "CALL lake.system.rewrite_manifests(table => 'public.t', use_caching => false)"
+    ),
     "expire_snapshots": lambda procedures, maintained: procedures.expire_snapshots(NAME, _oldest(maintained)),
-    "set_properties": lambda procedures, _: procedures.set_properties(NAME, {"a": "b"}),
+    "set_properties": lambda procedures, _: _sql(procedures, "ALTER TABLE lake.public.t SET TBLPROPERTIES ('a' = 'b')"),
 }
+"""By Spark, on the table itself, as users' jobs do it."""
+
+
+def _sql(procedures: Procedures, statement: str) -> None:
+    with procedure_errors("running a statement on", T):
+        procedures.spark.sql(statement).collect()
 
 
 def _oldest(maintained: Maintained) -> list[int]:

@@ -9,14 +9,13 @@ import pytest
 
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
 from mirror_pump.errors import MirrorPumpError, TableError
+from mirror_pump.operation_life import OperationPhase
 from mirror_pump.ops.maintenance.maintainer import MaintenanceOutcome, MaintenanceServer, dry_run, maintain_tables
 from mirror_pump.ops.maintenance.maintenance_pass import PassResult
 from mirror_pump.pipeline.publish.republication import republish
 from mirror_pump.source.catalog.maintenance import (
     COMPACTION,
     MAINTENANCE,
-    REWRITING,
-    RUNNING,
     announce_server,
     answer_to,
     begin,
@@ -64,7 +63,7 @@ def test_a_request_is_claimed_exactly_once(maintained: Maintained) -> None:
 
         def claim_it(start: threading.Barrier = start, answered: list[PassResult] = answered) -> None:
             with maintained.maintainer() as maintainer:
-                start.wait(20)
+                start.wait(60)
                 # A maintainer that finds the table locked tries again later, like one that serves.
                 for _ in range(20):
                     result = maintainer.maintain(table_id, claimed_only=True)
@@ -168,8 +167,16 @@ def test_what_a_dead_maintainer_left_is_cleared_up(maintained: Maintained) -> No
     mirror, table_id = maintained.mirror, maintained.table_id(T)
     write_and_publish(mirror, range(3))
     with connect(mirror.database.dsn, autocommit=True) as connection:
-        begin(connection, table_id, MAINTENANCE, RUNNING, {"operation": "pass", "requested_by": "the dead"})
-        begin(connection, table_id, COMPACTION, REWRITING, {"operation": "rewrite_data_files", "since_sequence": 1})
+        begin(
+            connection, table_id, MAINTENANCE, OperationPhase.RUNNING, {"operation": "pass", "requested_by": "the dead"}
+        )
+        begin(
+            connection,
+            table_id,
+            COMPACTION,
+            OperationPhase.REWRITING,
+            {"operation": "rewrite_data_files", "since_sequence": 1},
+        )
         assert rewriting(connection, [table_id]) == {table_id: 1}
         with maintained.maintainer() as maintainer:
             result = maintainer.maintain(table_id)
@@ -232,14 +239,14 @@ def test_a_wait_for_a_table_that_is_unregistered_ends_with_an_error(maintained: 
         await_true(lambda: pending(maintained), 30, "a request")
         assert not errors
         mirror.unregister("t")
-        thread.join(30)
+        thread.join(60)
     assert [str(error) for error in errors] == ["public.t is not registered any more"]
 
 
 def test_a_silent_maintainer_is_not_waited_for(maintained: Maintained) -> None:
     mirror, table_id = maintained.mirror, maintained.table_id(T)
     with connect(mirror.database.dsn, autocommit=True) as connection:
-        op_id = begin(connection, table_id, COMPACTION, REWRITING, {"since_sequence": 1})
+        op_id = begin(connection, table_id, COMPACTION, OperationPhase.REWRITING, {"since_sequence": 1})
         connection.execute("UPDATE modak.op_log SET updated_at = now() - interval '61 s' WHERE op_id = %s", (op_id,))
         assert rewriting(connection, [table_id]) == {}
 
@@ -314,6 +321,6 @@ def test_a_publish_in_between_is_not_undone(maintained: Maintained) -> None:
             'UPDATE modak.cutline SET lake_snapshot_id = 4711, lake_props = \'{"metadata_location": "x"}\''
         )
         connection.commit()
-    thread.join(30)
+    thread.join(60)
     assert moved == [False]
     assert maintained.published(T) == (4711, "x")

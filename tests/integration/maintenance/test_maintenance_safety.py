@@ -17,7 +17,7 @@ from mirror_pump.ops.maintenance import sweep as sweeping
 from mirror_pump.ops.maintenance.maintenance_pass import PassResult
 from mirror_pump.ops.maintenance.sweep import Sweep
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.policy import Policy
+from mirror_pump.settings.policy import Policy
 from mirror_pump.source.catalog.maintenance import read_tables, rewriting
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
@@ -31,6 +31,7 @@ from tests.support.maintenance import (
     Maintained,
     T,
     age,
+    no_publishes,
     prepare,
     write,
     write_and_publish,
@@ -181,12 +182,11 @@ def test_a_snapshot_that_is_pinned_while_it_expires_stays_readable(maintained: M
     needed = maintained.files(T)
     write_and_publish(mirror, range(3, 6))
     only_expire(maintained)
-    gate = CommitGate(mirror.database)
     results: list[PassResult] = []
     thread = threading.Thread(target=lambda: results.append(maintained.maintain(T)), name="maintain")
-    with gate.closed():
+    with no_publishes(mirror) as await_commit:
         thread.start()
-        gate.await_commit()
+        await_commit()
         pin_snapshot(maintained, snapshot)
         assert maintained.lake_table(T).has_snapshot(snapshot)
     thread.join(60)
@@ -229,7 +229,7 @@ def test_what_is_pinned_while_spark_starts_is_not_expired(maintained: Maintained
 
 
 def test_no_rewrite_is_announced_before_there_is_a_spark(maintained: Maintained) -> None:
-    """From the announcement on, the pump keeps history and writes equality deletes; 100 commits may land while Spark
+    """From the announcement on, the pump writes equality deletes, and merges nothing; 100 commits may land while Spark
     starts."""
     mirror, table_id = maintained.mirror, maintained.table_id(T)
     write_and_publish(mirror, range(3))
@@ -449,7 +449,7 @@ def test_a_table_under_copy_is_left_alone(database: Database, warehouse: str, sp
         "INSERT INTO t SELECT g, 0, repeat('v', 500) FROM generate_series(1, 4000) g",
     )
     copies = GatedCopies(ThreadTaskRunner())
-    mirror = Mirror.create(database, warehouse, copies, batch_age=0, copy_chunk_bytes=65536)
+    mirror = Mirror.create(database, warehouse, copies, copy_chunk_bytes=65536)
     maintained = Maintained(mirror, spark)
     copies.hold()
     with mirror.pumping():

@@ -80,7 +80,7 @@ def test_files_of_an_unpublished_rewrite(mirror: Mirror, tasks: _LateConversions
         if step is Step.POSITIONS_WRITTEN:
             computed.set()
         elif step is Step.ACKNOWLEDGED and not computed.is_set() and running:
-            assert computed.wait(30)
+            assert computed.wait(60)
             running[0].pump.request_stop()
 
     running.append(mirror.start(Steps(on)))
@@ -93,7 +93,7 @@ def test_files_of_an_unpublished_rewrite(mirror: Mirror, tasks: _LateConversions
 def test_files_of_a_task_that_ends_after_its_session(mirror: Mirror, tasks: _LateConversions, tmp_path: Path) -> None:
     with mirror.pumping():
         mirror.database.execute("DELETE FROM t WHERE id < 10")
-        assert tasks.written.wait(30)
+        assert tasks.written.wait(60)
     assert unreferenced(mirror, tmp_path)
     tasks.end.set()
     await_true(lambda: not unreferenced(mirror, tmp_path), 20, "they are gone")

@@ -66,7 +66,7 @@ class Listening:
 
     def __init__(self, program: Program, directory: Path, name: str) -> None:
         self._log = directory / name
-        self.process = program.start("run", "--listen", "127.0.0.1:0", "--batch-age", "0.05", log=name)
+        self.process = program.start("run", "--listen", "127.0.0.1:0", log=name)
         await_true(lambda: self.logged("listening"), 60, f"it listens, see {self._log}")
         (line,) = self.logged("listening")
         self.url = str(line["url"])
@@ -78,7 +78,7 @@ class Listening:
     def get(self, path: str) -> tuple[int, Any]:
         """The HTTP status, and the JSON document."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=20) as answer:
+            with urllib.request.urlopen(self.url + path, timeout=60) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
@@ -88,7 +88,7 @@ class Listening:
 
     def metrics(self) -> dict[str, Metric]:
         """Families of /metrics by name, as Prometheus's own parser reads them."""
-        with urllib.request.urlopen(self.url + "/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(self.url + "/metrics", timeout=60) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain")
             return {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
 
@@ -221,7 +221,7 @@ def test_a_standby_is_alive_but_not_ready_until_it_leads(program: Program, liste
     await_true(lambda: standby.value("mirror_pump_led") == 1, 20, "it knows that another leads")
     await_true(lambda: len(standby.get("/status.json")[1]["standbys"]) == 1, 20, "it lists itself")
     leader.process.send_signal(signal.SIGTERM)
-    assert leader.process.wait(30) == 0
+    assert leader.process.wait(60) == 0
     await_true(standby.ready, 60, "it takes over")
     assert standby.value("mirror_pump_leader") == 1
 
@@ -236,7 +236,7 @@ def test_neither_clients_nor_a_dead_collector_hold_up_the_pump(
         done("register", "public.t")
         for _ in range(100):
             client = clients.enter_context(
-                closing(socket.create_connection(("127.0.0.1", int(pump.url.rpartition(":")[2])), timeout=10))
+                closing(socket.create_connection(("127.0.0.1", int(pump.url.rpartition(":")[2])), timeout=60))
             )
             client.sendall(b"GET /status.json HTTP/1.1\r\nHost: local")
         database.execute("UPDATE t SET v = 'w'")

@@ -10,7 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from mirror_pump.model import TableState
+from mirror_pump.model import TableMode, TableState
 from mirror_pump.ops.status.alerts import alerts_of
 from mirror_pump.ops.status.status_report import Alert, Severity
 from tests.support.monitored import Served, served, some_of_everything, table
@@ -80,6 +80,16 @@ def test_it_shows_some_of_everything(mirror: Served, open_page: Open) -> None:
     expect(page.locator("#pumps")).to_contain_text("process 4711 on pump-2")
     expect(page.locator("#phase")).to_have_text("streaming")
     assert page.title() == "1 problem · shop"
+
+
+def test_tables_without_retention_show_no_pins_and_tiered_ones_their_partitions(open_page: Open) -> None:
+    status = some_of_everything()
+    retention = next(each.retention for each in status.tables if each.retention is not None)
+    pinned = table("public.pinned", retention=replace(retention, has_cutline=False))
+    tiered = table("public.tiered", retention=replace(retention, mode=TableMode.TIERED, pins=0))
+    with served(replace(status, tables=(pinned, tiered))) as running:
+        page = open_page(running.url)
+        expect(page.locator("#retention .name")).to_have_text(["public.tiered"])
 
 
 def test_the_plot_has_the_hour_with_its_peak_and_its_gap(mirror: Served, open_page: Open) -> None:

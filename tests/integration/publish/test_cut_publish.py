@@ -13,7 +13,7 @@ from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.message_proxy import cutting_messages
 
-PUBLISHES = b"m.staged_location AS staged, i.metadata_location AS seen"
+PUBLISHES = b"m.staged_location AS staged, i.metadata_location AS pointer"
 """Part of the first query of a publish, which is prepared by its text once in each connection (sql/queries/publish.sql,
 due_to_go_live)."""
 
@@ -34,9 +34,7 @@ def test_a_publish_that_is_cut_at_each_of_its_messages(database: Database, wareh
     )
     steps = Steps()
     with cutting_messages(database.dsn, PUBLISHES) as proxy:
-        mirror = Mirror.create(
-            database, warehouse, ThreadTaskRunner(), dsn=proxy.proxied, batch_age=0, reconnect_backoff_max=0.01
-        )
+        mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), dsn=proxy.proxied, reconnect_backoff_max=0.01)
         direct = Mirror(database, mirror.settings.model_copy(update={"dsn": database.dsn}), mirror.runner)
         with mirror.pumping(steps):
             direct.register("t", "u")

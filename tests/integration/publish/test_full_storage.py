@@ -239,7 +239,7 @@ def test_what_a_write_that_fails_leaves(small: Path) -> None:
 def test_sparks_own_files(small: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     own = SparkTaskRunner(spark, 1)
     monkeypatch.setattr(spark.sparkContext, "_temp_dir", str(small))
-    balloon = fill(small, 10_000)
+    balloon = fill(small, 0)
     with pytest.raises(StorageFull, match="Spark's own files") as failure:
         own.submit(len, bytes(1_000_000)).result(60)
     assert "make room" in failure.value.remedy

@@ -13,7 +13,7 @@ import pytest
 
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.model import TableId
-from mirror_pump.service_thread import ServiceThread
+from mirror_pump.runtime.service_thread import ServiceThread
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, Locks, mirrored_ids
 from mirror_pump.source.connect import connect
 from mirror_pump.testing.database import Database
@@ -67,6 +67,8 @@ def test_a_pin_is_taken_again_until_it_is_on_what_the_snapshot_shows(mirror: Mir
         assert seam.cut == 2
         assert pins(mirror) == [(moment.pins[0], seam.cut, seam.snapshot_id)]
         assert moment.pins[0] == 3, "two pins were given back"
+        tied = "SELECT count(*) FROM modak.read_pins p JOIN pg_stat_activity a ON a.pid = p.ends_with"
+        assert mirror.database.rows(tied) == [(1,)], "it ends with the reader"
     assert pins(mirror) == []
 
 

@@ -192,8 +192,8 @@ def test_few_rows_of_a_large_heap_are_found_by_its_index(
         assert table is not None
         assert connection.execute("SELECT pg_table_size('public.large')").fetchall()[0][0] > CHUNK_BYTES
         whole = heap_side(connection, "", table, "")
-        few = heap_side(connection, "", table, "", wanted="id = 5")
-        many = heap_side(connection, "", table, "", wanted="v > ''")
+        few = heap_side(connection, "", table, "", rare_condition="id = 5")
+        many = heap_side(connection, "", table, "", rare_condition="v > ''")
     assert len(whole.chunks) == len(many.chunks) > 1
     assert [(chunk.lo_block, chunk.hi_block) for chunk in few.chunks] == [(0, None)]
 

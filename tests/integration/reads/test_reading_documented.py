@@ -37,7 +37,9 @@ def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirro
         "INSERT INTO public.orders VALUES (1, 1, 1.10, NULL), (2, 2, 2.20, 9007199254740993), (3, 1, 3.30, 1)",
     )
     made.register("public.products", "public.orders")
-    RetentionTable(database, 2).create_tables("at bigint, id bigint, v text, PRIMARY KEY (at, id)")
+    RetentionTable(database, 2, key="created_at").create_tables(
+        "created_at bigint, id bigint, v text, PRIMARY KEY (created_at, id)"
+    )
     database.execute("INSERT INTO public.events SELECT g, g, 'first' FROM generate_series(0, 190, 10) g")
     made.register("public.events", retention=at_once("50"))
     made.catch_up()
@@ -98,8 +100,10 @@ def test_every_block_runs_as_it_stands(mirror: Mirror, run: RunCommand, spark: S
                 exec(compile(text, "docs/reading.md", "exec"), names)
             else:
                 await_true(lambda: mirror.database.rows(_PASSED), 30, "the cut-line has passed the old partition")
-                mirror.database.execute("""SELECT modak.upsert('events', '{"at": 10, "id": 10, "v": "late"}')""")
-                mirror.database.execute("""SELECT modak.delete('events', '{"at": 20, "id": 20}')""")
+                mirror.database.execute(
+                    """SELECT modak.upsert('events', '{"created_at": 10, "id": 10, "v": "late"}')"""
+                )
+                mirror.database.execute("""SELECT modak.delete('events', '{"created_at": 20, "id": 20}')""")
                 by_hand = read_by_hand(mirror.database, text, f'"{role.name}"')
                 assert by_hand == {at: "first" for at in range(0, 200, 10) if at != 20} | {10: "late"}
     assert kinds == ["sh", "sh", "python", "python", "sql"]
@@ -145,7 +149,8 @@ def test_tables_are_read_at_one_frontier_of_the_past(mirror: Mirror, run: RunCom
 def test_wrong_use_and_unreadable_moments_are_different_errors(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     for arguments, code, message in (
         (["SELECT 1; SELECT nothing"], 2, "nothing"),
-        (["DELETE FROM orders"], 2, "this is not one query"),
+        (["DELETE FROM orders"], 2, "the mirror is read-only"),
+        (["CALL orders()"], 2, "this is not one query"),
         (["SELECT FROM WHERE"], 2, "syntax error"),
         (["FROM nowhere"], 2, "nowhere does not exist"),
         (["SELECT nothing FROM orders"], 2, "nothing"),
@@ -174,7 +179,7 @@ def test_two_moments_in_one_statement_are_refused(mirror: Mirror, run: RunComman
     assert "retention" not in run("sql", "FROM events").stderr
 
 
-def test_a_name_that_two_schemas_have_needs_its_schema(mirror: Mirror, run: RunCommand) -> None:
+def test_a_name_without_a_schema_follows_the_roles_own_path(mirror: Mirror, run: RunCommand) -> None:
     mirror.database.execute(
         'CREATE SCHEMA "Old Ones"',
         'CREATE TABLE "Old Ones".orders (id bigint PRIMARY KEY)',
@@ -182,7 +187,18 @@ def test_a_name_that_two_schemas_have_needs_its_schema(mirror: Mirror, run: RunC
     )
     mirror.register('"Old Ones".orders')
     mirror.catch_up()
-    assert "several mirrored tables" in run("sql", "FROM orders").output
+    with mirror.database.connect() as connection:
+        for path, rows in (("public", "3"), ('"Old Ones", public', "1"), ('missing, public, "Old Ones"', "3")):
+            connection.execute(f'ALTER DATABASE "{mirror.database.name}" SET search_path = {path}'.encode())
+            for name in ("orders", "ORDERS"):
+                assert run("sql", f"SELECT count(*) FROM {name}", "--format", "csv").stdout.split()[1] == rows, path
+        connection.execute(f'ALTER DATABASE "{mirror.database.name}" SET search_path = pg_catalog'.encode())
+        assert "several mirrored tables" in run("sql", "FROM orders").output
+        # What the path finds is not mirrored, so that no other table answers in its place.
+        connection.execute("CREATE SCHEMA plain CREATE TABLE orders (id int)")
+        connection.execute(f'ALTER DATABASE "{mirror.database.name}" SET search_path = plain, public'.encode())
+        refused = run("sql", "FROM orders")
+        assert (refused.exit_code, "plain.orders by the search_path" in refused.output) == (2, True), refused.output
     assert run("sql", 'SELECT id FROM "Old Ones".orders', "--format", "csv").stdout == "id\n77\n"
     found = run("sql", "SELECT count(*) AS n FROM PUBLIC.Orders", "--format", "json")
     assert orjson.loads(found.stdout) == [{"n": 3}]

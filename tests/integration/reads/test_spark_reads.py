@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 import mirror_pump.spark
 from mirror_pump.errors import SourceError
-from mirror_pump.limits import InternalLimits
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.spark import PinnedDataFrame
 from mirror_pump.testing.mirror import Row, assert_same, await_true, normalised
 from tests.support.typed_events import EVENTS, TypedEvents

@@ -110,7 +110,7 @@ def test_queries_come_from_stdin_from_files_and_several_at_once(
         (("-f", str(tmp_path / "none.sql")), "", "No such file"),
         (("-f", str(file), "SELECT 1"), "", "given twice"),
         (("-f", str(file), "--output", str(tmp_path / "x.csv")), "", "but 2 queries are given"),
-        (("DROP TABLE orders",), "", "this is not one query"),
+        (("ATTACH 'x'",), "", "this is not one query"),
     ):
         result = piped(text, *arguments)
         assert (result.exit_code, message in result.output) == (2, True), (arguments, result.output)
@@ -173,3 +173,56 @@ def test_ctrl_c_ends_a_query_in_one_line(mirror: Mirror, database: Database) -> 
     (line,) = error.splitlines()
     assert orjson.loads(line)["event"] == "interrupted"
     assert database.rows("SELECT FROM modak.read_pins") == []
+
+
+def test_reserved_words_are_named_with_how_to_quote_them(mirror: Mirror, run: RunCommand) -> None:
+    """DuckDB says no more than where it stopped, which is after the word."""
+    mirror.database.execute(
+        'CREATE TABLE public."order" (id int PRIMARY KEY, at date, "end" int, "desc" text, fine int)',
+        "INSERT INTO public.\"order\" VALUES (1, '2026-01-02', 3, 'd', 4)",
+    )
+    mirror.register('public."order"', "public.later")
+    mirror.catch_up()
+    for statement, words in (
+        ("SELECT at FROM later", ['"at"']),
+        ("SELECT id FROM later -- at\n ORDER BY at", ['"at"']),
+        ("SELECT max(at), 'at' FROM later", ['"at"']),
+        ("SELECT id FROM order", ['"order"']),
+        ("SELECT CASE WHEN id = 1 THEN end END FROM public.order", ['"end"']),
+        ("SELECT desc, At FROM public.order", ['"desc"', '"At"']),
+    ):
+        result = run("sql", statement)
+        assert result.exit_code == 2, statement
+        error = orjson.loads(result.stderr)
+        assert error["remedy"] == f"write it in double quotes: {', '.join(words)}", (statement, error)
+        assert "reserved word" in error["event"]
+    # With these quotes the statements are read, and other errors are those of DuckDB.
+    assert csv(run, 'SELECT "desc", "At" FROM public.order') == "desc,at\nd,2026-01-02\n"
+    wrong = run("sql", "SELECT fine at at FROM later WHERE FROM")
+    assert (wrong.exit_code, "double quotes" in wrong.stderr) == (2, False)
+
+
+def test_writes_are_told_as_what_they_are(mirror: Mirror, run: RunCommand) -> None:
+    for statement in (
+        "DROP TABLE orders",
+        "/* now */ insert into orders values (3) on conflict (id) do nothing returning id",
+        "UPDATE orders SET product = 'x'",
+        "WITH a AS (SELECT 3 AS id) INSERT INTO orders FROM a",
+        "TRUNCATE orders",
+        "CREATE TABLE copied AS FROM orders",
+    ):
+        result = run("sql", statement)
+        assert result.exit_code == 2, statement
+        assert "the mirror is read-only" in result.stderr, (statement, result.stderr)
+    assert csv(run, "SELECT count(*) AS n FROM public.orders") == "n\n2\n"
+
+
+def test_only_tables_that_can_be_read_are_proposed(mirror: Mirror, run: RunCommand) -> None:
+    proposed = run("sql", "SELECT * FROM public.blob").stderr
+    assert "did you mean public.blobs?" in " ".join(proposed.split())
+    # Its first copy is not complete. And DuckDB's own tables are no answer.
+    for unknown in ("latr", "nothere", "pg_clas"):
+        result = run("sql", f"SELECT * FROM {unknown}")
+        assert result.exit_code == 2
+        assert "id you mean" not in result.stderr, result.stderr
+        assert "SHOW TABLES" in result.stderr

@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from mirror_pump.cli.terminal.output import one_line
-from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database

@@ -8,9 +8,9 @@ from typing import LiteralString
 
 import pytest
 
-from mirror_pump.config import Settings
-from mirror_pump.lake.catalogs.lake_catalog import StoredCatalog
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
+from mirror_pump.settings.config import Settings
+from mirror_pump.tables.catalogs.lake_catalog import StoredCatalog
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.postgres import EmbeddedPostgres

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.lake.table.table import Table
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
+from mirror_pump.tables.catalogs.memory_catalog import MemoryCatalog
+from mirror_pump.tables.table.table import Table
 from tests.support.rest_catalog import CatalogAnswer, ServedMirror, serving
 
 _PATH = "/v1/own/namespaces/s/tables/t"

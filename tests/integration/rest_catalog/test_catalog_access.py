@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
 from pyiceberg.exceptions import UnauthorizedError
 
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.rest_catalog.storage_hints import storage_hints
+from mirror_pump.rest_catalog.catalog_source import storage_hints
+from mirror_pump.rest_catalog.endpoints import CATALOG_PATH
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.rest_catalog import ServedMirror, documented_blocks, served
+from tests.support.rest_catalog import CatalogAnswer, ServedMirror, documented_blocks, served, serving
 from tests.support.s3_server import s3_server
 
 _TOKEN = "correct-horse-battery-staple"
@@ -56,6 +60,47 @@ def test_no_web_page_can_attach(readonly: ServedMirror) -> None:
     assert readonly.ask("/v1/config", Host="example.com").error[0] == 421
     assert readonly.ask("/v1/config", X="x" * 20_000).error[0] == 431
     assert readonly.ask("/v1/mirror/tables/rename", "POST", "x" * (5 << 20)).error[0] == 413
+
+
+def nested_type(levels: int) -> dict[str, Any]:
+    """A struct in a struct, and so on: three levels of JSON for each."""
+    found: Any = "long"
+    for number in range(levels):
+        field = {"id": number + 2, "name": "f", "required": False, "type": found}
+        found = {"type": "struct", "fields": [field]}
+    return dict(found)
+
+
+def test_bodies_are_limited_in_bytes_and_in_depth(writable: ServedMirror) -> None:
+    prefix = f"/v1/{writable.attach('path')}"
+    assert writable.ask(f"{prefix}/namespaces", "POST", json.dumps({"namespace": ["deep"]})).status == 200
+    tables = f"{prefix}/namespaces/deep/tables"
+
+    def create(name: str, levels: int) -> CatalogAnswer:
+        field = {"id": 1, "name": "id", "required": False, "type": nested_type(levels)}
+        schema = {"type": "struct", "schema-id": 0, "fields": [field]}
+        return writable.ask(tables, "POST", json.dumps({"name": name, "schema": schema}))
+
+    assert create("allowed", 30).status == 200
+    assert writable.ask(f"{tables}/allowed").status == 200
+    assert "too deep" in create("refused", 40).error[2]
+    for levels in (300, 1000, 500_000):
+        text = '{"name": "x", "schema": ' + '[{"a":' * levels + "1" + "}]" * levels + "}"
+        for path in (tables, f"{tables}/allowed", f"{prefix}/transactions/commit", f"{prefix}/namespaces"):
+            assert writable.ask(path, "POST", text).error[0] in (400, 413), levels
+    assert writable.ask(tables, "POST", '"' + "x" * (5 << 20) + '"').error[0] == 413
+
+
+def test_a_body_that_does_not_end_is_given_up() -> None:
+    with (
+        serving(body_seconds=0.2) as served_catalog,
+        closing(socket.create_connection(("127.0.0.1", served_catalog.port), timeout=60)) as connection,
+    ):
+        head = f"POST {CATALOG_PATH}/v1/x/namespaces HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{"
+        connection.sendall(head.encode())
+        assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+        while connection.recv(65536):
+            pass
 
 
 _KNOWN = {
@@ -120,15 +165,16 @@ def test_the_program_serves_until_it_is_stopped(mirror: Mirror, tmp_path: Path) 
 
 
 def test_a_pump_serves_the_catalog_at_its_port(mirror: Mirror) -> None:
+    from mirror_pump.http.pump_port import PumpPort
     from mirror_pump.monitoring.monitor import Monitor
 
     for catalog, status in ((True, 200), (False, 404)):
         settings = mirror.settings.model_copy(update={"listen": "127.0.0.1:0", "catalog": catalog})
-        with Monitor(settings) as monitor:
+        with Monitor(settings, PumpPort) as monitor:
             services = monitor._services
             assert services is not None
-            assert services._server is not None
-            port = int(services._server.url.rpartition(":")[2])
+            assert isinstance(services._port, PumpPort)
+            port = int(services._port.url.rpartition(":")[2])
             if catalog:
                 assert ServedMirror(port).ask(_LOAD).error[0] == 503
             monitor.watch(settings)
@@ -139,5 +185,5 @@ def test_a_pump_serves_the_catalog_at_its_port(mirror: Mirror) -> None:
 def _get(port: int, path: str) -> bytes:
     import urllib.request
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
         return bytes(answer.read())

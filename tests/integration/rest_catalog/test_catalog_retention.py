@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
+from mirror_pump.ops.duckdb_connection import open_duckdb
 from mirror_pump.testing.mirror import Row, normalised
 from tests.support.events_table import EventsTable, RetentionTables
 from tests.support.rest_catalog import ServedMirror, served

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from mirror_pump.engine.spark_runtime.java import find_java_home
-from mirror_pump.lake.catalogs.transaction_log import path_catalog
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.reads.catalog_snippets import CatalogAddress, catalog_snippet
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
+from mirror_pump.tables.catalogs.transaction_log import path_catalog
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from tests.support.cli import RunCommand

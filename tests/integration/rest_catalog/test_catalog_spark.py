@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from mirror_pump.lake.catalogs.lake_catalog import StoredCatalog
-from mirror_pump.lake.table.table import Table
 from mirror_pump.rest_catalog.endpoints import ALL_ENDPOINTS
+from mirror_pump.tables.catalogs.lake_catalog import StoredCatalog
+from mirror_pump.tables.table.table import Table
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner

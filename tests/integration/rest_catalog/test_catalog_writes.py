@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import CommitFailedException, NamespaceNotEmptyError
 
-from mirror_pump.lake.catalogs.lake_catalog import StoredCatalog
-from mirror_pump.lake.table.table import Table
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
+from mirror_pump.tables.catalogs.lake_catalog import StoredCatalog
+from mirror_pump.tables.table.table import Table
 from tests.support.catalog_kinds import PROCESSES, ROWS, CatalogPlace, rows
 from tests.support.rest_catalog import ServedMirror, serving
 

@@ -18,7 +18,7 @@ from pyiceberg.catalog.rest import (
 from pyiceberg.catalog.rest.response import ErrorResponse
 from pyiceberg.exceptions import OAuthError
 
-from mirror_pump.lake.metadata.metadata_files import read_metadata
+from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror

@@ -14,14 +14,14 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.types import StringType
 
-from mirror_pump.lake.catalogs.lake_catalog import PointerChange, StoredCatalog, TableIdentifier, TableMoved
-from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
-from mirror_pump.lake.metadata.metadata_files import read_any_version
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.document.metadata_files import read_any_version
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.lake.table.table import Table
-from mirror_pump.ops.duckdb.duckdb_connection import open_duckdb
+from mirror_pump.ops.duckdb_connection import open_duckdb
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
+from mirror_pump.tables.catalogs.lake_catalog import PointerChange, StoredCatalog, TableIdentifier, TableMoved
+from mirror_pump.tables.catalogs.memory_catalog import MemoryCatalog
+from mirror_pump.tables.table.table import Table
 from mirror_pump.testing.mirror import await_true, lake_rows
 from mirror_pump.testing.program import Program
 from tests.support.catalog_kinds import KINDS, ROWS, TRANSACTIONS, rows
@@ -298,7 +298,7 @@ def test_a_table_that_is_prepared_exists_once_it_is_committed(memory: MemoryCata
 
 
 def test_the_program_serves_a_directory_without_a_database(tmp_path: Path) -> None:
-    from mirror_pump.lake.catalogs.transaction_log import path_catalog
+    from mirror_pump.tables.catalogs.transaction_log import path_catalog
 
     lake = tmp_path / "lake"
     lake.mkdir()

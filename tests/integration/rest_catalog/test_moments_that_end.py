@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mirror_pump.lake.metadata.metadata_files import next_location, read_metadata
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.document.metadata_files import next_location, read_metadata
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, write_bytes
 from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database

@@ -17,11 +17,11 @@ import pytest
 from pydantic import TypeAdapter
 from pyiceberg.table.update import TableRequirement, TableUpdate
 
-from mirror_pump.lake.catalogs.memory_catalog import MemoryCatalog
-from mirror_pump.lake.catalogs.path_catalog import PathCatalog
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.lake.table.table import Table
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
+from mirror_pump.tables.catalogs.memory_catalog import MemoryCatalog
+from mirror_pump.tables.catalogs.path_catalog import PathCatalog
+from mirror_pump.tables.table.table import Table
 from tests.support.protocol_check import endpoint_of, faults_of_answer, iceberg_facts, own_facts
 from tests.support.protocol_facts import facts_of
 from tests.support.rest_catalog import ServedMirror, not_served, serving

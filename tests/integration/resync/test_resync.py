@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,22 +10,23 @@ import pytest
 
 from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
 from mirror_pump.errors import NotLeader, SourceError, TableError, UsageError
-from mirror_pump.limits import InternalLimits
 from mirror_pump.model import TableState, format_lsn
 from mirror_pump.ops.resync.resync import ResyncAction, plan_resync
 from mirror_pump.ops.setup.profiles import add_profile, described_profile
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.status.status_report import Severity
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.catalog.resync import mark_tables
 from mirror_pump.source.connect import connect
 from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.stream.leader import Leader
 from mirror_pump.source.stream.slot import wal_end
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
+from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows, paced
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.changed_tables import TABLES, published
+from tests.support.interrupts import signalled_resync
 from tests.support.resyncs import (
     assert_one_swap,
     audit_promises,
@@ -169,7 +171,7 @@ def test_a_slot_that_was_invalidated_or_moved(database: Database, warehouse: str
 
 def test_tables_are_copied_again_beside_the_others(database: Database, warehouse: str, gate: GatedCopies) -> None:
     """On request, with a pump: it learns of it, the others go on, and clients wait for those only."""
-    mirror = live_mirror(database, warehouse, gate, batch_age=0.0)
+    mirror = live_mirror(database, warehouse, gate, limits=paced(0))
     with mirror.pumping() as running:
         await_true(lambda: running.steps.count(Step.STREAMING), 30, "the pump streams")
         gate.hold()
@@ -325,6 +327,25 @@ def test_the_command_may_end_at_any_of_its_steps(database: Database, warehouse: 
     mirror.assert_sound()
 
 
+def test_a_signal_while_the_command_copies(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """SIGINT and SIGTERM in turn: readers keep what they had, and the same command goes on."""
+    mirror = live_mirror(database, warehouse, tasks)
+    kept, before = mirror.frontier(), mirror.lake("public.t")
+    drop_slot(mirror)
+    write(database, "lost")
+    audit_promises(database)
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for step, number in zip((Step.STREAMING, Step.WRITTEN, Step.STAGED, Step.PUBLISHED), 2 * signals, strict=True):
+        code = signalled_resync(mirror.settings, step, number)
+        assert code == (130 if number is signal.SIGINT else -number), step
+        assert mirror.lake("public.t") == before
+    resynced(mirror)
+    mirror.catch_up()
+    assert_one_swap(database, ("t", "other", "chosen"), kept)
+    mirror.assert_equal("public.t", "public.other")
+    mirror.assert_sound()
+
+
 @pytest.mark.soak
 def test_commands_at_the_same_time_and_a_table_that_leaves(
     database: Database, warehouse: str, gate: GatedCopies
@@ -388,7 +409,7 @@ def test_a_pump_that_is_not_told_publishes_nothing_of_the_former_registration(
     database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
     """The notification is for speed only: changes, and files that were rewritten meanwhile, are left out."""
-    gate = GatedCopies(tasks, held=convert_deletes)
+    gate = GatedCopies(tasks, gated=convert_deletes)
     mirror = live_mirror(database, warehouse, gate, convert_age=0.0, index_memory=0, merge_bytes=0)
     with mirror.pumping() as running:
         gate.hold()

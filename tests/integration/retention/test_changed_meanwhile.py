@@ -8,15 +8,15 @@ import pytest
 
 from mirror_pump.errors import TableError
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.limits import InternalLimits
+from mirror_pump.partition_life import PartitionState
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.drop_proof import Prover
 from mirror_pump.pipeline.retention.partition_sync import reconcile
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.catalog.tables import delete_table, load_tables
 from mirror_pump.source.connect import connect
 from mirror_pump.source.retention.partitions import (
-    TIERING,
     enter,
     install,
     read_attached,
@@ -71,8 +71,8 @@ def test_a_key_of_another_type_is_not_proven(retention_tables: RetentionTables) 
     with connect(events.database.dsn, autocommit=True) as connection:
         (table,) = load_tables(connection, mirror.settings.slot)
         partition = read_partitions(connection, table.table_id)[0]
-        connection.execute("ALTER TABLE events ALTER id TYPE text")
-        connection.execute("INSERT INTO events VALUES (5, 'five', 5, 'late')")
+        connection.execute("ALTER TABLE public.events ALTER id TYPE text")
+        connection.execute("INSERT INTO public.events VALUES (5, 'five', 5, 'late')")
     with pytest.raises(TableError, match="has not followed a change of the key"):
         _prover(mirror).prove(table, partition)
 
@@ -104,7 +104,7 @@ def test_a_table_that_is_registered_again_begins_anew(retention_tables: Retentio
         with pytest.raises(TableError, match="registered again"):
             install(connection, former, partition.relation_id, partition.partition_id, "cold")
         with pytest.raises(TableError, match="registered again"):
-            enter(connection, former, attached, TIERING, "found late")
+            enter(connection, former, attached, PartitionState.TIERING, "found late")
         where = {"table_id": former.table_id, "partition_id": partition.partition_id}
         assert run(connection, "unproven", where) == 0, "nothing of it was proven"
     assert set(events.states().values()) == {"hot"}

@@ -10,8 +10,8 @@ from typing import Any, LiteralString
 
 import pytest
 
-from mirror_pump.lake.metadata.metadata_files import read_metadata
-from mirror_pump.lake.metadata.snapshot_thinning import ARCHIVE_SNAPSHOTS_KEPT
+from mirror_pump.lake.document.metadata_files import read_metadata
+from mirror_pump.lake.document.snapshot_thinning import ARCHIVE_SNAPSHOTS_KEPT
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
@@ -229,7 +229,7 @@ def test_an_unpublished_fold_leaves_no_file(
 
     def held(*arguments: Any) -> FoldCorrections:
         folding.set()
-        assert busy.wait(30)
+        assert busy.wait(60)
         fold = write_fold(*arguments)
         files = fold.segment.files
         paths.extend(Path(file.path.removeprefix("file://")) for file in (*files.data, *files.deletes))
@@ -241,7 +241,7 @@ def test_an_unpublished_fold_leaves_no_file(
         if step is Step.ACKNOWLEDGED and folding.is_set() and not written.is_set():
             # The loop stays here until the fold is about to enter the inbox, and takes no event from there.
             busy.set()
-            assert written.wait(30)
+            assert written.wait(60)
             running.pump.request_stop()
 
     monkeypatch.setattr("mirror_pump.pipeline.retention.fold.write_fold", held)
@@ -251,7 +251,7 @@ def test_an_unpublished_fold_leaves_no_file(
     with database.connect(autocommit=False) as connection:
         upsert(connection, 5, 1, "corrected")
     # Before it writes, the folder requests a key index from the loop. Nothing may prevent the loop from answering.
-    assert folding.wait(30)
+    assert folding.wait(60)
     database.execute("UPDATE events SET v = 'young' WHERE at >= 100", "UPDATE model SET v = 'young' WHERE at >= 100")
     running.join()
     assert len(paths) == 2

@@ -239,7 +239,7 @@ def test_a_fold_that_was_written_before_the_column_comes_too_late(
         monkeypatch.setattr("mirror_pump.pipeline.retention.fold.write_fold", held)
         with database.connect(autocommit=False) as connection:
             upsert(connection, 3, 3, "folded")
-        assert written.wait(30)
+        assert written.wait(60)
         _both(database, "ALTER TABLE {} ADD COLUMN c int DEFAULT 7")
         events.columns += ", c"
         mirror.await_frontier()

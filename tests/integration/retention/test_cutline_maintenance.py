@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.limits import InternalLimits
 from mirror_pump.ops.verify.compare_spark import compare
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import verify
 from mirror_pump.pipeline.retention import fold
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
 from tests.support.events_table import RetentionTables, upsert

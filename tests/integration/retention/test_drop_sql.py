@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from mirror_pump.model import TableName, TierKind
+from mirror_pump.partition_life import TAKEN, StepResult
 from mirror_pump.source.retention import new_partitions
 from mirror_pump.source.retention import partitions as source
 from tests.support.pipeline import in_thread
@@ -88,11 +89,11 @@ def test_a_drop_that_takes_long_is_given_up(table: SqlTable, columns: str) -> No
         table.prove()
         where = {"table_id": table.value("SELECT 'ev'::regclass::oid::bigint"), "partition_id": "ev0", "detach": False}
         assert "takes longer than 1ms" in str(source.attempt(connection, "drop", where, drop_timeout="1ms"))
-        assert source.attempt(connection, "drop", where) is None
+        assert source.attempt(connection, "drop", where) is TAKEN
         assert connection.execute("SHOW statement_timeout").fetchone() == ("0",)
 
 
-def _waits_briefly(table: SqlTable, act: Callable[[psycopg.Connection[Any]], str | None]) -> None:
+def _waits_briefly(table: SqlTable, act: Callable[[psycopg.Connection[Any]], StepResult]) -> None:
     """If another session holds the second lock that `act` needs, `act` gives up soon, so that others are locked out
     briefly only."""
     with table.database.connect(autocommit=False) as reader, table.database.connect() as connection:
@@ -114,8 +115,8 @@ def test_nobody_waits_for_long_once_the_table_is_locked(table: SqlTable) -> None
     _waits_briefly(table, partial(make, lock_timeout="60s"))
     with table.database.connect() as connection:
         assert "takes longer than 1ms" in str(make(connection, make_timeout="1ms"))
-        assert make(connection) is None
-        assert source.attempt(connection, "drop", where) is None
+        assert make(connection) is TAKEN
+        assert source.attempt(connection, "drop", where) is TAKEN
 
 
 def test_a_trigger_that_was_switched_off_means_another_proof(table: SqlTable) -> None:

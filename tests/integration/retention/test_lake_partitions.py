@@ -12,8 +12,8 @@ from pyiceberg.table import FileScanTask, StaticTable
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.limits import InternalLimits
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, lake_session, read_spark
 from mirror_pump.testing.mirror import Mirror, Row, Steps, assert_same, await_true, normalised

@@ -8,11 +8,11 @@ from typing import Any, LiteralString
 import pytest
 
 from mirror_pump.engine.lake_reads.index_keys import read_keys
-from mirror_pump.lake.metadata.metadata_files import read_metadata
-from mirror_pump.lake.metadata.snapshot_summary import Total
+from mirror_pump.lake.document.metadata_files import read_metadata
+from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.limits import InternalLimits
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows, normalised
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
@@ -173,7 +173,7 @@ def test_a_fold_waits_for_its_index_only_so_long(
 ) -> None:
     """Whether the fold or the stream needed the index. After that it deletes by key, as without an index."""
     limits = InternalLimits(index_patience=0.5)
-    gate = GatedCopies(ThreadTaskRunner(), held=read_keys)
+    gate = GatedCopies(ThreadTaskRunner(), gated=read_keys)
     events = retention_tables.manual(runner=gate, fold_age=0.05, convert_age=3600, limits=limits)
     mirror = events.mirror
     with mirror.pumping() as running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from tests.support.cli import ThreadedProgram
 from tests.support.error_bounds import printed_seed
 from tests.support.events_table import COLUMNS, EventsTable, RetentionTables, cold_rows, delete, upsert
 from tests.support.ingest_scene import IngestScene
+from tests.support.interrupts import signalled_restore
 from tests.support.pipeline import in_thread, writing
 from tests.support.retention_table import WIDTH, Row, run
 
@@ -212,6 +214,26 @@ def test_a_restore_that_is_killed_at_any_step_goes_on(retention_tables: Retentio
     _assert_ordinary(events, "p0", "p1", "p2", "p3")
 
 
+def test_a_restore_that_gets_a_signal_at_each_step(retention_tables: RetentionTables) -> None:
+    """SIGINT and SIGTERM in turn: readers find every row once, and the last attempt goes on."""
+    events = retention_tables.automatic(partitions=4, rows=60)
+    mirror, database = events.mirror, events.database
+    with mirror.pumping():
+        _shed(events, 2)
+        upsert_and_delete(events)
+    halves = key_halves(advisory_key(f"restore {events.table_id}"))
+    lock = (halves["high"], halves["low"])
+    for number, step in enumerate(RestoreStep):
+        signalled = (signal.SIGINT, signal.SIGTERM)[number % 2]
+        code = signalled_restore(mirror.settings, "events", step, signalled)
+        assert code == (130 if signalled is signal.SIGINT else -signalled), step
+        await_true(lambda: not database.rows(_RESTORING, lock), 30, "the session of the interrupted restore has ended")
+        assert database.rows(_REGISTERED) == [(1,)]
+        events.assert_exact()
+    mirror.unregister("events", restore_heap=True)
+    _assert_ordinary(events, "p0", "p1", "p2", "p3")
+
+
 def test_rows_that_are_ingested_meanwhile_come_too(retention_tables: RetentionTables, tmp_path: Path) -> None:
     """They are in the lake, and no correction: once before the comparison with the lake, and once after it."""
     events = retention_tables.automatic(partitions=4, rows=60)
@@ -306,7 +328,7 @@ def test_the_last_transaction_waits_for_readers_of_the_seam(retention_tables: Re
 def test_what_was_detached_or_attached_late_is_not_taken_for_the_lakes_rows(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=5, rows=20, lag=None)
     mirror, database = events.mirror, events.database
-    mirror.register("events", retention=RetentionWish("100", drop_grace="0", detach=True))
+    mirror.register("events", retention=RetentionWish(lag="100", drop_grace="0", detach=True))
     with mirror.pumping():
         _shed(events)
         # A table of its own now, to which the mirror pays no attention.

@@ -95,7 +95,7 @@ def test_killed_at_every_step_it_goes_on_where_it_was(
     def dying(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
             nonlocal left
-            if arguments[1] in ("sweep_pins", "prune", "sweep_functions", "crowded"):
+            if arguments[1] in ("end_pins", "sweep_pins", "prune", "sweep_functions", "crowded"):
                 # At the start of each life, before anything else; or a look that finds nothing to change here.
                 return function(*arguments)
             left -= 1

@@ -59,5 +59,5 @@ def test_the_document_does_what_it_says(database: Database, warehouse: str, run:
         blocks.execute(7)
         assert "2 partitions with" in blocks.outputs[-1]
         assert database.rows("SELECT n FROM events WHERE id IN (1, 2, 7001) ORDER BY id") == [(100,), (1,)]
-        assert database.rows("SELECT count(*) FROM events WHERE at < '2026-03-01 00:00:00+00'") == [(1416,)]
+        assert database.rows("SELECT count(*) FROM events WHERE created_at < '2026-03-01 00:00:00+00'") == [(1416,)]
         assert database.rows("SELECT to_regclass('events_202601')::text") == [("events_202601",)]

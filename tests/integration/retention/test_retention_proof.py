@@ -15,9 +15,9 @@ from mirror_pump.engine.comparison.row_hashes import HashSecret, _values, mixed,
 from mirror_pump.engine.comparison.short_values import SHORT
 from mirror_pump.lake.key_index.packed_keys import MULTIPLIER
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.limits import InternalLimits
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.drop_proof import Prover
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.catalog.tables import load_tables
 from mirror_pump.source.connect import connect
 from mirror_pump.source.heap.packed_columns import packable

@@ -8,10 +8,12 @@ import psycopg
 import pytest
 
 from mirror_pump.errors import TableError, UsageError
+from mirror_pump.ops.register.unregistration import unregister_former
 from mirror_pump.ops.retain.retention import change_retention, look, show_retention
-from mirror_pump.testing.mirror import Mirror, await_true
+from mirror_pump.testing.mirror import Mirror, await_true, lake_rows
 from tests.support.events_table import RetentionTables
-from tests.support.retention_table import at_once
+from tests.support.local_files import path_of
+from tests.support.retention_table import WIDTH, at_once
 
 
 def test_the_lag_may_change_and_be_taken_away(retention_tables: RetentionTables) -> None:
@@ -75,6 +77,11 @@ def test_leaving_the_mirror_says_what_becomes_of_old_rows(retention_tables: Rete
         events.await_state(p0="dropped")
     with pytest.raises(TableError, match="only copy"):
         mirror.unregister("events")
+    place, pointer = path_of(mirror.location("public.events")).parents[1], mirror.location("public.events")
+
+    def old_rows() -> int:
+        return sum(row[0] < WIDTH for row in lake_rows(pointer))
+
     mirror.unregister("events", keep_lake=True)
     # Nothing of ours is left that could make a statement fail.
     assert mirror.database.rows("SELECT tgname FROM pg_trigger WHERE tgname LIKE 'zz_modak%'") == []
@@ -83,6 +90,16 @@ def test_leaving_the_mirror_says_what_becomes_of_old_rows(retention_tables: Rete
         mirror.database.execute("INSERT INTO events VALUES (5, 5, 5, 'x')")
     with pytest.raises(TableError, match="holds old rows, which the heap may have shed"):
         mirror.register("events")
+    # Repeated with another option, the command wants the same confirmation.
+    assert old_rows(), "the lake has them"
+    with pytest.raises(TableError, match="would destroy the only copy") as refused:
+        mirror.unregister("events", drop_lake=True)
+    assert "mirror-pump unregister --former public.events --yes" in refused.value.remedy
+    with pytest.raises(TableError, match="would destroy the only copy"):
+        unregister_former(mirror.settings, "events")
+    assert old_rows()
+    mirror.unregister("events", drop_lake=True, yes=True)
+    assert not place.exists()
 
 
 def test_retention_by_timestamps_and_dates(mirror: Mirror) -> None:

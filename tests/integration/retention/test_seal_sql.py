@@ -338,7 +338,9 @@ def test_waiting_for_the_frontier_wakes_the_pump_and_ends_in_time(table: SqlTabl
         30,
         "it waits",
     )
-    table.database.execute("UPDATE modak.cutline SET replicated_lsn = 65536")
+    table.database.execute(
+        "UPDATE modak.cutline SET replicated_lsn = 65536", "UPDATE modak.mirror_slots SET applied_lsn = 65536"
+    )
     waiter.join(60)
     assert found == [True]
     with repeatable_read(table) as reader, pytest.raises(psycopg.errors.ActiveSqlTransaction):

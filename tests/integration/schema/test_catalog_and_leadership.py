@@ -25,17 +25,18 @@ from mirror_pump.model import (
 )
 from mirror_pump.source.catalog.catalog_schema import migrate
 from mirror_pump.source.catalog.tables import delete_table, insert_table, load_table, load_tables
-from mirror_pump.source.connect import PgConnection, connect, replication_connect
+from mirror_pump.source.connect import PgConnection, replication_connect
 from mirror_pump.source.relations.relations import describe, resolve_name
 from mirror_pump.source.stream.leader import Leader, check_epoch, is_led, lock_key
 from mirror_pump.testing.database import Database
+from tests.support.users_tables import connect_as_user
 
 SLOT = "the_slot"
 
 
 @pytest.fixture
 def conn(database: Database) -> Iterator[PgConnection]:
-    with connect(database.dsn, autocommit=True) as connection:
+    with connect_as_user(database.dsn) as connection:
         migrate(connection)
         connection.execute(
             "INSERT INTO modak.mirror_slots (slot_name, publication_name, system_identifier, timeline, database_name,"
@@ -114,7 +115,7 @@ def test_one_leader_at_a_time(database: Database, conn: PgConnection) -> None:
     leader.release()
     with Leader.acquire(database.dsn, SLOT) as second:
         assert second.epoch == 2
-        with pytest.raises(NotLeader, match="took over"), conn.transaction():
+        with pytest.raises(NotLeader, match="has taken over"), conn.transaction():
             check_epoch(conn, SLOT, leader.epoch)
     with pytest.raises(SourceError, match="not in the catalog"):
         Leader.acquire(database.dsn, "unknown_slot")
@@ -126,10 +127,10 @@ def test_one_leader_at_a_time(database: Database, conn: PgConnection) -> None:
 def test_a_lost_lead_is_tried_again(database: Database) -> None:
     with Leader.acquire(database.dsn, SLOT) as leader:
         with pytest.raises(ConnectionLost, match="former connection"):
-            Leader.acquire(database.dsn, SLOT, former=leader.epoch)
+            Leader.acquire(database.dsn, SLOT, former_epoch=leader.epoch)
         with pytest.raises(NotLeader, match="leads slot"):
-            Leader.acquire(database.dsn, SLOT, former=leader.epoch - 1)
-    with Leader.acquire(database.dsn, SLOT, former=leader.epoch) as again:
+            Leader.acquire(database.dsn, SLOT, former_epoch=leader.epoch - 1)
+    with Leader.acquire(database.dsn, SLOT, former_epoch=leader.epoch) as again:
         assert again.epoch == leader.epoch + 1
 
 
@@ -170,7 +171,7 @@ def test_a_killed_leader_leaves_the_lock(database: Database, conn: PgConnection)
     process = context.Process(target=lead_until_killed, args=(database.dsn, leading))
     process.start()
     try:
-        assert leading.wait(30)
+        assert leading.wait(60)
         with pytest.raises(NotLeader, match=f"process id {process.pid}"):
             Leader.acquire(database.dsn, SLOT)
     finally:

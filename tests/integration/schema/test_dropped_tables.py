@@ -193,7 +193,7 @@ def test_rows_only_in_the_lake_stay_readable_after_the_drop(
     with pytest.raises(TableError, match="holds old rows, which the heap may have shed") as refused:
         mirror.register("events")
     assert "unregister --former public.events" in refused.value.remedy
-    assert run("unregister", "--former", "events").exit_code == 0
+    assert run("unregister", "--former", "events", "--yes").exit_code == 0
     mirror.register("events")
     mirror.catch_up()
     mirror.assert_equal("public.events")

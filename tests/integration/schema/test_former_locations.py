@@ -174,3 +174,20 @@ def test_files_in_use_are_not_removed(mirror: Mirror, run: RunCommand, tmp_path:
     assert not place.exists()
     assert (elsewhere / "precious").read_text() == "kept"
     mirror.assert_equal("public.b")
+
+
+def test_the_name_of_a_table_means_no_table_of_another_schema(mirror: Mirror, run: RunCommand) -> None:
+    database = mirror.database
+    database.execute(
+        "CREATE SCHEMA old", "CREATE TABLE old.c (id int PRIMARY KEY)", "CREATE TABLE c (id int PRIMARY KEY)"
+    )
+    mirror.register("old.c")
+    mirror.catch_up()
+    place = _place(mirror, "c")
+    mirror.unregister("old.c")
+    for option in ("--drop-lake", "--former"):
+        refused = run("unregister", option, "c")
+        assert refused.exit_code == 1, refused.output
+        assert _files(place)
+    assert run("unregister", "--former", "old.c").exit_code == 0
+    assert not place.exists()

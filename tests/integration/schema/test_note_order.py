@@ -54,7 +54,7 @@ def test_rows_after_a_partition_was_detached_stay(database: Database, warehouse:
             # Each transaction that is decoded at this moment takes note of the changed catalogs.
             holder.execute("CREATE TABLE public.meanwhile ()")
             holder.execute("SELECT pg_advisory_unlock(%s)", (_LOCK,))
-            change.join(20)
+            change.join(60)
         mirror.await_frontier()
         mirror.await_live("public.p")
         mirror.await_frontier()

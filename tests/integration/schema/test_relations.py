@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import TableName
@@ -12,11 +15,12 @@ from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.relations.relations import RelationDescription, describe, refuse, resolve_name
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
+from tests.support.users_tables import connect_as_user
 
 
 @pytest.fixture
 def conn(database: Database) -> Iterator[PgConnection]:
-    with connect(database.dsn, autocommit=True) as connection:
+    with connect_as_user(database.dsn) as connection:
         yield connection
 
 
@@ -24,9 +28,59 @@ def described(conn: PgConnection, name: str, publication: str | None = None) -> 
     return describe(conn, resolve_name(conn, name)[1], publication)
 
 
+def own_path(conn: PgConnection, path: str) -> None:
+    """Sets the path of everybody's sessions in the database."""
+    conn.execute(f'ALTER DATABASE "{conn.info.dbname}" SET search_path = {path}'.encode())
+
+
+def test_names_without_a_schema_follow_the_roles_own_path(database: Database, conn: PgConnection) -> None:
+    """That of the connection string, or else of the role in the database, the role, the database or the server."""
+    name = f"role {os.urandom(4).hex()}"
+    role = sql.Identifier(name)
+    dsn = make_conninfo(database.dsn, user=name, password="secret")
+
+    def run(text: str) -> None:
+        conn.execute(sql.SQL(text).format(role=role, database=sql.Identifier(database.name)))
+
+    def found(own: str, text: str = "t") -> str | None:
+        with connect(own, autocommit=True) as connection:
+            try:
+                return resolve_name(connection, text)[0].schema
+            except UsageError:
+                return None
+            finally:
+                assert connection.execute("SHOW search_path").fetchone() == ("pg_catalog,pg_temp",)
+
+    run("CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+    try:
+        for schema in ("{role}", "a", "b", "c", "hidden", "public"):
+            if schema != "public":
+                run(f"CREATE SCHEMA {schema}")
+            run(f"CREATE TABLE {schema}.t (id int); CREATE TABLE {schema}.pg_class (id int)")
+        run("GRANT USAGE ON SCHEMA {role}, a, b, c TO {role}")
+        assert (found(database.dsn), found(dsn)) == ("public", name)
+        cases: tuple[tuple[str, str, str | None], ...] = (
+            ("DATABASE {database} SET search_path = hidden, missing, a", "t", "a"),
+            ("ROLE {role} SET search_path = b", "t", "b"),
+            ("ROLE {role} IN DATABASE {database} SET search_path = c, pg_catalog", "t", "c"),
+            ("ROLE {role} IN DATABASE {database} SET search_path = c, pg_catalog", "pg_class", "c"),
+            ("ROLE {role} IN DATABASE {database} SET search_path = c", "pg_class", "pg_catalog"),
+            ("ROLE {role} IN DATABASE {database} SET search_path = ''", "t", None),
+            ("ROLE {role} IN DATABASE {database} SET search_path = ''", "a.t", "a"),
+        )
+        for path, text, expected in cases:
+            run(f"ALTER {path}")
+            assert found(dsn, text) == expected, path
+        for options in ("-c search_path=b,a", "-csearch_path=b", "--search-path=b", r"-c search_path=\"$user\",\ b"):
+            own = make_conninfo(dsn, options=f"-c work_mem=1MB {options}")
+            assert found(own) == (name if "user" in options else "b"), options
+    finally:
+        run("DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 def test_names_are_read_as_postgres_reads_them(conn: PgConnection) -> None:
     conn.execute('CREATE SCHEMA app; CREATE TABLE app.Plain (id int primary key); CREATE TABLE "Odd.""N" (id int)')
-    conn.execute("SET search_path = app, public")
+    own_path(conn, "app, public")
     assert resolve_name(conn, "PLAIN")[0] == TableName("app", "plain")
     assert resolve_name(conn, 'public."Odd.""N"')[0] == TableName("public", 'Odd."N')
     with pytest.raises(UsageError, match="no table public") as failure:
@@ -35,6 +89,22 @@ def test_names_are_read_as_postgres_reads_them(conn: PgConnection) -> None:
     for nonsense in ("", "a.b.c.d", 'x"y'):
         with pytest.raises(UsageError):
             resolve_name(conn, nonsense)
+
+
+def test_only_tables_that_may_be_read_are_proposed(conn: PgConnection) -> None:
+    role = f"stranger_{os.urandom(4).hex()}"
+    conn.execute(f"CREATE SCHEMA app; CREATE TABLE app.plain (id int); CREATE ROLE {role}".encode())
+    try:
+        for grant, proposed in (("", False), ("USAGE ON SCHEMA app", False), ("SELECT ON app.plain", True)):
+            if grant:
+                conn.execute(f"GRANT {grant} TO {role}".encode())
+            conn.execute(f"SET ROLE {role}".encode())
+            with pytest.raises(UsageError) as failure:
+                resolve_name(conn, "plain")
+            conn.execute("RESET ROLE")
+            assert ("app.plain" in failure.value.remedy) is proposed, grant
+    finally:
+        conn.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}".encode())
 
 
 def test_columns_are_described_as_published(conn: PgConnection) -> None:

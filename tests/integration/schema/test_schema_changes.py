@@ -273,7 +273,7 @@ def test_the_documented_changes(mirror: Mirror, share: int) -> None:
         mirror.await_live(*(each.name for each in running))
         # A step is reported after its publish, and before the next one begins.
         mirror.await_frontier()
-        seen = len(pump.steps.seen)
+        seen = len(pump.steps.occurrences)
         for each in running:
             if each.ends:
                 each.write()
@@ -293,7 +293,7 @@ def test_the_documented_changes(mirror: Mirror, share: int) -> None:
         problems = []
         for each in running:
             try:
-                each.check(mirror, pump.steps.seen[seen:])
+                each.check(mirror, pump.steps.occurrences[seen:])
             except AssertionError as error:
                 problems.append("\n".join((f"{each.example.change}: {error}", *getattr(error, "__notes__", ()))))
         assert not problems, "\n".join(problems)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import lake_session
-from mirror_pump.testing.mirror import Mirror, assert_same, normalised
+from mirror_pump.testing.mirror import Mirror, assert_same, normalised, paced
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.pipeline import change_rows, writing
 
@@ -151,9 +151,9 @@ def test_several_writers_contend_for_the_same_rows(database: Database, warehouse
             for number, table in enumerate(("t", "t", "t", "u"))
         ]
         for round_ in range(4):
-            with mirror.with_options(batch_age=(0.0, 0.05, 0.3, 1.0)[round_]).pumping():
+            with mirror.with_options(limits=paced((0.0, 0.05, 0.3, 1.0)[round_])).pumping():
                 mirror.await_live("public.t", "public.u")
-                goal = min(count() for count in counts) + 25
+                goal = min(count() for count in counts) + 10
                 threading.Event().wait(0.01)
                 while min(count() for count in counts) < goal:
                     mirror.await_frontier()

@@ -6,9 +6,9 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from mirror_pump.config import Settings
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.connect import connect
 from mirror_pump.source.relations.change_notes import note_changes
 from mirror_pump.testing.database import Database

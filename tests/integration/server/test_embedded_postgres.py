@@ -17,9 +17,8 @@ import psycopg
 import pytest
 
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.installation import VARIABLE, install_directory, major_version
+from mirror_pump.testing.installation import VARIABLE, PostgresFailed, Runner, install_directory, major_version
 from mirror_pump.testing.postgres import EmbeddedPostgres
-from mirror_pump.testing.unprivileged import PostgresFailed, Runner
 
 
 def _alive(pid: int) -> bool:
@@ -32,7 +31,7 @@ def _alive(pid: int) -> bool:
     return not (status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
-def _wait(condition: Callable[[], bool], seconds: float = 20) -> None:
+def _wait(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     tick = threading.Event()
     while not condition():
@@ -87,7 +86,7 @@ def test_a_database_goes_with_its_slots_and_sessions(postgres: EmbeddedPostgres)
         with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
             query = "SELECT active FROM pg_replication_slots WHERE slot_name = 'left'"
             _wait(lambda: connection.execute(query).fetchone() == (True,))
-    receiver.wait(10)
+    receiver.wait(60)
     with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
         assert connection.execute("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'left'").fetchone() == (
             0,
@@ -166,7 +165,7 @@ def test_the_server_ends_with_the_process_however_that_ends(end: str | signal.Si
             assert _alive(pid)
             child.send_signal(end)
         _wait(lambda: not _alive(pid))
-    child.communicate(timeout=20)
+    child.communicate(timeout=60)
     _wait(lambda: not directory.exists())
 
 

@@ -18,12 +18,12 @@ from pyarrow.fs import FileSelector, FileType, S3FileSystem
 from typer.testing import CliRunner, Result
 
 from mirror_pump.cli.main import app
-from mirror_pump.config import Settings
-from mirror_pump.lake.catalogs.lake_catalog import StoredCatalog
-from mirror_pump.lake.catalogs.transaction_log import path_catalog
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.lake.table.table import Table
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
+from mirror_pump.settings.config import Settings
+from mirror_pump.tables.catalogs.lake_catalog import StoredCatalog
+from mirror_pump.tables.catalogs.transaction_log import path_catalog
+from mirror_pump.tables.table.table import Table
 from mirror_pump.testing.mirror import await_true
 from tests.support.catalog_kinds import ROWS, rows
 from tests.support.cli import PROGRAM

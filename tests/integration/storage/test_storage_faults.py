@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import FileDamaged, LakeError
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.storage import list_files, read_bytes, write_bytes
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.pipeline.lake_storage import lake_storage
+from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.profiles import store_profile
-from mirror_pump.storage_profiles import StorageProfile
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from tests.support.remote_lake import RemoteLake, assert_equal
 from tests.support.s3_faults import StorageFault
@@ -134,7 +134,7 @@ def test_what_passes_is_repeated(remote: RemoteLake, fault: StorageFault, method
         remote.faulty.disarm()
         change(mirror, 5)
         mirror.await_frontier()
-    assert copying.met or streaming.met, steps.seen
+    assert copying.met or streaming.met, steps.occurrences
     assert {mirror.state(table) for table in TABLES} == {"live"}
     assert_equal(mirror, *TABLES)
 
@@ -195,7 +195,7 @@ def test_expired_credentials_are_renewed_in_their_file(
         assert mirror.frontier() == before
         file.write_text(json.dumps({"access_key": second, "secret_key": renewed}))
         mirror.await_frontier()
-    assert secret not in str(steps.seen)
+    assert secret not in str(steps.occurrences)
     assert mirror.location("public.a").startswith("file:")
     assert mirror.location("public.b").startswith(remote.warehouse)
     assert_equal(mirror, *TABLES)

@@ -200,7 +200,7 @@ shown |= {"spark.eventLog.dir": sys.argv[1], "spark.eventLog.compress": "false"}
 runtime._base_conf = lambda settings: given(settings) | shown
 import psutil
 from pyspark import SparkContext
-from mirror_pump.config import load_settings
+from mirror_pump.settings.config import load_settings
 from mirror_pump.ops.maintenance.maintainer import maintain_tables
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.verify.verification import verify

@@ -172,4 +172,4 @@ def test_a_task_that_fails_with_a_time_out_is_not_waited_for(mirror: Mirror) -> 
     running = Mirror(mirror.database, mirror.settings, runner).start(Steps(fail_soon))
     mirror.database.execute("INSERT INTO t VALUES (-1)")
     with pytest.raises(TimeoutError, match="planted"):
-        running.join(30)
+        running.join(60)

@@ -125,46 +125,59 @@ def test_a_table_that_the_server_refuses_to_publish_whole_is_left_to_its_owner(t
         two.assert_equal("public.b")
 
 
-@pytest.mark.parametrize(
-    ("foreign", "change", "message"),
-    [
-        # The large value is not in the stream, so it has to be looked up in the lake.
-        ("SET TBLPROPERTIES ('format-version' = '3')", "UPDATE a SET m = 2 WHERE id = 7", "format version 3"),
-        ("SET TBLPROPERTIES ('format-version' = '3')", "INSERT INTO a VALUES (777)", "format version 3"),
-        ("ADD COLUMN s struct<x: int>", "DELETE FROM a WHERE id = 50", "column 's'"),
-        ("ADD PARTITION FIELD bucket(4, id)", "UPDATE a SET m = 2 WHERE id = 50", "partitioned"),
-    ],
-)
+ALTERED = {
+    # The large value is not in the stream, so it has to be looked up in the lake.
+    "looked_up": ("SET TBLPROPERTIES ('format-version' = '3')", "UPDATE {} SET m = 2 WHERE id = 7", "format version 3"),
+    "written": ("SET TBLPROPERTIES ('format-version' = '3')", "INSERT INTO {} VALUES (777)", "format version 3"),
+    "widened": ("ADD COLUMN s struct<x: int>", "DELETE FROM {} WHERE id = 50", "column 's'"),
+    "divided": ("ADD PARTITION FIELD bucket(4, id)", "UPDATE {} SET m = 2 WHERE id = 50", "partitioned"),
+}
+"""What another engine does to a table, the change of rows that meets it, and a word of the error; by table."""
+
+
 def test_a_lake_table_that_another_engine_altered_stops_that_table_only(
-    two: Mirror, spark: SparkSession, foreign: str, change: str, message: str
+    database: Database, warehouse: str, spark: SparkSession
 ) -> None:
-    mirror = two.with_options(index_memory=0)
-    run = two.database.execute
-    run("ALTER TABLE a ALTER v SET STORAGE EXTERNAL", "UPDATE a SET v = repeat('large', 2000) WHERE id = 7")
-    maintained = Maintained(mirror, spark)
-    with mirror.pumping():
-        mirror.register("a", "b")
-        mirror.await_live("public.a", "public.b")
-        mirror.await_frontier()
-        maintained.session.sql(f"ALTER TABLE lake.public.a {foreign}").collect()
-        run(change, "UPDATE b SET v = 'x' WHERE id < 50")
-        mirror.await_frontier()
-        assert mirror.state("public.a") == "failed"
-        assert message in mirror.error("public.a")
-        assert "register" in mirror.error("public.a"), "what to do"
-        run("DELETE FROM a WHERE id < 20", "DELETE FROM b WHERE id < 20")
-        mirror.await_frontier()
-        mirror.assert_equal("public.b")
-    with maintained.maintainer() as maintainer:
-        assert "public.b" in {
-            str(backlog.table.name) for backlog in maintainer.read_backlogs() if backlog.due(requested=True)
-        }
-    if message != "partitioned":
-        assert any(message in error for error in maintained.maintain("public.a").errors)
-    mirror.unregister("public.a")
-    mirror.register("a")
-    mirror.catch_up()
-    mirror.assert_equal("public.a", "public.b")
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), index_memory=0)
+    tables = [f"public.{name}" for name in ALTERED]
+    database.execute(
+        "CREATE TABLE b (id int PRIMARY KEY, v text)", "INSERT INTO b SELECT g, g FROM generate_series(1, 100) g"
+    )
+    with database.connect() as connection:
+        for name in ALTERED:
+            connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text, m numeric(10, 2))".encode())
+            connection.execute(f"INSERT INTO {name} SELECT g, g, g FROM generate_series(1, 100) g".encode())
+            connection.execute(f"ALTER TABLE {name} ALTER v SET STORAGE EXTERNAL".encode())
+            connection.execute(f"UPDATE {name} SET v = repeat('large', 2000) WHERE id = 7".encode())
+        maintained = Maintained(mirror, spark)
+        with mirror.pumping():
+            mirror.register(*tables, "b")
+            mirror.await_live(*tables, "public.b")
+            mirror.await_frontier()
+            for name, (foreign, change, _) in ALTERED.items():
+                maintained.session.sql(f"ALTER TABLE lake.public.{name} {foreign}").collect()
+                connection.execute(change.format(name).encode())
+            database.execute("UPDATE b SET v = 'x' WHERE id < 50")
+            mirror.await_frontier()
+            for name, (_, _, message) in ALTERED.items():
+                assert mirror.state(f"public.{name}") == "failed", name
+                assert message in mirror.error(f"public.{name}"), name
+                assert "register" in mirror.error(f"public.{name}"), f"what to do about {name}"
+                connection.execute(f"DELETE FROM {name} WHERE id < 20".encode())
+            database.execute("DELETE FROM b WHERE id < 20")
+            mirror.await_frontier()
+            mirror.assert_equal("public.b")
+        with maintained.maintainer() as maintainer:
+            assert "public.b" in {
+                str(backlog.table.name) for backlog in maintainer.read_backlogs() if backlog.due(requested=True)
+            }
+        for name in ("looked_up", "written", "widened"):
+            assert any(ALTERED[name][2] in error for error in maintained.maintain(f"public.{name}").errors), name
+        for table in tables:
+            mirror.unregister(table)
+        mirror.register(*tables)
+        mirror.catch_up()
+        mirror.assert_equal(*tables, "public.b")
 
 
 def test_a_table_that_cannot_be_copied_stops_no_other(two: Mirror) -> None:

@@ -14,9 +14,9 @@ import psutil
 import psycopg
 import pytest
 
-from mirror_pump.config import Settings
 from mirror_pump.model import parse_lsn
 from mirror_pump.ops.setup.stored_settings import complete
+from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, audit, await_true
 from mirror_pump.testing.postgres import EmbeddedPostgres
@@ -154,7 +154,7 @@ def test_sigterm_in_the_middle_of_work(program: Program, mirror: Mirror, databas
     )
     seed = random.SystemRandom().randrange(2**32)
     print(f"writer's seed: {seed}")
-    process = program.start("run", "--copy-chunk-bytes", "128kB", "--batch-age", "0.1", log="pump.log")
+    process = program.start("run", "--copy-chunk-bytes", "128kB", log="pump.log")
     try:
         mirror.await_live("public.t")
         with writing(database, change_rows("t", 1000), seed):

@@ -13,10 +13,10 @@ from pydantic import ByteSize
 
 from benchmarks.sampling import Sampler, parent_of
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
-from mirror_pump.limits import InternalLimits
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.stream import toast_completion as completing
 from mirror_pump.pipeline.stream.toast_lookup import Completed, complete_rows
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows

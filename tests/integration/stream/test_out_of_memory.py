@@ -35,6 +35,16 @@ def python_workers() -> list[psutil.Process]:
     return found
 
 
+def kill_workers() -> list[int]:
+    """As the kernel does when the machine has no more memory: without a word. Returns who it was."""
+    killed = []
+    for worker in python_workers():
+        with suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGKILL)
+            killed.append(worker.pid)
+    return killed
+
+
 @contextmanager
 def little_memory() -> Iterator[None]:
     """Present workers, and those that are forked meanwhile, get no more memory for the time of the block."""
@@ -51,6 +61,10 @@ def little_memory() -> Iterator[None]:
                 resource.prlimit(worker.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
+def said_why(steps: Steps) -> bool:
+    return any("for want of memory" in error for error in steps.details(Step.RETRYING, "error"))
+
+
 def test_a_batch_for_which_workers_have_not_enough_memory(
     database: Database, warehouse: str, runner: TaskRunner
 ) -> None:
@@ -65,23 +79,19 @@ def test_a_batch_for_which_workers_have_not_enough_memory(
         before = mirror.frontier()
         with little_memory():
             database.execute("INSERT INTO t SELECT g, repeat(md5(g::text), 128) FROM generate_series(1, 8000) g")
-            await_true(lambda: steps.count(Step.RETRYING), 60, "the batch fails")
+            # A program without memory does not always find the words, and is tried again.
+            await_true(lambda: said_why(steps), 60, "the batch fails, for want of memory")
             assert mirror.frontier() == before
-        errors, remedies = (steps.details(Step.RETRYING, name) for name in ("error", "remedy"))
-        # A program without memory does not always find the words.
-        assert any("for want of memory" in error for error in errors), errors
+        remedies = steps.details(Step.RETRYING, "remedy")
         assert any("segment_bytes" in remedy for remedy in remedies), remedies
         mirror.await_frontier()
 
         killed: list[int] = []
 
-        # As the kernel does when the machine has no more: without a word, in the middle of a task.
         def kill(step: Step, _details: dict[str, object]) -> None:
+            # In the middle of a task.
             if step is Step.RECEIVED and not killed:
-                for worker in python_workers():
-                    with suppress(ProcessLookupError):
-                        os.kill(worker.pid, signal.SIGKILL)
-                        killed.append(worker.pid)
+                killed.extend(kill_workers())
 
         steps.on = kill
         database.execute("UPDATE t SET v = 'again' WHERE id % 3 = 0", "DELETE FROM t WHERE id % 7 = 0")

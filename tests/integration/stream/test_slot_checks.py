@@ -54,7 +54,7 @@ def test_publication_is_made_once_and_checked(conn: PgConnection) -> None:
 
 def test_tables_come_and_go(conn: PgConnection) -> None:
     migrate(conn)
-    conn.execute('CREATE TABLE "T x" (id int PRIMARY KEY) PARTITION BY LIST (id)')
+    conn.execute('CREATE TABLE public."T x" (id int PRIMARY KEY) PARTITION BY LIST (id)')
     create_publication(conn, "p")
     table = TableName("public", "T x")
     assert add_to_publication(conn, "p", table) is True

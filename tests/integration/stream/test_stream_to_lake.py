@@ -12,7 +12,7 @@ from pyiceberg.table import StaticTable
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, lake_session, read_duckdb
-from mirror_pump.testing.mirror import Mirror, Steps
+from mirror_pump.testing.mirror import Mirror, Steps, paced
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
 if TYPE_CHECKING:
@@ -80,46 +80,52 @@ def test_a_pump_that_has_nothing_to_copy_or_fold_has_few_connections(database: D
     assert 4 <= sessions <= 7
 
 
-@pytest.mark.parametrize("identity", ["DEFAULT", "FULL", "USING INDEX t_k"])
-def test_a_changed_key_leaves_no_stale_row(
-    database: Database, warehouse: str, spark: SparkSession, identity: str
-) -> None:
-    database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, k text NOT NULL, big text)",
-        "CREATE UNIQUE INDEX t_k ON t (k)",
-        "ALTER TABLE t ALTER COLUMN big SET STORAGE EXTERNAL",
-        "INSERT INTO t SELECT g, 'k' || g, repeat(md5(g::text), 100) FROM generate_series(1, 60) g",
+IDENTITIES = {"by_key": "DEFAULT", "by_row": "FULL", "by_index": "USING INDEX by_index_k"}
+"""A table for each replica identity."""
+
+
+def test_a_changed_key_leaves_no_stale_row(database: Database, warehouse: str, spark: SparkSession) -> None:
+    def run(*statements: str) -> None:
+        """Executes the statements on each table."""
+        with database.session() as connection:
+            for table in IDENTITIES:
+                for statement in statements:
+                    connection.execute(statement.replace("{t}", table).encode())
+
+    run(
+        "CREATE TABLE {t} (id int PRIMARY KEY, k text NOT NULL, big text)",
+        "CREATE UNIQUE INDEX {t}_k ON {t} (k)",
+        "ALTER TABLE {t} ALTER COLUMN big SET STORAGE EXTERNAL",
+        "INSERT INTO {t} SELECT g, 'k' || g, repeat(md5(g::text), 100) FROM generate_series(1, 60) g",
     )
     with database.connect() as connection:
-        connection.execute(f"ALTER TABLE t REPLICA IDENTITY {identity}".encode())
+        for table, identity in IDENTITIES.items():
+            connection.execute(f"ALTER TABLE {table} REPLICA IDENTITY {identity}".encode())
+    tables = [f"public.{table}" for table in IDENTITIES]
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), segment_bytes=500)
     with mirror.pumping():
-        mirror.register("t")
-        mirror.await_live("public.t")
-        database.execute("UPDATE t SET id = id + 1000, k = k || '!' WHERE id <= 20")
+        mirror.register(*tables)
+        mirror.await_live(*tables)
+        run("UPDATE {t} SET id = id + 1000, k = k || '!' WHERE id <= 20")
         mirror.await_frontier()
-        assert len(mirror.lake("public.t")) == 60
-        mirror.assert_equal("public.t")
+        assert {table: len(mirror.lake(table)) for table in tables} == dict.fromkeys(tables, 60)
+        mirror.assert_equal(*tables)
         # A ring, within one transaction and then across batches: afterwards each key belongs to another row.
-        database.execute(
-            "UPDATE t SET id = -id, k = '-' || k WHERE id BETWEEN 30 AND 40;"
-            "UPDATE t SET id = 30 + (-id - 30 + 1) % 11, k = 'k' || (30 + (-id - 30 + 1) % 11) WHERE id < 0"
+        run(
+            "UPDATE {t} SET id = -id, k = '-' || k WHERE id BETWEEN 30 AND 40;"
+            "UPDATE {t} SET id = 30 + (-id - 30 + 1) % 11, k = 'k' || (30 + (-id - 30 + 1) % 11) WHERE id < 0"
         )
         mirror.await_frontier()
-        mirror.assert_equal("public.t")
-        database.execute("UPDATE t SET id = 5000, k = 'first' WHERE id = 50")
+        mirror.assert_equal(*tables)
+        run("UPDATE {t} SET id = 5000, k = 'first' WHERE id = 50")
         mirror.await_frontier()
-        database.execute(
-            "UPDATE t SET id = 50, k = 'k50' WHERE id = 51", "UPDATE t SET id = 51, k = 'k51' WHERE id = 5000"
-        )
+        run("UPDATE {t} SET id = 50, k = 'k50' WHERE id = 51", "UPDATE {t} SET id = 51, k = 'k51' WHERE id = 5000")
         mirror.await_frontier()
-        mirror.assert_equal("public.t")
+        mirror.assert_equal(*tables)
     session = lake_session(spark, database.dsn, warehouse)
-    assert session.sql("SELECT count(*), count(DISTINCT id), count(DISTINCT k) FROM lake.public.t").collect()[0] == (
-        60,
-        60,
-        60,
-    )
+    for table in tables:
+        counted = session.sql(f"SELECT count(*), count(DISTINCT id), count(DISTINCT k) FROM lake.{table}").collect()
+        assert counted[0] == (60, 60, 60), table
 
 
 @pytest.mark.slow
@@ -149,7 +155,7 @@ def test_a_large_transaction_is_one_step_of_the_frontier(
             seen.append((int(str(details["frontier"])), *(count[0] for count in counts if count)))
 
         steps = Steps(look)
-        mirror = Mirror.create(database, warehouse, tasks, segment_bytes=100_000, batch_bytes=100_000, batch_age=0.0)
+        mirror = Mirror.create(database, warehouse, tasks, segment_bytes=100_000, batch_bytes=100_000, limits=paced(0))
         with mirror.pumping(steps):
             mirror.register("t", "u")
             mirror.await_live("public.t", "public.u")

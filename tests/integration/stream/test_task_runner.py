@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from mirror_pump.engine.spark_runtime.executor_watch import ExecutorWatch
 from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
 from mirror_pump.errors import ConnectionLost, TaskFailed
-from mirror_pump.telemetry import configure_logging
+from mirror_pump.runtime.telemetry import configure_logging
 from mirror_pump.testing.mirror import await_true
 
 if TYPE_CHECKING:
@@ -34,25 +33,6 @@ def dying(code: int) -> None:
     os._exit(code)
 
 
-@dataclass(frozen=True)
-class Large:
-    """A task that reports its size."""
-
-    nbytes: int
-
-
-def whereabouts(_task: Large) -> int:
-    return os.getpid()
-
-
-def running_out(_task: Large) -> None:
-    raise MemoryError
-
-
-def disconnected(_task: Large) -> None:
-    raise ConnectionLost("the cable")
-
-
 @pytest.fixture
 def runner(spark: SparkSession) -> SparkTaskRunner:
     return SparkTaskRunner(spark, 2)
@@ -63,20 +43,6 @@ def test_results_come_from_another_process(runner: SparkTaskRunner) -> None:
     results = [future.result(60) for future in futures]
     assert [number for number, _ in results] == [0, 2, 4, 6, 8]
     assert os.getpid() not in {pid for _, pid in results}
-
-
-def test_a_very_large_task_stays_in_the_driver(runner: SparkTaskRunner) -> None:
-    """Otherwise its bytes would pass through the Java heap several times."""
-    assert runner.submit(whereabouts, Large(1 << 20)).result(60) != os.getpid()
-    assert runner.submit(whereabouts, Large(100 << 20)).result(60) == os.getpid()
-
-
-def test_errors_of_a_task_in_the_driver_are_those_of_a_task(runner: SparkTaskRunner) -> None:
-    with pytest.raises(TaskFailed, match=r"running_out failed in the driver: MemoryError") as failed:
-        runner.submit(running_out, Large(100 << 20)).result(60)
-    assert "more memory" in failed.value.remedy
-    with pytest.raises(ConnectionLost, match="the cable"):
-        runner.submit(disconnected, Large(100 << 20)).result(60)
 
 
 def test_our_errors_keep_their_type_and_remedy(runner: SparkTaskRunner) -> None:

@@ -17,7 +17,7 @@ from mirror_pump.source.connect import connect
 from mirror_pump.source.heap.row_lookup import await_visible
 from mirror_pump.source.relations.change_notes import parse_note, signature
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows
+from mirror_pump.testing.mirror import Mirror, Steps, assert_same, await_true, lake_rows, paced
 from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.memory import in_memory
@@ -268,7 +268,7 @@ def test_very_many_small_transactions(database: Database, warehouse: str, tasks:
              END LOOP; END $$""",
     )
     steps = Steps()
-    mirror = Mirror.create(database, warehouse, tasks, batch_age=0.2)
+    mirror = Mirror.create(database, warehouse, tasks, limits=paced(0.2))
     mirror.register("t")
     mirror.catch_up()
     with mirror.pumping(steps):

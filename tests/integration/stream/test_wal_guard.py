@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 
 from mirror_pump.errors import SourceError, StorageFull
-from mirror_pump.limits import InternalLimits
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -93,7 +93,7 @@ def reasons(steps: Steps, **wanted: str) -> list[object]:
     """The guard's reports of shortages with these details."""
     return [
         details.get("reason")
-        for step, details in list(steps.seen)
+        for step, details in list(steps.occurrences)
         if step is Step.WAL_SHORT and wanted.items() <= details.items()
     ]
 

@@ -14,6 +14,7 @@ from pyiceberg.table import StaticTable
 
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.ops.retain.retention import change_retention, look, show_retention
+from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.expire_rows import ExpireRows
 from mirror_pump.testing.lake import duckdb_connection, read_duckdb
@@ -134,6 +135,27 @@ def test_lake_retention_is_for_tiered_tables_that_shed_their_rows(run: RunComman
     assert run("register", "events", *options, "--dsn", "host=/nowhere").exit_code == 2
 
 
+def test_a_shorter_lake_retention_wants_to_be_confirmed(
+    tiered_tables: TieredTables, run: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that expire are nowhere else; a longer one, or none, loses nothing."""
+    events = tiered_tables.tiered(partitions=2, rows=5, lake_retention="500")
+    monkeypatch.setenv("MIRROR_PUMP_SLOT", events.mirror.settings.slot)
+    stored = "SELECT lake_retention_lag FROM modak.tables"
+    refused = run("policy", "set", "events", "lake_retention", "120")
+    assert refused.exit_code == 1, refused.output
+    assert "expire from the lake" in refused.stderr
+    assert events.database.rows(stored) == [(500,)]
+    for arguments, lag in (
+        (("set", "events", "lake_retention", "600"), 600),
+        (("set", "events", "lake_retention", "120", "--yes"), 120),
+        (("unset", "events", "lake_retention"), None),
+    ):
+        assert run("policy", *arguments).exit_code == 0
+        assert events.database.rows(stored) == [(lag,)]
+    assert run("policy", "set", "events", "lake_retention", "9999").exit_code == 1, "until then rows stay forever"
+
+
 def test_a_table_that_keeps_its_heap_has_no_lake_retention(tiered_tables: TieredTables) -> None:
     events = tiered_tables.tiered(partitions=2, rows=2, keep_heap=True)
     with pytest.raises(TableError, match="keeps its heap"):
@@ -193,6 +215,48 @@ def test_a_correction_from_an_older_snapshot_is_read_by_nobody_and_dropped(tiere
             ({"kind": "expired corrections", "corrections": 1},)
         ]
         assert lowest(published(events))[0] >= 100
+
+
+def test_rows_expire_after_each_advance_while_further_partitions_are_due(tiered_tables: TieredTables) -> None:
+    events = tiered_tables.tiered(partitions=8, rows=10, lake_retention="100")
+    steps = Steps()
+    with events.mirror.pumping(steps):
+        await_line(events, 500)
+        events.assert_exact()
+    taken = [step for step, _ in steps.occurrences if step in (Step.TIER_ADVANCED, Step.EXPIRED)]
+    # A partition leaves two looks after the cut-line has passed it, and holds the line until then.
+    assert taken.index(Step.EXPIRED) < taken.index(Step.TIER_ADVANCED) + 5, taken
+    assert len(steps.details(Step.EXPIRED, "line")) > 2
+
+
+def test_a_reader_that_is_gone_is_not_named_any_more(tiered_tables: TieredTables) -> None:
+    events = tiered_tables.tiered(partitions=5, rows=20, fold_age=1000)
+    mirror, database = events.mirror, events.mirror.database
+    with mirror.pumping():
+        events.await_state(p0="dropped", p1="dropped", p2="dropped")
+        ((pin,),) = database.rows("SELECT pin_id FROM modak.pin('events')")
+        events.grow()
+        change_retention(mirror.settings, "events", "lake_retention", "200")
+        waits: LiteralString = "SELECT count(*) FROM modak.partitions WHERE reason LIKE 'pin % of a reader%'"
+        await_true(lambda: look(mirror.settings, [])[0].not_expired is not None, 30, "the line waits")
+        await_true(lambda: database.rows(waits) == [(1,)], 30, f"the cut-line waits: {events.explained()}")
+
+    def shown() -> tuple[str, ...]:
+        (outlook,) = look(mirror.settings, [])
+        with StatusReader(mirror.settings) as reader:
+            (table,) = reader.read().tables
+        state = table.retention
+        assert state is not None
+        return (str(outlook.to_json()), str(state.waits_for), str(state.not_expired))
+
+    named = f"pin {pin} of a reader"
+    assert all(named in text for text in shown())
+    database.rows("UPDATE modak.read_pins SET expires_at = expires_at + interval '1 year 1 s' RETURNING 1")
+    (year,) = database.rows("SELECT extract(year FROM expires_at)::int::text FROM modak.read_pins")[0]
+    assert all(f"lasts until {year}-" in text for text in shown()), "until when the pin lasts now"
+    # No pump looks again.
+    database.rows("SELECT modak.release(%s)", (pin,))
+    assert not any("of a reader" in text for text in shown())
 
 
 class _Died(BaseException):

@@ -18,7 +18,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
 from mirror_pump.pipeline.operations.operation import Cursor, Recording
 from mirror_pump.pipeline.retention.partition_copy import CopyTurn, PartitionCopier
-from mirror_pump.policy import Policy
+from mirror_pump.settings.policy import Policy
 from mirror_pump.source.catalog.maintenance import read_tables
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.retention.partitions import Partition

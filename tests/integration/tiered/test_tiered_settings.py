@@ -46,7 +46,7 @@ def test_a_table_is_refused_for_what_tiering_needs_and_not_for_the_streams_needs
     )
     with pytest.raises(TableError, match="not partitioned"):
         mirror.register("flat", retention=tiered())
-    wish = RetentionWish("0", mode=TableMode.TIERED, tier_key="id")
+    wish = RetentionWish(lag="0", mode=TableMode.TIERED, tier_key="id")
     with pytest.raises(TableError, match="partitioned by at, not by id"):
         mirror.register("parts", retention=wish)
     (shown,) = preview(mirror.settings, ["parts"], NO_CHOICES, tiered(keep_heap=True))

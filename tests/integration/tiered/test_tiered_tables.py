@@ -83,14 +83,14 @@ def test_a_killed_copy_goes_on_and_copies_no_chunk_twice(tiered_tables: TieredTa
                     )
                     run(connection, f"DELETE FROM {table} WHERE at < 200 AND id % 300 = 11")
             events.assert_exact()
-        copied += [(d["partition"], d["chunk"]) for step, d in steps.seen if step is Step.CHUNK_COPIED]
+        copied += [(d["partition"], d["chunk"]) for step, d in steps.occurrences if step is Step.CHUNK_COPIED]
     assert database.rows("SELECT count(*) FROM modak.partition_chunks WHERE done_at IS NOT NULL") == [(len(copied),)]
     steps = Steps()
     runner.let_go()
     with mirror.pumping(steps):
         events.await_state(p0="dropped")
         events.assert_exact()
-    copied += [(d["partition"], d["chunk"]) for step, d in steps.seen if step is Step.CHUNK_COPIED]
+    copied += [(d["partition"], d["chunk"]) for step, d in steps.occurrences if step is Step.CHUNK_COPIED]
     assert len(copied) == len(set(copied)) > 5
     ((location,),) = database.rows("SELECT lake_props ->> 'metadata_location' FROM modak.cutline")
     assert set(assert_divided(location)) == {partition_of(at) for at in range(events.cut)}

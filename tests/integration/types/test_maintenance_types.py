@@ -45,7 +45,7 @@ _EDGES = (
 @pytest.mark.parametrize("strategy", ["binpack", pytest.param("sort", marks=pytest.mark.soak)])
 def test_every_type_survives(database: Database, warehouse: str, spark: SparkSession, strategy: str) -> None:
     database.execute(_TYPES, _VALUES)
-    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), batch_age=0)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
     mirror.register("every_type")
     mirror.catch_up()
     for statement in _EDGES:
@@ -94,7 +94,7 @@ def test_unchanged_large_values_are_found_in_files_that_spark_wrote(
         'INSERT INTO "My Schema"."Odd `name`" SELECT g, \'k\', repeat(md5(g::text), 200), 0'
         " FROM generate_series(1, 50) g",
     )
-    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), batch_age=0)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
     name = '"My Schema"."Odd `name`"'
     mirror.register(name)
     mirror.catch_up()

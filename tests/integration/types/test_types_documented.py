@@ -11,10 +11,11 @@ import pytest
 
 from decoders.columns import ColumnType
 from mirror_pump.errors import TableError
-from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.column_choices import ColumnChoices, chosen
 from mirror_pump.source.relations.relations import describe, resolve_name
 from mirror_pump.testing.database import Database
+from tests.support.users_tables import connect_as_user
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "types.md"
 
@@ -41,7 +42,7 @@ def documented() -> Iterator[tuple[str, str, bool]]:
 
 @pytest.fixture
 def connection(database: Database) -> Iterator[PgConnection]:
-    with connect(database.dsn, autocommit=True) as connection:
+    with connect_as_user(database.dsn) as connection:
         yield connection
 
 

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mirror_pump.config import Settings
 from mirror_pump.engine.spark_runtime.runner import SparkTaskRunner
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.limits import InternalLimits
 from mirror_pump.model import TableId
+from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.ops.verify import compare_spark
 from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, EnginesBySize
-from mirror_pump.ops.verify.verification import TableProgress, VerifyPhase, VerifyReport, verify
+from mirror_pump.ops.verify.verification import VerifyPhase, VerifyReport, verify
+from mirror_pump.settings.config import Settings
+from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.stream.publication import record_published
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
@@ -196,15 +197,15 @@ def test_the_size_decides_which_engine_compares(
     with mirror.pumping():
         assert equal()
         assert by_spark.compared == []
-        assert all(progress.small for progress in seen)
+        assert all(progress.is_small for progress in seen)
         # More than its heap, less than heap and TOAST together.
         assert equal(verify_small_bytes=500_000)
         assert len(by_spark.compared) == 1, "its heap is large"
-        assert [progress.phase for progress in seen] == [
+        assert [progress.step for progress in seen] == [
             VerifyPhase.READING, VerifyPhase.READING, VerifyPhase.READ, VerifyPhase.COMPARING, VerifyPhase.DONE
         ]  # fmt: skip
-        assert [(progress.chunks_done, progress.rows) for progress in seen[:2]] == [(0, 0), (1, 99)]
-        assert not any(progress.small for progress in seen)
+        assert [(progress.done, progress.rows) for progress in seen[:2]] == [(0, 0), (1, 99)]
+        assert not any(progress.is_small for progress in seen)
         assert equal(verify_small_rows=98)
         assert len(by_spark.compared) == 2, "the lake has more rows than that"
         assert equal(verify_memory="1KiB")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from mirror_pump.config import Settings
+from mirror_pump.ops.doctor.catalog import PUBLICATION
 from mirror_pump.ops.doctor.check import Outcome
 from mirror_pump.ops.doctor.examination import examine
-from mirror_pump.ops.doctor.publication import PUBLICATION
 from mirror_pump.ops.doctor.replication import REPLICATION
 from mirror_pump.ops.doctor.rights import RIGHTS
 from mirror_pump.ops.doctor.server import SERVER
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner

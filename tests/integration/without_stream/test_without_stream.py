@@ -9,26 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from mirror_pump.config import Settings
 from mirror_pump.errors import SourceError
+from mirror_pump.http.endpoints import not_ready
 from mirror_pump.model import Lsn
-from mirror_pump.monitoring.endpoints import not_ready
 from mirror_pump.monitoring.gauges import GAUGES
 from mirror_pump.monitoring.pump_state import PumpPhase, PumpState
 from mirror_pump.monitoring.sampler import StatusReading
-from mirror_pump.ops.doctor.catalog import CATALOG
+from mirror_pump.ops.doctor.catalog import CATALOG, PUBLICATION
 from mirror_pump.ops.doctor.check import Outcome
-from mirror_pump.ops.doctor.connection import DATABASE
 from mirror_pump.ops.doctor.examination import Examined, examine
 from mirror_pump.ops.doctor.failover import FAILOVER
-from mirror_pump.ops.doctor.publication import PUBLICATION
 from mirror_pump.ops.doctor.replication import REPLICATION
 from mirror_pump.ops.doctor.rights import RIGHTS
-from mirror_pump.ops.doctor.server import SERVER
+from mirror_pump.ops.doctor.server import DATABASE, SERVER
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.events import CaughtUp, FrontierWanted
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.postgres import EmbeddedPostgres

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from mirror_pump.cli import commands
 from mirror_pump.cli.arguments.options import command
 from mirror_pump.cli.main import MODULES, app
-from mirror_pump.config import Settings
 from mirror_pump.errors import SourceError
+from mirror_pump.settings.config import Settings
 
 COMMANDS = (
     "init",
@@ -72,7 +72,7 @@ def test_without_a_database_the_usage_is_wrong(name: str) -> None:
     [
         ["run", "--dsn", "x", "--once", "--until-lsn", "0/1"],
         ["run", "--dsn", "x", "--until-lsn", "banana"],
-        ["run", "--dsn", "x", "--batch-age", "soon"],
+        ["run", "--dsn", "x", "--convert-age", "soon"],
         ["wait", "--dsn", "x", "--timeout", "1"],
         ["wait", "--dsn", "x", "--timeout", "1", "--now", "--lsn", "0/1"],
         ["wait", "--dsn", "x", "--now"],
@@ -96,6 +96,13 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:
     assert result.exit_code == 2
     assert result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_former_option_is_told_with_what_took_its_place() -> None:
+    result = CliRunner().invoke(app, ["run", "--dsn", "x", "--batch-age", "0.2"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "--batch-age" in result.stderr
+    assert "--files-per-hour" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -149,7 +156,7 @@ _WITHOUT_A_READER = """
 import io, typer
 from mirror_pump.cli.arguments.options import command
 from mirror_pump.cli.terminal.output import pass_on, say, write_json
-from mirror_pump.config import Settings
+from mirror_pump.settings.config import Settings
 program = typer.Typer()
 @command(program, "judge", needs_dsn=False)
 def judge(settings: Settings) -> int:
@@ -208,3 +215,12 @@ def test_a_module_has_the_commands_that_name_it(module: str) -> None:
 def test_every_module_of_commands_is_named() -> None:
     modules = {path.stem for path in Path(commands.__path__[0]).glob("*.py")} - {"__init__", "lake_tables"}
     assert modules == set(MODULES.values())
+
+
+def test_no_arguments_at_all_are_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a program that has the command line as a library."""
+    monkeypatch.setattr(sys, "argv", ["mirror-pump"])
+    for arguments in (None, list[str]()):
+        with pytest.raises(SystemExit) as ended:
+            typer.main.get_command(app).main(arguments)
+        assert ended.value.code == 2

@@ -83,6 +83,17 @@ def test_the_entries_of_a_manifest(table: GrowingTable) -> None:
     assert _text("inspect-manifest", table.manifests[0].path).startswith("added data file://")
 
 
+def test_relative_paths(table: GrowingTable, tmp_path: Path) -> None:
+    """They are relative to the working directory."""
+    manifest = table.manifests[0].path.removeprefix(f"{tmp_path.as_uri()}/")
+    assert manifest.startswith("t/")
+    assert _json("inspect-manifest", manifest)["entries"] == _json("inspect-manifest", f"./{manifest}")["entries"]
+    assert _json("info", "t")["location"] == table.metadata.location
+    data = next((tmp_path / "t" / "data").glob("*.parquet")).relative_to(tmp_path)
+    like = ("init", "a.b", "--catalog", "path:lake", "--like", str(data))
+    assert _text(*like).startswith("file://")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -16,7 +16,7 @@ import typer
 import yaml
 
 from mirror_pump.cli.main import app
-from mirror_pump.config import ENV_PREFIX, Settings
+from mirror_pump.settings.config import ENV_PREFIX, Settings
 from tests.support.compose import interpolated
 from tests.support.deploy_files import (
     COMPOSE,

@@ -11,7 +11,7 @@ import pytest
 from mirror_pump.errors import ConnectionLost, CredentialsError, LakeError
 from mirror_pump.lake.profile_access import ProfileAccess
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.storage_profiles import StorageProfile, overlapping
+from mirror_pump.settings.storage_profiles import StorageProfile, overlapping
 
 SETTINGS = {"s3.endpoint": "http://own", "s3.access-key-id": "own", "s3.secret-access-key": "hidden-own"}
 OWN = StorageProfile("default", "s3://lake/shop", {"s3.region": "eu"}, None, is_default=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,38 @@ def test_files_are_listed_with_size_and_time(tmp_path: Path) -> None:
     assert (listed[f"{location}/one"].size_bytes, listed[f"{location}/one"].modified) == (1, 1_700_000_000)
     assert {file.location for file in list_files(location + "/", StorageOptions())} == listed.keys()
     assert list(list_files(f"{location}/nothing", StorageOptions())) == []
+
+
+@pytest.mark.parametrize(
+    "error", [BrokenPipeError("the reader is gone"), FileNotFoundError(2, "no such file", "other")]
+)
+def test_an_error_of_the_block_is_not_blamed_on_the_file(tmp_path: Path, error: OSError) -> None:
+    location, storage = f"{tmp_path.as_uri()}/x", StorageOptions()
+    write_bytes(location, b"content", storage)
+
+    def fail(stream: AbstractContextManager[object]) -> None:
+        with stream:
+            raise error
+
+    for opened in (open_input, open_output):
+        with pytest.raises(type(error)) as raised:
+            fail(opened(location, storage))
+        assert raised.value is error
+    assert read_bytes(location, storage) == b"content"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_an_error_of_the_stream_is(tmp_path: Path) -> None:
+    location, storage = f"{tmp_path.as_uri()}/x", StorageOptions()
+    write_bytes(location, b"content", storage)
+
+    def fail() -> None:
+        with open_input(location, storage) as source:
+            # As a disk that fails: the descriptor means a directory now, which cannot be read.
+            directory = os.open(tmp_path, os.O_RDONLY)
+            os.dup2(directory, source.fileno())
+            os.close(directory)
+            source.read()
+
+    with pytest.raises(LakeError, match=r"cannot read file:.*/x"):
+        fail()

@@ -10,8 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from mirror_pump.monitoring.batch_traces import BatchTraces
-from mirror_pump.monitoring.batches import BatchObserver, ObservedBatch
+from mirror_pump.monitoring.batches import BatchObserver, BatchTraces, ObservedBatch
 from mirror_pump.monitoring.monitor import all_of
 from mirror_pump.monitoring.pump_state import PumpPhase, PumpState
 from mirror_pump.monitoring.step_metrics import StepMetrics
@@ -25,7 +24,7 @@ def publish_batch(observer: Observer, changes: int = 5) -> None:
     observer(Step.RECEIVED, changes=changes, segments=2, receive=Period(100.0, 101.0))
     observer(Step.WRITTEN, frontier=7, decode=Period(100.5, 101.5), write=Period(101.0, 102.0))
     observer(Step.STAGED, frontier=7)
-    observer(Step.PUBLISHED, frontier=7, snapshots=3)
+    observer(Step.PUBLISHED, frontier=7, snapshots=3, files=9)
     observer(Step.ACKNOWLEDGED, frontier=7)
 
 
@@ -136,6 +135,7 @@ def test_steps_are_counted() -> None:
     expected: dict[tuple[str, ...], int] = {
         ("mirror_pump.publishes",): 3,
         ("mirror_pump.commits",): 6,
+        ("mirror_pump.files",): 18,
         ("mirror_pump.changes",): 7,
         ("mirror_pump.retries",): 1,
         ("mirror_pump.problems", "retrying"): 1,

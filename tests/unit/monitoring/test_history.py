@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from mirror_pump.http.endpoints import not_ready
 from mirror_pump.model import TableState
-from mirror_pump.monitoring.endpoints import not_ready
 from mirror_pump.monitoring.history import INTERVAL, SPAN, StatusHistory, StatusSample
 from mirror_pump.monitoring.pump_state import PumpPhase
 from mirror_pump.monitoring.sampler import StatusReading

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from mirror_pump.cli.main import app
-from mirror_pump.config import Settings, host_and_port
 from mirror_pump.errors import UsageError
-from mirror_pump.monitoring.access import Access
+from mirror_pump.http.access import Access
 from mirror_pump.monitoring.otel_setup import Exports, exports_of, shut_down
+from mirror_pump.settings.config import Settings, host_and_port
 
 _ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 
@@ -110,21 +110,14 @@ def test_an_export_that_never_ends_does_not_hold_up_the_end() -> None:
 
 _OFF = """
 import sys
-from mirror_pump.config import Settings
+from mirror_pump.settings.config import Settings
 from mirror_pump.monitoring.monitor import Monitor
 observer = lambda step, **details: None
-with Monitor(Settings(dsn="host=192.0.2.1")) as monitor:
+with Monitor(Settings(dsn="host=192.0.2.1"), open_port=None) as monitor:
     monitor.watch(Settings())
     assert monitor.observer(observer) is observer
 loaded = {name.partition(".")[0] for name in sys.modules}
 assert not loaded & {"opentelemetry", "uvicorn", "starlette", "prometheus_client"}, loaded
-"""
-_WITHOUT_EXTRA = """
-import sys
-sys.modules["uvicorn"] = None
-from mirror_pump.cli.__main__ import main
-sys.argv[1:] = ["run", "--dsn", "host=192.0.2.1", "--listen", "127.0.0.1:0"]
-main()
 """
 
 
@@ -137,9 +130,3 @@ def _python(program: str) -> subprocess.CompletedProcess[str]:
 def test_a_pump_that_nobody_monitors_loads_none_of_it() -> None:
     done = _python(_OFF)
     assert done.returncode == 0, done.stderr
-
-
-def test_without_the_extra_the_error_says_what_to_install() -> None:
-    done = _python(_WITHOUT_EXTRA)
-    assert done.returncode == 2, done.stderr
-    assert "mirror-pump[telemetry]" in done.stderr

@@ -18,9 +18,8 @@ from mirror_pump.model import (
     Tier,
     TierKind,
 )
-from mirror_pump.pipeline.operations.operation import Cursor
+from mirror_pump.pipeline.operations.operation import Cursor, SegmentChange
 from mirror_pump.pipeline.operations.registrations import Registration
-from mirror_pump.pipeline.operations.segments import SegmentChange
 from mirror_pump.pipeline.operations.table_changes import TableChange
 from sql import queries
 from tests.support.table_values import live_table

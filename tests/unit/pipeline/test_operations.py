@@ -27,14 +27,13 @@ from mirror_pump.pipeline.operations.expire_rows import ExpireRows, ExpiryRefuse
 from mirror_pump.pipeline.operations.fill_columns import FillColumns
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
 from mirror_pump.pipeline.operations.ingest_files import IngestFiles
-from mirror_pump.pipeline.operations.operation import Operation, Recording, TablePlan
+from mirror_pump.pipeline.operations.operation import Operation, Recording, SegmentChange, TablePlan
 from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.pipeline.operations.requests import TableRequest
 from mirror_pump.pipeline.operations.restart_copy import RestartCopy
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
-from mirror_pump.pipeline.operations.segments import SegmentChange
 from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.pipeline.publish.staging import fitted, planned
 from tests.unit.pipeline.operations_support import (

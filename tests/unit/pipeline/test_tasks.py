@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mirror_pump.errors import LakeError
-from mirror_pump.pipeline.flow.session_threads import ThreadStopped
+from mirror_pump.pipeline.flow.session_context import ThreadStopped
 from mirror_pump.pipeline.flow.tasks import Tasks
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import sys
-from dataclasses import dataclass
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from mirror_pump.cli.terminal.output import bytes_text, count_text, report_error, seconds_text
 from mirror_pump.cli.terminal.progress import verify_progress
 from mirror_pump.errors import SourceError, about
-from mirror_pump.telemetry import configure_logging, get_logger, redact
+from mirror_pump.ops.table_progress import TableProgress
+from mirror_pump.runtime.telemetry import configure_logging, get_logger, redact
 
 
 @pytest.mark.parametrize(
@@ -88,6 +90,18 @@ def test_log_lines_are_json_on_stderr_when_it_is_no_terminal(capsys: pytest.Capt
     assert "hunter2" not in captured.err
 
 
+@pytest.mark.parametrize("error", [Py4JNetworkError("Error while sending or receiving"), KeyboardInterrupt()])
+def test_what_py4j_raises_and_logs_as_well_is_told_once(
+    capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    """Ctrl-C ends Java while a thread waits for its answer."""
+    configure_logging("json", "info")
+    logging.getLogger().error("Exception while sending command.", exc_info=error)
+    assert capsys.readouterr().err == ""
+    logging.getLogger().error("Exception while sending command.", exc_info=OSError("another one"))
+    assert "another one" in capsys.readouterr().err
+
+
 def test_human_log_lines_have_no_colours_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert not sys.stderr.isatty()
     configure_logging("human", "warning")
@@ -133,24 +147,14 @@ class _FakeTerminal(io.StringIO):
         return True
 
 
-@dataclass(frozen=True)
-class _Progress:
-    table: str
-    phase: str
-    small: bool
-    chunks_done: int = 0
-    chunks_total: int = 0
-    rows: int = 0
-
-
 def _show_verify(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
     with verify_progress() as show:
-        show(_Progress("public.tiny", "reading", small=True, chunks_total=1))
-        show(_Progress("public.[big]", "reading", small=False, chunks_done=1, chunks_total=2, rows=12345))
-        show(_Progress("public.[big]", "comparing", small=False))
-        show(_Progress("public.[big]", "done", small=False))
+        show(TableProgress("public.tiny", "reading", total=1, is_small=True))
+        show(TableProgress("public.[big]", "reading", 1, 2, 12345))
+        show(TableProgress("public.[big]", "comparing"))
+        show(TableProgress("public.[big]", "done"))
     return stream.getvalue()
 
 

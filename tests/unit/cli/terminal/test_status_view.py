@@ -14,10 +14,11 @@ from mirror_pump.model import Lsn, TableState
 from mirror_pump.ops.status.alerts import alerts_of
 from mirror_pump.ops.status.lake_content import LakeContent
 from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, SlotState, TableStatus
+from tests.support.monitored import some_of_everything
 
 WIDTHS = (60, 80, 100, 120, 200)
 AT = datetime(2026, 5, 4, 9, 30, tzinfo=UTC)
-CONTENT = LakeContent(1_234_567_890, 1200, 340, 49_999, AT, 123 << 30, 200 << 30, 80 << 30)
+CONTENT = LakeContent(1_234_567_890, 1200, 340, 49_999, AT, 123 << 30, 200 << 30, 80 << 30, rows_exact=False)
 
 
 def table(name: str, state: TableState = TableState.LIVE, error: str | None = None) -> TableStatus:
@@ -153,3 +154,19 @@ def test_one_long_name_does_not_cost_the_others_their_figures() -> None:
 
     assert names()[0] in "".join(lines)
     assert "<= 1,234,567,890" in rows(lines)["public.orders_001"]
+
+
+def test_pins_of_a_table_without_retention_are_not_shown() -> None:
+    """It has neither a cut-line nor partitions that could wait for them."""
+    retention = next(each.retention for each in some_of_everything().tables if each.retention is not None)
+    pinned = replace(table("public.orders"), retention=replace(retention, has_cutline=False))
+    lines = drawn(mirror([pinned]), 200)
+    assert not any("pin" in line or "cut-line" in line for line in lines), lines
+
+
+def test_pins_of_the_lake_alone_are_told_apart() -> None:
+    retention = next(each.retention for each in some_of_everything().tables if each.retention is not None)
+    leased = replace(table("public.events"), retention=replace(retention, pins=0, lake_pins=351))
+    (line,) = (line for line in drawn(mirror([leased]), 500) if line.startswith("public.events: cut-line"))
+    assert "351 pins of the lake alone, which nothing waits for" in line
+    assert "the oldest" not in line

@@ -7,7 +7,7 @@ import pytest
 
 from mirror_pump.cli.terminal.step_log import REPEAT_INTERVAL, StepLog
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.telemetry import configure_logging
+from mirror_pump.runtime.telemetry import configure_logging
 
 
 def test_the_same_refusal_is_a_warning_once_an_hour(

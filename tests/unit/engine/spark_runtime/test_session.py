@@ -33,7 +33,9 @@ def _no_libpq_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_jdbc_url(dsn: str, url: str) -> None:
-    assert libpq_access(dsn).jdbc_url() == url + "?currentSchema=modak&ApplicationName=mirror-pump"
+    assert (
+        libpq_access(dsn).jdbc_url() == url + "?currentSchema=pg_catalog%2Cmodak%2Cpg_temp&ApplicationName=mirror-pump"
+    )
 
 
 def test_tls_parameters_are_kept_and_the_environment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +44,7 @@ def test_tls_parameters_are_kept_and_the_environment_counts(monkeypatch: pytest.
     access = libpq_access("postgresql://h/d?sslmode=verify-full&sslrootcert=/ca.pem&options=-csearch_path%3Dx")
     assert (access.user, access.password) == ("from_environment", "secret")
     assert parse_qs(urlsplit(access.jdbc_url()).query) == {
-        "currentSchema": ["modak"],
+        "currentSchema": ["pg_catalog,modak,pg_temp"],
         "ApplicationName": ["mirror-pump"],
         "sslmode": ["verify-full"],
         "sslrootcert": ["/ca.pem"],
@@ -59,7 +61,7 @@ def test_what_only_libpq_can_do_is_refused(dsn: str, tmp_path_factory: pytest.Te
 
 
 def test_what_is_no_connection_string_is_refused() -> None:
-    with pytest.raises(UsageError, match="not a connection string"):
+    with pytest.raises(UsageError, match="the connection string cannot be read"):
         libpq_access("host=a nonsense")
 
 
@@ -74,7 +76,7 @@ def test_names_and_passwords_survive_every_form(user: str, password: str, databa
     assert (access.user, access.password, access.database) == (user, password, database)
     url = make_url(access.sqlalchemy_url())
     assert (url.username, url.password, url.database) == (user, password, database)
-    assert url.query["options"] == "-csearch_path=modak"
+    assert url.query["options"] == "-csearch_path=pg_catalog,modak,pg_temp"
     path = access.jdbc_url().removeprefix("jdbc:postgresql://h:5432/").partition("?")[0]
     assert unquote(path) == database
     conf = jdbc_catalog("lake", make_conninfo(host="h", user=user, password=password, dbname=database), "file:///w")

@@ -9,11 +9,11 @@ import pytest
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.commit.rebase import rebased
 from mirror_pump.lake.commit.schema_evolution import evolved
+from mirror_pump.lake.document.next_metadata import with_branch, with_snapshot
+from mirror_pump.lake.document.snapshot import Snapshot
+from mirror_pump.lake.document.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
+from mirror_pump.lake.document.table_metadata import ARCHIVE_BRANCH, TableMetadata
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.metadata.next_metadata import with_branch, with_snapshot
-from mirror_pump.lake.metadata.snapshot import Snapshot
-from mirror_pump.lake.metadata.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
-from mirror_pump.lake.metadata.table_metadata import ARCHIVE_BRANCH, TableMetadata
 
 _ID = LakeField(1, "id", ColumnType(Kind.LONG), required=True)
 _OLD = LakeSchema(0, (_ID, LakeField(2, "u", ColumnType(Kind.UUID), required=False)), (1,))

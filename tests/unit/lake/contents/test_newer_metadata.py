@@ -40,7 +40,7 @@ def written(
 
 
 def behind(location: str, frontier: int, accepted: float = 0) -> UnknownMetadata:
-    return unknown_metadata(location, STORAGE, accepted=accepted, wanted=lambda state: state.frontier > frontier)
+    return unknown_metadata(location, STORAGE, accepted=accepted, matches=lambda state: state.frontier > frontier)
 
 
 def test_the_highest_frontier_behind_the_known_file_counts(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from mirror_pump.lake.format.position_deletes import (
     read_position_deletes,
     write_position_deletes,
 )
-from mirror_pump.lake.metadata.manifest_entries import file_values
+from mirror_pump.lake.manifests.manifest_entries import file_values
 from mirror_pump.lake.storage import StorageOptions, local_path
 from tests.support.local_files import path_of
 

@@ -32,7 +32,7 @@ def partition_of(key: int, partitioning: LakePartitioning | None) -> int:
 def test_random_commits(seed: int) -> None:
     """Each segment deletes some keys and adds some rows, as the decoder produces them: a row whose key exists comes
     with a delete. From time to time a key without a row is deleted. Half of the tables are partitioned: a segment has
-    a file for each lake partition."""
+    a file for each lake partition. Every third commit is worked out in parts."""
     chance = random.Random(seed)
     partitioning = LakePartitioning(1, "truncate[10]") if seed % 2 else None
     index, numbers = KeyIndex(1), FileNumbers()
@@ -57,7 +57,7 @@ def test_random_commits(seed: int) -> None:
             table = pa.table({"id": pa.array(deleted, pa.int64())})
             rows = tuple(map(packed, by_path.values()))
             segments.append(KeyedSegment(tuple(by_path), SegmentKeys(SCHEMA, table, packed(deleted), PACKING, rows)))
-        plan = plan_commit(index, numbers, segments, partitioning)
+        plan = plan_commit(index, numbers, segments, partitioning, part_keys=1 << 20 if commit % 3 else 1 + commit // 3)
         wanted = {} if partitioning is None else {path: (int(path.rpartition("-")[2]),) for path, _ in hidden}
         assert plan.partitions == wanted
         found = [(path, int(row)) for path, rows in plan.positions.items() for row in rows]
@@ -78,11 +78,42 @@ def test_random_commits(seed: int) -> None:
         assert index.alive == len(live)
 
 
+def test_a_plan_in_parts_is_the_plan_of_the_whole() -> None:
+    chance = np.random.default_rng(5)
+    index, numbers = KeyIndex(1), FileNumbers()
+    index.put(packed(list(range(5000))), np.arange(5000) + (numbers.number("old") << 32))
+    segments = []
+    for number in range(4):
+        keys = chance.permutation(8000)[:3000]
+        table = pa.table({"id": pa.array(keys, pa.int64())})
+        rows = (packed(keys[:1500].tolist()), packed(keys[1500:2500].tolist()))
+        segments.append(
+            KeyedSegment(
+                (f"{number}-a", f"{number}-b"), SegmentKeys(SCHEMA, table, packed(keys.tolist()), PACKING, rows)
+            )
+        )
+    whole = plan_commit(index, numbers, segments)
+    parts = plan_commit(index, numbers, segments, part_keys=1000)
+    assert (len(whole.touched), len(parts.touched)) == (1, 22)
+    assert {path: rows.tolist() for path, rows in whole.positions.items()} == {
+        path: rows.tolist() for path, rows in parts.positions.items()
+    }
+    assert [absent.tolist() for absent in whole.unknown] == [absent.tolist() for absent in parts.unknown]
+    every = packed(list(range(8000)))
+    found = []
+    for plan in (whole, parts):
+        copy = KeyIndex(1)
+        copy.put(packed(list(range(5000))), np.arange(5000))
+        apply_plan(copy, plan)
+        found.append(copy.find(every).tolist())
+    assert found[0] == found[1]
+
+
 def test_numbers_are_used_again() -> None:
     numbers = FileNumbers()
     assert [numbers.number(path) for path in ("a", "b", "a")] == [0, 1, 0]
     assert numbers.mask(["b", "never heard of"]).tolist() == [False, True]
     numbers.forget(["a"])
-    assert numbers.known() == {"b"}
+    assert numbers.paths() == {"b"}
     assert numbers.number("c") == 0
     assert (numbers.path(0), numbers.path(1)) == ("c", "b")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, place_of, positions_of
-from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, codes_of, unique_last
+from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, codes_of, stable_order, unique_last
 
 LONG, INT, TEXT, UUID = (ColumnType(kind) for kind in (Kind.LONG, Kind.INT, Kind.STRING, Kind.UUID))
 DECIMAL = ColumnType(Kind.DECIMAL, 30, 2)
@@ -66,6 +66,28 @@ def test_packed_keys_are_equal_exactly_where_the_keys_are(data: st.DataObject, n
     assert [[a == b for b in codes] for a in codes] == same
     kept = unique_last(packed)
     assert {rows[place]: int(place) for place in kept} == {row: place for place, row in enumerate(rows)}
+
+
+_WORD = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(
+    st.one_of(
+        st.lists(_WORD, max_size=50),
+        st.builds(
+            lambda low, steps: [min(low + step, 2**63 - 1) for step in steps], _WORD, st.lists(st.integers(0, 9))
+        ),
+        st.builds(
+            lambda low, wide, steps: [min(low + step * wide, 2**63 - 1) for step in steps],
+            _WORD,
+            st.integers(2**55, 2**62),
+            st.lists(st.integers(0, 3)),
+        ),
+    )
+)
+def test_the_order_of_words_is_stable(words: list[int]) -> None:
+    order = stable_order(np.array(words, np.int64))
+    assert order.tolist() == sorted(range(len(words)), key=words.__getitem__)
 
 
 def test_columns_do_not_run_into_each_other() -> None:

@@ -13,8 +13,8 @@ from mirror_pump.lake.commit.row_delta import RowDelta, SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.position_deletes import write_position_deletes
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
-from mirror_pump.ops.ingest.existing_rows import ExistingRows
-from mirror_pump.ops.ingest.ingested_keys import IngestedKeys
+from mirror_pump.ops.ingest.commit.existing_rows import ExistingRows
+from mirror_pump.ops.ingest.write.ingested_keys import IngestedKeys
 from tests.support.lake_tables import SCHEMA, STORAGE, SmallTable
 
 _PACKING = KeyPacking.of(SCHEMA, b"secret")

@@ -14,19 +14,20 @@ import pytest
 
 from decoders.columns import ColumnType
 from decoders.pgtypes import column_type
+from mirror_pump.errors import UsageError
 from mirror_pump.lake.key_index.key_index import NOWHERE
 from mirror_pump.lake.key_index.packed_keys import PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column
-from mirror_pump.ops.ingest.conversions import LeftToPostgres, Unfit, converted
-from mirror_pump.ops.ingest.csv_input import CsvLayout, parse_csv, without_header
-from mirror_pump.ops.ingest.ingest_request import CsvForm
-from mirror_pump.ops.ingest.ingested_keys import IngestedKeys
-from mirror_pump.ops.ingest.target_columns import TargetColumn
-from mirror_pump.ops.ingest.text_blocks import TextBlock, text_blocks
+from mirror_pump.ops.ingest.convert.conversions import LeftToPostgres, converted
+from mirror_pump.ops.ingest.write.ingested_keys import IngestedKeys
+from mirror_pump.ops.row_files.csv_rows import TextLayout, parse_csv
 from mirror_pump.ops.row_files.file_format import FileFormat
-from mirror_pump.ops.row_files.input_files import InputFile
-from mirror_pump.ops.row_files.value_texts import texts_of
+from mirror_pump.ops.row_files.input_files import InputFile, find_files, first_double, open_stored
+from mirror_pump.ops.row_files.text_blocks import TextBlock, text_blocks
+from mirror_pump.ops.row_files.text_rows import named_blocks
+from mirror_pump.ops.row_files.value_texts import Unfit, texts_of
+from mirror_pump.source.relations.target_columns import TargetColumn
 
 _FIELDS = ["", "a", '"', "\n", ",", 'x"y', "line\nbreak", '""', "\r\n", "ü"]
 
@@ -43,12 +44,14 @@ def test_blocks_of_any_size_have_the_rows_and_lines_of_the_file(tmp_path: Path, 
     path = tmp_path / "a.csv"
     path.write_bytes(stream.getvalue().encode())
     file = InputFile(0, str(path), FileFormat.CSV, 1)
-    form = CsvForm()
     found: list[list[str]] = []
     lines: list[int] = []
     size = chance.choice([1, 7, 64, 10_000])
-    for block in without_header(text_blocks(file, StorageOptions(), quoted=True, block_bytes=size), form):
-        batch = parse_csv(block, CsvLayout(("a", "b", "c"), form, {}))
+    blocks = text_blocks(file, open_stored(file, StorageOptions()), block_bytes=size)
+    names, blocks = named_blocks(blocks, TextLayout(file))
+    assert names == ("a", "b", "c")
+    for block in blocks:
+        batch = parse_csv(block, TextLayout(file, names))
         # An empty field without quotes is NULL.
         columns = (batch.columns[name].fill_null("").to_pylist() for name in "abc")
         found += [list(row) for row in zip(*columns, strict=True)]
@@ -95,7 +98,7 @@ def test_days_of_the_calendar() -> None:
 def _column(oid: int, modifier: int = -1) -> tuple[Column, TargetColumn]:
     kind: ColumnType = column_type(oid, modifier)
     column = Column(1, "c", oid, modifier, "t", kind, 1, not_null=False)
-    target = TargetColumn(1, "c", oid, modifier, "t", False, False, "", None, False, None)  # noqa: FBT003
+    target = TargetColumn(1, "c", oid, modifier, "t", False, False, "", None, False, None, False, "other")  # noqa: FBT003
     return column, target
 
 
@@ -189,9 +192,33 @@ def test_decimals_are_parsed_at_once_if_postgres_reads_them_so(texts: list[str],
     kind = pa.decimal128(12, 2)
     data = "".join(f"{text},x\n" for text in texts).encode()
     block = TextBlock(InputFile(0, "a.csv", FileFormat.CSV, 1), 1, data, len(texts), len(data))
-    batch = parse_csv(block, CsvLayout(("a", "b"), CsvForm(), {"a": kind}))
+    batch = parse_csv(block, TextLayout(block.file, ("a", "b"), typed={"a": kind}))
     assert batch.columns["a"].type == (kind if typed else pa.string())
     if typed:
         # As numeric(12,2) reads them.
         found = ["1.50", "-0.01", None, "9999999999.99", "-9999999999.99", "7.00", "0.50", "5.00", "1.00", "1000.00"]
         assert [None if value is None else str(value) for value in batch.columns["a"].to_pylist()] == found
+
+
+class _CountedName(str):
+    """A name that counts how often it is compared."""
+
+    __slots__ = ()
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        _CountedName.comparisons += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_doubles_are_found_without_comparing_all_names(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"{number}.csv").touch()
+    names = [_CountedName(tmp_path / f"{number}.csv") for number in range(300)]
+    assert first_double(names) is None
+    assert _CountedName.comparisons < 1000
+    assert first_double([*names, _CountedName(tmp_path / "7.csv")]) == str(tmp_path / "7.csv")
+    with pytest.raises(UsageError, match=r"/7\.csv is named twice"):
+        find_files([f"{tmp_path}/*.csv", f"{tmp_path}/7.csv"], None, StorageOptions())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mirror_pump.lake.key_index.packed_keys import PackedKeys
-from mirror_pump.ops.ingest.key_parts import PARTS, KeyParts, part_of
+from mirror_pump.ops.ingest.write.key_parts import PARTS, KeyParts, part_of
 
 
 @pytest.mark.parametrize("words", [1, 2])

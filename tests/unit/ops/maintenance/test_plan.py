@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.ops.maintenance.plan import (
     PastMaintenance,
     expiry_of,
@@ -18,7 +18,7 @@ from mirror_pump.ops.maintenance.plan import (
     sweep_of,
     warnings_of,
 )
-from mirror_pump.policy import Policy, policy_of
+from mirror_pump.settings.policy import Policy, policy_of
 
 MIB = 1 << 20
 POLICY = Policy()

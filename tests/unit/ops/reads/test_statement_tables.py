@@ -5,6 +5,8 @@ from __future__ import annotations
 import duckdb
 import pytest
 
+from mirror_pump.errors import UsageError
+from mirror_pump.ops.reads.statement_moments import with_views
 from mirror_pump.ops.reads.statement_tables import tables_of
 
 
@@ -40,3 +42,23 @@ def test_tables_are_found(query: str, tables: set[str | tuple[str, ...]]) -> Non
 def test_other_texts_are_refused(text: str) -> None:
     with duckdb.connect() as connection, pytest.raises(duckdb.ParserException):
         tables_of(connection, text)
+
+
+@pytest.mark.parametrize("moment", ["", " AT '0/1'"])
+def test_a_statement_that_is_too_deep_is_refused(moment: str) -> None:
+    """Wherever its depth becomes too much: for the reader, for the printer or for Python."""
+
+    def tables(depth: int) -> frozenset[tuple[str, ...]]:
+        query = "SELECT " + "(" * depth + "id" + " + 1)" * depth + f" FROM orders{moment}"
+        with duckdb.connect() as connection:
+            return tables_of(connection, with_views(query)[0])
+
+    assert len(tables(50)) == 1
+    for depth in (200, 300, 500, 900):
+        try:
+            assert len(tables(depth)) == 1
+        except UsageError:
+            break
+    for deeper in range(depth, 1000, 50):
+        with pytest.raises(UsageError, match="nested too deeply"):
+            tables(deeper)

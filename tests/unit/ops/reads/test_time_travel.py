@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mirror_pump.errors import TableError, UsageError
-from mirror_pump.lake.metadata.snapshot_summary import ARCHIVE_CUT_LINE
-from mirror_pump.lake.metadata.table_metadata import TableMetadata
+from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE
+from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.model import Lsn, TableName, format_lsn
 from mirror_pump.ops.reads.time_travel import PastPoint, history, parse_when, snapshots_at
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from mirror_pump.model import ExcludedColumn, Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.batches import Segment
 from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision
-from mirror_pump.pipeline.stream.assembler import HEADER, Assembler, Limits
+from mirror_pump.pipeline.stream.assembler import Assembler, Limits
 from mirror_pump.source.relations.change_notes import Note, parse_note
+from mirror_pump.source.stream.message_block import FRAME_BYTES, MessageBlock
 from tests.support import pgoutput as pg
 
 
@@ -40,7 +42,7 @@ class Fed:
             self.segments.append,
             decide=self._decide,
             isolated_transaction=None if isolated_transaction is None else Lsn(isolated_transaction),
-            wanted=self.wanted.append,
+            request_frontier=self.wanted.append,
             read_note=lambda content, _: parse_note(content),
         )
 
@@ -49,10 +51,15 @@ class Fed:
         return self.decisions.pop(0)
 
     def feed(self, *messages: bytes) -> int:
-        return self.assembler.feed(messages)
+        return self.assembler.feed(MessageBlock.of(messages))
 
     def values(self) -> list[bytes]:
-        return [message[HEADER:] for segment in self.segments for message in segment.messages]
+        return [content for segment in self.segments for content in messages_of(segment)]
+
+
+def messages_of(segment: Segment) -> list[bytes]:
+    """The pgoutput messages of a segment."""
+    return list(MessageBlock(segment.data, np.cumsum(np.frombuffer(segment.lengths, np.int32))).contents())
 
 
 def transaction(end: int, *changes: bytes) -> list[bytes]:
@@ -202,7 +209,7 @@ def test_nothing_is_lost_doubled_or_reordered_however_it_is_cut(
     for number, rows in enumerate(sizes, 1):
         inserts = [pg.insert(7, f"{number}.{place}", "x" * size) for place, size in enumerate(rows)]
         stream += transaction(number * 1000, *inserts)
-        sent += [message[HEADER:] for message in inserts]
+        sent += [message[len(pg.HEADER) :] for message in inserts]
         ends.append(number * 1000)
     got, frontiers = 0, [0]
     position = 0
@@ -210,19 +217,26 @@ def test_nothing_is_lost_doubled_or_reordered_however_it_is_cut(
     while position < len(stream):
         piece = stream[position : position + cuts[step % len(cuts)]]
         step += 1
-        position += fed.feed(*piece)
+        # A block that is not taken as a whole is fed again from there, as the receiver does.
+        block, taken = MessageBlock.of(piece), 0
+        while taken < len(block) and not fed.assembler.full:
+            taken = fed.assembler.feed(block, taken)
+        position += taken
         if fed.assembler.full:
             end = fed.assembler.close()
             got += end.changes
             frontiers.append(end.end_lsn)
             assert end.end_lsn in ends
-            assert sum(len(s.messages) for s in fed.segments) == got
+            assert sum(len(messages_of(s)) for s in fed.segments) == got
             # Whole transactions: everything up to the frontier is there, and nothing beyond it.
             assert got == sum(len(rows) for rows, lsn in zip(sizes, ends, strict=True) if lsn <= end.end_lsn)
     got += fed.assembler.close().changes
     assert got == len(sent)
     assert fed.values() == sent
     assert frontiers == sorted(frontiers)
+    for emitted in fed.segments:
+        last = len(messages_of(emitted)[-1]) + len(pg.HEADER) + FRAME_BYTES
+        assert len(emitted.data) - last < segment, "it ends with the first message that makes it full"
 
 
 def test_rows_after_a_change_that_is_followed_belong_to_the_table_as_it_is_then() -> None:
@@ -421,10 +435,13 @@ def test_a_row_beyond_the_limit_fails_its_table_and_no_other(segment: int) -> No
     assert ["more than max_row_bytes allows (500)" in failure.error for failure in end.failures] == [True]
     assert not any(b"yyyy" in value or b"zzzz" in value for value in fed.values())
     applied = [
-        (table.table_id, value) for segment in fed.segments for table in segment.tables for value in segment.messages
+        (table.table_id, value)
+        for segment in fed.segments
+        for table in segment.tables
+        for value in messages_of(segment)
     ]
-    assert {value[HEADER + 1 : HEADER + 5] for table_id, value in applied if table_id == 8} >= {(8).to_bytes(4, "big")}
-    assert sum(value[HEADER + 4] == 8 for value in {value for _, value in applied}) == 2
+    assert {value[1:5] for table_id, value in applied if table_id == 8} >= {(8).to_bytes(4, "big")}
+    assert sum(value[4] == 8 for value in {value for _, value in applied}) == 2
 
 
 def test_a_failed_table_is_not_resumed_before_the_catalog_says_so() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -33,11 +35,11 @@ THREE = {
     "id": whole([7, -8, 9]),
     "lengths": whole([2, -1, 0], "i"),
     "note": b"\xc3\xa9",
-    "price": b"1.50\n\n-2.00",
+    "price": b"1.50\n\n-2.00\n",
     "flag": b"\x01\x00\x00",
     "mask": whole([0, 0, 2], "i"),
 }
-NOTHING = dict.fromkeys(THREE) | {"lo": 8, "hi": 12, "rows": 0}
+NOTHING = dict.fromkeys(THREE) | {"lo": 8, "hi": 12, "rows": 0, "with_nulls": 0}
 
 
 SCHEMA = pa.schema([(name, pa.int64() if isinstance(value, int) else pa.binary()) for name, value in THREE.items()])
@@ -72,7 +74,7 @@ def test_rows_are_made_of_columns() -> None:
     ((ids, notes, prices, flags),) = read(result(THREE, NOTHING), 0, 12)
     assert ids.to_pylist() == [7, -8, 9]
     assert notes.to_pylist() == ["é", None, ""]
-    assert prices.to_pylist() == ["1.50", None, "-2.00"]
+    assert prices.to_pylist() == [Decimal("1.50"), None, Decimal("-2.00")]
     assert flags.to_pylist() == [True, False, None]
 
 
@@ -90,7 +92,8 @@ def test_ranges_without_nulls_need_no_mask() -> None:
         {"id": whole([7, -8])},
         {"note": b"\xc3\xa9!"},
         {"lengths": whole([2, -1], "i")},
-        {"price": b"1.50\n-2.00"},
+        {"price": b"1.50\n-2.00\n"},
+        {"price": b"1.50\n\n-2.00"},
         {"flag": b"\x01\x00"},
         {"flag": b"\x01\x00\x01"},
         {"mask": whole([0, 0], "i")},
@@ -103,6 +106,93 @@ def test_ranges_without_nulls_need_no_mask() -> None:
 def test_columns_of_different_lengths_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(SourceError, match="another number of values"):
         read(result(THREE | wrong, NOTHING), 0, 12)
+
+
+TWO = {
+    "lo": 12,
+    "hi": 16,
+    "rows": 2,
+    "with_nulls": 2,
+    "id": whole([0, 1]),
+    "lengths": whole([1, 3], "i"),
+    "note": b"abcd",
+    "price": b"\n-0.05\n",
+    "flag": b"\x00\x00",
+    "mask": whole([1, 2], "i"),
+}
+
+
+def test_ranges_are_decoded_together() -> None:
+    ((ids, notes, prices, flags),) = read(result(THREE, NOTHING, TWO), 0, 16)
+    assert ids.to_pylist() == [7, -8, 9, None, 1]
+    assert notes.to_pylist() == ["é", None, "", "a", "bcd"]
+    assert prices.to_pylist() == [Decimal("1.50"), None, Decimal("-2.00"), None, Decimal("-0.05")]
+    assert flags.to_pylist() == [True, False, None, False, None]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"id": whole([7, -8])}, {"id": whole([9, 0, 1])}),
+        ({"note": b"\xc3\xa9a"}, {"note": b"bcd"}),
+        ({"lengths": whole([2, -1], "i")}, {"lengths": whole([0, 1, 3], "i")}),
+        ({"price": b"1.50\n\n-2.00\n\n"}, {"price": b"-0.05\n"}),
+        ({"price": b"1.50\n\n-2.00"}, {"price": b"\n\n-0.05\n"}),
+        ({"mask": whole([0, 0, 2, 1], "i")}, {"mask": whole([2], "i")}),
+        ({"mask": None}, {}),
+        ({"with_nulls": 2}, {"with_nulls": 1}),
+        ({"rows": 2}, {"rows": 3}),
+    ],
+)
+def test_what_one_range_lacks_and_the_next_has_is_refused(first: dict[str, Any], second: dict[str, Any]) -> None:
+    with pytest.raises(SourceError, match="another number of values"):
+        read(result(THREE | first, NOTHING, TWO | second), 0, 16)
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale", "texts"),
+    [
+        (4, 2, ["NaN", "1.50", "-Infinity"]),
+        (4, 2, ["123.45", "1.50"]),
+        (4, 2, ["1.5", "1.50"]),
+        (4, 2, ["1", "1.50"]),
+        (4, 2, ["1.500", "1.50"]),
+        (4, 0, ["12345"]),
+        (4, 0, ["-10000"]),
+        (4, 0, ["NaN"]),
+        (4, 0, ["1.5"]),
+        (18, 0, ["1" * 19]),
+        (18, 0, ["1" * 30]),
+        (38, 2, ["1.50"]),
+    ],
+)
+def test_numbers_that_are_not_as_their_type_says_stay_texts(precision: int, scale: int, texts: list[str]) -> None:
+    assert numbers(precision, scale, texts).to_pylist() == texts
+
+
+@pytest.mark.parametrize(
+    ("precision", "scale", "texts"),
+    [
+        (4, 2, ["0.00", "-0.05", "99.99", "-99.99", "0.10"]),
+        (4, 0, ["0", "-7", "9999", "-9999"]),
+        (2, 2, ["0.99", "-0.01"]),
+        (18, 18, ["0.999999999999999999", "-0.999999999999999999", "0.000000000000000001"]),
+        (18, 0, ["9" * 18, "-" + "9" * 18]),
+    ],
+)
+def test_numbers_as_their_type_says_are_decimals(precision: int, scale: int, texts: list[str]) -> None:
+    decimals = numbers(precision, scale, texts)
+    assert decimals.type == pa.decimal128(precision, scale)
+    assert decimals.to_pylist() == [Decimal(text) for text in texts]
+
+
+def numbers(precision: int, scale: int, texts: list[str]) -> pa.Array:
+    column = replace(PRICE, type=ColumnType(Kind.DECIMAL, precision, scale))
+    lines = "".join(f"{text}\n" for text in texts).encode()
+    batch = pa.RecordBatch.from_pylist([{"lo": 0, "hi": 8, "rows": len(texts), "with_nulls": 0, "price": lines}])
+    arrays = PackedColumns([column]).arrays(batch)
+    assert arrays is not None
+    return arrays[0]
 
 
 @pytest.mark.parametrize(

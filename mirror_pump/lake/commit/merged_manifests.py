@@ -1,0 +1,67 @@
+"""Merges all manifests of a table that are not full, which its commits do only as they become many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.document.metadata_files import next_location
+from mirror_pump.lake.document.next_metadata import with_snapshot
+from mirror_pump.lake.document.snapshot_stats import pending_after, snapshot_stats
+from mirror_pump.lake.document.snapshot_summary import FileCounts, summarise
+from mirror_pump.lake.manifests.manifest_list import Manifest, with_line
+from mirror_pump.lake.manifests.manifests import ManifestWriter
+from mirror_pump.lake.storage import write_all
+
+
+@dataclass(frozen=True)
+class MergedManifests:
+    """Manifests that were merged, and are durable."""
+
+    sources: frozenset[str]
+    """URIs of the manifests that they replace."""
+    manifests: tuple[Manifest, ...]
+    snapshot_id: int
+    """ID of the snapshot that is to have them."""
+    files: tuple[str, ...]
+    """URIs of the manifests."""
+
+
+def merge_manifests(table: LakeTable) -> MergedManifests | None:
+    """Merges the table's manifests, as few as they can be. None if there is nothing to merge. Raises LakeError."""
+    writer = ManifestWriter(table.metadata)
+    after = writer.merged(table.manifests, table.storage)
+    carried = {manifest.path for manifest in after}
+    sources = frozenset(manifest.path for manifest in table.manifests) - carried
+    if not writer.files:
+        return None
+    write_all(writer.files, table.storage)
+    new = {location for location, _ in writer.files}
+    merged = tuple(manifest for manifest in after if manifest.path in new)
+    return MergedManifests(sources, merged, writer.snapshot_id, tuple(location for location, _ in writer.files))
+
+
+def with_merged_manifests(table: LakeTable, merged: MergedManifests, summary: dict[str, str], now_ms: int) -> LakeTable:
+    """Writes a snapshot of the same files, with the merged manifests in place of their sources.
+
+    `summary`: entries of its summary, `now_ms`: milliseconds since 1970 UTC. Raises FileRewriteSuperseded if a source
+    has gone meanwhile, and LakeError.
+    """
+    gone = merged.sources - {manifest.path for manifest in table.manifests}
+    if gone:
+        raise FileRewriteSuperseded(f"manifest {min(gone)} is not part of the table any more")
+    writer = ManifestWriter(table.metadata, merged.snapshot_id)
+    # They name a snapshot of this number. Their entries have numbers of their own.
+    new = (with_line(replace(manifest, sequence_number=writer.sequence_number)) for manifest in merged.manifests)
+    manifests = (*new, *(manifest for manifest in table.manifests if manifest.path not in merged.sources))
+    timestamp = max(now_ms, table.metadata.last_updated_ms)
+    entries = summarise(FileCounts(), FileCounts(), table.summary, summary, only_rewrites=True)
+    entries |= snapshot_stats(table.metadata).to_summary()
+    entries |= pending_after(table.metadata, entries, None, timestamp)
+    snapshot = writer.snapshot(table.metadata.current_snapshot, manifests, entries, timestamp)
+    every_snapshot = frozenset(past_snapshot.snapshot_id for past_snapshot in table.metadata.snapshots)
+    metadata = with_snapshot(table.metadata, snapshot, table.metadata_location, every_snapshot, table.retention)
+    location = next_location(table.metadata, table.metadata_location)
+    write_all([*writer.files, (location, metadata.to_json())], table.storage)
+    return LakeTable(metadata, location, table.storage, manifests, table.retention)

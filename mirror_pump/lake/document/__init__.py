@@ -1,0 +1,1 @@
+"""The table metadata document: partition specs, snapshots, their summaries, and the document that comes next."""

@@ -1,0 +1,71 @@
+"""Metadata files: reading those of any engine, and the locations of new ones."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import uuid
+
+from mirror_pump.errors import ForeignTable
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.lake.format.damaged_files import decoding
+from mirror_pump.lake.format.data_files import FORMAT_VERSION
+from mirror_pump.lake.storage import StorageOptions, join, read_bytes
+
+_GZIP = b"\x1f\x8b"
+
+
+def read_metadata(location: str, storage: StorageOptions) -> TableMetadata:
+    """The metadata document of any engine's table.
+
+    Raises LakeError if it is missing or damaged, ForeignTable if it does not have format version 2.
+    """
+    metadata = read_any_version(location, storage)
+    version = metadata.format_version
+    if version != FORMAT_VERSION:
+        raise ForeignTable(
+            f"{location} has Iceberg format version {version}; mirrored tables have version {FORMAT_VERSION}",
+            "unregister and register the table; no other engine may upgrade its lake table",
+        )
+    return metadata
+
+
+def read_any_version(location: str, storage: StorageOptions) -> TableMetadata:
+    """Like read_metadata, for any format version: all versions have the same snapshots and branches."""
+    content = read_bytes(location, storage)
+    with decoding(location, "valid Iceberg table metadata"):
+        metadata = TableMetadata.from_json(gzip.decompress(content) if content.startswith(_GZIP) else content)
+        _ = metadata.format_version
+    return metadata
+
+
+def metadata_directory(metadata: TableMetadata) -> str:
+    """Directory of the table's metadata files."""
+    return metadata.properties.get("write.metadata.path") or join(metadata.location, "metadata")
+
+
+def seam_directory(metadata: TableMetadata) -> str:
+    """Directory of the metadata files in which an archive snapshot is the current one. It is beside `metadata`: engines
+    that search for a table's newest metadata file (ClickHouse, in all directories below it) must not find them."""
+    return join(metadata.location, "seam")
+
+
+def seam_location(metadata: TableMetadata, sequence_number: int) -> str:
+    """A new location for such a metadata file. ClickHouse only opens files named like Iceberg's own: N-uuid, vN or
+    vN-uuid."""
+    return join(seam_directory(metadata), f"{sequence_number:05d}-{uuid.uuid4()}.metadata.json")
+
+
+def metadata_number(location: str) -> int | None:
+    """The number with which the name of a metadata file begins; None for other names."""
+    match = re.match(r"v?(\d+)", location.rsplit("/", 1)[-1])
+    return int(match[1]) if match else None
+
+
+def next_location(metadata: TableMetadata, old_location: str | None) -> str:
+    """A new location for the next metadata file, numbered after the old one as other engines expect."""
+    version = 0
+    if old_location is not None:
+        number = metadata_number(old_location)
+        version = (metadata.metadata_log_length if number is None else number) + 1
+    return join(metadata_directory(metadata), f"{version:05d}-{uuid.uuid4()}.metadata.json")

@@ -1,0 +1,318 @@
+"""The next table metadata document: after a commit, a change of schema, or on top of what other engines did.
+
+Every function returns a new document and leaves the one that it is given as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.document.partition_specs import named_apart
+from mirror_pump.lake.document.snapshot import Snapshot, sequence_number_of
+from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE, FRONTIER_PROPERTY
+from mirror_pump.lake.document.snapshot_thinning import HistoryRetention, thin_history
+from mirror_pump.lake.document.table_metadata import ARCHIVE_BRANCH, MAIN, NAME_MAPPING, TableMetadata
+from mirror_pump.lake.format.schema import LakeSchema
+
+_PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"
+_PREVIOUS_VERSIONS_DEFAULT = 100
+_STATISTICS = ("statistics", "partition-statistics")
+_CONTENT = ("schemas", "current-schema-id", "current-snapshot-id", "snapshot-log", "metadata-log")
+"""Keys that describe the table's content and its history."""
+_ARCHIVE_PROPERTIES = {"mirror-pump.cut-line": ARCHIVE_CUT_LINE, FRONTIER_PROPERTY: FRONTIER_PROPERTY}
+"""Table properties, for people and engines, and the entries of the snapshot's summary that they repeat."""
+_GROWING = ("last-sequence-number", "last-updated-ms", "last-column-id")
+
+
+def with_snapshot(
+    metadata: TableMetadata,
+    snapshot: Snapshot,
+    old_location: str | None,
+    keep: Collection[int],
+    retention: HistoryRetention,
+) -> TableMetadata:
+    """The document with `snapshot` as the head of `main`. `old_location` is where `metadata` is stored, if it is.
+
+    Snapshots that `retention` does not keep are removed together with their statistics. Those in `keep` and those that
+    branches and tags name always stay.
+    """
+    result = _grown(metadata, snapshot, MAIN, old_location, keep, retention)
+    result["current-snapshot-id"] = snapshot.snapshot_id
+    log = [*metadata.document.get("snapshot-log", ()), _log_entry(snapshot)]
+    result["snapshot-log"] = _unbroken(log, _ids(result["snapshots"]))
+    return TableMetadata(result)
+
+
+def with_archive_snapshot(
+    metadata: TableMetadata,
+    snapshot: Snapshot,
+    old_location: str,
+    keep: Collection[int],
+    retention: HistoryRetention,
+) -> TableMetadata:
+    """The document with `snapshot` as the head of the archive branch; the current snapshot stays the same."""
+    result = _grown(metadata, snapshot, ARCHIVE_BRANCH, old_location, keep, retention)
+    result["snapshot-log"] = _unbroken(metadata.document.get("snapshot-log", ()), _ids(result["snapshots"]))
+    return TableMetadata(result)
+
+
+def with_main(
+    metadata: TableMetadata, snapshot: Snapshot, away: Collection[int], old_location: str, timestamp_ms: int
+) -> TableMetadata:
+    """The document with one of its snapshots as the head of `main` again, as of this time in milliseconds since 1970
+    UTC, and without the snapshots in `away`. `old_location` is where `metadata` is stored."""
+    document, refs = metadata.document, metadata.document.get("refs", {})
+    snapshots = [entry for entry in document["snapshots"] if entry["snapshot-id"] not in away]
+    retained = _ids(snapshots)
+    moved = {"timestamp-ms": timestamp_ms, "snapshot-id": snapshot.snapshot_id}
+    return TableMetadata(
+        {
+            **document,
+            "current-snapshot-id": snapshot.snapshot_id,
+            "last-updated-ms": timestamp_ms,
+            "refs": {**refs, MAIN: {**refs.get(MAIN, {"type": "branch"}), "snapshot-id": snapshot.snapshot_id}},
+            "snapshots": snapshots,
+            "snapshot-log": _unbroken([*document.get("snapshot-log", ()), moved], retained),
+            "metadata-log": _log_after(metadata, old_location),
+            **_statistics_of(document, retained),
+        }
+    )
+
+
+def with_branch(metadata: TableMetadata, name: str, snapshot_id: int) -> TableMetadata:
+    """The document with a branch that points to one of its snapshots."""
+    refs = {**metadata.document.get("refs", {}), name: {"type": "branch", "snapshot-id": snapshot_id}}
+    return TableMetadata({**metadata.document, "refs": refs})
+
+
+def with_properties(
+    metadata: TableMetadata, properties: Mapping[str, str], old_location: str, timestamp_ms: int
+) -> TableMetadata:
+    """The document with these properties too. `old_location` is where `metadata` is stored; the time is in milliseconds
+    since 1970 UTC."""
+    return TableMetadata(
+        {
+            **metadata.document,
+            "properties": {**metadata.properties, **properties},
+            "last-updated-ms": max(timestamp_ms, metadata.last_updated_ms),
+            "metadata-log": _log_after(metadata, old_location),
+        }
+    )
+
+
+def without_snapshots(
+    metadata: TableMetadata, snapshot_ids: Collection[int], old_location: str, timestamp_ms: int
+) -> TableMetadata:
+    """The document without these snapshots, of which no branch or tag may name one, and without their statistics.
+    `old_location` is where `metadata` is stored; the time is in milliseconds since 1970 UTC."""
+    document = metadata.document
+    named = {ref.snapshot_id for ref in metadata.refs.values()}
+    if not named.isdisjoint(snapshot_ids):
+        raise ValueError(f"branches or tags name snapshots {sorted(named.intersection(snapshot_ids))}")
+    snapshots = [entry for entry in document["snapshots"] if entry["snapshot-id"] not in snapshot_ids]
+    retained = _ids(snapshots)
+    return TableMetadata(
+        {
+            **document,
+            "last-updated-ms": max(timestamp_ms, metadata.last_updated_ms),
+            "snapshots": snapshots,
+            "snapshot-log": _unbroken(document.get("snapshot-log", ()), retained),
+            "metadata-log": _log_after(metadata, old_location),
+            **_statistics_of(document, retained),
+        }
+    )
+
+
+def seam_metadata(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
+    """A document of the same table in which `snapshot` is the current and only snapshot. If it is an archive snapshot,
+    the table's properties say below which cut-line it has the rows, and as of which frontier."""
+    properties = {
+        name: snapshot.summary.entries[entry]
+        for name, entry in _ARCHIVE_PROPERTIES.items()
+        if snapshot.is_archive and entry in snapshot.summary.entries
+    }
+    return TableMetadata(
+        {
+            **metadata.document,
+            "properties": {**metadata.properties, **properties},
+            "current-snapshot-id": snapshot.snapshot_id,
+            "refs": {MAIN: {"type": "branch", "snapshot-id": snapshot.snapshot_id}},
+            "snapshots": [snapshot.document],
+            "snapshot-log": [_log_entry(snapshot)],
+            "metadata-log": [],
+            "statistics": [],
+            "partition-statistics": [],
+        }
+    )
+
+
+def moment_metadata(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
+    """A document of the same table as it was when `snapshot` was current, with the schema of that time."""
+    document = seam_metadata(metadata, snapshot).document
+    schema_id = snapshot.schema_id
+    return TableMetadata(document if schema_id is None else {**document, "current-schema-id": schema_id})
+
+
+def only_referenced(metadata: TableMetadata) -> TableMetadata:
+    """The document with those of its snapshots only that a branch or tag names, and the current one."""
+    named = {ref.snapshot_id for ref in metadata.refs.values()} | {metadata.current_snapshot_id}
+    snapshots = [entry for entry in metadata.document.get("snapshots", ()) if entry["snapshot-id"] in named]
+    return TableMetadata({**metadata.document, "snapshots": snapshots})
+
+
+def with_schema(
+    metadata: TableMetadata, schema: LakeSchema, known_id: int | None, current: LakeSchema | None
+) -> TableMetadata:
+    """The document with `schema` as the current schema instead of `current` (None for one that the mirror cannot read).
+
+    `known_id` is the ID under which the table has the schema already; None adds it under a new one. Whether the change
+    is allowed is for mirror_pump.lake.commit.schema_evolution.
+    """
+    document = metadata.document
+    result = {
+        **document,
+        "last-column-id": max(int(document["last-column-id"]), schema.last_column_id),
+        "partition-specs": named_apart(document["partition-specs"], schema),
+        "properties": _properties_after(metadata.properties, current, schema),
+    }
+    if known_id is None:
+        known_id = max(int(entry["schema-id"]) for entry in document["schemas"]) + 1
+        result["schemas"] = [*document["schemas"], replace(schema, schema_id=known_id).to_iceberg_json()]
+    result["current-schema-id"] = known_id
+    return TableMetadata(result)
+
+
+def with_columns(
+    metadata: TableMetadata, schema: Mapping[str, Any], last_column_id: int, name_mapping: str | None
+) -> TableMetadata:
+    """The document with a schema of any types, in the form of table metadata, as the current one, under a new ID.
+    `name_mapping`: the columns of files without field IDs, if there are any."""
+    document = metadata.document
+    schema_id = metadata.current_schema_id
+    result = {**document, "last-column-id": max(int(document["last-column-id"]), last_column_id)}
+    if schema["fields"] != metadata.schema_document(schema_id)["fields"]:
+        schema_id = max(int(entry["schema-id"]) for entry in document["schemas"]) + 1
+        result["schemas"] = [*document["schemas"], {**schema, "schema-id": schema_id}]
+        result["current-schema-id"] = schema_id
+    if name_mapping is not None:
+        result["properties"] = {**metadata.properties, NAME_MAPPING: name_mapping}
+    return TableMetadata(result)
+
+
+def without_log_entries(metadata: TableMetadata, locations: Collection[str]) -> TableMetadata:
+    """The document without these former metadata files in its log."""
+    log = [entry for entry in metadata.document.get("metadata-log", ()) if entry["metadata-file"] not in locations]
+    return TableMetadata({**metadata.document, "metadata-log": log})
+
+
+def with_content_of(current_metadata: TableMetadata, staged: TableMetadata, kept: Iterable[Snapshot]) -> TableMetadata:
+    """The present document with the schemas, the history and the head of `main` of `staged`, another document of the
+    same table, and with `kept`, those of its own snapshots that are to stay.
+
+    Branches, tags, properties, sort orders and statistics stay as they are, except for properties that name columns.
+    """
+    old, new = current_metadata.document, staged.document
+    refs = old.get("refs", {})
+    snapshots = [*new["snapshots"], *(snapshot.document for snapshot in kept)]
+    try:
+        current = current_metadata.current_schema
+    except LakeError:
+        current = None
+    result = {
+        **old,
+        **{key: new[key] for key in _CONTENT if key in new},
+        **{key: max(int(new[key]), int(old[key])) for key in _GROWING},
+        "partition-specs": named_apart(old["partition-specs"], staged.current_schema),
+        "properties": _properties_after(current_metadata.properties, current, staged.current_schema),
+        "refs": {**refs, MAIN: {**refs.get(MAIN, {"type": "branch"}), "snapshot-id": new["current-snapshot-id"]}},
+        "snapshots": sorted(snapshots, key=sequence_number_of),
+    }
+    return TableMetadata(result | _statistics_of(old, _ids(snapshots)))
+
+
+def with_unknown_keys(made: TableMetadata, base: TableMetadata | None, library_keys: Collection[str]) -> TableMetadata:
+    """What a library made of `base`, with the keys of `base` that are not among those that the library knows. Its
+    time is after that of `base`, whatever the clock says."""
+    unknown = {} if base is None else {key: value for key, value in base.document.items() if key not in library_keys}
+    last = 0 if base is None else base.last_updated_ms
+    return TableMetadata({**unknown, **made.document, "last-updated-ms": max(made.last_updated_ms, last + 1)})
+
+
+def with_log_after(metadata: TableMetadata, predecessor: TableMetadata, location: str) -> TableMetadata:
+    """The document as the successor of `predecessor`, which is stored at `location`, in the metadata log."""
+    return TableMetadata({**metadata.document, "metadata-log": _log_after(predecessor, location)})
+
+
+def _grown(
+    metadata: TableMetadata,
+    snapshot: Snapshot,
+    branch: str,
+    old_location: str | None,
+    keep: Collection[int],
+    retention: HistoryRetention,
+) -> dict[str, Any]:
+    """The document with one more snapshot, as the head of a branch, and the history thinned out."""
+    document = metadata.document
+    refs = dict(document.get("refs", {}))
+    refs[branch] = {**refs.get(branch, {"type": "branch"}), "snapshot-id": snapshot.snapshot_id}
+    retained_ids = {ref["snapshot-id"] for ref in refs.values()} | set(keep)
+    snapshots = thin_history(
+        [*document["snapshots"], snapshot.document], retained_ids, snapshot.timestamp_ms, retention
+    )
+    result = {
+        **document,
+        "last-sequence-number": snapshot.sequence_number,
+        "last-updated-ms": snapshot.timestamp_ms,
+        "refs": refs,
+        "snapshots": snapshots,
+    }
+    if len(snapshots) <= len(document["snapshots"]):
+        result |= _statistics_of(document, _ids(snapshots))
+    if old_location is not None:
+        result["metadata-log"] = _log_after(metadata, old_location)
+    return result
+
+
+def _log_after(metadata: TableMetadata, location: str) -> list[Mapping[str, Any]]:
+    entry = {"timestamp-ms": metadata.last_updated_ms, "metadata-file": location}
+    limit = int(metadata.properties.get(_PREVIOUS_VERSIONS, _PREVIOUS_VERSIONS_DEFAULT))
+    return [*metadata.document.get("metadata-log", ()), entry][-max(limit, 1) :]
+
+
+def _properties_after(properties: Mapping[str, str], current: LakeSchema | None, schema: LakeSchema) -> dict[str, str]:
+    """The table's properties after `schema` replaced `current` (None for a schema that the mirror cannot read).
+
+    Properties that name columns follow the new names: Iceberg rejects any change of properties if one names a missing
+    column.
+    """
+    old_properties = {} if current is None else current.engine_properties
+    return {key: value for key, value in properties.items() if key not in old_properties} | schema.engine_properties
+
+
+def _statistics_of(document: Mapping[str, Any], retained: Collection[int]) -> dict[str, Any]:
+    """The statistics of the retained snapshots, by the document's keys."""
+    return {
+        name: [entry for entry in document[name] if entry["snapshot-id"] in retained]
+        for name in _STATISTICS
+        if name in document
+    }
+
+
+def _ids(snapshots: Iterable[Mapping[str, Any]]) -> set[int]:
+    return {snapshot["snapshot-id"] for snapshot in snapshots}
+
+
+def _log_entry(snapshot: Snapshot) -> dict[str, Any]:
+    return {"timestamp-ms": snapshot.timestamp_ms, "snapshot-id": snapshot.snapshot_id}
+
+
+def _unbroken(log: Sequence[Mapping[str, Any]], retained: Collection[int]) -> list[Mapping[str, Any]]:
+    """The end of the snapshot log after its last expired snapshot (Iceberg spec, snapshot-log). With earlier entries,
+    a time could be answered with a snapshot older than the one that was current then."""
+    for index in range(len(log) - 1, -1, -1):
+        if log[index]["snapshot-id"] not in retained:
+            return list(log[index + 1 :])
+    return list(log)

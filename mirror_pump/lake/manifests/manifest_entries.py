@@ -1,0 +1,257 @@
+"""Manifest entries as bytes: encoding, decoding entries of any engine, and carrying entries over to later manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import orjson
+from pyiceberg.manifest import DATA_FILE_TYPE, MANIFEST_ENTRY_SCHEMAS, manifest_entry_schema_with_data_file
+from pyiceberg.typedef import Record
+from pyiceberg.types import IntegerType, ListType, NestedField, StringType, StructType
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+from mirror_pump.lake.avro.container_files import Encoder, schema_json
+from mirror_pump.lake.document.partition_specs import NO_PARTITION
+from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
+from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.manifests.entry_reader import (
+    DATA_FILE,
+    FILE_SEQUENCE_NUMBER,
+    FORMAT,
+    PARTITION,
+    PATH,
+    RECORDS,
+    SEQUENCE_NUMBER,
+    SIZE_BYTES,
+    SNAPSHOT_ID,
+    EntryReader,
+    Status,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestEntry:
+    """A manifest entry. The file's description is kept as the encoded bytes that go into the manifest."""
+
+    status: Status
+    snapshot_id: int
+    sequence_number: int
+    file_sequence_number: int | None
+    """None for an added entry: readers take the manifest's number, which is the snapshot's."""
+    content: int
+    """A `FileContent`."""
+    path: str
+    records: int
+    size_bytes: int
+    partition: PartitionTuple
+    data_file: bytes
+
+
+class Formats:
+    """Encoders and schema of manifests with one partition type."""
+
+    def __init__(self, partition: StructType) -> None:
+        data_file = _data_file_type(partition)
+        schema = manifest_entry_schema_with_data_file(FORMAT_VERSION, data_file)
+        self.schema = schema_json(schema, "manifest_entry")
+        self.data_file = Encoder(data_file)
+        self._head = Encoder(StructType(*MANIFEST_ENTRY_SCHEMAS[FORMAT_VERSION].fields[:4]))
+
+    def entry(self, entry: ManifestEntry) -> bytes:
+        """The entry's Avro record: its encoded head, followed by the file's bytes."""
+        head = self._head.encode(entry.status, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
+        return head + entry.data_file
+
+
+@lru_cache(maxsize=32)
+def formats_of(partition: StructType) -> Formats:
+    """The encoders for a partition type, cached."""
+    return Formats(partition)
+
+
+def _data_file_type(partition: StructType) -> StructType:
+    """Field 2 of an entry.
+
+    pyiceberg 0.12 declares equality_ids as list<long>. The spec and Iceberg's Java code have list<int>, and Java fails
+    on the former. Field 143 is in the spec's v2 too, and must survive a rewrite.
+    """
+    fields = []
+    for member in DATA_FILE_TYPE[FORMAT_VERSION].fields:
+        if member.field_id == 102:
+            member = NestedField(102, "partition", partition, required=True)
+        elif member.field_id == 135:
+            member = NestedField(
+                135, "equality_ids", ListType(136, IntegerType(), element_required=True), required=False
+            )
+        fields.append(member)
+    fields.append(NestedField(143, "referenced_data_file", StringType(), required=False))
+    return StructType(*fields)
+
+
+_FILE_FIELDS = [member.field_id for member in _data_file_type(NO_PARTITION).fields]
+_REQUIRED = frozenset({PATH, FORMAT, PARTITION, RECORDS, SIZE_BYTES})
+
+
+def file_values(file: WrittenFile) -> tuple[Any, ...]:
+    """A new file as values in the field order of `_data_file_type`."""
+    return (
+        int(file.content),
+        file.path,
+        "PARQUET",
+        Record(*file.partition),
+        file.record_count,
+        file.size_bytes,
+        file.column_sizes,
+        file.value_counts,
+        file.null_counts,
+        file.nan_counts,
+        file.lower_bounds,
+        file.upper_bounds,
+        None,
+        list(file.split_offsets),
+        list(file.equality_ids) if file.content is FileContent.EQUALITY_DELETES else None,
+        # Iceberg spec: position-delete files are sorted by path and position, and must not name a sort order.
+        0 if file.content is not FileContent.POSITION_DELETES else None,
+        file.referenced_data_file,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """A live, decoded entry of a manifest file, with the values that it inherits from its manifest."""
+
+    snapshot_id: int
+    sequence_number: int
+    file_sequence_number: int
+    file: Sequence[Any]
+    """Its data_file, in the field order of `_data_file_type`."""
+
+    @property
+    def path(self) -> str:
+        """URI of the file."""
+        return str(self.file[1])
+
+    @property
+    def content(self) -> int:
+        """Kind of the file's content, a `FileContent`."""
+        return int(self.file[0] or 0)
+
+    @property
+    def format(self) -> str:
+        """`PARQUET`, `AVRO` or `ORC`."""
+        return str(self.file[2]).upper()
+
+    @property
+    def partition(self) -> PartitionTuple:
+        """The lake partition of the file, under the partition spec of its manifest."""
+        partition: PartitionTuple = self.file[3]
+        return partition
+
+    @property
+    def records(self) -> int:
+        """Rows in the file."""
+        return int(self.file[4])
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the file."""
+        return int(self.file[5])
+
+    @property
+    def lower_bounds(self) -> Mapping[int, bytes]:
+        """Iceberg single-value serialisation by field ID."""
+        bounds: Mapping[int, bytes] = self.file[10] or {}
+        return bounds
+
+    @property
+    def upper_bounds(self) -> Mapping[int, bytes]:
+        """As `lower_bounds`."""
+        bounds: Mapping[int, bytes] = self.file[11] or {}
+        return bounds
+
+    @property
+    def equality_ids(self) -> tuple[int, ...]:
+        """Field IDs of the columns that an equality delete compares."""
+        return tuple(self.file[14] or ())
+
+    def encoded(self, partition: StructType) -> ManifestEntry:
+        """The entry, encoded to be carried over to another manifest."""
+        file = (self.content, *self.file[1:3], Record(*self.partition), *self.file[4:])
+        return ManifestEntry(
+            Status.EXISTING,
+            self.snapshot_id,
+            self.sequence_number,
+            self.file_sequence_number,
+            self.content,
+            self.path,
+            self.records,
+            self.size_bytes,
+            self.partition,
+            formats_of(partition).data_file.encode(*file),
+        )
+
+
+def written_file(entry: StoredEntry) -> WrittenFile:
+    """Describes a file of any engine as one that was written here, so that another commit can add it."""
+    sizes, values, nulls, nans, low, high = (entry.file[index] or {} for index in range(6, 12))
+    return WrittenFile(
+        FileContent(entry.content),
+        entry.path,
+        entry.records,
+        entry.size_bytes,
+        sizes,
+        values,
+        nulls,
+        low,
+        high,
+        entry.equality_ids,
+        tuple(entry.file[13] or ()),
+        nans,
+        entry.file[16],
+        entry.partition,
+    )
+
+
+def stored_entries(content: bytes, snapshot_id: int, manifest_number: int) -> tuple[StructType, list[StoredEntry]]:
+    """Partition type and live entries of any engine's manifest file.
+
+    `snapshot_id` and `manifest_number` are those of the manifest. Entries inherit them (Iceberg spec, sequence number
+    inheritance).
+    """
+    reader = EntryReader(content, None)
+    # The place of what a manifest lacks is behind its fields; those that each has must be there.
+    places = [reader.places[field] if field in _REQUIRED else reader.places.get(field, -1) for field in _FILE_FIELDS]
+    heads = [reader.places.get(field, -1) for field in (SNAPSHOT_ID, SEQUENCE_NUMBER, FILE_SEQUENCE_NUMBER)]
+    entries = []
+    for row in reader.live_rows():
+        row.append(None)
+        own_snapshot_id, sequence_number, file_sequence_number = [row[place] for place in heads]
+        entries.append(
+            StoredEntry(
+                snapshot_id if own_snapshot_id is None else own_snapshot_id,
+                manifest_number if sequence_number is None else sequence_number,
+                manifest_number if file_sequence_number is None else file_sequence_number,
+                [row[place] for place in places],
+            )
+        )
+    return _partition_type(reader.metadata["avro.schema"]), entries
+
+
+@lru_cache(maxsize=256)
+def _partition_type(schema: str) -> StructType:
+    """The partition type of manifests with this Avro schema."""
+    described = AvroSchemaConversion().avro_to_iceberg(orjson.loads(schema)).find_type(DATA_FILE)
+    assert isinstance(described, StructType)
+    partition = described.field(PARTITION)
+    assert partition is not None
+    assert isinstance(partition.field_type, StructType)
+    return partition.field_type
+
+
+def existing(entry: ManifestEntry, manifest_number: int) -> ManifestEntry:
+    """An added entry in the form that later manifests hold; `manifest_number` is that of its first manifest."""
+    number = manifest_number if entry.file_sequence_number is None else entry.file_sequence_number
+    return replace(entry, status=Status.EXISTING, file_sequence_number=number)

@@ -1,0 +1,185 @@
+"""Reads manifest lists of any engine, and writes those of our own snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, ManifestContent, PartitionFieldSummary
+
+from mirror_pump.lake.avro.container_files import Encoder, container, schema_json
+from mirror_pump.lake.format.damaged_files import decoding
+from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent
+from mirror_pump.lake.manifests.entry_reader import EntryReader, parsed_schema
+from mirror_pump.lake.manifests.manifest_entries import ManifestEntry
+from mirror_pump.lake.storage import StorageOptions, read_bytes
+
+_IDS = {
+    "path": 500,
+    "length": 501,
+    "spec_id": 502,
+    "content": 517,
+    "sequence_number": 515,
+    "min_sequence_number": 516,
+    "added_snapshot_id": 503,
+    "added_files": 504,
+    "existing_files": 505,
+    "deleted_files": 506,
+    "added_rows": 512,
+    "existing_rows": 513,
+    "deleted_rows": 514,
+    "partitions": 507,
+    "key_metadata": 519,
+}
+"""Field IDs (Iceberg spec, manifest lists), in the order of `_from_list`. What a list lacks is None, as in format
+version 1."""
+_KEPT_BYTES = 100_000
+"""Of a list that is kept decoded, which takes some ten times as much memory."""
+_SUMMARY_IDS = (509, 518, 510, 511)
+"""Of a partition's summary: contains NULL, contains NaN, lower and upper bound."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest, as described by an entry of a manifest list."""
+
+    path: str
+    """URI."""
+    length: int
+    """Bytes."""
+    spec_id: int
+    """The partition spec of its files."""
+    content: int
+    """0 for data, 1 for deletes."""
+    sequence_number: int
+    """Of the snapshot that it was added in."""
+    min_sequence_number: int
+    """The least data sequence number of its live files."""
+    added_snapshot_id: int
+    files: tuple[int, int, int]
+    """Number of entries by status: added, existing, deleted."""
+    rows: tuple[int, int, int]
+    partitions: Any = None
+    """For each field of the spec whether it has NULL and NaN, and its bounds as pyiceberg's PartitionFieldSummary; None
+    if that is not known."""
+    key_metadata: bytes | None = None
+    entries: tuple[ManifestEntry, ...] | None = None
+    """The live entries, if few enough to be kept in memory."""
+    first_entries: tuple[ManifestEntry, ...] = ()
+    """Those that its snapshot added, if they are the first of the file and few. The file may have other added ones if
+    there are none here."""
+    deletes: FileContent | None = None
+    """Kind of all live entries of a delete manifest, if known. The kinds are kept in separate manifests, since equality
+    deletes are soon converted and removed, while position deletes stay."""
+    line: bytes = b""
+    """This manifest's entry of a manifest list, encoded."""
+
+    @property
+    def live_files(self) -> int:
+        """Number of files that readers of the snapshot see."""
+        return self.files[0] + self.files[1]
+
+    def may_hold_data_of(self, number: int) -> bool:
+        """Whether it can hold a data file of this data sequence number; no file is newer than its manifest."""
+        return self.content == ManifestContent.DATA and self.min_sequence_number <= number <= self.sequence_number
+
+
+def read_list(location: str, storage: StorageOptions) -> tuple[Manifest, ...]:
+    """The manifests of a snapshot of any engine, with what another list needs. Raises LakeError."""
+    return tuple(map(with_line, listed_manifests(location, storage)))
+
+
+def listed_manifests(location: str, storage: StorageOptions) -> tuple[Manifest, ...]:
+    """As `read_list`, without `line`, whose making takes the most time."""
+    content = read_bytes(location, storage)
+    with decoding(location, "a readable manifest list"):
+        return _kept(content) if len(content) <= _KEPT_BYTES else _decoded(content)
+
+
+@lru_cache(maxsize=8)
+def _kept(content: bytes) -> tuple[Manifest, ...]:
+    """By the content, not the location: what is kept is right even if the file is another one now."""
+    return _decoded(content)
+
+
+def _decoded(content: bytes) -> tuple[Manifest, ...]:
+    reader = EntryReader(content, None)
+    order = _summary_order(reader.metadata["avro.schema"])
+    # The place of what a list lacks is behind its fields.
+    places = [reader.places.get(field, -1) for field in _IDS.values()]
+    return tuple(
+        _from_list([values[place] for place in places], order) for values in ([*row, None] for row in reader.rows())
+    )
+
+
+def encoded_list(metadata: Mapping[str, str], manifests: Sequence[Manifest]) -> bytes:
+    """The content of a manifest list file; `metadata` goes into its header."""
+    return container(_list_schema(), metadata, [manifest.line for manifest in manifests])
+
+
+def _summary_order(schema: str) -> list[int | None]:
+    """Where the fields of a partition's summary are in a list's own records."""
+    field = next(
+        (field for field in parsed_schema(schema)["fields"] if field.get("field-id") == _IDS["partitions"]), None
+    )
+    if field is None:
+        return []
+    kind = next(kind for kind in field["type"] if kind != "null") if isinstance(field["type"], list) else field["type"]
+    ids = [member.get("field-id") for member in kind["items"]["fields"]]
+    return [ids.index(summary_id) if summary_id in ids else None for summary_id in _SUMMARY_IDS]
+
+
+def _from_list(line: Sequence[Any], order: Sequence[int | None]) -> Manifest:
+    path, length, spec_id, content, number, least_number, snapshot_id, added, existing, deleted = line[:10]
+    added_rows, existing_rows, deleted_rows, summaries, key_metadata = line[10:]
+    # Format version 1 allows lists without counts. No reader may pass over such a manifest: it counts as one of a file.
+    uncounted = added is None or existing is None
+    if summaries is not None:
+        summaries = [
+            PartitionFieldSummary(*(None if place is None else summary[place] for place in order))
+            for summary in summaries
+        ]
+    return Manifest(
+        path,
+        length,
+        spec_id,
+        content or 0,
+        number or 0,
+        least_number or 0,
+        snapshot_id or 0,
+        (added or 0, existing or int(uncounted), deleted or 0),
+        (added_rows or 0, existing_rows or 0, deleted_rows or 0),
+        summaries,
+        key_metadata,
+    )
+
+
+def with_line(manifest: Manifest) -> Manifest:
+    """The manifest with its encoded entry of a manifest list."""
+    line = _list_encoder().encode(
+        manifest.path,
+        manifest.length,
+        manifest.spec_id,
+        manifest.content,
+        manifest.sequence_number,
+        manifest.min_sequence_number,
+        manifest.added_snapshot_id,
+        *manifest.files,
+        *manifest.rows,
+        # An unpartitioned spec has no field summaries, but readers require the list.
+        manifest.partitions if manifest.partitions is not None else [],
+        manifest.key_metadata,
+    )
+    return replace(manifest, line=line)
+
+
+@lru_cache(maxsize=1)
+def _list_schema() -> str:
+    return schema_json(MANIFEST_LIST_FILE_SCHEMAS[FORMAT_VERSION], "manifest_file")
+
+
+@lru_cache(maxsize=1)
+def _list_encoder() -> Encoder:
+    return Encoder(MANIFEST_LIST_FILE_SCHEMAS[FORMAT_VERSION].as_struct())

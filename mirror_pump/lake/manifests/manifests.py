@@ -1,0 +1,501 @@
+"""Writes manifests with explicit sequence numbers, and merges them like a log-structured merge tree.
+
+Entries are passed on as encoded bytes. Most manifests that a commit merges were written here, so merging them means
+joining bytes, and the cost of a commit does not depend on the number of earlier commits.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import orjson
+from pyiceberg.manifest import ManifestContent
+from pyiceberg.types import StructType
+
+from mirror_pump.errors import ForeignTable
+from mirror_pump.lake.avro.container_files import container_of_block, raw_records
+from mirror_pump.lake.document.metadata_files import metadata_directory
+from mirror_pump.lake.document.snapshot import Snapshot
+from mirror_pump.lake.document.snapshot_summary import FileCounts
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.lake.format.damaged_files import decoding
+from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
+from mirror_pump.lake.manifests.entry_reader import Status
+from mirror_pump.lake.manifests.manifest_entries import (
+    ManifestEntry,
+    StoredEntry,
+    existing,
+    file_values,
+    formats_of,
+    stored_entries,
+)
+from mirror_pump.lake.manifests.manifest_list import Manifest, encoded_list, with_line
+from mirror_pump.lake.manifests.partition_summaries import Summaries, can_unite, summaries_of, united
+from mirror_pump.lake.storage import StorageOptions, join, read_bytes
+
+FANOUT = 10
+"""This many manifests of one size class are merged into one of the next class. So an entry is rewritten once per power
+of ten, and a list names at most nine manifests per class and content."""
+
+FULL = 10_000
+"""Manifests with this many entries are no longer merged: at some 2 MB, engines can skip them by their bounds."""
+
+HELD = 100
+"""A new manifest keeps its live entries in memory up to this many: most small manifests are merged, or lose files,
+within minutes."""
+
+
+_Group: TypeAlias = tuple[ManifestContent, int, FileContent | None]
+"""What manifests should have in common to be merged: content, partition spec, and the kind of their deletes."""
+
+_SizeClasses: TypeAlias = dict[int, list[Manifest]]
+"""Manifests by size class."""
+
+
+@dataclass
+class Removal:
+    """The manifests of a snapshot after files were removed from it."""
+
+    untouched: list[Manifest]
+    rewritten: list[Manifest]
+    """Mark the removed files as deleted. Must not be merged in the same snapshot, which would lose these marks."""
+    removed: FileCounts
+
+
+@dataclass
+class _Rewritten:
+    """A manifest to write in place of others."""
+
+    source: Manifest
+    """One of them."""
+    partition: StructType
+    kind: FileContent | None
+    """As `Manifest.deletes`."""
+    entries: list[ManifestEntry]
+
+
+class ManifestWriter:
+    """Collects the manifests of one snapshot, encoded in memory, so that all of them can be written in one step.
+
+    `metadata` is the table metadata that they are written under.
+    """
+
+    def __init__(
+        self,
+        metadata: TableMetadata,
+        snapshot_id: int | None = None,
+        sequence_number: int | None = None,
+        *,
+        full: int = FULL,
+        partition_types: Callable[[int], StructType | None] | None = None,
+    ) -> None:
+        """By default a new ID, and the table's next sequence number.
+
+        `full`: manifests with this many entries are no longer merged. `partition_types`: the type of partitions
+        under a spec of the table, None for one that cannot be written; by default only the mirror's own can."""
+        self._metadata = metadata
+        self._partition_types = partition_types or metadata.partition_type
+        self._directory = metadata_directory(metadata)
+        self._full = full
+        self.snapshot_id = metadata.new_snapshot_id() if snapshot_id is None else snapshot_id
+        self.sequence_number = metadata.last_sequence_number + 1 if sequence_number is None else sequence_number
+        self.files: list[tuple[str, bytes]] = []
+        """Location and content of every file encoded so far; none is written yet."""
+
+    def next(
+        self,
+        manifests: Sequence[Manifest],
+        added: Mapping[ManifestContent, Sequence[tuple[WrittenFile, int]]],
+        storage: StorageOptions,
+    ) -> list[Manifest]:
+        """The manifests of the new snapshot: those of its parent, small ones merged, and those without live files left
+        out; and new files, each with its explicit data sequence number.
+
+        At most one manifest for each content is written: new files go into the one that small manifests are merged
+        into, if a merge is due.
+
+        Amortised cost: one commit in ten merges ten manifests of about one entry each, one in a hundred merges ten of
+        ten entries, and so on.
+
+        Raises ValueError for a file whose partition does not fit the table's partition spec, and LakeError.
+        """
+        carried, groups = self._grouped(manifests)
+        written: list[Manifest] = []
+        for content in ManifestContent:
+            entries = self._added(added.get(content, ()))
+            group, due = self._due(content, entries, groups)
+            if entries or due:
+                written.append(self._merged(group, entries, due, storage))
+            merged = {manifest.path for manifest in due}
+            for group_key, classes in groups.items():
+                if group_key[0] is content:
+                    carried += [one for members in classes.values() for one in members if one.path not in merged]
+        return [*written, *carried]
+
+    def merged(self, manifests: Sequence[Manifest], storage: StorageOptions) -> list[Manifest]:
+        """The manifests of a snapshot of the same files, as few as they can be: all that are not full are merged until
+        they are, and those without live files left out. Raises LakeError."""
+        carried, groups = self._grouped(manifests)
+        for group, classes in groups.items():
+            pending: list[Manifest] = []
+            for manifest in (one for members in classes.values() for one in members):
+                pending.append(manifest)
+                if sum(one.live_files for one in pending) >= self._full:
+                    carried.append(self._merged(group, (), pending, storage))
+                    pending = []
+            carried += pending if len(pending) <= 1 else [self._merged(group, (), pending, storage)]
+        return carried
+
+    def _due(
+        self, content: ManifestContent, entries: Sequence[ManifestEntry], groups: Mapping[_Group, _SizeClasses]
+    ) -> tuple[_Group, list[Manifest]]:
+        """The manifests to merge into one now, together with new entries, if there are any, and what the merged one
+        has in common with others."""
+        own = self._group(content, entries)
+        if own in groups and (due := _overfull(groups[own], len(entries))):
+            return own, due
+        for group in groups:
+            if group[0] is content and (not entries or group[1] == own[1]) and (due := _overfull(groups[group], 0)):
+                # Otherwise it would wait until a commit adds no files: the kinds of deletes are mixed then.
+                return (group if not entries else (content, own[1], None)), due
+        return own, []
+
+    def _grouped(self, manifests: Sequence[Manifest]) -> tuple[list[Manifest], Mapping[_Group, _SizeClasses]]:
+        """Manifests that are never merged, and the others by what they must have in common and by size class."""
+        own_specs = {
+            spec.spec_id for spec in self._metadata.partition_specs if self._partition_types(spec.spec_id) is not None
+        }
+        never: list[Manifest] = []
+        groups: dict[_Group, _SizeClasses] = defaultdict(lambda: defaultdict(list))
+        for manifest in manifests:
+            if not manifest.live_files:
+                continue
+            open_to_more = manifest.live_files < self._full and manifest.key_metadata is None
+            if manifest.spec_id in own_specs and open_to_more:
+                group = ManifestContent(manifest.content), manifest.spec_id, manifest.deletes
+                groups[group][_size_class(manifest.live_files)].append(manifest)
+            else:
+                never.append(manifest)
+        return never, groups
+
+    def _added(self, files: Sequence[tuple[WrittenFile, int]]) -> tuple[ManifestEntry, ...]:
+        """The entries of new files."""
+        if not files:
+            return ()
+        spec_id = self._metadata.default_spec_id
+        partition = self._partition_type(spec_id)
+        for file, _ in files:
+            if len(file.partition) != len(partition.fields):
+                raise ValueError(f"{file.path} of partition {file.partition} does not fit partition spec {spec_id}")
+        encoder = formats_of(partition).data_file
+        return tuple(
+            ManifestEntry(
+                Status.ADDED,
+                self.snapshot_id,
+                sequence,
+                None,
+                file.content,
+                file.path,
+                file.record_count,
+                file.size_bytes,
+                file.partition,
+                encoder.encode(*file_values(file)),
+            )
+            for file, sequence in files
+        )
+
+    def _group(self, content: ManifestContent, entries: Sequence[ManifestEntry]) -> _Group:
+        """What a manifest of these new entries has in common with those that it may be merged with."""
+        return content, self._metadata.default_spec_id, _kind(content, {entry.content for entry in entries})
+
+    def remove(
+        self,
+        manifests: Sequence[Manifest],
+        storage: StorageOptions,
+        doomed: Callable[[ManifestEntry], bool],
+        may_hold: Callable[[Manifest], bool],
+    ) -> Removal:
+        """Marks live files for which `doomed` is true as deleted by this snapshot. What was in several manifests is
+        written to one, as far as it could be merged into one.
+
+        Reads only manifests for which `may_hold` is true, and of these only those whose entries are not in memory.
+        """
+        result = Removal([], [], FileCounts())
+        changed: dict[tuple[object, ...], list[_Rewritten]] = defaultdict(list)
+        for manifest in manifests:
+            if not manifest.live_files:
+                continue
+            if not may_hold(manifest):
+                result.untouched.append(manifest)
+                continue
+            partition, live_entries = self._existing(manifest, storage)
+            entries = []
+            remaining: set[int] = set()
+            for entry in live_entries:
+                if doomed(entry):
+                    result.removed.add(entry.content, entry.records, entry.size_bytes, entry.partition)
+                    entries.append(replace(entry, status=Status.DELETED, snapshot_id=self.snapshot_id))
+                else:
+                    remaining.add(entry.content)
+                    entries.append(entry)
+            kind = _kind(manifest.content, remaining)
+            if remaining and all(entry.status is Status.EXISTING for entry in entries):
+                result.untouched.append(replace(manifest, deletes=kind))
+                continue
+            foreign = manifest.path if self._partition_types(manifest.spec_id) is None else None
+            alike = changed[manifest.content, manifest.spec_id, kind, foreign]
+            if not alike or len(alike[-1].entries) + len(entries) > self._full:
+                alike.append(_Rewritten(manifest, partition, kind, []))
+            alike[-1].entries.extend(entries)
+        for rewritten in (one for alike in changed.values() for one in alike):
+            source = rewritten.source
+            written = self._write(
+                ManifestContent(source.content), source.spec_id, rewritten.partition, rewritten.entries, source
+            )
+            result.rewritten.append(replace(written, deletes=rewritten.kind))
+        return result
+
+    def without(
+        self, manifests: Sequence[Manifest], storage: StorageOptions, files: Mapping[str, Collection[str]]
+    ) -> list[Manifest]:
+        """Manifests for a snapshot that is not a child of theirs, without the live files in `files` (URIs by manifest).
+
+        The files left out are not marked as deleted. Manifests that lose nothing are carried over unchanged.
+        """
+        kept: list[Manifest] = []
+        for manifest in manifests:
+            excluded = files.get(manifest.path, ())
+            if not manifest.live_files:
+                continue
+            if not excluded:
+                kept.append(manifest)
+                continue
+            partition, live_entries = self._existing(manifest, storage)
+            entries = [entry for entry in live_entries if entry.path not in excluded]
+            if entries:
+                content = ManifestContent(manifest.content)
+                kept.append(self._write(content, manifest.spec_id, partition, entries, manifest))
+        return kept
+
+    def snapshot(
+        self, parent: Snapshot | None, manifests: Sequence[Manifest], summary: Mapping[str, str], timestamp_ms: int
+    ) -> Snapshot:
+        """The snapshot of these manifests. Also encodes its manifest list. `timestamp_ms`: milliseconds since 1970
+        UTC."""
+        manifest_list = self.list(manifests, None if parent is None else parent.snapshot_id)
+        return Snapshot.new(
+            self.snapshot_id,
+            parent,
+            self.sequence_number,
+            timestamp_ms,
+            summary,
+            manifest_list,
+            self._metadata.current_schema_id,
+        )
+
+    def list(self, manifests: Sequence[Manifest], parent_id: int | None) -> str:
+        """Encodes the manifest list and returns its location."""
+        location = join(self._directory, f"snap-{self.snapshot_id}-{uuid.uuid4().hex}.avro")
+        metadata = {
+            "snapshot-id": str(self.snapshot_id),
+            "parent-snapshot-id": "null" if parent_id is None else str(parent_id),
+            "sequence-number": str(self.sequence_number),
+            "format-version": str(FORMAT_VERSION),
+        }
+        self.files.append((location, encoded_list(metadata, manifests)))
+        return location
+
+    def _existing(self, manifest: Manifest, storage: StorageOptions) -> tuple[StructType, Sequence[ManifestEntry]]:
+        """Partition type and live entries, in the form that later manifests hold."""
+        if manifest.entries is not None:
+            # Only manifests written here keep their entries.
+            entries = [existing(entry, manifest.sequence_number) for entry in manifest.entries]
+            return self._partition_type(manifest.spec_id), entries
+        partition, stored = _stored(manifest, storage)
+        return partition, [entry.encoded(partition) for entry in stored]
+
+    def _partition_type(self, spec_id: int) -> StructType:
+        """The partition type of a spec. Raises ForeignTable for one that cannot be written."""
+        partition = self._partition_types(spec_id)
+        if partition is None:
+            raise ForeignTable(
+                f"partition spec {spec_id} of {self._metadata.location} is not the mirror's",
+                "unregister and register the table; no other engine may partition its lake table",
+            )
+        return partition
+
+    def _merged(
+        self,
+        group: _Group,
+        added: Sequence[ManifestEntry],
+        manifests: Sequence[Manifest],
+        storage: StorageOptions,
+    ) -> Manifest:
+        """One manifest of new entries, which come first, and all live entries of several manifests, which keep their
+        sequence numbers, with status existing."""
+        content, spec_id, deletes = group
+        partition = self._partition_type(spec_id)
+        formats = formats_of(partition)
+        cached: list[ManifestEntry] | None = list(added)
+        payloads = list(map(formats.entry, added))
+        summaries = [summaries_of(partition, [entry.partition for entry in added])] if added else []
+        count = rows = 0
+        for manifest in manifests:
+            if manifest.entries is None:
+                cached = None
+                number, payload, summary = _carried(manifest, storage, partition)
+                payloads.append(payload)
+            else:
+                entries = [existing(entry, manifest.sequence_number) for entry in manifest.entries]
+                payloads.extend(map(formats.entry, entries))
+                number = len(entries)
+                summary = summaries_of(partition, [entry.partition for entry in entries])
+                if cached is not None:
+                    cached.extend(entries)
+            count += number
+            summaries.append(summary)
+            rows += manifest.rows[0] + manifest.rows[1]
+        numbers = [entry.sequence_number for entry in added]
+        numbers += [manifest.min_sequence_number for manifest in manifests]
+        location, length = self._encode(content, spec_id, partition, len(added) + count, b"".join(payloads))
+        return with_line(
+            Manifest(
+                location,
+                length,
+                spec_id,
+                content,
+                self.sequence_number,
+                min(numbers),
+                self.snapshot_id,
+                (len(added), count, 0),
+                (sum(entry.records for entry in added), rows, 0),
+                united(partition, summaries),
+                entries=tuple(cached) if cached is not None and len(cached) <= HELD else None,
+                first_entries=tuple(added) if len(added) <= HELD else (),
+                deletes=deletes,
+            )
+        )
+
+    def _write(
+        self,
+        content: ManifestContent,
+        spec_id: int,
+        partition: StructType,
+        entries: Sequence[ManifestEntry],
+        source: Manifest | None = None,
+    ) -> Manifest:
+        """A manifest of these entries. `source`: the manifest that had them before, if there was one."""
+        formats = formats_of(partition)
+        payload = b"".join(formats.entry(entry) for entry in entries)
+        location, length = self._encode(content, spec_id, partition, len(entries), payload)
+        files = dict.fromkeys(Status, 0)
+        rows = dict.fromkeys(Status, 0)
+        for entry in entries:
+            files[entry.status] += 1
+            rows[entry.status] += entry.records
+        live = tuple(entry for entry in entries if entry.status is not Status.DELETED)
+        summaries = summaries_of(partition, [entry.partition for entry in entries])
+        if summaries is None and source is not None:
+            # Another engine's spec. What holds for all entries holds for some of them.
+            summaries = source.partitions
+        order = (Status.ADDED, Status.EXISTING, Status.DELETED)
+        return with_line(
+            Manifest(
+                location,
+                length,
+                spec_id,
+                content,
+                self.sequence_number,
+                min((entry.sequence_number for entry in live), default=self.sequence_number),
+                self.snapshot_id,
+                (files[order[0]], files[order[1]], files[order[2]]),
+                (rows[order[0]], rows[order[1]], rows[order[2]]),
+                summaries,
+                entries=live if len(live) <= HELD and self._partition_types(spec_id) is not None else None,
+            )
+        )
+
+    def _encode(
+        self, content: ManifestContent, spec_id: int, partition: StructType, count: int, payload: bytes
+    ) -> tuple[str, int]:
+        spec = next(spec for spec in self._metadata.partition_specs if spec.spec_id == spec_id)
+        schema = self._metadata.schema_document(self._metadata.current_schema_id)
+        header = {
+            "schema": orjson.dumps(schema).decode(),
+            "partition-spec": orjson.dumps(spec.fields).decode(),
+            "partition-spec-id": str(spec_id),
+            "format-version": str(FORMAT_VERSION),
+            "content": "deletes" if content == ManifestContent.DELETES else "data",
+        }
+        location = join(self._directory, f"{uuid.uuid4().hex}-m{len(self.files)}.avro")
+        encoded = container_of_block(formats_of(partition).schema, header, count, payload)
+        self.files.append((location, encoded))
+        return location, len(encoded)
+
+
+def stored_of(manifest: Manifest, storage: StorageOptions) -> list[StoredEntry]:
+    """The manifest's live entries, with inherited sequence numbers filled in. Raises LakeError."""
+    return _stored(manifest, storage)[1]
+
+
+def entries_of(manifest: Manifest, storage: StorageOptions) -> Sequence[ManifestEntry | StoredEntry]:
+    """The manifest's live entries, from memory or else read from storage. Raises LakeError."""
+    return stored_of(manifest, storage) if manifest.entries is None else manifest.entries
+
+
+def _kind(content: int, kinds: Collection[int]) -> FileContent | None:
+    """The kind of deletes of a manifest if all its live entries are of one kind, else None."""
+    return FileContent(next(iter(kinds))) if content == ManifestContent.DELETES and len(kinds) == 1 else None
+
+
+def _stored(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[StoredEntry]]:
+    content = read_bytes(manifest.path, storage)
+    with decoding(manifest.path, "a readable manifest"):
+        return stored_entries(content, manifest.added_snapshot_id, manifest.sequence_number)
+
+
+def _overfull(classes: Mapping[int, Sequence[Manifest]], added: int) -> list[Manifest]:
+    """The manifests, by size class, that are to be merged into one now, together with this many new entries."""
+    due: list[Manifest] = []
+    entries = added
+    for size_class in sorted(classes):
+        members = classes[size_class]
+        # What is merged so far counts as one of the class that it reaches.
+        joins = entries > 0 and _size_class(entries) == size_class
+        if len(members) + joins >= FANOUT:
+            due += members
+            entries += sum(manifest.live_files for manifest in members)
+    return due
+
+
+def _carried(manifest: Manifest, storage: StorageOptions, partition: StructType) -> tuple[int, bytes, Summaries | None]:
+    """Number, encoding and partition summaries of the live entries of a manifest file, with status existing."""
+    formats = formats_of(partition)
+    first = manifest.first_entries
+    added, _, deleted = manifest.files
+    if added == len(first) and not deleted and can_unite(partition, manifest.partitions):
+        raw = _raw(manifest, storage, formats.schema)
+        if raw is not None:
+            number, payload = raw
+            changed = b"".join(formats.entry(existing(entry, manifest.sequence_number)) for entry in first)
+            # All other entries are what they were, so their bytes stay.
+            return number, changed + payload[sum(len(formats.entry(entry)) for entry in first) :], manifest.partitions
+    _, stored = _stored(manifest, storage)
+    payload = b"".join(formats.entry(entry.encoded(partition)) for entry in stored)
+    return len(stored), payload, summaries_of(partition, [entry.partition for entry in stored])
+
+
+def _raw(manifest: Manifest, storage: StorageOptions, schema: str) -> tuple[int, bytes] | None:
+    """The manifest's entries as they are encoded; None if it has another schema. Raises LakeError."""
+    content = read_bytes(manifest.path, storage)
+    with decoding(manifest.path, "a readable manifest"):
+        return raw_records(content, schema)
+
+
+def _size_class(files: int) -> int:
+    """The power of ten: 0 for 1 to 9 entries."""
+    return len(str(files)) - 1

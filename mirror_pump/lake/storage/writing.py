@@ -1,0 +1,125 @@
+"""Writes files of the lake: each appears under its name as a whole and durable, or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mirror_pump.lake.storage.local_files import (
+    make_local_directory,
+    open_new,
+    sync_directory,
+    temporary_path,
+    write_local,
+)
+from mirror_pump.lake.storage.options import StorageOptions, local_path
+from mirror_pump.lake.storage.remote_files import remote_file, write_object
+from mirror_pump.lake.storage.removal import StagedFiles
+from mirror_pump.lake.storage.storage_errors import lake_errors, stream_errors
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_LARGE = 4 << 20
+"""Bytes from which on a part of a file is worth a flush of its own."""
+_PARALLEL_WRITES = 8
+"""Parallel writes to a remote store. A commit writes five small objects, each of which takes a round trip of some
+20 ms."""
+
+
+def make_directory(location: str, storage: StorageOptions) -> None:
+    """Makes a local directory, and those above it, durable; one that exists is no error. Object stores need none.
+    Raises LakeError."""
+    path = local_path(location)
+    if path is not None:
+        with lake_errors("make", location, storage):
+            make_local_directory(path, storage)
+
+
+def write_bytes(location: str, content: bytes, storage: StorageOptions) -> None:
+    """Writes one file atomically: a reader sees all of it or nothing. Others may write under the same name meanwhile:
+    one of the contents is there then, whole. Raises LakeError, and never removes what is there already."""
+    _write_all([(location, content)], storage, StagedFiles(storage))
+
+
+def write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions) -> None:
+    """Writes several files like `write_bytes`, under names that no other writer has, and all at once: together they
+    take about as long as one. On return all are durable; after an error none is left. Raises LakeError."""
+    with StagedFiles(storage) as written:
+        _write_all(files, storage, written)
+
+
+def _write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions, written: StagedFiles) -> None:
+    """Writes the files. Records each location in `written` once something of ours may be there."""
+    local: list[tuple[str, Path, bytes]] = []
+    remote: list[tuple[str, bytes]] = []
+    for location, content in files:
+        path = local_path(location)
+        if path is None:
+            written.own(location)
+            remote.append((location, content))
+        else:
+            local.append((location, path, content))
+    if local:
+        write_local(local, storage, written.own)
+    if len(remote) == 1:
+        write_object(remote[0], storage)
+    elif remote:
+        with ThreadPoolExecutor(_PARALLEL_WRITES) as pool:
+            for _ in pool.map(lambda item: write_object(item, storage), remote):
+                pass
+
+
+@contextmanager
+def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFile]:
+    """An Arrow output stream for a new file, which appears under its name, durable, when the block ends without error.
+
+    Raises LakeError. After an error in the block nothing is left under the name (a remote store may keep an
+    unreferenced object); one that does not come from writing stays what it is.
+    """
+    import pyarrow as pa
+
+    path = local_path(location)
+    if path is None:
+        with lake_errors("write", location, storage):
+            filesystem, key = remote_file(location, storage)
+        with stream_errors("write", location, storage), filesystem.open_output_stream(key) as stream:
+            yield stream
+        return
+    temporary = temporary_path(path)
+    with lake_errors("write", location, storage):
+        os.close(open_new(temporary, storage))
+    try:
+        with stream_errors("write", location, storage), pa.OSFile(str(temporary), "wb") as stream:
+            yield stream
+        with lake_errors("write", location, storage):
+            if storage.fsync:
+                descriptor = os.open(temporary, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+            temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    if storage.fsync:
+        sync_directory(path.parent)
+
+
+def begin_flush(stream: pa.NativeFile, begin: int) -> None:
+    """Has the system write to its disk what a stream of `open_output` got from the position `begin` on, while the
+    caller makes the rest. Else all of a large file is written when it is complete, and nothing is computed meanwhile.
+    """
+    import pyarrow as pa
+
+    size = stream.tell() - begin
+    if size >= _LARGE and isinstance(stream, pa.OSFile) and sys.platform == "linux":
+        # It is advice, which a file system may not know. Pages that are not on the disk yet stay in the cache.
+        with suppress(OSError):
+            os.posix_fadvise(stream.fileno(), begin, size, os.POSIX_FADV_DONTNEED)

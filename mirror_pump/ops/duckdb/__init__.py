@@ -1,1 +1,0 @@
-"""Runs DuckDB within this process."""

@@ -1,0 +1,183 @@
+"""Opens DuckDB within the process, with its extensions from PyPI, so that nothing is downloaded at run time."""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from mirror_pump.database.quoting import literal
+from mirror_pump.errors import LakeError, UsageError, one_line_of
+from mirror_pump.lake.profile_access import ReachableWarehouse
+from mirror_pump.runtime.private_files import private_directory
+from mirror_pump.settings.credentials import without_secrets
+
+if TYPE_CHECKING:
+    import duckdb
+
+
+_EXTENSIONS = ("avro", "iceberg")
+"""Extensions in the order of loading: iceberg needs avro to read manifests."""
+_INSTALL = "pip install 'mirror-pump[sql]', which brings it"
+
+
+def require_duckdb() -> None:
+    """Raise UsageError if the packages of the extra `sql` are not installed."""
+    try:
+        import duckdb  # noqa: F401 - whether it is there
+    except ImportError as error:
+        raise UsageError(f"DuckDB is not installed ({error.name or error})", _INSTALL) from error
+
+
+def open_duckdb(*further: str) -> duckdb.DuckDBPyConnection:
+    """Open an in-memory DuckDB in time zone UTC. Raises UsageError if packages of the extra `sql` are not installed.
+
+    `further`: extensions besides those that read Iceberg tables.
+
+    Statistics propagation is disabled for two reasons. With it, tables without rows would vanish from the plan that
+    tells which columns to read (mirror_pump.ops.reads.views). And DuckDB 1.5 fails with an internal error at some
+    queries over an Iceberg table that has more rows in delete files than in data files. Rewrites by other engines may
+    leave a table in that state.
+    """
+    require_duckdb()
+    connection = open_planner()
+    for name in (*_EXTENSIONS, *further):
+        _load(connection, name)
+    return connection
+
+
+def open_planner() -> duckdb.DuckDBPyConnection:
+    """Open an in-memory DuckDB that understands statements as that of `open_duckdb` does, but reads no lake."""
+    import duckdb
+
+    # A name in a query that is not a table must not refer to a Python variable of this process.
+    settings = {
+        "autoinstall_known_extensions": "false",
+        "python_enable_replacements": "false",
+        # By default rows that do not fit into memory go to the working directory, where others may read them.
+        "temp_directory": str(private_directory() / f"duckdb-{uuid.uuid4().hex}"),
+    }
+    connection = duckdb.connect(config=settings)
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET disabled_optimizers = 'statistics_propagation'")
+    return connection
+
+
+def _load(connection: duckdb.DuckDBPyConnection, extension: str) -> None:
+    """Load an extension from its package, which has one file for each version of DuckDB.
+
+    Raises UsageError if the package is not installed.
+    """
+    import duckdb
+
+    try:
+        files = importlib.resources.files(f"duckdb_extension_{extension}") / "extensions" / f"v{duckdb.__version__}"
+    except ImportError as error:
+        raise UsageError(f"DuckDB's extension {extension} is not installed", _INSTALL) from error
+    connection.execute(f"LOAD {literal(str(files / f'{extension}.duckdb_extension'))}")
+
+
+def reach_storage(connection: duckdb.DuckDBPyConnection, warehouses: Iterable[ReachableWarehouse]) -> None:
+    """Give DuckDB the extensions and credentials to read these warehouses, as far as they are in S3.
+
+    Leaves out warehouses without credentials: a read of their tables says why. If a warehouse has no access key,
+    DuckDB looks for credentials where AWS's own tools do. Raises UsageError if DuckDB's S3 extensions are not
+    installed, and LakeError if DuckDB rejects the credentials.
+    """
+    import duckdb
+
+    remote = [reachable for reachable in warehouses if reachable.root.startswith("s3://") and reachable.error is None]
+    if not remote:
+        return
+    _load(connection, "httpfs")
+    if any("s3.access-key-id" not in warehouse.properties for warehouse in remote):
+        _load(connection, "aws")
+    for number, warehouse in enumerate(remote):
+        options = _secret(warehouse)
+        try:
+            connection.execute(f"CREATE OR REPLACE SECRET warehouse_{number} ({', '.join(options)})")
+        except duckdb.Error as error:
+            raise LakeError(
+                f"DuckDB cannot read the lake in {warehouse.root}:"
+                f" {without_secrets(one_line_of(error), warehouse.properties)}",
+                "give the storage's access key and secret key, or set them up for AWS's own tools",
+            ) from None
+
+
+def _secret(warehouse: ReachableWarehouse) -> list[str]:
+    """The options of DuckDB's secret for one warehouse."""
+    properties = warehouse.properties
+    options = ["TYPE s3", f"SCOPE {literal(warehouse.root + '/')}"]
+    for key, name in (
+        ("s3.access-key-id", "KEY_ID"),
+        ("s3.secret-access-key", "SECRET"),
+        ("s3.session-token", "SESSION_TOKEN"),
+        ("s3.region", "REGION"),
+    ):
+        if key in properties:
+            options.append(f"{name} {literal(properties[key])}")
+    if "s3.endpoint" in properties:
+        scheme, _, host = properties["s3.endpoint"].rpartition("://")
+        options += [
+            f"ENDPOINT {literal(host)}",
+            "URL_STYLE 'path'",
+            f"USE_SSL {'false' if scheme == 'http' else 'true'}",
+        ]
+    if "s3.access-key-id" not in properties:
+        options.append("PROVIDER credential_chain")
+    return options
+
+
+_AGAIN = 0.1
+"""Seconds between interrupts. They are repeated because DuckDB forgets an interrupt that falls between statements."""
+
+
+@contextmanager
+def stopped_by_ctrl_c(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """While the block runs, Ctrl-C stops what the connection executes.
+
+    Python runs signal handlers in the main thread, between two of its own instructions. DuckDB allows that now and
+    then, but not while the main thread waits for DuckDB's own threads, which do all the work. Then Ctrl-C would have no
+    effect until the query ends. So another thread receives the signal and interrupts DuckDB.
+
+    KeyboardInterrupt is then raised at the end of the block, so that it does not disturb any cleanup after the block.
+    This has no effect outside of the main thread, which alone handles signals, or if Ctrl-C is ignored.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        yield
+        return
+    import duckdb
+
+    interrupted, over = threading.Event(), threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def watch() -> None:
+        while heard := os.read(reader, 1):
+            if heard[0] == signal.SIGINT:
+                interrupted.set()
+                while not over.wait(_AGAIN):
+                    connection.interrupt()
+
+    watcher = threading.Thread(target=watch, name="ctrl-c", daemon=True)
+    watcher.start()
+    former_handler = signal.signal(signal.SIGINT, lambda *_: None)
+    former_fd = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield
+    except duckdb.InterruptException as error:
+        raise KeyboardInterrupt from error
+    finally:
+        signal.set_wakeup_fd(former_fd)
+        signal.signal(signal.SIGINT, former_handler)
+        over.set()
+        os.close(writer)
+        watcher.join()
+        os.close(reader)
+    if interrupted.is_set():
+        raise KeyboardInterrupt

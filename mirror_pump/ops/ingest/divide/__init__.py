@@ -1,0 +1,1 @@
+"""Third stage: which rows go to the lake, and which to the heap."""

@@ -1,0 +1,1 @@
+"""First stage: the files, and their rows in pieces that threads parse."""

@@ -1,0 +1,122 @@
+"""Examines what other engines committed to a lake table before the mirror builds on it. Rewrites stay, changes of rows
+are undone.
+
+Invariant: each commit of the mirror builds on a state that the mirror made, or one that was examined and holds the same
+rows (mirror_pump.lake.commit.table_head). It holds because a publish swaps the pointer only from the metadata file that
+it was staged on, and stages on nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+
+from psycopg.types.json import Jsonb
+
+from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, ForeignTable, TableError
+from mirror_pump.lake.commit.catalog import swap_pointer
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.commit.table_head import TableHead, changed_rows, restored
+from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.operations.operation import Cursor
+from mirror_pump.pipeline.operations.registrations import Registration
+from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
+from mirror_pump.pipeline.operations.table_changes import Failure
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import PgConnection, source_errors
+from sql import queries
+
+_SQL = queries("publish")
+
+
+@dataclass(frozen=True)
+class ForeignCommits:
+    """Settles commits of other engines for one publisher."""
+
+    load: Callable[[TableId, str], LakeTable]
+    """The table that a metadata file describes."""
+    connection: Callable[[], PgConnection]
+    locked: Callable[[], AbstractContextManager[Cursor]]
+    """A transaction that holds the slot's lock, and that only the leader gets."""
+    storage: StorageOptions
+    observer: Observer
+
+    def settle(self, table: MirroredTable, row: Registration) -> Failure | None:
+        """Records another engine's rewrite as the table's state, or undoes its change of rows. Returns why the table
+        fails if that cannot be undone.
+
+        Raises CommitConflict if the pointer has moved again, LakeError and SourceError.
+        """
+        assert row.pointer is not None
+        try:
+            lake = self.load(table.table_id, row.pointer)
+            reason = None if row.head is None else changed_rows(row.head, lake, row.kept(lake.metadata))
+            if row.head is None or reason is None:
+                with source_errors("recording another engine's rewrite"):
+                    record_examined(self.connection(), table.table_id, row.start_lsn, row.head, TableHead.of(lake))
+                return None
+            self._undo(table, row, row.head, lake, reason)
+        except ForeignTable as error:
+            return Failure.of(table, TableError(f"{table.name}: {error}", error.remedy))
+        return None
+
+    def _undo(self, table: MirroredTable, row: Registration, head: TableHead, lake: LakeTable, reason: str) -> None:
+        after = restored(head, lake, time.time_ns() // 1_000_000, row.kept(lake.metadata))
+        try:
+            # After a lost connection the file stays: the transaction may have been committed.
+            with source_errors(f"undoing another engine's commit to {table.name}"), self.locked() as cursor:
+                _swap(cursor, table, row, head, after)
+        except CommitConflict:
+            discard([after.metadata_location], self.storage)
+            raise
+        self.observer(Step.FOREIGN_COMMIT_UNDONE, table=str(table.name), reason=reason, metadata=row.pointer)
+
+
+def _swap(cursor: Cursor, table: MirroredTable, row: Registration, head: TableHead, after: LakeTable) -> None:
+    """Makes `after` what readers see. Raises CommitConflict if another writer has committed since."""
+    assert row.pointer is not None
+    swapped = swap_pointer(cursor, row.namespace, row.lake_table, row.pointer, after.metadata_location)
+    if not swapped or not record_examined(cursor.connection, table.table_id, row.start_lsn, head, TableHead.of(after)):
+        raise CommitConflict(f"another writer committed to {table.name} in the lake")
+
+
+def settled_request(
+    request: PublishRequest,
+    registered: Mapping[TableId, Registration],
+    settle: Callable[[MirroredTable, Registration], Failure | None],
+) -> PublishRequest | None:
+    """Settles the commits of other engines to the request's tables. Returns the request for the state after that, or
+    None if there was nothing to settle."""
+    failing = {failure.table.table_id for failure in request.failures}
+    outcomes = []
+    for table in (part.table for part in request.tables if part.table.table_id not in failing):
+        row = registered.get(table.table_id)
+        if row is not None and row.moved_by_others:
+            # Staging meets the same error, and finds out what it means.
+            with suppress(FileMissing, FileDamaged):
+                outcomes.append(settle(table, row))
+    return request.failing(filter(None, outcomes)) if outcomes else None
+
+
+def examination(connection: PgConnection, table_id: TableId) -> PublishRequest:
+    """The publish that does nothing to a table that another engine has committed to: the publisher settles that first.
+    It also fails a table whose lake table is gone, and makes the archive branch anew if that was moved."""
+    table = load_table(connection, table_id)
+    return PublishRequest(tables=() if table is None or table.state.has_ended else (TableRequest(table),))
+
+
+def record_examined(
+    connection: PgConnection, table_id: TableId, start_lsn: Lsn, former_head: TableHead | None, head: TableHead
+) -> bool:
+    """Records the state that the mirror builds on from now on. Returns False if another one was recorded meanwhile."""
+    parameters = {
+        "table_id": table_id,
+        "start_lsn": start_lsn,
+        "former": None if former_head is None else Jsonb(former_head.to_json()),
+        "head": Jsonb(head.to_json()),
+    }
+    return connection.execute(_SQL["examined"], parameters).rowcount == 1

@@ -1,0 +1,102 @@
+"""The leader's publish transaction: it moves the frontier, and with it tables go live or fail."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from psycopg.types.json import Jsonb
+
+from mirror_pump.errors import CommitConflict
+from mirror_pump.lake.commit.archive_branch import StagedArchive
+from mirror_pump.lake.commit.table_head import TableHead
+from mirror_pump.model import MirroredTable, TableId
+from mirror_pump.pipeline.operations.table_changes import Failure
+from mirror_pump.pipeline.publish.publish_transaction import PublishTransaction, archive_props
+from mirror_pump.pipeline.publish.staged_publish import StagedPublish
+from mirror_pump.table_life import TableEvent, state_by, states_before
+from sql import queries
+
+_SQL = queries("publish")
+
+
+class FrontierTransaction(PublishTransaction):
+    """A transaction that moves the frontier to `frontier`. Only `Publisher`, which is the leader's, makes one."""
+
+    def move_frontier(self, publish_id: int, commit_time_us: int) -> tuple[TableId, ...]:
+        """Returns the tables whose copy from the cut-line on is complete, and whose files are filled now."""
+        self.cursor.execute(
+            _SQL["move_frontier"],
+            {
+                "slot": self.slot,
+                "frontier": self.frontier,
+                "publish_id": publish_id,
+                "commit_time": commit_time_us / 1e6,
+                "former": states_before(TableEvent.COPIED_TO_FILL),
+                "state": state_by(TableEvent.COPIED_TO_FILL).value,
+            },
+        )
+        return tuple(TableId(table_id) for (table_id,) in self.cursor.fetchall())
+
+    def swap_in(self, staged: StagedPublish) -> None:
+        """Shows readers what was copied again or filled, with its archive branch if that was refreshed. Raises
+        CommitConflict if another engine committed meanwhile."""
+        swaps = staged.swaps
+        if not swaps:
+            # Writers may wait for the end of this transaction.
+            return
+        self.cursor.execute(
+            _SQL["swap_in"],
+            {
+                "slot": self.slot,
+                "frontier": self.frontier,
+                "table_ids": list(swaps),
+                "staged": [swap.staged for swap in swaps.values()],
+                "seen": [swap.pointer for swap in swaps.values()],
+                "locations": [swap.table.metadata_location for swap in swaps.values()],
+                "heads": [Jsonb(TableHead.of(swap.table).to_json()) for swap in swaps.values()],
+            },
+        )
+        if any(not swapped for (swapped,) in self.cursor.fetchall()):
+            raise CommitConflict("another writer committed to a table in the lake that was copied again")
+        for accepted in staged.accepted:
+            if accepted.archive is not None and accepted.request.table.table_id in swaps:
+                self._publish_archive(accepted.request.table, accepted.archive)
+
+    def go_live(self, expected: Collection[TableId]) -> tuple[TableId, ...]:
+        """Marks the `expected` tables as live and returns them: those whose snapshots say that they go live. Raises
+        CommitConflict if one of them is not due any more: its copy, or that of another table of its resync, was given
+        up or restarted since these were staged."""
+        if not expected:
+            return ()
+        self.cursor.execute(
+            _SQL["go_live"],
+            {
+                "slot": self.slot,
+                "table_ids": list(expected),
+                "frontier": self.frontier,
+                "former": states_before(TableEvent.COMPLETED),
+                "state": state_by(TableEvent.COMPLETED).value,
+            },
+        )
+        live = tuple(TableId(table_id) for (table_id,) in self.cursor.fetchall())
+        if set(live) != set(expected):
+            raise CommitConflict("the copy of a table was given up while this was being published")
+        return live
+
+    def fail(self, failure: Failure) -> bool:
+        """Fails the table. Returns False if the registration that failed no longer exists."""
+        table = failure.table
+        parameters = {
+            "table_id": table.table_id,
+            "start_lsn": table.start_lsn,
+            "error": failure.error,
+            "former": states_before(failure.event),
+            "state": state_by(failure.event).value,
+        }
+        return self.cursor.execute(_SQL["fail"], parameters).rowcount == 1
+
+    def _publish_archive(self, table: MirroredTable, archive: StagedArchive) -> None:
+        """Makes the refreshed archive snapshot the one that readers pin."""
+        props = Jsonb(dict(archive_props(archive)))
+        parameters = {"table_id": table.table_id, "snapshot_id": archive.snapshot_id, "props": props}
+        self.cursor.execute(_SQL["publish_snapshot"], parameters)

@@ -1,0 +1,130 @@
+"""Takes a batch from the inbox to the lake: received, decoded, planned, staged, landed (`flow.batches`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import wait
+from dataclasses import replace
+
+from mirror_pump.engine.ingest.segment_tasks import SegmentResult
+from mirror_pump.model import MirroredTable, TableId
+from mirror_pump.pipeline.flow.batches import DecodedBatch, ReceivedBatch
+from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.operations.add_chunks import AddChunks, CopiedChunk
+from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
+from mirror_pump.pipeline.operations.truncate import Truncate
+from mirror_pump.pipeline.publish.publisher import LandedPublish
+from mirror_pump.pipeline.session.services import SessionServices
+from mirror_pump.pipeline.session.session_publisher import SessionPublisher
+from mirror_pump.pipeline.session.table_events import TableChangeReports
+from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
+
+_POLL = 0.25
+"""Seconds between checks for a stop request while the loop waits for a task's result."""
+_STOP_GRACE = 3.0
+"""Seconds that the current batch may still take after a stop request. After that it is abandoned."""
+
+
+class Abandoned(Exception):
+    """A stop was requested and the current batch did not finish in time. The batch will be received again."""
+
+
+class PendingChunks:
+    """The chunks of initial copies that are written and wait for the next publish, of one session.
+
+    Only the loop's thread may use it.
+    """
+
+    def __init__(self) -> None:
+        self._by_table: dict[TableId, list[tuple[MirroredTable, CopiedChunk]]] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any chunk waits."""
+        return bool(self._by_table)
+
+    @property
+    def files(self) -> list[str]:
+        """URIs of the chunks' files."""
+        chunks = [chunk for copied in self._by_table.values() for _, chunk in copied]
+        return [file.path for chunk in chunks for file in chunk.files]
+
+    def add(self, table: MirroredTable, chunk: CopiedChunk) -> None:
+        """Keep a chunk of the table's copy until the next publish."""
+        self._by_table.setdefault(table.table_id, []).append((table, chunk))
+
+    def take_with(self, table_requests: Iterable[TableRequest]) -> tuple[TableRequest, ...]:
+        """The requests, together with all waiting chunks, which wait no longer."""
+        by_table = {table_request.table.table_id: table_request for table_request in table_requests}
+        waiting, self._by_table = self._by_table, {}
+        for table_id, copied in waiting.items():
+            newest = max((table for table, _ in copied), key=lambda table: table.start_lsn)
+            table_request = by_table.get(table_id, TableRequest(newest))
+            if table_request.table.start_lsn < newest.start_lsn:
+                # The table was registered again in the meantime. The request for its earlier registration is obsolete.
+                table_request = TableRequest(newest)
+            chunks = tuple(chunk for table, chunk in copied if table.start_lsn == table_request.table.start_lsn)
+            by_table[table_id] = table_request.adding(AddChunks(chunks)) if chunks else table_request
+        return tuple(by_table.values())
+
+
+class BatchLanding:
+    """The batches of one session, one after the other. Only the loop's thread may use it."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        services: SessionServices,
+        publisher: SessionPublisher,
+        chunks: PendingChunks,
+        unpublished_files: UnpublishedFiles,
+        change_reports: TableChangeReports,
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        """`chunks` are published with the batch that comes next."""
+        self._observer = observer
+        self._services = services
+        self._publisher = publisher
+        self._chunks = chunks
+        self._unpublished_files = unpublished_files
+        self._change_reports = change_reports
+        self._stop_requested = stop_requested
+
+    def land(self, received: ReceivedBatch) -> LandedPublish:
+        """Publishes the batch. Raises as Publisher.publish and BatchPlanner.plan, errors of tasks, and Abandoned."""
+        end = received.end
+        self._observer(Step.RECEIVED, changes=end.changes, segments=end.segments, receive=received.received)
+        decoded = self._decoded(received)
+        planned = self._services.planner.plan(decoded)
+        self._observer(Step.WRITTEN, frontier=end.end_lsn, **decoded.task_periods(time.time()))
+        self._unpublished_files.hand_over(segment.result for segment in received.segments)
+        landed = self._publisher.publish(replace(planned, tables=self._chunks.take_with(planned.tables)))
+        self._services.stream.batch_done(landed)
+        self._report_changes(planned)
+        return landed
+
+    def _decoded(self, received: ReceivedBatch) -> DecodedBatch:
+        """Waits for the tasks. Raises Abandoned if a stop is requested and they take too long."""
+        results: list[SegmentResult] = []
+        deadline: float | None = None
+        for segment in received.segments:
+            # Not by a time-out of `result`, which a task's own TimeoutError looks like.
+            while wait([segment.result], _POLL).not_done:
+                if self._stop_requested():
+                    deadline = deadline or time.monotonic() + _STOP_GRACE
+                    if time.monotonic() > deadline:
+                        raise Abandoned
+            results.append(segment.result.result())
+        tables = tuple(segment.tables for segment in received.segments)
+        return DecodedBatch(received.end, tables, tuple(results), received.written_since)
+
+    def _report_changes(self, planned: PublishRequest) -> None:
+        """Reports changes of tables, and wakes the threads that go on with them."""
+        changes = [table_request.change for table_request in planned.tables if table_request.change is not None]
+        for change in changes:
+            self._change_reports.report(change)
+        if changes:
+            self._services.watcher.wake()
+        if changes or any(table_request.get(Truncate) is not None for table_request in planned.tables):
+            self._services.copier.wake()

@@ -1,0 +1,1 @@
+"""What plans and people need of the metadata of any engine's tables."""

@@ -1,0 +1,329 @@
+"""A table of a catalog: its snapshots, and commits that any number of processes make without knowing of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import pyarrow as pa
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.schema import Schema
+
+from mirror_pump.errors import ForeignTable, MirrorPumpError, OutcomeUnknown
+from mirror_pump.lake.document.metadata_files import metadata_directory, read_any_version
+from mirror_pump.lake.document.snapshot import Snapshot
+from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.lake.format.data_files import FORMAT_VERSION
+from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
+from mirror_pump.lake.storage import StorageOptions, delete, discard, list_files
+from mirror_pump.runtime.backoff import RetryPolicy
+from mirror_pump.tables.catalogs.lake_catalog import (
+    LakeCatalog,
+    MetadataPointer,
+    PointerChange,
+    TableIdentifier,
+    TableMoved,
+)
+from mirror_pump.tables.metadata.table_view import chosen_snapshot
+from mirror_pump.tables.read_plan.plan import read_plan
+from mirror_pump.tables.read_plan.planned_files import ReadPlan
+from mirror_pump.tables.read_plan.predicates import Predicate
+from mirror_pump.tables.read_plan.scan import Scan
+from mirror_pump.tables.table.described_files import DescribedFiles, FileDescriber, current_schema, file_location
+from mirror_pump.tables.table.file_footers import FooterReader
+from mirror_pump.tables.table.file_names import without_dots
+from mirror_pump.tables.table.known_files import KnownFiles
+from mirror_pump.tables.table.new_table import new_metadata
+from mirror_pump.tables.table.row_files import write_rows
+from mirror_pump.tables.table.snapshot_contents import DataFile, ManifestList, data_files_of, read_manifest_list
+from mirror_pump.tables.table.staged_snapshot import StagedSnapshot, TableVersion, stage_snapshot
+from mirror_pump.tables.table.table_errors import ConflictingCommit, TableExists, TableMissing
+from mirror_pump.tables.table.turns import turn
+
+LAKE_RETRIES = RetryPolicy(attempts=16, longest_pause=2.0, first_pause=0.01)
+"""Of commits to tables of a catalog: an attempt takes milliseconds, unlike a publish of the pump's."""
+_NEWEST_FORMAT = 2
+
+
+class Table:
+    """An Iceberg table. Commits see what others have committed; everything else sees the table as of the last call of
+    `refresh` or of a commit. Not for several threads at a time: open one for each."""
+
+    def __init__(
+        self, catalog: LakeCatalog, identifier: TableIdentifier, state: TableVersion, retry: RetryPolicy
+    ) -> None:
+        """Use `open` or `create`."""
+        self._catalog = catalog
+        self._identifier = identifier
+        self._state = state
+        self._retry = retry
+        self._footers = FooterReader(catalog.storage)
+        self._known_files = KnownFiles(catalog.storage)
+        self._may_have_landed = False
+        """Whether the last commit may be in the catalog, even if it ended in an error."""
+
+    @classmethod
+    def create(
+        cls,
+        catalog: LakeCatalog,
+        identifier: TableIdentifier | str,
+        schema: Schema | pa.Schema,
+        partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        properties: Mapping[str, str] | None = None,
+        *,
+        retry: RetryPolicy = LAKE_RETRIES,
+    ) -> Table:
+        """Creates a table of format version 2 with one empty snapshot. Field IDs are assigned anew, from 1.
+
+        Raises TableExists, LakeError for columns or a partition spec that Iceberg does not have, and the errors of
+        `commit_append`.
+        """
+        name = _parsed(identifier)
+        if catalog.load(name) is not None:
+            raise _exists(name)
+        metadata = new_metadata(without_dots(catalog.table_location(name)), schema, partition_spec, properties or {})
+        table = cls(catalog, name, TableVersion(None, metadata, ()), retry)
+        staged = stage_snapshot(table._state, DescribedFiles((), metadata), (), catalog.storage, {})
+        try:
+            table._swap(staged)
+        except TableMoved:
+            raise _exists(name) from None
+        return table
+
+    @classmethod
+    def open(
+        cls, catalog: LakeCatalog, identifier: TableIdentifier | str, *, retry: RetryPolicy = LAKE_RETRIES
+    ) -> Table:
+        """Opens a table of any engine's. Raises TableMissing, ForeignTable for one of format version 3, and
+        LakeError."""
+        name = _parsed(identifier)
+        return cls(catalog, name, _read_state(catalog, name, _required(catalog, name)), retry)
+
+    @classmethod
+    def drop(cls, catalog: LakeCatalog, identifier: TableIdentifier | str, *, purge: bool = False) -> None:
+        """Removes a table from the catalog. `purge`: also all files in its directory. Raises TableMissing, and
+        LakeError."""
+        name = _parsed(identifier)
+
+        def drop() -> list[str]:
+            files: list[str] = []
+            pointer = _required(catalog, name)
+            if purge:
+                location = read_any_version(pointer.metadata_location, catalog.storage).location
+                # Those of before the drop: another writer may make another table of this name right after it.
+                files = [file.location for file in list_files(location, catalog.storage)]
+            catalog.commit([PointerChange(name, pointer, None)])
+            return files
+
+        for file in LAKE_RETRIES.call(drop, _moved):
+            delete(file, catalog.storage)
+
+    @property
+    def identifier(self) -> TableIdentifier:
+        """The table's name."""
+        return self._identifier
+
+    @property
+    def metadata(self) -> TableMetadata:
+        """The whole table metadata."""
+        return self._state.metadata
+
+    @property
+    def metadata_location(self) -> str:
+        """URI of the metadata file, for engines that open a table by it."""
+        assert self._state.pointer is not None
+        return self._state.pointer.metadata_location
+
+    @property
+    def location(self) -> str:
+        """Root URI of the table's files."""
+        return self.metadata.location
+
+    @property
+    def schema(self) -> Schema:
+        """The current columns."""
+        return current_schema(self.metadata)
+
+    @property
+    def storage(self) -> StorageOptions:
+        """How the table's files are reached."""
+        return self._catalog.storage
+
+    @property
+    def manifests(self) -> tuple[Manifest, ...]:
+        """The manifests of the current snapshot."""
+        return self._state.manifests
+
+    def refresh(self) -> Table:
+        """Sees what others have committed. Returns this table. Raises TableMissing, and LakeError."""
+        pointer = _required(self._catalog, self._identifier)
+        if pointer != self._state.pointer:
+            self._state = _read_state(self._catalog, self._identifier, pointer)
+        return self
+
+    def current_snapshot(self) -> Snapshot | None:
+        """The newest snapshot; None in another engine's table that has none."""
+        return self.metadata.current_snapshot
+
+    def history(self) -> tuple[Snapshot, ...]:
+        """The current snapshot, its parent, and so on back to the table's creation, or to the oldest one that has not
+        expired. Reads nothing: one metadata file has all of them."""
+        by_id = {snapshot.snapshot_id: snapshot for snapshot in self.metadata.snapshots}
+        snapshots: list[Snapshot] = []
+        snapshot_id = self.metadata.current_snapshot_id
+        while snapshot_id is not None and snapshot_id in by_id:
+            snapshots.append(by_id.pop(snapshot_id))
+            snapshot_id = snapshots[-1].parent_id
+        return tuple(snapshots)
+
+    def manifest_list(self, snapshot_id: int | None = None) -> ManifestList:
+        """The manifests of a snapshot, by default the current one. Raises UsageError for a snapshot that the table does
+        not have, and LakeError."""
+        snapshot = chosen_snapshot(self.metadata, snapshot_id)
+        return ManifestList(None, ()) if snapshot is None else read_manifest_list(snapshot, self.storage)
+
+    def data_files(self, manifest: Manifest) -> tuple[DataFile, ...]:
+        """The data files of a manifest that readers see; none of one of deletes. Raises LakeError."""
+        return data_files_of(manifest, self.storage)
+
+    def read_plan(
+        self,
+        predicate: Predicate = AlwaysTrue(),  # noqa: B008 - a singleton
+        snapshot_id: int | None = None,
+    ) -> ReadPlan:
+        """The data files that may have rows which match the predicate, with the deletes that apply to them.
+
+        `predicate`: an expression of pyiceberg's, or a text such as `day >= '2026-01-01' and region = 'eu'`.
+        `snapshot_id`: a snapshot that is retained, by default the current one. Never leaves out a file with a matching
+        row, and opens a manifest only if its partition summaries allow a match (docs/lake/read-plan-correctness.md).
+        Raises UsageError for a predicate or a snapshot that the table does not have, and LakeError.
+        """
+        return read_plan(self.metadata, self.storage, predicate, snapshot_id)
+
+    def scan(
+        self,
+        predicate: Predicate = AlwaysTrue(),  # noqa: B008 - a singleton
+        columns: Sequence[str] | None = None,
+        snapshot_id: int | None = None,
+    ) -> Scan:
+        """The rows that match the predicate: `.to_arrow()`, `.to_batches()` or `.to_spark(session)`. Reads metadata
+        only, until rows are asked for. `columns`: by default all. Raises UsageError as `read_plan`, also for columns
+        that the table does not have, and LakeError."""
+        plan = read_plan(self.metadata, self.storage, predicate, snapshot_id, columns)
+        return Scan(plan, self.metadata_location)
+
+    def commit_append(self, files: Iterable[str], summary: Mapping[str, str] | None = None) -> Snapshot:
+        """Adds data files, in one new snapshot, whatever others commit meanwhile. `files`: paths or URIs of Parquet
+        files in the table's directory. `summary`: entries to add to the snapshot's summary.
+
+        Raises FileRefused (SchemaMismatch for columns that do not fit), also for a file that the table has already,
+        TableMoved if all attempts met a conflict, and LakeError: then nothing has changed. Raises OutcomeUnknown if
+        that cannot be found out; the same append again is safe then. The first commit of a Table object reads all
+        manifests of the table, later ones only those that are new.
+        """
+        return self._commit((), files, summary or {})
+
+    def commit_overwrite(
+        self, removed: Iterable[str], added: Iterable[str], summary: Mapping[str, str] | None = None
+    ) -> Snapshot:
+        """Removes data files and adds others, in one new snapshot. The removed ones stay in the storage.
+
+        Raises ConflictingCommit if a file to remove is not in the table any more, or if another writer added deletes of
+        rows since this table was refreshed, and the errors of `commit_append`.
+        """
+        gone = frozenset(file_location(path, self.metadata) for path in removed)
+        return self._commit(gone, added, summary or {})
+
+    def append(self, rows: pa.Table, summary: Mapping[str, str] | None = None) -> Snapshot:
+        """Writes rows to data files, one for each partition, and adds these. Columns that the table does not have are
+        added to it. Raises SchemaMismatch, and the errors of `commit_append`. After an error the files are removed,
+        unless a snapshot may name them."""
+        paths = write_rows(rows, self.metadata, self._catalog.storage)
+        try:
+            return self.commit_append(paths, summary)
+        except BaseException:
+            if not self._may_have_landed:
+                discard(paths, self._catalog.storage)
+            raise
+
+    def _commit(self, removed: Collection[str], added: Iterable[str], summary: Mapping[str, str]) -> Snapshot:
+        self._may_have_landed = False
+        describer = FileDescriber(self._catalog.storage)
+        describer.read((file_location(path, self.metadata) for path in added), self._footers)
+        planned = self._state
+        described: dict[int, DescribedFiles] = {}
+
+        def commit() -> Snapshot:
+            nonlocal described
+            with turn(metadata_directory(self.metadata), self._retry.longest_turn):
+                self.refresh()
+                if removed:
+                    _require_no_deletes_since(planned, self._state)
+                key = id(self._state)
+                if key not in described:
+                    described = {key: describer.describe(self.metadata)}
+                self._known_files.refuse([file.path for file in described[key].files], self._state)
+                staged = stage_snapshot(self._state, described[key], removed, self._catalog.storage, summary)
+                return self._swap(staged)
+
+        return self._retry.call(commit, _moved)
+
+    def _swap(self, staged: StagedSnapshot) -> Snapshot:
+        """Makes a staged snapshot the newest. Removes its files if it certainly is not."""
+        change = PointerChange(self._identifier, self._state.pointer, staged.metadata, staged.files)
+        self._may_have_landed = True
+        try:
+            (pointer,) = self._catalog.commit([change])
+        except OutcomeUnknown:
+            raise
+        except MirrorPumpError:
+            self._may_have_landed = False
+            discard(staged.files, self._catalog.storage)
+            raise
+        self._state = TableVersion(pointer, staged.metadata, staged.manifests)
+        snapshot = staged.metadata.current_snapshot
+        assert snapshot is not None
+        return snapshot
+
+
+def _moved(error: BaseException) -> bool:
+    return isinstance(error, TableMoved)
+
+
+def _parsed(identifier: TableIdentifier | str) -> TableIdentifier:
+    return TableIdentifier.parse(identifier) if isinstance(identifier, str) else identifier
+
+
+def _required(catalog: LakeCatalog, name: TableIdentifier) -> MetadataPointer:
+    pointer = catalog.load(name)
+    if pointer is None:
+        raise TableMissing(f"the catalog has no table {name}", "create it, or check its name")
+    return pointer
+
+
+def _exists(name: TableIdentifier) -> TableExists:
+    return TableExists(f"the catalog has a table {name} already", "open it, or choose another name")
+
+
+def _read_state(catalog: LakeCatalog, name: TableIdentifier, pointer: MetadataPointer) -> TableVersion:
+    metadata = read_any_version(pointer.metadata_location, catalog.storage)
+    if metadata.format_version > FORMAT_VERSION:
+        raise ForeignTable(
+            f"{name} has Iceberg format version {metadata.format_version}",
+            f"only versions up to {FORMAT_VERSION} can be read here",
+        )
+    snapshot = metadata.current_snapshot
+    manifests = () if snapshot is None else read_list(snapshot.manifest_list, catalog.storage)
+    return TableVersion(pointer, metadata, manifests)
+
+
+def _require_no_deletes_since(planned: TableVersion, current_version: TableVersion) -> None:
+    """Raises ConflictingCommit if another writer deleted rows of files since: an overwrite would bring them back."""
+    since = planned.metadata.last_sequence_number
+    for manifest in current_version.manifests:
+        if manifest.content and manifest.sequence_number > since and manifest.files[0]:
+            raise ConflictingCommit(
+                f"rows of the table in {current_version.metadata.location} were deleted since the overwrite was"
+                " planned",
+                "refresh the table, and write the new files again from its rows as they are now",
+            )

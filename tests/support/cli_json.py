@@ -1,0 +1,538 @@
+"""The generated parts of docs/cli-json.md: of each document an example, made by the types that print it, and what its
+keys mean, from the docstrings of these types' fields.
+
+`python -m tests.support.cli_json` writes the parts into the page. A key whose field has no docstring says what it is by
+its name."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import sys
+import textwrap
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Any
+
+from mirror_pump.model import Lsn, TableId, TableMode, TableName, TableState
+from mirror_pump.ops.doctor.check import Finding, Outcome
+from mirror_pump.ops.doctor.examination import Examination, Examined
+from mirror_pump.ops.ingest.ingest_request import IngestOutcome
+from mirror_pump.ops.load.load_job import LoadResult
+from mirror_pump.ops.maintenance.policies import PolicyEntry
+from mirror_pump.ops.reconcile.outcome import Reconciled, ReconciledTable
+from mirror_pump.ops.register.former_files import FormerFiles
+from mirror_pump.ops.resync.resync import Resync, ResyncAction, TableResync
+from mirror_pump.ops.retain.retention import PartitionOutlook, TableOutlook
+from mirror_pump.ops.setup.profiles import ListedProfile
+from mirror_pump.ops.status.lake_content import LakeContent
+from mirror_pump.ops.status.maintenance_due import DueOperation, MaintenanceDue
+from mirror_pump.ops.status.resync_state import ResyncState
+from mirror_pump.ops.status.retention_state import RetentionState
+from mirror_pump.ops.status.status_report import (
+    Alert,
+    DeleteMode,
+    LeaderStatus,
+    MirrorStatus,
+    Severity,
+    SlotState,
+    TableStatus,
+)
+from mirror_pump.ops.verify.comparison import Comparison
+from mirror_pump.ops.verify.verification import TableReport, VerifyReport
+from mirror_pump.settings.storage_profiles import StorageProfile
+from mirror_pump.source.catalog.former_locations import EndedBy, FormerLocation
+from mirror_pump.source.catalog.pump_error import PumpError
+from mirror_pump.source.loads.load_writes import LoadCounts
+from mirror_pump.source.stream.standby import StandbyProcess
+from mirror_pump.source.stream.wal_room import WalRate
+
+PAGE = Path(__file__).parents[2] / "docs" / "cli-json.md"
+
+_AT = datetime(2026, 5, 4, 9, 30, 12, 4211, UTC)
+_FRONTIER = Lsn(0x5A3EF10)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of an object, and the types that they are fields or properties of; the first that has one counts."""
+
+    where: str
+    """Path of the object in the example: keys, and `[]` for the items of a list. Empty for the whole."""
+    types: tuple[type, ...]
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """By key, the field that it shows, if that has another name."""
+    computed: Mapping[str, str] = field(default_factory=dict)
+    """By key, the meaning of what is no single field; empty if the name says it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A generated part of the page."""
+
+    example: Any
+    keys: tuple[Keys, ...]
+
+
+def parts() -> dict[str, Part]:
+    """The parts by their names in the page."""
+    return {
+        "status": Part(_status().to_json(), _STATUS_KEYS),
+        "resyncs": Part(_RESYNC_STATE.to_json(), (Keys("", (ResyncState,)),)),
+        "retention": Part(
+            _RETENTION.to_json(),
+            (
+                Keys(
+                    "",
+                    (RetentionState,),
+                    computed={
+                        "heap_retention": "`lag` of a mirrored table; None for a tiered one",
+                        "copy": "Chunks of its partitions that are being copied",
+                    },
+                ),
+            ),
+        ),
+        "doctor": Part(
+            _EXAMINATION.to_json(),
+            (
+                Keys("", (Examination,), computed={"outcome": "The worst of all checks; `skipped` counts as `ok`"}),
+                Keys("checks[]", (Examined,), computed={"outcome": "The worst of its findings"}),
+                Keys("checks[].findings[]", (Finding,)),
+            ),
+        ),
+        "unregister": Part([_FORMER_FILES.to_json()], (Keys("[]", (FormerLocation, FormerFiles)),)),
+        "profile": Part(
+            [_PROFILE.to_json()],
+            (
+                Keys(
+                    "[]",
+                    (ListedProfile, StorageProfile),
+                    computed={
+                        "profile": "",
+                        "options": "Storage properties by pyiceberg's names; none of them is secret",
+                        "credentials": "The reference to the credentials; None: those of the settings",
+                        "default": "Whether tables that are registered without `--profile` get it",
+                    },
+                ),
+            ),
+        ),
+        "verify": Part(_VERIFIED.to_json(), (Keys("", (VerifyReport,)), Keys("tables[]", (TableReport, Comparison)))),
+        "reconcile": Part(_RECONCILED.to_json(), (Keys("", (Reconciled,)), Keys("tables[]", (ReconciledTable,)))),
+        "policy": Part(
+            {_POLICY.key: {"value": _POLICY.value, "default": _POLICY.default, "set": _POLICY.is_set}},
+            (Keys("rewrite_target_bytes", (PolicyEntry,), {"set": "is_set"}),),
+        ),
+        "ingest": Part(
+            {**_INGESTED.to_json(), "dry_run": False}, (Keys("", (IngestOutcome,), computed={"dry_run": ""}),)
+        ),
+        "retain": Part(
+            [_OUTLOOK.to_json()],
+            (
+                Keys(
+                    "[]",
+                    (TableOutlook,),
+                    computed={"heap_retention": "`lag` of a mirrored table; None for a tiered one"},
+                ),
+                Keys("[].partitions[]", (PartitionOutlook,), {"from": "lo", "to": "hi"}),
+            ),
+        ),
+        "load": Part(_LOADED.to_json(), (_LOAD_KEYS,)),
+        "resync": Part(
+            _RESYNC.to_json(),
+            (
+                Keys("", (Resync,), {"slot_lost": "lost", "new_position": "position"}),
+                Keys("tables[]", (TableResync,), computed={"remedy": ""}),
+            ),
+        ),
+    }
+
+
+_STATUS_KEYS = (
+    Keys("", (MirrorStatus,), computed={"maintenance": ""}),
+    Keys(
+        "slot",
+        (SlotState,),
+        {"confirmed_lsn": "confirmed", "wal_bytes_per_second": "wal_rate"},
+        {"remedy": "", "wal_rate_seconds": ""},
+    ),
+    Keys("leader", (LeaderStatus,)),
+    Keys("standbys[]", (StandbyProcess,)),
+    Keys("last_error", (PumpError,)),
+    Keys(
+        "maintenance",
+        (MirrorStatus,),
+        computed={"tables_due": "", "tables_neglected": "", "unattended_commits": "Of all tables"},
+    ),
+    Keys("alerts[]", (Alert,)),
+    Keys(
+        "tables[]",
+        (TableStatus, LakeContent, DeleteMode),
+        {
+            "delete_mode": "mode of DeleteMode",
+            "index_phase": "phase",
+            "index_rows": "rows of DeleteMode",
+            "index_bytes": "bytes",
+        },
+        {"copy": "The running initial copy: chunks, those that are published, and the rows in these"},
+    ),
+    Keys("tables[].maintenance", (MaintenanceDue,), {"unattended_commits": "commits"}),
+)
+
+_SLOT = SlotState(
+    name="mirror_pump",
+    publication="mirror_pump",
+    exists=True,
+    active=True,
+    wal_status="reserved",
+    retained_bytes=26392,
+    confirmed=_FRONTIER,
+    safe_wal_bytes=1073741824,
+    wal_rate=WalRate(131072.0, 142.1),
+)
+
+_TABLE = TableStatus(
+    table="public.orders",
+    lake_table="public.orders",
+    state=TableState.LIVE,
+    frontier=_FRONTIER,
+    lag_bytes=984,
+    lag_seconds=0.391203,
+    snapshot_id=7312893412893412893,
+    metadata_location="s3://lake/shop/public/orders/metadata/00042-5d0c.metadata.json",
+    equality_deletes_age=4.21,
+    content=LakeContent(
+        rows=1000120,
+        rows_exact=False,
+        data_files=14,
+        delete_files=12,
+        equality_deletes=431,
+        equality_deletes_since=None,
+        size_bytes=48210944,
+        written_bytes=61077211,
+        rewritten_bytes=40112870,
+    ),
+    chunks_total=0,
+    chunks_done=0,
+    rows_copied=0,
+    deletes=DeleteMode("equality", "building"),
+    error=None,
+    maintenance=MaintenanceDue(
+        enabled=True,
+        due=(DueOperation("remove_orphan_files", "", "2417 commits since the last sweep"),),
+        commits=2417,
+        looked_at=None,
+        unattended_seconds=93784.2,
+        neglected=True,
+        problem=None,
+    ),
+)
+
+
+def _status() -> MirrorStatus:
+    return MirrorStatus(
+        database="shop",
+        warehouse="s3://lake/shop",
+        at=_AT,
+        wal_position=Lsn(0x5A3F2E8),
+        frontier=_FRONTIER,
+        commit_time=_AT.replace(second=11, microsecond=613008),
+        lag_bytes=984,
+        lag_seconds=0.391203,
+        slot=_SLOT,
+        leader=LeaderStatus("pump-1", 4242, "2026-05-04T08:00:00.120000+00:00", 3, alive=True, retrying=True),
+        last_error=PumpError(
+            at=_AT.replace(second=3),
+            since=_AT.replace(minute=28, second=47),
+            attempts=5,
+            error="reading file:///lake/orders/metadata/v3.json failed: it does not exist",
+            remedy="",
+            retry_in=30.0,
+            host="pump-1",
+            pid=4242,
+        ),
+        tables=(_TABLE,),
+        standbys=(StandbyProcess("pump-2", 4711, _AT.replace(hour=8, minute=0)),),
+        alerts=(Alert(Severity.CRITICAL, "column note: its type is not supported any more", table="public.notes"),),
+    )
+
+
+_RESYNC_STATE = ResyncState(
+    _AT.replace(minute=12),
+    slot_lost=True,
+    tables=12,
+    tables_copied=9,
+    frontier=Lsn(0x4F10A88),
+    copied=0.8214,
+    seconds_left=226.1,
+)
+
+_RETENTION = RetentionState(
+    cut="2026-02-01 00:00:00+00",
+    lag="90 days",
+    retention_line=None,
+    partitions={"dropped": 12, "hot": 4, "tiered": 1},
+    stopped=None,
+    not_made=None,
+    waits_for="pin 4711 of a reader (analyst in process 31337, reports) lasts until 2026-05-04 12:15:00+00",
+    delta_rows=210,
+    delta_unfolded=17,
+    delta_age=3.2,
+    pins=1,
+    expired_pins=0,
+    oldest_pin_age=41.7,
+)
+
+_EXAMINATION = Examination(
+    (
+        Examined(
+            "replication",
+            0.041,
+            (
+                Finding(
+                    Outcome.WARNING,
+                    "max_slot_wal_keep_size is unlimited: while the pump is down, WAL is kept until the disk is full",
+                    "ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; SELECT pg_reload_conf()",
+                ),
+            ),
+        ),
+    )
+)
+
+_FORMER_FILES = FormerFiles(
+    FormerLocation(
+        location="s3://lake/shop/public/orders-1f0c9a7be2d4",
+        table=TableName("public", "orders"),
+        metadata_location="s3://lake/shop/public/orders-1f0c9a7be2d4/metadata/00042-5d0c.metadata.json",
+        registered_at=_AT.replace(month=2, microsecond=0),
+        ended_at=_AT,
+        ended_by=EndedBy.REGISTER,
+        only_copy=False,
+    ),
+    files=87,
+    size_bytes=48210944,
+)
+
+_PROFILE = ListedProfile(
+    StorageProfile(
+        name="archive",
+        warehouse="s3://archive/shop",
+        options={"s3.endpoint": "https://s3.example.com", "s3.region": "eu-central-1"},
+        credential_ref="archive",
+        is_default=False,
+    ),
+    tables=3,
+)
+
+_VERIFIED = VerifyReport(
+    Lsn(0x5A3F2E8),
+    (TableReport("public.orders", Comparison(1000103, 1000103, 0, ()), frontier=Lsn(0x5A3F2E8)),),
+)
+
+_RECONCILED = Reconciled(
+    timeline=2,
+    former_timeline=1,
+    lost=None,
+    slot="made",
+    frontier=Lsn(0x5A3F1D8),
+    tables=(
+        ReconciledTable(
+            "public.orders", "copied-again", "100 rows differ at 0/5A3F1D8: the heap has 3000, the lake 2900"
+        ),
+    ),
+)
+
+_POLICY = PolicyEntry("rewrite_target_bytes", 268435456, 134217728, "256MiB", is_set=True)
+
+_INGESTED = IngestOutcome(
+    table="public.events",
+    op_id="0c1f5c7a-0d1b-4bb1-9d2a-2f1c6f1f9a10",
+    rows=1000120,
+    lake_rows=1000000,
+    heap_rows=120,
+    corrected=3,
+    replaced=17,
+    rejected=0,
+    files=4,
+    seconds=3.512,
+)
+
+_OUTLOOK = TableOutlook(
+    table="public.events",
+    mode=TableMode.MIRRORED,
+    keep_heap=False,
+    cut="2026-02-01 00:00:00+00",
+    lag="90 days",
+    newest="2026-05-04 09:30:11.613008+00",
+    stopped=None,
+    not_made=None,
+    partitions=(
+        PartitionOutlook(
+            "public.events_p202602",
+            "2026-02-01 00:00:00+00",
+            "2026-03-01 00:00:00+00",
+            "hot",
+            "leaves when a row of 2026-05-30 00:00:00+00 or later arrives",
+        ),
+    ),
+)
+
+_LOADED = LoadResult(
+    "public.events",
+    "etl-2026-11-21",
+    replayed=False,
+    outcome={
+        "bytes": 141,
+        "content": {"digest": "sha256:9f1c02...", "mode": "upsert", "format": "csv", "columns": None},
+        "filtered": [{"row": 2, "reason": 'column at: date/time field value out of range: "2026-02-30"'}],
+        "rows_read": 4,
+        "rows_loaded": 3,
+        "rows_below_cutline": 1,
+        "rows_filtered": 1,
+        "rows_not_found": 0,
+        "rows_superseded": 0,
+        "loaded_at": _AT.isoformat(),
+    },
+)
+
+_LOAD_KEYS = Keys(
+    "",
+    (LoadResult, LoadCounts),
+    {
+        "rows_loaded": "loaded",
+        "rows_below_cutline": "below_cutline",
+        "rows_superseded": "superseded",
+        "rows_not_found": "not_found",
+    },
+    {
+        "state": "`committed`: a load that is not committed prints no JSON, and exits 1",
+        "bytes": "",
+        "content": "What the label stands for",
+        "rows_read": "The sum of `rows_loaded`, `rows_superseded`, `rows_not_found` and `rows_filtered`",
+        "rows_filtered": "",
+        "filtered": "Rows that were left out, and why: the first 100",
+        "loaded_at": "",
+    },
+)
+
+_RESYNC = Resync(
+    slot="mirror_pump",
+    lost=None,
+    frontier=Lsn(0x4F10A88),
+    position=_FRONTIER,
+    tables=(
+        TableResync(
+            TableId(16402), "public.orders", ResyncAction.COPY, TableState.LIVE, size_bytes=48210944, rows=1000120
+        ),
+    ),
+)
+
+
+def text_of(part: Part) -> str:
+    """The example of a part, and its tables of keys."""
+    example = json.dumps(part.example, indent=2)
+    return "\n\n".join([f"```json\n{example}\n```", *filter(None, (_table(part.example, keys) for keys in part.keys))])
+
+
+def _table(example: Any, keys: Keys) -> str:
+    rows = "\n".join(f"| `{key}` | {meaning} |" for key, meaning in _meanings(_at(example, keys.where), keys))
+    title = f"`{keys.where}`:\n\n" if keys.where.strip("[]") else ""
+    return f"{title}| key | meaning |\n|---|---|\n{rows}" if rows else ""
+
+
+def _at(example: Any, where: str) -> Mapping[str, Any]:
+    for step in filter(None, where.replace("[]", ".0").split(".")):
+        example = example[0] if step == "0" else example[step]
+    assert isinstance(example, Mapping), where
+    return example
+
+
+def _meanings(example: Mapping[str, Any], keys: Keys) -> Iterator[tuple[str, str]]:
+    """Each key with its meaning, if it has one. Raises LookupError for a key that no type has."""
+    for key in example:
+        if key in keys.computed:
+            meaning = keys.computed[key]
+        else:
+            name, _, owner = keys.fields.get(key, key).partition(" of ")
+            types = [kind for kind in keys.types if name in _names(kind) and owner in ("", kind.__name__)]
+            if not types:
+                raise LookupError(f"{key} is in no field of {keys.types}")
+            meaning = _documented(types[0]).get(name) or _choices(types[0], name)
+        if meaning:
+            yield key, _in_page(meaning)
+
+
+def _names(kind: type) -> set[str]:
+    properties = {name for name, value in inspect.getmembers(kind) if isinstance(value, property)}
+    return {entry.name for entry in fields(kind)} | properties
+
+
+def _documented(kind: type) -> dict[str, str]:
+    """Docstrings of a class's fields, properties and members."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for node, following in zip(body.body, [*body.body[1:], None], strict=True):
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = ast.get_docstring(node) or ""
+        elif isinstance(node, ast.AnnAssign | ast.Assign) and isinstance(following, ast.Expr):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            assert isinstance(target, ast.Name)
+            found[target.id] = ast.literal_eval(following.value)
+    return {name: " ".join(text.split()) for name, text in found.items()}
+
+
+def _choices(kind: type, name: str) -> str:
+    """For a field without a docstring that is an enumeration: its values, each with the first sentence of its own."""
+    hint = typing.get_type_hints(kind, vars(sys.modules[kind.__module__])).get(name) if _is_field(kind, name) else None
+    hints = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    for choice in hints:
+        if isinstance(choice, type) and issubclass(choice, Enum):
+            texts = _documented(choice)
+            said = [
+                f"`{member.value}`"
+                + (f": {texts[member.name].split('. ')[0].rstrip('.')}" if member.name in texts else "")
+                for member in choice
+            ]
+            return ". ".join(said)
+    return ""
+
+
+def _is_field(kind: type, name: str) -> bool:
+    return name in {entry.name for entry in fields(kind)}
+
+
+def _in_page(text: str) -> str:
+    """A docstring's text as the page has it: JSON's words for Python's, and links."""
+    text = re.sub(r"docs/([\w-]+\.md)(#[\w-]+)?", _link, text.strip().rstrip("."))
+    for python, as_json in (("None", "null"), ("True", "`true`"), ("False", "`false`")):
+        text = re.sub(rf"\b{python}\b", as_json, text)
+    return text.replace("|", "\\|")
+
+
+def _link(match: re.Match[str]) -> str:
+    title = (match[2] or match[1].removesuffix(".md")).lstrip("#").replace("-", " ")
+    return f"[{title}]({match[1]}{match[2] or ''})"
+
+
+def written(page: str) -> str:
+    """The page with its generated parts as they should be. Raises LookupError unless it has exactly the parts."""
+    made = parts()
+    marks = re.findall(r"^<!-- (\w+): begin -->$", page, re.MULTILINE)
+    if marks != list(made):
+        raise LookupError(f"the page has the parts {marks}, and should have {list(made)}")
+    for name, part in made.items():
+        head, begin, rest = page.partition(f"<!-- {name}: begin -->\n")
+        _, end, tail = rest.partition(f"<!-- {name}: end -->")
+        page = "".join((head, begin, text_of(part), "\n", end, tail))
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

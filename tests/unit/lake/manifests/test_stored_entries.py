@@ -1,0 +1,128 @@
+"""Entries of any engine's manifest, read whole: what is in the file, what an entry inherits, what it lacks."""
+
+from __future__ import annotations
+
+import uuid
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from pyiceberg.manifest import DATA_FILE_TYPE, MANIFEST_ENTRY_SCHEMAS, manifest_entry_schema_with_data_file
+from pyiceberg.typedef import Record
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+    TimeType,
+    UUIDType,
+)
+
+from mirror_pump.lake.avro.container_files import Encoder, container, schema_json
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.manifests.entry_reader import Status
+from mirror_pump.lake.manifests.manifest_entries import (
+    ManifestEntry,
+    existing,
+    file_values,
+    formats_of,
+    stored_entries,
+    written_file,
+)
+
+_VALUES: tuple[tuple[Any, Any], ...] = (
+    (BooleanType(), True),
+    (LongType(), -(2**40)),
+    (FloatType(), 0.5),
+    (DoubleType(), 0.1),
+    (DecimalType(38, 4), Decimal("-9999999999999999999999999999999999.9999")),
+    (StringType(), "für"),
+    (BinaryType(), b"\0\xff"),
+    (FixedType(3), b"abc"),
+    (UUIDType(), uuid.UUID(int=2**127)),
+    (DateType(), -5),
+    (TimeType(), 86_399_999_999),
+    (TimestamptzType(), 2**52),
+)
+PARTITION = StructType(*(NestedField(1000 + n, f"p{n}", kind, required=False) for n, (kind, _) in enumerate(_VALUES)))
+FILES = [
+    WrittenFile(
+        content,
+        f"file:/{content.name}",
+        7,
+        99,
+        {1: 2},
+        {1: 7, 300: 2**40},
+        {1: 0},
+        {1: b""},
+        {1: b"\xff", 300: bytes(8)},
+        (1, 2**20) if content is FileContent.EQUALITY_DELETES else (),
+        (4, 2**35),
+        {300: 1},
+        "file:/data" if content is FileContent.POSITION_DELETES else None,
+        tuple(value if place % 3 != content else None for place, (_, value) in enumerate(_VALUES)),
+    )
+    for content in FileContent
+]
+
+
+def _entry(file: WrittenFile, status: Status, number: int | None) -> ManifestEntry:
+    described = formats_of(PARTITION).data_file.encode(*file_values(file))
+    return ManifestEntry(status, 5, number, number, file.content, file.path, 7, 99, file.partition, described)  # type: ignore[arg-type]
+
+
+def test_what_was_written_is_read_and_written_again() -> None:
+    """A value of every partition type; numbers that an entry lacks are its manifest's; removed files are not there."""
+    entries = [
+        *(_entry(file, Status.ADDED, None) for file in FILES),
+        *(_entry(file, Status.DELETED, 3) for file in FILES),
+        *(_entry(file, Status.EXISTING, 3) for file in FILES),
+    ]
+    formats = formats_of(PARTITION)
+    partition, stored = stored_entries(container(formats.schema, {}, [*map(formats.entry, entries)]), 8, 11)
+    assert partition == PARTITION
+    assert [written_file(entry) for entry in stored] == 2 * FILES
+    assert [(entry.snapshot_id, entry.sequence_number, entry.file_sequence_number) for entry in stored] == [
+        *[(5, 11, 11)] * 3,
+        *[(5, 3, 3)] * 3,
+    ]
+    carried = [entry.encoded(PARTITION) for entry in stored]
+    assert carried[3:] == entries[6:]
+    assert carried[0].data_file == existing(entries[0], 11).data_file
+
+
+def test_of_format_version_1_content_and_numbers_are_the_default() -> None:
+    file_type = StructType(
+        *(
+            NestedField(102, "partition", PARTITION, required=True) if member.field_id == 102 else member
+            for member in DATA_FILE_TYPE[1].fields
+        )
+    )
+    schema = manifest_entry_schema_with_data_file(1, file_type)
+    values: dict[int, Any] = {100: "file:/old", 101: "avro", 102: Record(*FILES[0].partition), 103: 7, 104: 99, 105: 64}
+    file = Record(*(values.get(member.field_id) for member in file_type.fields))
+    assert [field.field_id for field in MANIFEST_ENTRY_SCHEMAS[1].fields] == [0, 1, 2]
+    content = container(schema_json(schema, "manifest_entry"), {}, [Encoder(schema.as_struct()).encode(1, 5, file)])
+    partition, (entry,) = stored_entries(content, 8, 0)
+    assert partition == PARTITION
+    assert (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number) == (5, 0, 0)
+    assert (entry.content, entry.path, entry.format, entry.records, entry.size_bytes) == (0, "file:/old", "AVRO", 7, 99)
+    assert entry.partition == FILES[0].partition
+    assert (entry.lower_bounds, entry.upper_bounds, entry.equality_ids) == ({}, {}, ())
+    assert written_file(entry).content is FileContent.DATA
+
+
+@pytest.mark.parametrize("field_id", [100, 101, 103, 104])
+def test_a_file_without_what_each_has_is_no_manifest(field_id: int) -> None:
+    schema = formats_of(PARTITION).schema.replace(f'"field-id": {field_id},', '"field-id": 77777,')
+    assert schema != formats_of(PARTITION).schema
+    with pytest.raises(KeyError):
+        stored_entries(container(schema, {}, []), 8, 11)
