@@ -106,7 +106,8 @@ class WalGuard(ThreadedService):
                 policy=self._settings.wal_guard,
                 **({"error": trouble.error} if trouble.error else {}),
             )
-        if left is None or left >= self._settings.wal_act_within:
+        if left is None or left >= self._settings.wal_act_within or self.given_up:
+            # A table that was given up has to have failed before it can be seen whether that has helped.
             self._short_since = self._suspect = None
         elif self._short_since is None:
             self._short_since = sample
@@ -160,11 +161,11 @@ class WalGuard(ThreadedService):
         error = trouble.error
         table = holding_table(self._tables(connection), sample, error, self._written)
         if table is not None and error is not None:
-            convicted = self._convicted(table, error, trouble.attempts)
+            convicted = self._convicted(connection, table, trouble)
             if convicted is None:
                 return
             table = table if convicted else None
-        # The next table gets its turn if this one's end has not helped within another window.
+        # The next table gets its turn if this one has failed, and that has not helped within another window.
         self._short_since = self._suspect = None
         if table is None:
             self._report("nobody", reason="no single table holds up the slot: none is failed")
@@ -175,17 +176,21 @@ class WalGuard(ThreadedService):
         self._observer(Step.WAL_SHORT, table=str(table.name), reason=why)
         self._submit(given_up)
 
-    def _convicted(self, table: GuardedTable, error: str, attempts: int) -> bool | None:
+    def _convicted(self, connection: PgConnection, table: GuardedTable, trouble: _Trouble) -> bool | None:
         """Whether an error below a table's location is that table's, not the storage's. None: wait for more attempts.
 
         When the storage is away, the error names the table that was written to first. So an attempt has to fail that
         began after the storage was seen to work: the second one to be counted from then on.
         """
-        if self._suspect is None or self._suspect.table_id != table.table_id or attempts < self._suspect.attempts:
-            if not self._storage_works(error, warehouse_of(table.location)):
+        suspect = self._suspect
+        if suspect is None or suspect.table_id != table.table_id or trouble.attempts < suspect.attempts:
+            if not self._storage_works(trouble.error or "", warehouse_of(table.location)):
                 return False
-            self._suspect = _Suspect(table.table_id, attempts)
-        return True if attempts >= self._suspect.attempts + 2 else None
+            # Attempts may have failed since `trouble` was read, while the storage was still away.
+            now = self._trouble(connection)
+            self._suspect = None if now is None else _Suspect(table.table_id, now.attempts)
+            return None
+        return True if trouble.attempts >= suspect.attempts + 2 else None
 
     def _storage_works(self, error: str, warehouse: str) -> bool:
         """Whether the warehouse takes a file. If it does not, the next table would meet the same error."""

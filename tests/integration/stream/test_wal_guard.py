@@ -25,11 +25,12 @@ LIMITS = InternalLimits(wal_guard_interval=0.05, wal_guard_window=0.3)
 GUARD: dict[str, Any] = {
     "wal_guard_bytes": 64 << 20,
     "wal_warn_within": 86400,
-    "wal_act_within": 86400,
+    "wal_act_within": 150,
     "reconnect_backoff_max": 0.3,
     "limits": LIMITS,
 }
-"""A guard that acts as soon as the slot's WAL has grown throughout two windows, however slowly."""
+"""A guard that acts as soon as the slot's WAL has grown by 400 kB/s throughout two windows: only `await_with_writes`
+writes as much, also on a machine that takes seconds for a copy."""
 
 
 class TroubledTasks:
@@ -79,14 +80,26 @@ def await_with_writes(database: Database, condition: Callable[[], object], what:
     """Writes to both tables, mostly to `a`, until the condition holds."""
 
     def written() -> object:
-        database.execute(
-            "INSERT INTO a SELECT FROM generate_series(1, 200)",
-            "INSERT INTO b SELECT FROM generate_series(1, 2)",
-            "SELECT pg_logical_emit_message(false, 'x', repeat('x', 10000))",
-        )
+        write_to_both(database)
+        database.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', 1000000))")
         return condition()
 
     await_true(written, 60, what)
+
+
+def write_to_both(database: Database) -> None:
+    """In one transaction: neither can be published without the other."""
+    database.execute(
+        "DO $$BEGIN"
+        " INSERT INTO a SELECT FROM generate_series(1, 200); INSERT INTO b SELECT FROM generate_series(1, 2);"
+        " END$$"
+    )
+
+
+def await_error(database: Database) -> None:
+    """Returns once the pump fails, and has said so. Until then, the guard takes what it sees for a pump that falls behind."""
+    write_to_both(database)
+    await_true(lambda: database.rows("SELECT FROM modak.mirror_slots WHERE last_error IS NOT NULL"), 60, "it fails")
 
 
 def reasons(steps: Steps, **wanted: str) -> list[object]:
@@ -121,6 +134,7 @@ def test_the_table_below_whose_location_the_error_is_fails(
         if data.exists():
             data.rmdir()
         data.write_text("in the way")
+        await_error(database)
         await_with_writes(database, lambda: mirror.state("public.b") == "failed", "the table in trouble has failed")
         assert len(reasons(steps, table="public.b")) == 1, "one decision is enough"
         assert "the WAL guard failed it before the slot was lost" in mirror.error("public.b")
@@ -137,12 +151,21 @@ def test_the_table_with_the_most_changes_fails_if_the_pump_falls_behind(
 ) -> None:
     mirror = two_tables(database, warehouse, tasks, "fail-table")
     steps = Steps()
+    written = threading.Event()
+
+    def delay(step: Step, details: dict[str, object]) -> None:
+        """Holds up the guard's thread until nothing more is written: `b` would be the next."""
+        if step is Step.WAL_SHORT and "table" in details:
+            assert written.wait(60), "the writes do not end"
+
+    steps.on = delay
     with mirror.pumping(steps):
         mirror.register("a", "b")
         mirror.await_live("public.a", "public.b")
         tasks.released.clear()
         await_with_writes(database, lambda: reasons(steps, table="public.a"), "the busiest table is given up")
         tasks.released.set()
+        written.set()
         await_true(lambda: mirror.state("public.a") == "failed", 30, "it has failed")
         assert "the most row changes" in mirror.error("public.a")
         assert mirror.state("public.b") == "live"
@@ -168,6 +191,7 @@ def test_no_table_fails_for_an_error_of_all(
         else:
             root.rename(root.with_name("elsewhere"))
             root.write_text("in the way")
+        await_error(database)
         none = "no single table holds up the slot: none is failed"
         await_with_writes(database, lambda: none in reasons(steps), "no table is to blame")
         if trouble == "full":
