@@ -97,7 +97,7 @@ def write_to_both(database: Database) -> None:
 
 
 def await_error(database: Database) -> None:
-    """Returns once the pump fails, and has said so. Until then, the guard takes what it sees for a pump that falls behind."""
+    """Returns once the pump fails, and has said so. Until then, the guard sees a pump that falls behind."""
     write_to_both(database)
     await_true(lambda: database.rows("SELECT FROM modak.mirror_slots WHERE last_error IS NOT NULL"), 60, "it fails")
 
