@@ -22,6 +22,8 @@ from mirror_pump.engine.spark_runtime.jvm_log import jvm_output
 from mirror_pump.errors import TaskFailed, UsageError
 from mirror_pump.lake.iceberg_io import file_io, file_io_properties
 from mirror_pump.runtime.background_priority import lower_session, start_in_background
+from mirror_pump.runtime.backoff import Backoff
+from mirror_pump.runtime.directory_lock import locked
 from mirror_pump.runtime.interrupts import keeping_interrupts
 from mirror_pump.runtime.private_files import append_privately, private_directory
 from mirror_pump.source.connect import parsed_dsn
@@ -44,6 +46,11 @@ _FEW_CYCLES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _LITTLE_HEAP = "-Xms16m -XX:MaxHeapFreeRatio=20 -XX:MinHeapFreeRatio=5"
 """Java options of a driver without data: 250 MB of resident memory instead of 345. Spark itself asks for a limit of 450
 MB at least (spark.driver.memory)."""
+
+_LONGEST_DOWNLOAD = 120.0
+"""Seconds that a Spark waits for another process of this user whose Spark takes its jars from Maven."""
+
+_DOWNLOAD_LOOKS = Backoff(first=0.05, longest=0.2)
 
 _IDLE_ENDED = "57P01,57P05"
 """SQLSTATEs of a session that the server has ended, by a restart, an administrator or idle_session_timeout. Spark
@@ -157,8 +164,12 @@ def _launch_jvm(settings: SparkSettings, conf: Mapping[str, str]) -> None:
         # Catalogs have passwords, and everybody on a machine can read command lines. The session gets catalogs instead.
         if not key.startswith("spark.sql.catalog."):
             launched.set(key, value)
+    # Two that load the same jars into an empty cache at once would both fail: each writes where the other does.
+    alone = (
+        locked(private_directory(), _LONGEST_DOWNLOAD, _DOWNLOAD_LOOKS) if settings.jars else contextlib.nullcontext()
+    )
     try:
-        with append_privately(settings.log) if settings.log is not None else jvm_output() as output:
+        with alone, append_privately(settings.log) if settings.log is not None else jvm_output() as output:
             gateway = _launched(launched, {"stdout": output, "stderr": output}, background=settings.background)
     except PySparkRuntimeError as error:
         what = "the log lines before this one" if settings.log is None else f"the end of {settings.log}"

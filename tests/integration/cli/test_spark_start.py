@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -126,3 +127,20 @@ def test_a_pump_whose_java_ends_at_its_start(start: Start, table: Database, tmp_
     assert pump.wait(60) == 1
     ((error,),) = table.rows("SELECT last_error ->> 'error' FROM modak.mirror_slots")
     assert "Java" in error
+
+
+@pytest.mark.soak
+def test_processes_whose_sparks_load_the_same_jars_at_once(tmp_path: Path) -> None:
+    """From Maven, into a cache that is empty: each Spark would write where the others do."""
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from mirror_pump.engine.spark_runtime.session import SparkSettings, spark_session\n"
+        "conf = {'spark.jars.ivy': sys.argv[1]}\n"
+        "session = spark_session(SparkSettings('local[1]', 'jars', log=Path(sys.argv[2]), conf=conf))\n"
+        "assert session.range(5).count() == 5; session.stop()"
+    )
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "ivy"), str(tmp_path / f"{number}.log")])
+        for number in range(3)
+    ]
+    assert [process.wait(600) for process in processes] == [0, 0, 0]

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.runtime.directory_lock import _try_lock
 from mirror_pump.tables.catalogs.sqlite_catalog import SqliteCatalog
 from mirror_pump.tables.table.table import LAKE_RETRIES, Table
-from mirror_pump.tables.table.turns import _try_lock, turn
+from mirror_pump.tables.table.turns import turn
 from tests.support.catalog_kinds import ROWS, file_of, files_at
 from tests.support.counting_catalog import CountingCatalog
 
