@@ -21,7 +21,7 @@ from mirror_pump.lake.format.bounds import ColumnStatistics, split_offsets
 from mirror_pump.lake.format.gathered_rows import GatheredRows
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.storage import StorageOptions, begin_flush, join, open_output
+from mirror_pump.lake.storage import StorageOptions, join, open_output
 
 FORMAT_VERSION: Final = 2
 """Format version of tables, manifests and manifest lists."""
@@ -255,12 +255,9 @@ class DataFileWriter:
         columns = [
             _file_column(column, target.type) for column, target in zip(table.columns, self._file_schema, strict=True)
         ]
-        begin = self._sink.tell()
         self._writer.write_table(
             pa.Table.from_arrays(columns, schema=self._file_schema), row_group_size=max(table.num_rows, 1)
         )
-        if self._storage.fsync:
-            begin_flush(self._sink, begin)
 
     def _describe(self, footer: pq.FileMetaData, size: int) -> WrittenFile:
         groups = [footer.row_group(index) for index in range(footer.num_row_groups)]

@@ -18,14 +18,13 @@ from mirror_pump.lake.storage.reading import (
 )
 from mirror_pump.lake.storage.removal import StagedFiles, delete, delete_tree, discard
 from mirror_pump.lake.storage.storage_errors import lake_errors, no_room
-from mirror_pump.lake.storage.writing import begin_flush, make_directory, open_output, write_all, write_bytes
+from mirror_pump.lake.storage.writing import make_directory, open_output, write_all, write_bytes
 
 __all__ = [
     "StagedFiles",
     "StorageAccess",
     "StorageOptions",
     "StoredFile",
-    "begin_flush",
     "delete",
     "delete_tree",
     "directory_answers",

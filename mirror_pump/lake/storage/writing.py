@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,6 @@ from mirror_pump.lake.storage.storage_errors import lake_errors, stream_errors
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_LARGE = 4 << 20
-"""Bytes from which on a part of a file is worth a flush of its own."""
 _PARALLEL_WRITES = 8
 """Parallel writes to a remote store. A commit writes five small objects, each of which takes a round trip of some
 20 ms."""
@@ -110,16 +107,3 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
         raise
     if storage.fsync:
         sync_directory(path.parent)
-
-
-def begin_flush(stream: pa.NativeFile, begin: int) -> None:
-    """Has the system write to its disk what a stream of `open_output` got from the position `begin` on, while the
-    caller makes the rest. Else all of a large file is written when it is complete, and nothing is computed meanwhile.
-    """
-    import pyarrow as pa
-
-    size = stream.tell() - begin
-    if size >= _LARGE and isinstance(stream, pa.OSFile) and sys.platform == "linux":
-        # It is advice, which a file system may not know. Pages that are not on the disk yet stay in the cache.
-        with suppress(OSError):
-            os.posix_fadvise(stream.fileno(), begin, size, os.POSIX_FADV_DONTNEED)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
+from itertools import count
 
 import orjson
 import pytest
@@ -85,16 +85,18 @@ def test_a_port_for_workers_that_is_taken_is_told(cluster: SparkCluster, mirror:
         port = str(taken.getsockname()[1])
         environment = {**mirror.program.environment, **cluster.environment(spark_mirrorPump_port=port)}
         pump = Program(mirror.dsn, mirror.directory, environment).start("run", log="taken.log")
-        for number in range(2, 2000):
+        numbers = count(2)
+
+        def ended() -> bool:
             # The first tasks run in the driver, until Spark is there.
-            if pump.poll() is not None:
-                break
-            mirror.database.execute(f"INSERT INTO public.orders VALUES ({number})")
-            time.sleep(0.1)
+            mirror.database.execute(f"INSERT INTO public.orders VALUES ({next(numbers)})")
+            return pump.poll() is not None
+
+        await_true(ended, 200, "`run` ends")
         assert pump.wait(10) == 2
-    told = (mirror.directory / "taken.log").read_text()
-    assert f"the driver cannot listen for its workers at localhost, port {port}" in told
-    assert "set spark.mirrorPump.port to a free port" in told
+    log = (mirror.directory / "taken.log").read_text()
+    assert f"the driver cannot listen for its workers at localhost, port {port}" in log
+    assert "set spark.mirrorPump.port to a free port" in log
     mirror.start()
     mirror.database.execute("DELETE FROM public.orders WHERE id = 1")
     mirror.mirror.await_frontier(seconds=180)
