@@ -24,7 +24,6 @@ from benchmarks.scene import BenchmarkMirror
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.pipeline.flow.steps import Step
 
-LEAST_COMMITS = 10
 _TIMEOUT = 900.0
 _LIMIT_RUNS = 3
 BATCH_BYTES = 12 << 20

@@ -84,10 +84,6 @@ class ModeTable(EventsTable):
         }[self.kind]
         self.mirror.register(f"public.{self.name}", retention=wish)
 
-    @property
-    def is_registered(self) -> bool:
-        return bool(self.database.rows("SELECT FROM modak.tables WHERE table_id = %s", (self.table_id,)))
-
     def grow(self, rows: int = 20) -> None:
         """Adds a partition with rows above all others."""
         number = self.partitions

@@ -71,11 +71,6 @@ class PartitionFilter:
         except (AttributeError, TypeError, ValueError):
             return None
 
-    @property
-    def rules_out_nothing(self) -> bool:
-        """Whether each partition may match."""
-        return self._test is always
-
     def may_hold(self, summaries: Sequence[PartitionFieldSummary] | None) -> bool:
         """Whether a manifest with these summaries may name files with matching rows; always without summaries."""
         if self._test is never:

@@ -42,7 +42,6 @@ from mirror_pump.tables.table.turns import turn
 
 LAKE_RETRIES = RetryPolicy(attempts=16, longest_pause=2.0, first_pause=0.01)
 """Of commits to tables of a catalog: an attempt takes milliseconds, unlike a publish of the pump's."""
-_NEWEST_FORMAT = 2
 
 
 class Table:

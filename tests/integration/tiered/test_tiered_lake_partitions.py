@@ -121,13 +121,6 @@ def _wanted(table: LaidOutTable, rows: list[Row], text: str, operator: str) -> l
     return [row for row in rows if (row[0] >= bound) == (operator == ">=")]
 
 
-def _iceberg_literal(kind: str, text: str) -> str:
-    """A value as pyiceberg's conditions have it, of the text that PostgreSQL prints."""
-    if kind == "bigint":
-        return text
-    return f"'{text.replace(' ', 'T')}:00'" if kind == "timestamptz" else f"'{text}'"
-
-
 def _assert_pruned(table: LaidOutTable, files: SnapshotFiles, below: list[Row]) -> None:
     """Exactly at each boundary of lake partitions, no file of the other side is opened."""
     present = {*files.planned("id >= 0 or id < 0")}

@@ -59,10 +59,6 @@ def _bounds(text: str, type_oid: int, kind: Kind, key: Any = (1,)) -> PartitionB
     )
 
 
-def _datum(packing: str, value: int) -> bytes:
-    return struct.pack(packing, value) if packing == "<q" else struct.pack("<q", value)
-
-
 @pytest.mark.parametrize(
     ("type_oid", "kind", "value", "wanted"),
     [
