@@ -45,6 +45,8 @@ class Commits:
         self.metadata = TableMetadata.new(SCHEMA, self.directory, {"write.metadata.path": self.directory}, 0)
         self.manifests: tuple[Manifest, ...] = ()
         self.number = 0
+        self.file_io = PyArrowFileIO()
+        self.new_entries: dict[tuple[bytes, int | None, int | None], list[str]] = {}
 
     def commit(
         self,
@@ -70,12 +72,19 @@ class Commits:
     def added(self) -> list[str]:
         """The entries that pyiceberg finds added, in the manifests of the last commit."""
         found = []
-        for manifest in read_manifest_list(PyArrowFileIO().new_input(self.location)):
-            entries = manifest.fetch_manifest_entry(PyArrowFileIO(), discard_deleted=False)
-            new = [entry for entry in entries if entry.status == ManifestEntryStatus.ADDED]
-            assert manifest.added_files_count == len(new)
-            assert {entry.snapshot_id for entry in new} <= {manifest.added_snapshot_id}
-            found += [entry.data_file.file_path for entry in new if entry.snapshot_id == 1000 + self.number]
+        for manifest in read_manifest_list(self.file_io.new_input(self.location)):
+            # All that pyiceberg's answer depends on: most manifests are the same at the next commit.
+            content = read_bytes(manifest.manifest_path, STORAGE)
+            key = (content, manifest.added_snapshot_id, manifest.sequence_number)
+            if key not in self.new_entries:
+                entries = manifest.fetch_manifest_entry(self.file_io, discard_deleted=False)
+                new = [entry for entry in entries if entry.status == ManifestEntryStatus.ADDED]
+                assert {entry.snapshot_id for entry in new} <= {manifest.added_snapshot_id}
+                self.new_entries[key] = [entry.data_file.file_path for entry in new]
+            paths = self.new_entries[key]
+            assert manifest.added_files_count == len(paths)
+            # All of them are of the snapshot that added the manifest, as asserted above.
+            found += paths if manifest.added_snapshot_id == 1000 + self.number else []
         return sorted(found)
 
     def entries(self) -> list[tuple[str, int, int, int, int]]:
