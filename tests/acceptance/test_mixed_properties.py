@@ -147,7 +147,6 @@ class World:
         return {
             "segment_bytes": chance.choice([1, 400, 5000, 1 << 20]),
             "batch_bytes": chance.choice([1, 3000, 1 << 24]),
-            "limits": paced(chance.choice([0.0, 0.02, 0.2])),
             "copy_chunk_bytes": chance.choice([8192, 24_000]),
             "copy_workers": chance.choice([1, 3]),
             "convert_age": chance.choice([0.0, 0.3]),
@@ -189,7 +188,7 @@ class World:
         steps = Steps(on_step)
         if chance.random() < 0.3:
             self.gate.hold()
-        mirror = self.mirror.with_options(**self._options())
+        mirror = self.mirror.with_options(limits=paced(chance.choice([0.0, 0.02, 0.2])), **self._options())
         with mirror.pumping(steps):
             for _ in range(chance.randint(1, 4)):
                 self._write(chance.randint(1, 4))
