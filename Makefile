@@ -25,11 +25,11 @@ UV = $$(if uv --version >/dev/null 2>&1; then echo uv; else echo $(BOOTSTRAP)/bi
 
 help:
 	@echo 'make demo          mirror a pgbench load live, prove the result, print how to query it'
-	@echo 'make test          all tests but benchmarks and soak'
+	@echo 'make test          what must hold before a change is merged'
 	@echo 'make lint          ruff, mypy in strict mode, and audit'
 	@echo 'make audit         known vulnerabilities of the requirements, where a registry knows of them'
 	@echo 'make bench         speed beside the limits of this machine; results in build/bench/'
-	@echo 'make soak          hours of faults; PART=kills for a part of them'
+	@echo 'make soak          rarer circumstances (PART=further, ten minutes), then hours of faults; PART=kills for a part of them'
 	@echo 'make durations     what the tests of the latest run cost is what later runs are compared with'
 	@echo 'make trino         Trino reads a mirror by its REST catalog; fetches 0.9 GB'
 	@echo 'make kit           Iceberg'"'"'s own tests of REST catalogs; fetches 20 MB'
@@ -61,8 +61,10 @@ demo: $(READY)
 
 # Each worker has a PostgreSQL and a Spark of its own, 3 GB: most tests wait for one of these. WORKERS=0: one test at a time.
 WORKERS ?= 4
-test: $(READY) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS) $(OBJECT_STORE)
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+TOOLS_OF_TESTS := $(READY) $(SPARK_CLASSES) $(CHROMIUM) $(DEPLOY_TOOLS) $(PROMETHEUS) $(OBJECT_STORE)
+IN_PARALLEL = --numprocesses $(WORKERS) --dist worksteal
+test: $(TOOLS_OF_TESTS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 # Spark's classes as Java lays them out in memory: with it, a Spark starts with half the CPU, and tests start dozens.
 # An empty file where this Java cannot make one.
@@ -120,9 +122,13 @@ $(CHDB): requirements/bench.txt | $(READY)
 bench: $(READY) $(CHDB)
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-# Hours. PART=NAME for one of its parts (tests/support/soak_parts.py), or PART=rounds for the rounds of benchmarks/soak.py.
-soak: $(READY) $(CHDB)
-ifneq ($(PART),rounds)
+# Hours. PART=NAME for one of its parts (tests/support/soak_parts.py), PART=further for the tests of rarer circumstances, which
+# come before the others, or PART=rounds for the rounds of benchmarks/soak.py.
+soak: $(TOOLS_OF_TESTS) $(CHDB)
+ifneq ($(filter further,$(or $(PART),further)),)
+	$(BIN)/python -m pytest -m further $(IN_PARALLEL)
+endif
+ifeq ($(filter further rounds,$(PART)),)
 	SOAK_PART=$(PART) $(BIN)/python -m pytest -m soak
 endif
 ifneq ($(filter rounds,$(or $(PART),rounds)),)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, LiteralString
 
 import psycopg
+import pytest
 
 from mirror_pump.testing.mirror import lake_rows, paced
 from tests.support.pipeline import writing
@@ -15,6 +16,7 @@ from tests.support.seam_scene import canonical, repeatable
 from tests.support.table_modes import LAKE_LAG, TableModes
 
 
+@pytest.mark.further
 def test_a_table_has_one_cut_line_which_only_grows(modes: TableModes) -> None:
     """In everything that this process has done with these tables."""
     for table in modes.divided:

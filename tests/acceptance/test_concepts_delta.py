@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, LiteralString
 
+import pytest
 from pyiceberg.table import StaticTable
 from pyiceberg.table.snapshots import Summary
 
@@ -17,6 +18,8 @@ from tests.support.ingest_scene import csv_text
 from tests.support.promise_table import PromiseTable
 from tests.support.seam_scene import canonical
 from tests.support.table_modes import TableModes
+
+pytestmark = pytest.mark.further
 
 
 def files_of(modes: TableModes, table: PromiseTable) -> set[Path]:

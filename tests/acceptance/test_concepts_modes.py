@@ -122,6 +122,7 @@ def test_postgres_keeps_only_the_recent_partitions_of_a_tiered_table(modes: Tabl
         assert table.heap(f"at < {table.cut}") == []
 
 
+@pytest.mark.further
 def test_whole_partitions_behind_the_high_water_mark_move_into_the_lake_and_are_then_dropped(
     modes: TableModes,
 ) -> None:
@@ -162,6 +163,7 @@ def test_each_tier_holds_its_own_slice_and_the_lake_has_the_only_copy_of_old_row
         assert_same(lake, lake_rows(table.published, modes.duckdb), f"the published snapshot of {table.name}")
 
 
+@pytest.mark.further
 def test_lake_rows_expire_behind_the_cut_line_so_the_history_is_bounded(modes: TableModes) -> None:
     table = modes.bounded
     for _ in range(2):
@@ -204,6 +206,7 @@ def test_corrections_to_rows_that_moved_cold_land_in_the_delta_and_rewrite_nothi
 # --- tiered tables that keep their heap
 
 
+@pytest.mark.further
 def test_a_keep_heap_table_tiers_the_same_way_minus_the_drop(modes: TableModes) -> None:
     """Partitions are copied in batches, the cut-line advances, and nothing leaves; plain DML works everywhere."""
     table = modes.kept
@@ -274,6 +277,7 @@ def test_a_row_trigger_on_tiered_partitions_mirrors_every_change_into_the_delta(
     assert_same(table.heap(f"at < {table.cut}"), list(modes.assert_exact(table).lake.values()), "what is folded")
 
 
+@pytest.mark.further
 def test_full_history_in_both_stores_without_a_replication_slot(modes: TableModes) -> None:
     """PostgreSQL never shrinks: every partition that there ever was is there."""
     table = modes.kept
@@ -291,6 +295,7 @@ def test_full_history_in_both_stores_without_a_replication_slot(modes: TableMode
 # --- tables that are mirrored whole
 
 
+@pytest.mark.further
 def test_a_fully_mirrored_table_is_any_table_with_a_primary_key(modes: TableModes) -> None:
     """However it is partitioned, or not, and whatever its key is made of. Without a key it is refused."""
     shapes = {
@@ -358,6 +363,7 @@ def test_the_lake_is_a_trailing_full_copy_of_a_fully_mirrored_table(modes: Table
     assert_same(table.model(), main(modes, table), "the state of the next frontier")
 
 
+@pytest.mark.further
 def test_reads_of_a_fully_mirrored_table_take_the_lake_or_the_heap_as_asked(modes: TableModes) -> None:
     """By default the lake, at its frontier, since that is what readers of this product come for; the heap by the mode
     `heap`. A hybrid read takes old rows from the lake, once the lake provably has all that was committed before the
@@ -388,6 +394,7 @@ def test_reads_of_a_fully_mirrored_table_take_the_lake_or_the_heap_as_asked(mode
 # --- mirrored tables with heap retention
 
 
+@pytest.mark.further
 def test_partitions_are_dropped_once_they_are_behind_and_the_mirror_provably_holds_them(modes: TableModes) -> None:
     """A partition of which the heap has another row than the mirror is not dropped, however old it is."""
     table = modes.retained
@@ -416,6 +423,7 @@ def test_partitions_are_dropped_once_they_are_behind_and_the_mirror_provably_hol
     modes.assert_exact(table)
 
 
+@pytest.mark.further
 def test_full_history_in_the_lake_a_bounded_window_in_postgres_and_reads_split_at_the_seam(modes: TableModes) -> None:
     """`main` is the whole table, for engines that read the lake alone; the published snapshot has the rows below the
     cut-line, for reads that are split there as those of a tiered table are."""
@@ -430,6 +438,7 @@ def test_full_history_in_the_lake_a_bounded_window_in_postgres_and_reads_split_a
     assert {row[0] >= table.cut for row in found.hot.values()} == {True}
 
 
+@pytest.mark.further
 def test_writes_below_the_dropped_window_take_the_delta_path_and_are_folded_between_batches(modes: TableModes) -> None:
     """Old data stays correctable after its heap rows are gone, while the stream of young rows goes on."""
     table = modes.retained

@@ -20,6 +20,8 @@ from tests.support.retention_table import WIDTH
 from tests.support.seam_scene import PIN, by_pyiceberg
 from tests.support.table_modes import TableModes
 
+pytestmark = pytest.mark.further
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

@@ -15,6 +15,8 @@ from tests.support.retention_table import run
 from tests.support.seam_scene import canonical
 from tests.support.table_modes import TableModes
 
+pytestmark = pytest.mark.further
+
 WITHIN = 100
 """So far below the cut-line every table has rows, also one whose oldest rows have expired."""
 

@@ -121,6 +121,7 @@ def test_another_engine_rewrites_the_files_meanwhile(mirror: Mirror, spark: Spar
     assert_same(mirror.heap("public.t"), normalised(read_spark(session, "public.t")), "by Spark")
 
 
+@pytest.mark.further
 def test_nothing_is_converted_while_a_table_is_copied(mirror: Mirror) -> None:
     gate = mirror.runner
     assert isinstance(gate, GatedCopies)

@@ -67,6 +67,7 @@ def test_small_files_are_merged_while_the_stream_goes_on(t: Database, warehouse:
     assert_same(mirror.heap("public.t"), normalised(read_spark(session, "public.t")), "by Spark")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "what",
     # tests/integration/maintenance/test_file_merge.py has the others without a pump.

@@ -170,6 +170,7 @@ def test_another_engine_rewrites_the_files(mirror: Mirror, spark: SparkSession) 
     assert_same(mirror.heap("public.t"), normalised(read_spark(session, "public.t")), "by Spark")
 
 
+@pytest.mark.further
 def test_status_says_how_deletes_are_written_and_what_memory_holds(mirror: Mirror) -> None:
     database = mirror.database
     steps = Steps()
@@ -212,6 +213,7 @@ def test_status_says_how_deletes_are_written_and_what_memory_holds(mirror: Mirro
         assert shown() == DeleteMode("position"), "nor has who begins"
 
 
+@pytest.mark.further
 def test_another_engine_rewrites_the_files_while_a_commit_is_staged(mirror: Mirror, spark: SparkSession) -> None:
     """The commit is retried on top of the rewrite with the same files: they were not removed with the first attempt's
     metadata."""
@@ -247,6 +249,7 @@ def test_another_engine_rewrites_the_files_while_a_commit_is_staged(mirror: Mirr
         assert steps.count(Step.INDEX_BUILDING) == 1, "it was not built anew"
 
 
+@pytest.mark.further
 def test_another_engine_changes_rows(mirror: Mirror, spark: SparkSession) -> None:
     """The pump goes back to the rows that the index knows, so the index follows and is not built again."""
     session = lake_session(spark, mirror.database.dsn, mirror.settings.require_warehouse())
@@ -263,6 +266,7 @@ def test_another_engine_changes_rows(mirror: Mirror, spark: SparkSession) -> Non
         assert_read(mirror, running, "public.t")
 
 
+@pytest.mark.further
 def test_pinned_and_older_snapshots_stay_as_they_were(mirror: Mirror, spark: SparkSession) -> None:
     session = lake_session(spark, mirror.database.dsn, mirror.settings.require_warehouse())
     steps = Steps()
@@ -286,6 +290,7 @@ def test_pinned_and_older_snapshots_stay_as_they_were(mirror: Mirror, spark: Spa
         assert_same(heap, normalised([tuple(row) for row in rows]), "by Spark, back then")
 
 
+@pytest.mark.further
 def test_an_index_that_is_built_while_rows_change(mirror: Mirror) -> None:
     """Deletes that are committed meanwhile are written by key, and are in the index once that is ready."""
     database = mirror.database
@@ -319,6 +324,7 @@ def test_an_index_that_is_built_while_rows_change(mirror: Mirror) -> None:
         assert_read(slow, running, "public.t")
 
 
+@pytest.mark.further
 def test_memory_for_one_index_goes_to_the_table_that_needs_it_most(mirror: Mirror) -> None:
     database = mirror.database
     database.execute(

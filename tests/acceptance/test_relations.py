@@ -38,6 +38,7 @@ def test_partitioned_table_through_its_root(database: Database, warehouse: str, 
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_names_schemas_keys_and_columns_of_all_sorts(
     database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:

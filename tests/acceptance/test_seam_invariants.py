@@ -215,6 +215,7 @@ def test_rows_at_or_above_t_are_in_the_heap_rows_below_it_in_the_lake_at_s_as_co
     assert_same(model, by_pyiceberg(location) or model, "the same by pyiceberg")
 
 
+@pytest.mark.further
 def test_every_delta_row_targets_a_cold_row_and_a_row_corrected_mid_fold_survives_with_its_newest_value(
     scene: SeamScene,
 ) -> None:
@@ -258,6 +259,7 @@ def test_every_delta_row_targets_a_cold_row_and_a_row_corrected_mid_fold_survive
     assert len(survived) >= 3
 
 
+@pytest.mark.further
 def test_rows_below_the_retention_line_when_set_have_been_expired_from_the_lake(scene: SeamScene) -> None:
     """It is never set: no row of the lake expires. The lowest keys of all are read, corrected, folded, not purged."""
     lowest = -(2**63)
@@ -382,6 +384,7 @@ def test_lake_maintenance_never_expires_a_pinned_snapshot_and_never_changes_what
         maintained.policy("public.events", snapshot_retention_hours=24, snapshot_min_retained=10)
 
 
+@pytest.mark.further
 def test_pk_is_the_canonical_text_encoding_of_the_primary_key(database: Database, warehouse: str) -> None:
     """By every path that writes corrections, in sessions that print values differently. The correction's key finds its
     row in the lake."""

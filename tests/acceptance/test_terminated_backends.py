@@ -21,6 +21,8 @@ from tests.support.events_table import RetentionTables
 from tests.support.pipeline import change_rows, writing
 from tests.support.terminated_backends import terminating
 
+pytestmark = pytest.mark.further
+
 _TEN_MINUTES = 600.0
 _COMMANDS = ("mirror-pump-wait", "mirror-pump-register", "mirror-pump-verify", "mirror-pump-settings")
 """Sessions of commands, which say that they lost their connection and end."""

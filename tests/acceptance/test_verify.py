@@ -55,6 +55,7 @@ def make_table(database: Database, name: str, rows: int) -> None:
         )
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_no_false_alarm_while_writes_go_on(
     database: Database, warehouse: str, spark: SparkSession, tasks: ThreadTaskRunner, tmp_path: Path
@@ -115,6 +116,7 @@ def partitioned(database: Database, warehouse: str) -> Mirror:
     return mirror
 
 
+@pytest.mark.further
 def test_a_table_that_is_copied_again_meanwhile_is_compared_once_it_is_live(
     partitioned: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +181,7 @@ def test_a_table_whose_partitions_change_while_it_is_read_is_compared_again(part
             assert len(runner.names) > 2, "p was read twice"
 
 
+@pytest.mark.further
 def test_a_table_that_never_comes_to_rest_is_given_up(partitioned: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
     def rewrite(chunk: Chunk) -> None:
         if chunk.name == "low":

@@ -14,6 +14,8 @@ from mirror_pump.cli.main import app
 from mirror_pump.testing.database import Database
 from tests.support.cli import RunCommand, register_by_hand
 
+pytestmark = pytest.mark.further
+
 
 def _request(line: str) -> dict[str, str]:
     """The environment in which bash runs the program to complete a command line."""

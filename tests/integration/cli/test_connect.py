@@ -97,11 +97,13 @@ def test_readers_read_as_themselves(
             assert f"connection-user={role.name}" in pasted(run, "trino")
 
 
+@pytest.mark.further
 def test_spark(run: RunCommand, reader: ReaderRole, tmp_path: Path) -> None:
     output = execute(pasted(run, "spark", reader), reader, tmp_path, JAVA_HOME=str(find_java_home()))
     assert "read from the lake" in output
 
 
+@pytest.mark.further
 def test_duckdb(run: RunCommand, reader: ReaderRole, tmp_path: Path) -> None:
     assert "read from the lake" in execute(pasted(run, "duckdb", reader), reader, tmp_path, HOME=duckdb_home(tmp_path))
 
@@ -121,6 +123,7 @@ def test_pyiceberg(run: RunCommand, mirror: SmallTable, reader: ReaderRole, data
     assert "not resolved yet" not in output
 
 
+@pytest.mark.further
 def test_pyiceberg_users_learn_when_it_can_read_nothing(
     run: RunCommand, slot: str, database: Database, warehouse: str, tmp_path: Path
 ) -> None:

@@ -122,6 +122,7 @@ def test_a_sound_mirror(run: RunCommand, mirror: Mirror) -> None:
     assert not (Path(mirror.settings.require_warehouse().removeprefix("file://")) / PROBE_DIRECTORY).exists()
 
 
+@pytest.mark.further
 def test_an_installation_without_sqlalchemy_is_sound(
     run: RunCommand, mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +162,7 @@ def jars_directory(run: RunCommand) -> str:
     return found[1]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("harm", "check", "message"),
     [

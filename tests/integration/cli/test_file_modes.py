@@ -79,6 +79,7 @@ def test_files_are_readable_as_the_setting_says(
         assert_modes(place, setting or "private")
 
 
+@pytest.mark.further
 def test_maintenance_by_spark_writes_private_files(
     database: Database, run: RunCommand, slot: str, tmp_path: Path
 ) -> None:

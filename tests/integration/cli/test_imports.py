@@ -7,9 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.program import Program
 from tests.support.ingest_scene import IngestScene
+
+pytestmark = pytest.mark.further
 
 _LARGE = (
     *("duckdb", "numpy", "opentelemetry", "psycopg", "pyarrow", "pyarrow.parquet", "pyiceberg", "pyiceberg.table"),

@@ -71,6 +71,7 @@ def refused_by_the_server(database: Database, tag: str) -> Iterator[None]:
         database.execute("DROP EVENT TRIGGER forbid", "DROP FUNCTION public.forbid")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("tag", ["CREATE PUBLICATION", "CREATE SCHEMA", "CREATE TABLE", "CREATE FUNCTION"])
 def test_a_command_that_the_server_refuses(
     run: RunCommand, database: Database, slot: str, tmp_path: Path, tag: str

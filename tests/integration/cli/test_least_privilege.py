@@ -233,6 +233,7 @@ def refused(roles: Roles) -> None:
                     )
 
 
+@pytest.mark.further
 def test_the_pump_continues_after_a_failover(
     roles: Roles, command: AsRole, warehouse: str, slot: str, database: Database
 ) -> None:
@@ -272,6 +273,7 @@ def test_the_pump_continues_after_a_failover(
     assert "continues from frontier" in command(roles.pump, "reconcile")
 
 
+@pytest.mark.further
 def test_a_pump_without_statistics_sees_old_snapshots(
     roles: Roles, command: AsRole, warehouse: str, slot: str, database: Database
 ) -> None:

@@ -62,6 +62,7 @@ def test_policies_are_shown_set_and_unset(mirror: Mirror, run: RunCommand) -> No
     policy("get", "no_such_table", code=2)
 
 
+@pytest.mark.further
 @pytest.mark.slow
 def test_a_pump_brings_its_maintainer(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     """`run --maintain`: requests are answered while the pump runs; the maintainer ends with the pump."""

@@ -22,6 +22,8 @@ from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 
+pytestmark = pytest.mark.further
+
 NAMES = (
     TableName("public", "plain"),
     TableName("public", "MyTable"),

@@ -6,12 +6,16 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.program import Program
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.resyncs import drop_slot
+
+pytestmark = pytest.mark.further
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli-json.md"
 

@@ -45,6 +45,7 @@ def await_while_running(
     await_true(holds, seconds, what)
 
 
+@pytest.mark.further
 def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
     program: Program, run: RunCommand, database: Database, slot: str, tmp_path: Path
 ) -> None:
@@ -70,6 +71,7 @@ def test_one_pump_leads_and_a_signal_ends_it_with_a_word(
     assert "Traceback" not in output
 
 
+@pytest.mark.further
 def test_a_server_that_is_down_at_the_start_is_waited_for(program: Program, database: Database, tmp_path: Path) -> None:
     port = free_port()
     dsn = psycopg.conninfo.make_conninfo(database.dsn, port=port)

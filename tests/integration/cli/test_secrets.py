@@ -161,6 +161,7 @@ def unusable(database: Database) -> dict[str, tuple[str, int]]:
     }
 
 
+@pytest.mark.further
 def test_no_secret_is_shown_on_a_terminal(database: Database, tmp_path: Path) -> None:
     """Not by a traceback either, which `--debug` prints."""
     (temporary := tmp_path / "temporary").mkdir()

@@ -20,6 +20,8 @@ from mirror_pump.testing.mirror import await_true
 from mirror_pump.testing.program import Program
 from tests.support.cli import RunCommand, ThreadedProgram
 
+pytestmark = pytest.mark.further
+
 Process = subprocess.Popen[bytes]
 
 

@@ -20,6 +20,8 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.gate import gated
 from tests.support.pipeline import change_rows, writing
 
+pytestmark = pytest.mark.further
+
 _PUBLISHERS = """
 CREATE TABLE audit.publishes (seq bigserial, epoch bigint, pump text);
 CREATE FUNCTION audit.publish() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN

@@ -19,6 +19,8 @@ from mirror_pump.testing.program import Program
 from tests.support.cli import RunCommand, ThreadedProgram
 from tests.support.held_java import HeldJava, broken_java
 
+pytestmark = pytest.mark.further
+
 Process = subprocess.Popen[bytes]
 Start = Callable[[Program, str], Process]
 

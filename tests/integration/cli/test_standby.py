@@ -87,6 +87,7 @@ def state(database: Database) -> list[tuple[Any, ...]]:
     return database.rows("SELECT state FROM modak.mirror_tables")
 
 
+@pytest.mark.further
 def test_run_and_register_at_the_same_moment(start: Start, table: Database) -> None:
     """Whichever leads first: the table is copied, and in the end the pump leads."""
     pump = start("run", log="pump.log", spark=False)

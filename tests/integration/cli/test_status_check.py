@@ -77,6 +77,7 @@ def replace(database: Database, slot: str) -> None:
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
 
 
+@pytest.mark.further
 def test_the_status_says_how_much_wal_the_slot_may_still_hold_back(
     run: RunCommand, database: Database, mirror: str
 ) -> None:
@@ -103,6 +104,7 @@ def test_the_status_says_how_much_wal_the_slot_may_still_hold_back(
     assert 0 < after < before <= (1 << 30) + (1 << 26)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("harm", "message"),
     [(lose, "was invalidated by the server"), (drop, "does not exist"), (replace, "somebody else consumed or")],
@@ -142,6 +144,7 @@ def test_a_slot_that_no_pump_can_go_on_from(
             assert document["slot"]["invalidation_reason"] == "wal_removed"
 
 
+@pytest.mark.further
 def test_check_is_silent_when_all_is_well(run: RunCommand, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror)
     publish(database)
@@ -152,6 +155,7 @@ def test_check_is_silent_when_all_is_well(run: RunCommand, database: Database, m
         assert (result.exit_code, json.loads(result.stdout)["alerts"]) == (0, [])
 
 
+@pytest.mark.further
 def test_check_needs_a_leader(run: RunCommand, database: Database, mirror: str) -> None:
     result = run("status", "--check")
     assert result.exit_code == 1
@@ -159,6 +163,7 @@ def test_check_needs_a_leader(run: RunCommand, database: Database, mirror: str) 
     assert "mirror-pump run" in result.stdout
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -187,6 +192,7 @@ def test_check_tells_what_needs_a_person(
         assert message.rpartition(": ")[2] in json.loads(result.stdout)["alerts"][0]["message"]
 
 
+@pytest.mark.further
 def test_check_compares_the_lag(run: RunCommand, database: Database, mirror: str) -> None:
     register_by_hand(database, mirror)
     publish(database, "10 min")
@@ -202,6 +208,7 @@ def test_check_compares_the_lag(run: RunCommand, database: Database, mirror: str
         assert "--max-lag" in json.loads(result.stdout)["alerts"][0]["message"]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -224,6 +231,7 @@ def small_limit(database: Database) -> Iterator[int]:
         yield 64 << 20
 
 
+@pytest.mark.further
 def test_how_long_the_slot_lasts(
     run: RunCommand, database: Database, mirror: str, small_limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +270,7 @@ def test_how_long_the_slot_lasts(
     assert (slot["safe_wal_bytes"], slot["max_outage_seconds"]) == (0, 0.0)
 
 
+@pytest.mark.further
 def test_without_a_limit_the_slot_lasts(run: RunCommand, mirror: str) -> None:
     slot = json.loads(run("status", "--json").stdout)["slot"]
     assert mirror

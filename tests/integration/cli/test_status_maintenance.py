@@ -31,6 +31,8 @@ from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 
+pytestmark = pytest.mark.further
+
 
 @pytest.fixture
 def mirror(database: Database, tmp_path: Path, tasks: ThreadTaskRunner) -> Mirror:

@@ -17,6 +17,8 @@ from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 
+pytestmark = pytest.mark.further
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 

@@ -16,6 +16,8 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.program import Program
 from tests.support.cli import on_a_terminal
 
+pytestmark = pytest.mark.further
+
 
 def run(program: Program, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit code, and the lines of stderr. A line that is not a JSON object fails the test."""

@@ -20,6 +20,8 @@ from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.events_table import RetentionTables
 
+pytestmark = pytest.mark.further
+
 
 @dataclass
 class Log:

@@ -20,6 +20,8 @@ from mirror_pump.testing.mirror import Mirror, Row, assert_same, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.local_files import path_of
 
+pytestmark = pytest.mark.further
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

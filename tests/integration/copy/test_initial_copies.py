@@ -241,6 +241,7 @@ def test_a_key_that_moves_during_the_copy_has_its_large_value_before_anybody_see
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_a_table_that_is_being_altered_holds_up_no_other_copy(database: Database, warehouse: str) -> None:
     """Its chunks are read later, each once. Those of the other table need the same workers."""
     database.execute(

@@ -98,6 +98,7 @@ def test_a_truncation_during_the_copy(database: Database, warehouse: str, gate: 
         mirror.assert_equal("public.t")
 
 
+@pytest.mark.further
 def test_history_goes_on_over_renames_and_copies(
     database: Database, warehouse: str, spark: SparkSession, gate: GatedCopies
 ) -> None:
@@ -128,6 +129,7 @@ def test_history_goes_on_over_renames_and_copies(
     assert [tuple(row) for row in now.collect()] == [(1, "renamed", 2**40)]
 
 
+@pytest.mark.further
 def test_what_another_engine_did_to_the_table_during_the_copy_stays(
     database: Database, warehouse: str, spark: SparkSession, gate: GatedCopies
 ) -> None:
@@ -184,6 +186,7 @@ def test_what_another_engine_did_to_the_table_during_the_copy_stays(
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_a_lake_table_that_is_gone_when_the_copy_is_complete_fails_alone(database: Database, warehouse: str) -> None:
     database.execute(*TABLES)
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
@@ -204,6 +207,7 @@ def test_a_lake_table_that_is_gone_when_the_copy_is_complete_fails_alone(databas
         mirror.assert_equal("public.other")
 
 
+@pytest.mark.further
 def test_columns_change_in_the_middle_of_a_transaction_of_many_segments(database: Database, warehouse: str) -> None:
     """Unchanged large values are found across the change, wherever the row was last written."""
     database.execute(*TABLES)
@@ -223,6 +227,7 @@ def test_columns_change_in_the_middle_of_a_transaction_of_many_segments(database
         assert read_duckdb(mirror.location("public.t")).column_names == ["id", "big", "n", "large", "z"]
 
 
+@pytest.mark.further
 def test_tables_swap_their_names(database: Database, warehouse: str) -> None:
     database.execute(*TABLES)
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
@@ -245,6 +250,7 @@ def test_tables_swap_their_names(database: Database, warehouse: str) -> None:
     assert len(lake_rows(mirror.location("public.t"))) == 2
 
 
+@pytest.mark.further
 def test_unchanged_large_values_are_read_from_a_heap_that_is_further_than_the_stream(
     database: Database, warehouse: str, gate: GatedCopies
 ) -> None:
@@ -275,6 +281,7 @@ def test_unchanged_large_values_are_read_from_a_heap_that_is_further_than_the_st
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_a_table_without_a_key_holds_up_no_other(database: Database, warehouse: str) -> None:
     database.execute(*TABLES)
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
@@ -322,6 +329,7 @@ def test_a_table_without_a_key_holds_up_no_other(database: Database, warehouse: 
     assert database.rows("SELECT error FROM modak.mirror_tables WHERE error IS NOT NULL") == []
 
 
+@pytest.mark.further
 def test_a_lake_table_that_another_engine_gave_columns_fails_alone(
     database: Database, warehouse: str, spark: SparkSession
 ) -> None:
@@ -343,6 +351,7 @@ def test_a_lake_table_that_another_engine_gave_columns_fails_alone(
         mirror.assert_equal("public.other")
 
 
+@pytest.mark.further
 def test_a_table_that_was_a_partition_of_another_for_a_moment_fails(database: Database, warehouse: str) -> None:
     """Meanwhile, its changes are in the stream as the other table's."""
     database.execute(
@@ -429,6 +438,7 @@ _PIN = (
 )
 
 
+@pytest.mark.further
 def test_the_published_snapshot_outlives_the_commits_of_a_repeated_copy(
     database: Database, warehouse: str, gate: GatedCopies
 ) -> None:

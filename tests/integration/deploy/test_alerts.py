@@ -23,6 +23,8 @@ from tests.support.local_files import path_of
 from tests.support.prometheus import executable_or_skip
 from tests.support.scraped import Samples, Scenario, ScrapedPump, check
 
+pytestmark = pytest.mark.further
+
 _GIB = 1024**3
 _RETAINED = "mirror_pump_slot_retained_wal_bytes"
 

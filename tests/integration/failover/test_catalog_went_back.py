@@ -125,6 +125,7 @@ def test_a_restored_catalog_is_noticed_by_a_pump_that_remembers_nothing(mirror: 
     assert not sweep_refused(mirror)
 
 
+@pytest.mark.further
 def test_the_last_publish_before_a_restore_is_pointed_out(mirror: Mirror) -> None:
     """One state beyond the catalog may also be what a pump left that was killed before it published: the pump goes on,
     and says so."""
@@ -145,6 +146,7 @@ def test_the_last_publish_before_a_restore_is_pointed_out(mirror: Mirror) -> Non
     assert not pump_until_live(mirror, "public.a", "public.b").count(Step.METADATA_UNKNOWN), "it went past that"
 
 
+@pytest.mark.further
 def test_a_pump_at_rest_notices_that_its_catalog_went_back(mirror: Mirror) -> None:
     """It has published nothing itself."""
     database = mirror.database
@@ -186,6 +188,7 @@ def alerts(mirror: Mirror) -> tuple[Alert, ...]:
         return reader.read().alerts
 
 
+@pytest.mark.further
 def test_a_resync_neither_heals_nor_hides_a_catalog_that_went_back(mirror: Mirror) -> None:
     database = mirror.database
     kept = KeptCatalog(database, "kept")
@@ -251,6 +254,7 @@ def test_a_slot_that_a_promotion_left_behind_is_a_matter_of_reconcile(mirror: Mi
         resynced(mirror)
 
 
+@pytest.mark.further
 def test_nothing_is_deleted_where_no_pump_has_followed_to(mirror: Mirror) -> None:
     database = mirror.database
     assert not sweep_refused(mirror)

@@ -105,6 +105,7 @@ def test_lost_rows_are_told_and_mended(
         assert f"modak.{relation}" not in run("status").stdout
 
 
+@pytest.mark.further
 def test_other_lost_rows_stop_nothing(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, run: RunCommand
 ) -> None:
@@ -119,6 +120,7 @@ def test_other_lost_rows_stop_nothing(
     assert database.rows("SELECT count(*) > 0 FROM modak.iceberg_namespace_properties") == [(True,)]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("relation", ["tables", "mirror_tables", "cutline"])
 def test_what_is_left_of_a_registration_can_be_given_up(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, run: RunCommand, relation: str
@@ -134,6 +136,7 @@ def test_what_is_left_of_a_registration_can_be_given_up(
     mirror.assert_equal("public.t")
 
 
+@pytest.mark.further
 def test_a_table_of_which_only_the_publication_knows_is_told(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, run: RunCommand
 ) -> None:
@@ -180,6 +183,7 @@ def test_rows_that_only_the_lake_has_are_not_given_up_by_themselves(
     assert database.rows("SELECT count(*) FROM modak.former_locations") == [(1,)]
 
 
+@pytest.mark.further
 def test_ddl_without_the_secret_warns_its_session(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, run: RunCommand
 ) -> None:

@@ -17,6 +17,8 @@ from tests.support.ingest_scene import IngestScene
 from tests.support.killed_ingest import die_at
 from tests.support.tiered import TieredTables
 
+pytestmark = pytest.mark.further
+
 HISTORY = [(-50, 900, 1, "history"), (-1, 900, 1, "history"), (390, 900, 1, "present")]
 NOT_MOVED = -(2**63)
 

@@ -80,6 +80,7 @@ def test_an_ingest_that_is_killed(scene: IngestScene, step: IngestStep) -> None:
         assert len(added) == outcome.files
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_at_each_step(scene: IngestScene, number: signal.Signals) -> None:
     """Whatever it interrupts, the ingest has landed with all of its files, or nothing of it is there."""
@@ -117,6 +118,7 @@ _COMMIT_WAITS = (
 )
 
 
+@pytest.mark.further
 def test_ctrl_c_while_the_commit_waits(scene: IngestScene) -> None:
     """The commit ends first. Then the program says that it was interrupted, and that the rows are there."""
     path = _prepared(scene)
@@ -143,6 +145,7 @@ def _ignores_no_interrupt(pid: int | None) -> bool:
     return not caught >> (signal.SIGINT - 1) & 1
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("places", [6, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_ctrl_c_at_any_line_of_the_commit(scene: IngestScene, places: int) -> None:
     scene.ingest(scene.csv("first.csv", FIRST))
@@ -176,6 +179,7 @@ def _sessions(database: Database) -> int:
     return int(rows[0][0])
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("cuts", [4, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_a_connection_that_breaks(scene: IngestScene, cuts: int) -> None:
     """At each of the last messages, or of all: the ingest knows whether it has landed, or says that it does not."""
@@ -217,6 +221,7 @@ def test_a_connection_that_breaks(scene: IngestScene, cuts: int) -> None:
         proxy.close()
 
 
+@pytest.mark.further
 def test_what_changes_while_an_ingest_looks(scene: IngestScene) -> None:
     """A correction that is older than the commit does not win, and a younger one does; so does another ingest."""
     path = _prepared(scene)
@@ -264,6 +269,7 @@ def test_a_reader_that_pinned_before_is_waited_for(scene: IngestScene) -> None:
     scene.assert_exact()
 
 
+@pytest.mark.further
 def test_a_reader_that_pins_at_the_last_moment_is_waited_for(scene: IngestScene) -> None:
     path = _prepared(scene)
     waited: list[IngestStep] = []
@@ -288,6 +294,7 @@ _OPEN = (
 )
 
 
+@pytest.mark.further
 def test_a_pin_that_stays_holds_no_transaction_open(scene: IngestScene) -> None:
     """The ingest lets its locks go, waits without a transaction, and begins it again."""
     path = _prepared(scene)
@@ -314,6 +321,7 @@ def test_a_pin_that_stays_holds_no_transaction_open(scene: IngestScene) -> None:
     assert scene.phases() == ["done", "done"]
 
 
+@pytest.mark.further
 def test_a_pin_that_is_renewed_for_ever_ends_the_ingest(scene: IngestScene) -> None:
     path = _prepared(scene)
     files = scene.files_in_lake()
@@ -373,6 +381,7 @@ def test_rows_that_expire_while_an_ingest_looks(scene: IngestScene) -> None:
     assert scene.database.rows("SELECT count(*) FROM events WHERE v = 'expired'") == [(0,)]
 
 
+@pytest.mark.further
 def test_two_ingests_at_once(scene: IngestScene) -> None:
     files = [
         scene.csv(f"{number}.csv", [(at, number, number, "both") for at in (*range(50), *range(200, 250))])
@@ -461,6 +470,7 @@ def _announce(database: Database, rows: list[tuple[object, ...]]) -> None:
             copy.write(csv_text(rows))
 
 
+@pytest.mark.further
 def test_an_ingest_into_partitions_that_the_cut_line_has_passed(
     retention_tables: RetentionTables, database: Database
 ) -> None:

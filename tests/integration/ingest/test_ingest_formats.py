@@ -65,6 +65,7 @@ def test_formats_and_compressions(scene: IngestScene, monkeypatch: pytest.Monkey
     assert {row[0] for row in scene.lake('SELECT DISTINCT "at" FROM lake')} <= set(range(200))
 
 
+@pytest.mark.further
 def test_forms_of_csv(scene: IngestScene) -> None:
     content = '5;1;\\N;semicolons\n6;2;3;\\N\n\n7;3;4;"\\N"\n'
     names = ("at", "id", "n", "v")
@@ -171,6 +172,7 @@ def test_values_are_those_of_an_insert(database: Database, warehouse: str, tmp_p
     assert len(scene.lake("SELECT DISTINCT serial FROM lake")) == 28, "each row has its own default"
 
 
+@pytest.mark.further
 def test_typed_values_of_parquet(database: Database, warehouse: str, tmp_path: Path) -> None:
     definitions = "amount numeric(12,2), free numeric, moment timestamptz, tags int[], j jsonb, u uuid, b bytea, f real"
     scene = IngestScene.create(database, warehouse, tmp_path, definitions)

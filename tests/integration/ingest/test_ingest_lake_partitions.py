@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.testing.mirror import assert_same, await_true, lake_rows
@@ -84,6 +86,7 @@ CREATE TRIGGER count_notes AFTER UPDATE ON modak.op_log FOR EACH ROW
 """
 
 
+@pytest.mark.further
 def test_the_journal_of_many_files_is_written_seldom(retention_tables: RetentionTables, tmp_path: Path) -> None:
     """Neither one transaction a file, nor a list of all files each time."""
     events = retention_tables.automatic(lake_partition="1", fold_age=0.05)

@@ -79,6 +79,7 @@ def test_tables_that_nothing_can_be_ingested_into(scene: IngestScene) -> None:
     scene.database.execute("UPDATE modak.cutline SET retention_line = NULL")
 
 
+@pytest.mark.further
 def test_rows_that_are_left_out(scene: IngestScene, tmp_path: Path) -> None:
     rejects = tmp_path / "rejects.jsonl"
     content = "at,id,n,v\n1,1,2,x\n2,2,two,x\n3,3\n4,4,99999999999,x\n,5,5,x\n250,6,6,y\n"
@@ -120,6 +121,7 @@ ROUNDED = {
 }
 
 
+@pytest.mark.further
 def test_texts_that_the_column_would_round(database: Database, warehouse: str, tmp_path: Path) -> None:
     """A value is refused if PostgreSQL would store less than the text says, and taken in any form otherwise."""
     scene = IngestScene.create(database, warehouse, tmp_path / "input", ", ".join(KEPT))
@@ -154,6 +156,7 @@ def test_texts_that_the_column_would_round(database: Database, warehouse: str, t
     assert scene.ingest(scene.csv("c.csv", far, ("at", "id", "d", "d3"))).lake_rows == 2
 
 
+@pytest.mark.further
 def test_objects_that_lack_a_key(scene: IngestScene) -> None:
     """What an object lacks is NULL, as in labelled loads."""
     content = '{"at": 1, "id": 1, "n": 2, "v": "x"}\n{"id": 2, "at": 2}\n{"at": 250, "id": 3, "v": "z"}\n{"id": 4}\n'
@@ -201,6 +204,7 @@ def test_a_plain_mirrored_table_gets_all_rows_by_copy(scene: IngestScene) -> Non
     scene.mirror.assert_equal("public.flat")
 
 
+@pytest.mark.further
 def test_a_database_of_another_shape(database: Database, warehouse: str, tmp_path: Path) -> None:
     """A DEFAULT, a NOT NULL and an identity column that the input lacks."""
     definitions = "n int NOT NULL DEFAULT 7, v text, number bigint GENERATED ALWAYS AS IDENTITY"

@@ -80,6 +80,7 @@ def test_history_and_present_of_a_tiered_table(tiered_tables: TieredTables, tmp_
         assert not _equality_deletes(events)
 
 
+@pytest.mark.further
 def test_a_fold_that_finds_an_outdated_index_waits_only_so_long(tiered_tables: TieredTables, tmp_path: Path) -> None:
     """After that it deletes by key, as without an index."""
     gate = tiered_tables.gated(read_keys)
@@ -106,6 +107,7 @@ def test_a_fold_that_finds_an_outdated_index_waits_only_so_long(tiered_tables: T
         assert not running.steps.count(Step.FOLD_FAILED)
 
 
+@pytest.mark.further
 def test_a_table_that_keeps_its_heap_gets_all_rows_there(tiered_tables: TieredTables, tmp_path: Path) -> None:
     events = tiered_tables.tiered(keep_heap=True, fold_age=0.05)
     scene = _scene(events, tmp_path)

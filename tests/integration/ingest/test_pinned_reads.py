@@ -48,6 +48,7 @@ def _readers(scene: IngestScene) -> list[PinnedReader]:
     return [PinnedReader(scene, in_one_snapshot=one) for one in (False, True)]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("rows", [[COLD], [COLD, HOT]], ids=["lake", "both"])
 def test_a_read_by_a_pin_from_before_an_ingest_lacks_the_rows_of_the_lake(
     scene: IngestScene, rows: Sequence[Row]

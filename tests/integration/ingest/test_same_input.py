@@ -139,6 +139,7 @@ def test_rows_that_are_accepted(same: IngestScene, caller: str) -> None:
     same.mirror.assert_equal("public.same")
 
 
+@pytest.mark.further
 def test_values_of_every_kind(same: IngestScene, caller: str) -> None:
     for name, content, column, value in VALUES:
         same.database.execute("DELETE FROM same")
@@ -162,6 +163,7 @@ def test_input_that_is_refused(same: IngestScene, caller: str) -> None:
     same.mirror.assert_equal("public.same")
 
 
+@pytest.mark.further
 def test_columns_that_are_chosen(same: IngestScene, caller: str) -> None:
     jsonl = same.file("a.jsonl", b'{"id": 1, "v": "x", "other": 1}\n{"v": "y", "id": 2}')
     assert _bring(same, caller, [jsonl], ("v", "id")) == 2

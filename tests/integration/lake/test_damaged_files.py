@@ -132,6 +132,7 @@ def test_a_damaged_data_file_fails_what_needs_it_and_nothing_else(
         mirror.assert_equal("public.filled")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_data_file_is_an_alert_until_it_is_repaired(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, damage: Damage

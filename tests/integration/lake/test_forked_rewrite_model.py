@@ -182,6 +182,7 @@ def test_a_rewrite_lands_on_what_a_pump_that_knows_of_it_commits(
     assert model.table.duckdb() == model.rows
 
 
+@pytest.mark.further
 @_examples
 @given(before=st.lists(_any, max_size=5), meanwhile=st.lists(_any, min_size=1, max_size=5), chosen=_chosen)
 def test_whatever_is_committed_a_rewrite_loses_no_row_and_brings_none_back(

@@ -336,6 +336,7 @@ def test_other_format_versions_are_refused_clearly(table: Table) -> None:
         Table.open(catalog, name)
 
 
+@pytest.mark.further
 def test_spark_and_tables_of_a_path(spark: SparkSession, warehouse: str) -> None:
     """Spark's HadoopCatalog makes a table, we continue it, and the other way round."""
     for key, value in (("", "org.apache.iceberg.spark.SparkCatalog"), (".type", "hadoop"), (".warehouse", warehouse)):

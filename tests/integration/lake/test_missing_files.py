@@ -150,6 +150,7 @@ def assert_commands_say_it(run: RunCommand, mirror: Mirror, table: str) -> None:
     assert (first["equal"], second["equal"]) == (False, True), verified.stdout
 
 
+@pytest.mark.further
 def test_a_file_of_a_former_registration_fails_no_table(database: Database, warehouse: str, gate: GatedCopies) -> None:
     """A thread misses it when the table is unregistered with its files, and says so when it is registered again."""
     create(database, "t")
@@ -169,6 +170,7 @@ def test_a_file_of_a_former_registration_fails_no_table(database: Database, ware
         mirror.assert_equal("public.t")
 
 
+@pytest.mark.further
 def test_a_warehouse_that_is_not_mounted_fails_no_table(database: Database, warehouse: str, gate: GatedCopies) -> None:
     create(database, "one", "two")
     steps = Steps()
@@ -197,6 +199,7 @@ def test_a_warehouse_that_is_not_mounted_fails_no_table(database: Database, ware
         mirror.assert_equal("public.one", "public.two")
 
 
+@pytest.mark.further
 def test_nothing_leaves_the_heap_once_the_lake_lacks_a_file(
     retention_tables: RetentionTables, database: Database, gate: GatedCopies
 ) -> None:

@@ -151,6 +151,7 @@ def test_insert_only_tables_have_no_deletes_and_pyiceberg_reads_them(table: Smal
     assert operations == {"append"}
 
 
+@pytest.mark.further
 def test_merging_manifests_changes_no_entry(file_table: SmallTable) -> None:
     known: dict[str, tuple[int | None, int | None]] = {}
     for key in range(130):
@@ -186,6 +187,7 @@ def test_equality_ids_are_integers_in_the_manifest_itself(file_table: SmallTable
     assert entry.data_file.equality_ids == [1]
 
 
+@pytest.mark.further
 def test_retained_snapshots_can_be_read_and_pinned_ones_stay(table: SmallTable, lake: SparkSession) -> None:
     history: dict[int, Rows] = {}
     rows: Rows = {}

@@ -140,6 +140,7 @@ _AWKWARD: Mapping[str, tuple[pa.DataType, Sequence[Any]]] = {
 """Values in a column of each type, in the form of their storage."""
 
 
+@pytest.mark.further
 def test_spark_reads_the_same_rows_by_awkward_literals(spark: SparkSession, tmp_path: Path) -> None:
     """In a session of another time zone, by names that have dots."""
     session = spark.newSession()

@@ -23,6 +23,8 @@ from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.testing.mirror import await_true
 from tests.support.loads import LoadedTable, Loader
 
+pytestmark = pytest.mark.further
+
 TEXT = b"id,at,v\n1,50,x\n2,150,y\n3,250,z\n"
 _TOKEN = "correct-horse-battery-staple"
 _BEARER = {"Authorization": f"Bearer {_TOKEN}"}

@@ -57,6 +57,7 @@ def test_other_content_under_the_label_is_refused(table: LoadedTable) -> None:
     assert table.labels() == {"a": "committed"}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_load_that_gets_a_signal_at_each_step(table: LoadedTable, number: signal.Signals) -> None:
     """All of its rows are there with the label, or nothing is; the same load again completes it."""
@@ -177,6 +178,7 @@ def _await_end_of_loads(table: LoadedTable) -> None:
     )
 
 
+@pytest.mark.further
 def test_a_load_that_is_not_finished_cannot_be_committed(table: LoadedTable) -> None:
     def begin(connection: psycopg.Connection[object]) -> None:
         connection.execute("SELECT modak.begin_load('ev', 'a', '{}')")

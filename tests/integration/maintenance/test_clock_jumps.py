@@ -37,6 +37,7 @@ def maintained(database: Database, warehouse: str, spark: SparkSession) -> Maint
     return prepare(database, warehouse, spark)
 
 
+@pytest.mark.further
 def test_the_pumps_clock_jumps_while_it_works(retention_tables: RetentionTables, clock: ShiftedClock) -> None:
     """Commits, conversions of deletes, and folds."""
     events = retention_tables.automatic(partitions=3, fold_age=0.05, convert_age=0.3, index_memory=0)
@@ -94,6 +95,7 @@ def test_a_maintainer_whose_clock_is_ahead_takes_nothing_for_old(maintained: Mai
     assert (swept.candidates, swept.listed > 20) == (0, True)
 
 
+@pytest.mark.further
 def test_a_sweep_by_a_clock_that_is_far_ahead_stops_no_publish(maintained: Maintained, clock: ShiftedClock) -> None:
     write_and_publish(maintained.mirror, range(2))
     clock.offset = _YEAR

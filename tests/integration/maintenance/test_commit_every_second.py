@@ -13,6 +13,8 @@ from mirror_pump.lake.commit.row_delta import RowDelta
 from mirror_pump.lake.document.snapshot_stats import live_rows, snapshot_stats
 from tests.support.lake_tables import Rows, SmallTable
 
+pytestmark = pytest.mark.further
+
 RESOLVED_EVERY = 10
 """Commits; by default there is one per second."""
 MERGE_LANDS_AFTER = 2

@@ -159,6 +159,7 @@ def test_a_foreign_rewrite_between_throws_the_merge_away(table: SmallTable, lake
     assert table.duckdb() == table.spark(lake) == table.scanned() == expected
 
 
+@pytest.mark.further
 def test_files_that_spark_wrote_are_merged_too(table: SmallTable, lake: SparkSession) -> None:
     expected: Rows = {}
     for key in range(7):
@@ -190,6 +191,7 @@ def begin_rewrite(lake: SparkSession) -> tuple[Any, Any, Any, Any]:
     return began, began.currentSnapshot(), replaced, added
 
 
+@pytest.mark.further
 def test_a_stream_of_appends_passes_over_merges(table: SmallTable, lake: SparkSession, tmp_path: Path) -> None:
     """Spark's structured streaming fails on a snapshot that overwrites. A merge of rows without deletes is no
     overwrite."""
@@ -410,6 +412,7 @@ def crossed(table: SmallTable) -> int:
     return int(read_duckdb(location, query).column(0)[0].as_py())
 
 
+@pytest.mark.further
 def test_no_more_rows_stay_deleted_than_there_are(file_table: SmallTable) -> None:
     """A small table, all of whose rows change repeatedly."""
     chance = random.Random(4)

@@ -28,6 +28,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
     return mirror
 
 
+@pytest.mark.further
 def test_changes_of_rows_are_undone(mirror: Mirror, spark: SparkSession) -> None:
     maintained = Maintained(mirror, spark)
     run, first = maintained.session.sql, int(maintained.lake_table("public.a").snapshot_id)

@@ -15,6 +15,8 @@ from mirror_pump.testing.database import Database
 from tests.support.interrupts import InterruptedLines
 from tests.support.maintenance import T, prepare, write_and_publish
 
+pytestmark = pytest.mark.further
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

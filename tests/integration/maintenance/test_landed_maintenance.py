@@ -52,6 +52,7 @@ def _await_publish(maintained: Maintained) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.further
 def test_no_publish_waits_while_spark_rewrites_and_commits(maintained: Maintained) -> None:
     """Spark's commit may take as long as it likes: the pump goes on, and all of its commits stay."""
     mirror = maintained.mirror
@@ -108,6 +109,7 @@ def test_a_fork_leaves_neither_its_pointer_nor_its_metadata(maintained: Maintain
     require_all(mirror.location(T), STORAGE)
 
 
+@pytest.mark.further
 def test_the_fork_of_a_maintainer_that_died_does_not_matter(maintained: Maintained) -> None:
     mirror = maintained.mirror
     write_and_publish(mirror, range(3))
@@ -146,6 +148,7 @@ def test_a_rewrite_that_does_not_fit_any_more_is_made_again(
     maintained.assert_equal(T)
 
 
+@pytest.mark.further
 def test_a_stopped_maintainer_holds_publishes_up_for_a_limited_time(maintained: Maintained) -> None:
     """As one that is suspended in the middle of its landing, with the lock."""
     mirror = maintained.mirror
@@ -175,6 +178,7 @@ def test_a_stopped_maintainer_holds_publishes_up_for_a_limited_time(maintained: 
     maintained.assert_equal(T)
 
 
+@pytest.mark.further
 def test_a_manifest_that_has_gone_meanwhile_is_no_loss(maintained: Maintained, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pump has merged some itself: the others are merged again."""
     mirror = maintained.mirror

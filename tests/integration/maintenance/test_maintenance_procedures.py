@@ -68,6 +68,7 @@ def test_a_requested_pass_pays_all_debt(maintained: Maintained) -> None:
     maintained.assert_equal(T)
 
 
+@pytest.mark.further
 def test_nothing_is_done_without_a_request_below_the_thresholds(maintained: Maintained) -> None:
     write_and_publish(maintained.mirror, range(5))
     location = maintained.mirror.location(T)
@@ -84,6 +85,7 @@ def test_nothing_is_done_without_a_request_below_the_thresholds(maintained: Main
     maintained.assert_equal(T)
 
 
+@pytest.mark.further
 def test_position_delete_files_are_merged(maintained: Maintained) -> None:
     """Other engines write them, and the mirror may, too."""
     mirror = maintained.mirror
@@ -151,6 +153,7 @@ def test_deletes_that_concern_no_file_go_without_a_rewrite_of_the_others(maintai
     maintained.assert_equal_by_spark(T)
 
 
+@pytest.mark.further
 def test_what_the_policy_switches_off_is_not_done_by_the_way(maintained: Maintained) -> None:
     mirror = maintained.mirror
     small = data_files(maintained)
@@ -231,6 +234,7 @@ def test_a_compaction_commits_beside_a_pump_that_thins_its_history(maintained: M
     maintained.assert_equal(T)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "settings", [pytest.param(NO_UPKEEP, id="no-upkeep", marks=pytest.mark.soak), pytest.param(UPKEEP, id="upkeep")]
 )
@@ -267,6 +271,7 @@ def test_compactions_succeed_while_commits_come_all_the_time(maintained: Maintai
     assert mirror.state(T) == "live"
 
 
+@pytest.mark.further
 def test_the_history_is_thinned_as_the_policy_says(maintained: Maintained) -> None:
     """By the pump's own commits, from the next one on. A wrong stored value does not prevent it."""
     write_and_publish(maintained.mirror, range(12))

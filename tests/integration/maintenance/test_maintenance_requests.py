@@ -89,6 +89,7 @@ def test_a_second_request_refreshes_the_first(maintained: Maintained) -> None:
     assert pending(maintained) == 1
 
 
+@pytest.mark.further
 def test_two_servers_answer_every_request_once(maintained: Maintained) -> None:
     mirror = maintained.mirror
     settings = mirror.settings.model_copy(update={"maintain_interval": 3600.0})
@@ -119,6 +120,7 @@ def _nobody_else() -> Procedures:
     raise AssertionError("a server runs: this process has no work")
 
 
+@pytest.mark.further
 def test_a_server_pays_debt_when_it_is_due_and_not_before(maintained: Maintained) -> None:
     mirror = maintained.mirror
     maintained.policy(T, rewrite_min_input_files=8, orphan_sweep_enabled=False)
@@ -143,6 +145,7 @@ def test_a_server_pays_debt_when_it_is_due_and_not_before(maintained: Maintained
     maintained.assert_equal(T)
 
 
+@pytest.mark.further
 def test_without_a_server_the_command_does_the_work(maintained: Maintained) -> None:
     write_and_publish(maintained.mirror, range(4))
     settings = maintained.mirror.settings
@@ -161,6 +164,7 @@ def test_without_a_server_the_command_does_the_work(maintained: Maintained) -> N
         list(maintain_tables(settings, ["other"], wait=True, start=start))
 
 
+@pytest.mark.further
 def test_what_a_dead_maintainer_left_is_cleared_up(maintained: Maintained) -> None:
     """Its rewrite does not hold up anything any more, and the next maintainer answers the request that it had
     claimed."""
@@ -195,6 +199,7 @@ def test_what_a_dead_maintainer_left_is_cleared_up(maintained: Maintained) -> No
     assert maintained.journal(T)[0][2]["requested_by"] == "the dead"
 
 
+@pytest.mark.further
 def test_a_server_answers_what_a_dead_one_had_claimed(maintained: Maintained) -> None:
     """Although nothing is due without the request. A maintainer that is only slow keeps its requests."""
     mirror, table_id = maintained.mirror, maintained.table_id(T)

@@ -210,6 +210,7 @@ def test_a_snapshot_that_is_pinned_while_it_expires_stays_readable(maintained: M
     maintained.assert_equal(T)
 
 
+@pytest.mark.further
 def test_what_is_pinned_while_spark_starts_is_not_expired(maintained: Maintained) -> None:
     """Starting Spark may take minutes, and happens after the decision."""
     mirror = maintained.mirror
@@ -228,6 +229,7 @@ def test_what_is_pinned_while_spark_starts_is_not_expired(maintained: Maintained
     assert_same(rows, lake_rows(location), "the snapshot that was pinned")
 
 
+@pytest.mark.further
 def test_no_rewrite_is_announced_before_there_is_a_spark(maintained: Maintained) -> None:
     """From the announcement on, the pump writes equality deletes, and merges nothing; 100 commits may land while Spark
     starts."""
@@ -266,6 +268,7 @@ def test_a_snapshots_time_runs_from_its_replacement(maintained: Maintained) -> N
     maintained.read(T, f"VERSION AS OF {snapshot}")
 
 
+@pytest.mark.further
 def test_a_branch_with_an_age_of_its_own_stops_expiry(maintained: Maintained) -> None:
     """Iceberg follows the branch's setting and would expire a pinned snapshot on it."""
     mirror = maintained.mirror
@@ -316,6 +319,7 @@ def _dry(maintained: Maintained) -> Sweep:
     return swept
 
 
+@pytest.mark.further
 def test_metadata_files_go_once_they_fell_out_of_the_log(maintained: Maintained) -> None:
     mirror = maintained.mirror
     session = lake_session(maintained.spark, mirror.database.dsn, mirror.settings.require_warehouse())
@@ -358,6 +362,7 @@ def test_a_pin_that_the_history_lost_stops_the_sweep(maintained: Maintained) -> 
     assert "read_pins" in caught.value.remedy
 
 
+@pytest.mark.further
 def test_a_snapshot_that_is_pinned_and_thinned_out_during_the_sweep_keeps_its_files(
     maintained: Maintained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +392,7 @@ def test_a_snapshot_that_is_pinned_and_thinned_out_during_the_sweep_keeps_its_fi
     assert orphan.exists()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("held_at", [Step.RECEIVED, Step.WRITTEN, Step.STAGED])
 def test_a_batch_in_flight_survives_a_sweep_that_takes_its_files(maintained: Maintained, held_at: Step) -> None:
     """A pump was suspended between writing and publishing for longer than the grace period, which is zero here."""
@@ -419,6 +425,7 @@ def test_a_batch_in_flight_survives_a_sweep_that_takes_its_files(maintained: Mai
     assert mirror.state(T) == "live"
 
 
+@pytest.mark.further
 def test_a_publish_that_landed_before_the_sweep_looked_is_safe(maintained: Maintained) -> None:
     """The sweep waits for a publish that holds the slot's row, as one of unknown outcome does until that is decided."""
     mirror = maintained.mirror
@@ -443,6 +450,7 @@ def test_a_publish_that_landed_before_the_sweep_looked_is_safe(maintained: Maint
     assert not go.is_set()
 
 
+@pytest.mark.further
 def test_a_table_under_copy_is_left_alone(database: Database, warehouse: str, spark: SparkSession) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, n int NOT NULL, v text)",
@@ -480,6 +488,7 @@ def test_a_table_under_copy_is_left_alone(database: Database, warehouse: str, sp
     maintained.assert_equal(T)
 
 
+@pytest.mark.further
 def test_what_spark_reports_as_a_conflict_is_one(maintained: Maintained) -> None:
     """A position delete on a file that is being rewritten: the rewrite fails as a whole, and nothing is lost."""
     mirror = maintained.mirror

@@ -20,6 +20,8 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.events_table import RetentionTables
 from tests.support.pipeline import in_thread
 
+pytestmark = pytest.mark.further
+
 
 @pytest.fixture
 def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:

@@ -210,6 +210,7 @@ def test_a_pump_tells_collectors_probes_and_people_the_same(
     page.close()
 
 
+@pytest.mark.further
 def test_a_standby_is_alive_but_not_ready_until_it_leads(program: Program, listen: Listen) -> None:
     leader = listen("leader.log")
     await_true(leader.ready, 60, "the first streams")
@@ -226,6 +227,7 @@ def test_a_standby_is_alive_but_not_ready_until_it_leads(program: Program, liste
     assert standby.value("mirror_pump_leader") == 1
 
 
+@pytest.mark.further
 def test_neither_clients_nor_a_dead_collector_hold_up_the_pump(
     program: Program, database: Database, listen: Listen, done: SucceedingCommand
 ) -> None:
@@ -246,6 +248,7 @@ def test_neither_clients_nor_a_dead_collector_hold_up_the_pump(
         assert len(exporters) == len(set(exporters)), "each exporter complains once an hour"
 
 
+@pytest.mark.further
 def test_probes_answer_while_the_server_is_down(tmp_path: Path) -> None:
     with closing(socket.socket()) as nobody:
         nobody.bind(("127.0.0.1", 0))

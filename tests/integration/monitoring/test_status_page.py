@@ -15,6 +15,8 @@ from mirror_pump.ops.status.alerts import alerts_of
 from mirror_pump.ops.status.status_report import Alert, Severity
 from tests.support.monitored import Served, served, some_of_everything, table
 
+pytestmark = pytest.mark.further
+
 _HOSTILE = '<img src=x onerror="window.hacked=1">'
 _SCRIPT = "</script><script>window.hacked=1</script>`<svg onload=window.hacked=1>`"
 

@@ -159,6 +159,7 @@ def test_the_pump_does_not_build_on_a_change_of_rows(database: Database, warehou
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_a_change_while_no_pump_runs_is_shown_and_undone_by_the_next_one(database: Database, warehouse: str) -> None:
     names = ("appended", "rolled_back")
     mirror = mirror_of(database, warehouse, *names, "b")
@@ -174,6 +175,7 @@ def test_a_change_while_no_pump_runs_is_shown_and_undone_by_the_next_one(databas
         assert [alert for name in names for alert in _alerts(mirror, name)] == []
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("step", [Step.FOREIGN_COMMIT_UNDONE, Step.STAGED])
 def test_a_pump_that_is_killed_while_it_undoes_a_change(two: Mirror, step: Step) -> None:
     """Right after the pointer moved back, and before the batch that met the foreign commit is published."""
@@ -186,6 +188,7 @@ def test_a_pump_that_is_killed_while_it_undoes_a_change(two: Mirror, step: Step)
     two.assert_sound()
 
 
+@pytest.mark.further
 def test_what_keeps_rows_stays(two: Mirror) -> None:
     """A tag, a branch with other rows, and a property."""
     with two.pumping() as pump, owner_table(two) as table:
@@ -209,6 +212,7 @@ def test_what_keeps_rows_stays(two: Mirror) -> None:
     two.assert_sound()
 
 
+@pytest.mark.further
 def test_a_snapshot_of_ours_that_is_gone_fails_the_table_alone(two: Mirror) -> None:
     with two.pumping() as pump, owner_table(two) as table:
         two.await_frontier()
@@ -254,6 +258,7 @@ def test_dropping_and_renaming_are_refused(two: Mirror) -> None:
     two.assert_equal("public.a", "public.b")
 
 
+@pytest.mark.further
 def test_an_idle_table_whose_entry_goes_all_the_same_fails(database: Database, warehouse: str) -> None:
     two = mirror_of(database, warehouse, "dropped", "renamed")
     tables = ("public.dropped", "public.renamed")

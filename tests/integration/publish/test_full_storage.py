@@ -180,6 +180,7 @@ def test_a_transaction_that_the_lake_has_no_room_for(
     two.assert_sound()
 
 
+@pytest.mark.further
 def test_a_lake_that_gets_full_between_data_and_metadata(two: Mirror, small: Path) -> None:
     """Here a pump is started again, instead of one that continues."""
     database = two.database
@@ -247,6 +248,7 @@ def test_sparks_own_files(small: Path, spark: SparkSession, monkeypatch: pytest.
     assert own.submit(len, bytes(1_000_000)).result(60) == 1_000_000
 
 
+@pytest.mark.further
 def test_a_server_that_has_no_room_to_decode(database: Database, warehouse: str, tasks: TaskRunner) -> None:
     """It keeps a large transaction's changes in files of the slot until it sees the commit."""
     database.execute(

@@ -43,6 +43,7 @@ def mirror(table: Database, warehouse: str) -> Mirror:
     return Mirror.create(table, warehouse, ThreadTaskRunner())
 
 
+@pytest.mark.further
 def test_a_second_pump_is_refused_with_the_reason(mirror: Mirror, tmp_path: Path) -> None:
     with mirror.pumping() as first:
         mirror.register("t")
@@ -85,6 +86,7 @@ def test_a_pump_that_was_replaced_publishes_nothing_any_more(mirror: Mirror) -> 
     mirror.assert_sound()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("refuser", ["publish", "copier"])
 def test_a_connection_to_a_server_that_the_pump_does_not_lead_on_begins_a_new_session(
     mirror: Mirror, refuser: str
@@ -277,6 +279,7 @@ def test_another_pump_leads_before_the_outcome_of_a_commit_is_read(table: Databa
         direct.assert_sound()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("loss", Loss)
 def test_the_answer_to_a_registrations_commit_is_lost(
     table: Database, warehouse: str, loss: Loss, monkeypatch: pytest.MonkeyPatch
@@ -369,6 +372,7 @@ def test_lake_and_frontier_move_together(mirror: Mirror) -> None:
     assert lake_rows(mirror.location("public.u")) == mirror.heap("u")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("error", [CommitConflict, ConnectionLost])
 def test_what_fails_after_the_commit_publishes_nothing_again(
     database: Database, warehouse: str, error: type[MirrorPumpError]

@@ -12,6 +12,8 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
+pytestmark = pytest.mark.further
+
 _REFUSE = """
 CREATE SEQUENCE refusals;
 CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN

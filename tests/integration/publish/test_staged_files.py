@@ -13,6 +13,8 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from tests.support.events_table import RetentionTables, delete, upsert
 
+pytestmark = pytest.mark.further
+
 
 def _files(mirror: Mirror) -> set[Path]:
     """Files of the table except those in its directory `seam`, under whatever name that has."""

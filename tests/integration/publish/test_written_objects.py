@@ -164,6 +164,7 @@ def test_keys_that_the_index_lacks(database: Database, warehouse: str) -> None:
         assert mode == ("equality",)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("by_position", [True, False])
 def test_each_further_segment_adds_its_own_files_only(database: Database, warehouse: str, by_position: bool) -> None:
     memory = 1 << 24 if by_position else 0
@@ -182,6 +183,7 @@ def test_each_further_segment_adds_its_own_files_only(database: Database, wareho
             assert found[place] == {"data": segments[place], **deletes, "manifest": 2, "list": 1, "metadata": 1}
 
 
+@pytest.mark.further
 def test_a_table_that_is_being_copied(database: Database, warehouse: str) -> None:
     """What the stream brings meanwhile, and a chunk, which is a file more if it comes together with a batch."""
     database.execute(

@@ -165,6 +165,7 @@ def test_a_name_that_looks_like_a_condition_is_no_condition(
         assert duckdb.execute(statement).fetchall() == [(5,)]
 
 
+@pytest.mark.further
 def test_the_heap_of_a_table_with_retention_is_searched(events: TypedEvents) -> None:
     statement = f"SELECT n FROM {EVENTS} WHERE at >= 300 AND at < 330 AND id IS NOT NULL ORDER BY 1".replace(
         "at ", '"at" '

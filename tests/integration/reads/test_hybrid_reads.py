@@ -109,6 +109,7 @@ def test_without_a_pump_a_hybrid_read_falls_back_to_the_heap_and_says_so(mirror:
         assert_same(mirror.heap("public.t"), normalised([tuple(row) for row in frame.collect()]), "from the heap")
 
 
+@pytest.mark.further
 def test_a_transaction_that_stays_open_makes_a_hybrid_read_fall_back(mirror: Mirror) -> None:
     notices: list[str] = []
     with mirror.pumping(), closing(mirror.database.connect(autocommit=False)) as holder:
@@ -119,6 +120,7 @@ def test_a_transaction_that_stays_open_makes_a_hybrid_read_fall_back(mirror: Mir
     assert "no consistent point was reached" in notices[0]
 
 
+@pytest.mark.further
 def test_a_table_that_is_truncated_meanwhile_is_read_from_the_heap(
     mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ def test_tables_are_read_at_one_frontier_of_the_past(mirror: Mirror, run: RunCom
     assert run("sql", statement, "--at", "7FFFFFFF/0").exit_code == 2
 
 
+@pytest.mark.further
 def test_wrong_use_and_unreadable_moments_are_different_errors(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     for arguments, code, message in (
         (["SELECT 1; SELECT nothing"], 2, "nothing"),
@@ -167,6 +168,7 @@ def test_wrong_use_and_unreadable_moments_are_different_errors(mirror: Mirror, r
     assert mirror.database.rows("SELECT * FROM modak.read_pins") == []
 
 
+@pytest.mark.further
 def test_two_moments_in_one_statement_are_refused(mirror: Mirror, run: RunCommand) -> None:
     statement = "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM products)"
     for mode, notice in (("seam", "as of now"), ("hybrid", "a different point in time"), ("lake", ""), ("heap", "")):
@@ -179,6 +181,7 @@ def test_two_moments_in_one_statement_are_refused(mirror: Mirror, run: RunComman
     assert "retention" not in run("sql", "FROM events").stderr
 
 
+@pytest.mark.further
 def test_a_name_without_a_schema_follows_the_roles_own_path(mirror: Mirror, run: RunCommand) -> None:
     mirror.database.execute(
         'CREATE SCHEMA "Old Ones"',

@@ -3,6 +3,8 @@ shadow table that has the same history."""
 
 from __future__ import annotations
 
+import pytest
+
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode
 from mirror_pump.testing.mirror import Row, assert_same, normalised
@@ -31,6 +33,7 @@ def test_a_read_shows_both_sides_and_every_correction(events: TypedEvents) -> No
     assert events.pins() == []
 
 
+@pytest.mark.further
 def test_partitions_can_be_added_while_a_read_is_open(events: TypedEvents) -> None:
     """By anybody, at once: a session that waited for the reader would block all others, the reader included."""
     events.both("UPDATE {} SET n = 'NaN' WHERE at = 260")

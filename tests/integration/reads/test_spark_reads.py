@@ -39,6 +39,7 @@ def rows(frame: DataFrame) -> list[Row]:
     return normalised([tuple(row) for row in frame.collect()])
 
 
+@pytest.mark.further
 def test_seam_reads_are_exact_with_odd_values_on_every_side(events: TypedEvents, read: PinnedRead) -> None:
     events.upsert(10, 10, n="'NaN'")
     events.upsert(50, 51, day="'infinity'")
@@ -57,6 +58,7 @@ def test_seam_reads_are_exact_with_odd_values_on_every_side(events: TypedEvents,
     assert events.pins() == []
 
 
+@pytest.mark.further
 def test_filters_and_columns_are_pushed_to_both_sides(
     spark: SparkSession, events: TypedEvents, read: PinnedRead
 ) -> None:
@@ -125,6 +127,7 @@ def test_a_pushed_filter_means_what_it_means_to_spark(
         assert sorted(found) == sorted(wanted)
 
 
+@pytest.mark.further
 def test_a_session_of_another_time_zone_reads_the_same(
     spark: SparkSession, events: TypedEvents, read: PinnedRead
 ) -> None:
@@ -169,12 +172,14 @@ def test_the_lake_is_read_as_of_the_frontier_and_the_heap_as_of_now(events: Type
             assert len(events.pins()) == 5
 
 
+@pytest.mark.further
 def test_a_read_that_waits_in_vain_says_so(events: TypedEvents, read: PinnedRead) -> None:
     with pytest.raises(SourceError, match="has not passed"):
         read(mode="lake", min_lsn="7FFFFFFF/0", max_wait=0.2)
     assert events.pins() == []
 
 
+@pytest.mark.further
 def test_what_is_read_is_released_when_its_session_stops(events: TypedEvents, spark: SparkSession) -> None:
     frame = mirror_pump.spark.read(spark, EVENTS, settings=events.mirror.settings)
     moment = frame._moments[0]

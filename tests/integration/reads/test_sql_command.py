@@ -45,6 +45,7 @@ def csv(run: RunCommand, *arguments: str) -> str:
     return result.stdout
 
 
+@pytest.mark.further
 def test_mirrored_tables_are_listed_without_a_look_at_the_lake(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     away = tmp_path / "away"
     (tmp_path / "warehouse").rename(away)
@@ -87,6 +88,7 @@ def piped(text: str, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["sql", *arguments, "--format", "csv"], input=text)
 
 
+@pytest.mark.further
 def test_queries_come_from_stdin_from_files_and_several_at_once(
     mirror: Mirror, run: RunCommand, tmp_path: Path
 ) -> None:
@@ -116,6 +118,7 @@ def test_queries_come_from_stdin_from_files_and_several_at_once(
         assert (result.exit_code, message in result.output) == (2, True), (arguments, result.output)
 
 
+@pytest.mark.further
 def test_the_output_is_written_as_its_name_says(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     def written(name: str, *arguments: str) -> Path:
         file = tmp_path / name
@@ -135,6 +138,7 @@ def test_the_output_is_written_as_its_name_says(mirror: Mirror, run: RunCommand,
     assert not (tmp_path / "b.json").exists()
 
 
+@pytest.mark.further
 def test_bytes_are_written_as_postgres_prints_them(mirror: Mirror, run: RunCommand, tmp_path: Path) -> None:
     with mirror.database.connect() as connection:
         printed = [row[0] for row in connection.execute("SELECT one::text FROM public.blobs ORDER BY id").fetchall()]
@@ -175,6 +179,7 @@ def test_ctrl_c_ends_a_query_in_one_line(mirror: Mirror, database: Database) -> 
     assert database.rows("SELECT FROM modak.read_pins") == []
 
 
+@pytest.mark.further
 def test_reserved_words_are_named_with_how_to_quote_them(mirror: Mirror, run: RunCommand) -> None:
     """DuckDB says no more than where it stopped, which is after the word."""
     mirror.database.execute(
@@ -202,6 +207,7 @@ def test_reserved_words_are_named_with_how_to_quote_them(mirror: Mirror, run: Ru
     assert (wrong.exit_code, "double quotes" in wrong.stderr) == (2, False)
 
 
+@pytest.mark.further
 def test_writes_are_told_as_what_they_are(mirror: Mirror, run: RunCommand) -> None:
     for statement in (
         "DROP TABLE orders",
@@ -217,6 +223,7 @@ def test_writes_are_told_as_what_they_are(mirror: Mirror, run: RunCommand) -> No
     assert csv(run, "SELECT count(*) AS n FROM public.orders") == "n\n2\n"
 
 
+@pytest.mark.further
 def test_only_tables_that_can_be_read_are_proposed(mirror: Mirror, run: RunCommand) -> None:
     proposed = run("sql", "SELECT * FROM public.blob").stderr
     assert "did you mean public.blobs?" in " ".join(proposed.split())

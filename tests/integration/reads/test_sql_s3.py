@@ -13,6 +13,8 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.s3_server import S3Server, s3_server
 
+pytestmark = pytest.mark.further
+
 if TYPE_CHECKING:
     from pathlib import Path
 

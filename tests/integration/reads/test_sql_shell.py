@@ -21,6 +21,8 @@ from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import PROGRAM
 
+pytestmark = pytest.mark.further
+
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>()][0-9A-B]?)")
 _PATIENCE = 60.0
 """Seconds to wait for anything: a program has to start on a busy machine."""

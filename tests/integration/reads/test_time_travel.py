@@ -132,6 +132,7 @@ def test_a_table_can_be_read_at_every_frontier_since_it_went_live(
     assert f"{tomorrow[:-1]}.000Z is in the future: it is 20" in traveller.refusal("resting", tomorrow, 2)
 
 
+@pytest.mark.further
 def test_a_table_that_was_copied_again_can_be_read_from_there_on(
     mirror: Mirror, gate: GatedCopies, traveller: Traveller
 ) -> None:
@@ -162,6 +163,7 @@ def test_a_table_that_was_copied_again_can_be_read_from_there_on(
         )
 
 
+@pytest.mark.further
 def test_readers_of_the_lake_alone_learn_the_frontier(mirror: Mirror, gate: GatedCopies) -> None:
     with mirror.pumping():
         gate.hold()

@@ -91,6 +91,7 @@ def test_the_warehouse_says_which_rows(events: EventsTable) -> None:
         assert {found for (found,) in events.database.rows(partition)} == {None}
 
 
+@pytest.mark.further
 def test_corrections_do_not_wait_for_a_moment(events: EventsTable) -> None:
     """A lease names a snapshot without them, and promises not to look for them."""
     from mirror_pump.testing.mirror import await_true

@@ -21,6 +21,8 @@ from tests.support.pasted import duckdb_home, execute
 from tests.support.rest_catalog import ServedMirror, served, serving
 from tests.support.s3_server import s3_server
 
+pytestmark = pytest.mark.further
+
 _TOKEN = "correct-horse-battery-staple"
 
 

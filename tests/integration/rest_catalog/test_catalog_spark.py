@@ -79,6 +79,7 @@ _CHANGED = (
 )
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "kind", ["log", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("path", "sqlite", "postgres"))]
 )

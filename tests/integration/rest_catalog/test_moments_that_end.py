@@ -54,6 +54,7 @@ def test_a_moment_that_is_gone_says_what_to_do(mirror: Mirror, database: Databas
     database.execute("DELETE FROM modak.read_pins")
 
 
+@pytest.mark.further
 def test_an_older_moment_does_not_take_the_place_of_one_that_is_gone(mirror: Mirror, database: Database) -> None:
     """The history still has the states before and after it, of both tables."""
     with mirror.pumping():
@@ -83,6 +84,7 @@ def _assert_readable(catalog: ServedMirror, message: str) -> None:
             assert catalog.ask(f"{tables}/{table}").status == 200, (warehouse, message)
 
 
+@pytest.mark.further
 def test_a_snapshot_that_is_thinned_out_right_after_it_was_found_is_read_nevertheless(
     mirror: Mirror, database: Database
 ) -> None:

@@ -327,6 +327,7 @@ def test_the_command_may_end_at_any_of_its_steps(database: Database, warehouse: 
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_a_signal_while_the_command_copies(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     """SIGINT and SIGTERM in turn: readers keep what they had, and the same command goes on."""
     mirror = live_mirror(database, warehouse, tasks)
@@ -376,6 +377,7 @@ def test_commands_at_the_same_time_and_a_table_that_leaves(
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_what_a_resync_refuses(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     mirror = live_mirror(database, warehouse, tasks, limits=InternalLimits(resync_lead_patience=0.3))
     with mirror.database.connect() as connection:

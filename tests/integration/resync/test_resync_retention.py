@@ -73,6 +73,7 @@ def test_rows_that_only_the_lake_has_stay(
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_rows_of_a_partition_that_somebody_dropped_stay(retention_tables: RetentionTables, database: Database) -> None:
     """Above the cut-line, where a copy would remove them: the table is refused, or fails when there is no choice."""
     events = retention_tables.manual()

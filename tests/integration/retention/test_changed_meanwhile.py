@@ -29,6 +29,8 @@ from tests.support.events_table import RetentionTables
 from tests.support.retention_table import at_once
 from tests.support.tiered import tiered
 
+pytestmark = pytest.mark.further
+
 _PINNING: LiteralString = (
     "SELECT count(*) FROM pg_stat_activity"
     " WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%pin_tables(%'"

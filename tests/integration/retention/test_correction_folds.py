@@ -83,6 +83,7 @@ def test_a_row_corrected_during_its_fold_keeps_its_newest_value(
         assert running.steps.count(Step.FOLDED) == 2
 
 
+@pytest.mark.further
 def test_what_a_pin_needs_is_not_cleared(retention_tables: RetentionTables, database: Database) -> None:
     events = retention_tables.manual(partitions=2, fold_age=0.05)
     mirror = events.mirror
@@ -112,6 +113,7 @@ def test_what_a_pin_needs_is_not_cleared(retention_tables: RetentionTables, data
             events.assert_exact()
 
 
+@pytest.mark.further
 def test_what_a_reader_saw_in_the_delta_is_there_when_it_looks_again(
     retention_tables: RetentionTables, database: Database
 ) -> None:
@@ -168,6 +170,7 @@ def _pin(connection: Any, events: EventsTable) -> int:
     return int(row[0])
 
 
+@pytest.mark.further
 def test_the_snapshot_of_an_uncommitted_pin_stays_in_the_history(
     retention_tables: RetentionTables, database: Database
 ) -> None:
@@ -198,6 +201,7 @@ def test_the_snapshot_of_an_uncommitted_pin_stays_in_the_history(
         assert row[0] not in history()
 
 
+@pytest.mark.further
 def test_a_pin_of_an_older_snapshot_keeps_corrections(retention_tables: RetentionTables, database: Database) -> None:
     events = retention_tables.manual(partitions=2, fold_age=0.05)
     mirror = events.mirror
@@ -218,6 +222,7 @@ def test_a_pin_of_an_older_snapshot_keeps_corrections(retention_tables: Retentio
         assert [row[0] for row in journal] == ["1", "1"]
 
 
+@pytest.mark.further
 def test_an_unpublished_fold_leaves_no_file(
     retention_tables: RetentionTables, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,7 @@ def test_old_rows_get_the_value_and_their_corrections_too(
     assert_verified(database)
 
 
+@pytest.mark.further
 def test_a_default_of_every_type(retention_tables: RetentionTables, database: Database) -> None:
     """Rows below the cut-line have the same value as those above it, which `verify` compares with the heap; so do
     corrections."""
@@ -178,6 +179,7 @@ def test_a_default_of_every_type(retention_tables: RetentionTables, database: Da
     assert_verified(database)
 
 
+@pytest.mark.further
 def test_a_copy_of_young_rows_does_not_take_the_value_from_old_ones(
     retention_tables: RetentionTables, database: Database, merge_gate: GatedCopies
 ) -> None:
@@ -219,6 +221,7 @@ def test_a_copy_of_young_rows_does_not_take_the_value_from_old_ones(
     assert_verified(database)
 
 
+@pytest.mark.further
 def test_a_fold_that_was_written_before_the_column_comes_too_late(
     retention_tables: RetentionTables, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +252,7 @@ def test_a_fold_that_was_written_before_the_column_comes_too_late(
         events.assert_exact()
 
 
+@pytest.mark.further
 def test_corrections_that_the_command_did_not_see(retention_tables: RetentionTables, database: Database) -> None:
     """ALTER TABLE in a transaction whose snapshot is older than the corrections."""
     events = retention_tables.manual(fold_age=3600)
@@ -270,6 +274,7 @@ def test_corrections_that_the_command_did_not_see(retention_tables: RetentionTab
         assert_same(_model(events), _read(events), "completed by the pump")
 
 
+@pytest.mark.further
 def test_a_row_of_a_transaction_that_does_not_know_the_column(
     retention_tables: RetentionTables, database: Database
 ) -> None:

@@ -23,6 +23,7 @@ def _hot(events: EventsTable) -> list[tuple[object, ...]]:
         return sorted(run(connection, f"SELECT * FROM events WHERE at >= {events.cut}").fetchall())
 
 
+@pytest.mark.further
 def test_truncate_concerns_rows_from_the_cutline_on(retention_tables: RetentionTables, database: Database) -> None:
     events = retention_tables.manual(fold_age=3600, index_memory=1 << 24)
     mirror = events.mirror
@@ -81,6 +82,7 @@ def test_a_copy_that_begins_again_leaves_old_rows_alone(
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_what_would_make_old_rows_wrong_fails_the_table(retention_tables: RetentionTables, database: Database) -> None:
     events = retention_tables.manual(fold_age=0.1)
     mirror = events.mirror
@@ -97,6 +99,7 @@ def test_what_would_make_old_rows_wrong_fails_the_table(retention_tables: Retent
         assert events.seam()[0] == before, "what is there stays readable"
 
 
+@pytest.mark.further
 def test_corrections_follow_their_columns_names(retention_tables: RetentionTables, database: Database) -> None:
     events = retention_tables.manual(partitions=2, fold_age=3600)
     mirror = events.mirror
@@ -118,6 +121,7 @@ def test_corrections_follow_their_columns_names(retention_tables: RetentionTable
         assert (3, 3, 7, "renamed", None) in lake_rows(mirror.location("public.events"))
 
 
+@pytest.mark.further
 def test_rows_of_a_partition_that_was_dropped_do_not_go_with_a_copy_again(
     retention_tables: RetentionTables, database: Database
 ) -> None:

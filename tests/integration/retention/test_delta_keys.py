@@ -16,6 +16,8 @@ from sql import reader_role
 from tests.support.readers import ReaderRole, role_of
 from tests.support.retention_table import RetentionTable, at_once
 
+pytestmark = pytest.mark.further
+
 ODD = "a\x1fb\\c"
 """Has both characters that are escaped."""
 BUILT: LiteralString = "SELECT modak.delta_pk('public.events', %s::jsonb)"

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.retention_sql import SqlTable, repeatable_read
 
+pytestmark = pytest.mark.further
+
 _CALLS: LiteralString = (
     "SELECT coalesce(sum(calls) FILTER (WHERE funcname ~ '^held_[0-9]+$'), 0)::int,"
     " coalesce(sum(calls) FILTER (WHERE funcname = 'as_owner'), 0)::int FROM pg_stat_xact_user_functions"

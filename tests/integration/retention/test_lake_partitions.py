@@ -186,6 +186,7 @@ class _Reads:
         return normalised(rows), int(leaf.metrics().apply("resultDataFiles").value())
 
 
+@pytest.mark.further
 def test_every_engine_opens_the_files_of_a_day_only_before_and_after_compaction(
     database: Database, warehouse: str, spark: SparkSession, tasks: ThreadTaskRunner
 ) -> None:
@@ -240,6 +241,7 @@ def test_every_engine_opens_the_files_of_a_day_only_before_and_after_compaction(
     maintained.assert_equal("public.events")
 
 
+@pytest.mark.further
 def test_a_batch_or_fold_of_many_partitions_is_reported(retention_tables: RetentionTables, database: Database) -> None:
     limits = InternalLimits(scattered_partitions=10)
     events = retention_tables.automatic(lake_partition="10", fold_age=0.05, limits=limits)

@@ -120,6 +120,7 @@ def test_a_thousand_late_inserts_leave_no_equality_delete(
     assert len(folds.seen) >= 10
 
 
+@pytest.mark.further
 def test_an_absent_key_is_not_deleted_while_files_are_rewritten(
     retention_tables: RetentionTables, database: Database
 ) -> None:
@@ -151,6 +152,7 @@ def test_an_absent_key_is_not_deleted_while_files_are_rewritten(
         events.assert_exact()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("index_memory", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_without_room_for_an_index_folds_do_not_wait(
     retention_tables: RetentionTables, database: Database, index_memory: int
@@ -167,6 +169,7 @@ def test_without_room_for_an_index_folds_do_not_wait(
         events.assert_exact()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("wanted_by", ["the fold", "the stream"])
 def test_a_fold_waits_for_its_index_only_so_long(
     retention_tables: RetentionTables, database: Database, wanted_by: str

@@ -134,6 +134,7 @@ def test_rows_come_back_while_others_read_and_write(retention_tables: RetentionT
     assert dict(events.database.rows(_BOUNDS))["p1"] == f"FOR VALUES FROM ('{WIDTH}') TO ('{2 * WIDTH}')"
 
 
+@pytest.mark.further
 def test_drop_lake_and_keep_lake_want_to_know_what_becomes_of_the_only_copy(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=4, rows=20)
     mirror = events.mirror
@@ -151,6 +152,7 @@ def test_drop_lake_and_keep_lake_want_to_know_what_becomes_of_the_only_copy(rete
     _assert_ordinary(events, "p0", "p1", "p2", "p3")
 
 
+@pytest.mark.further
 def test_without_the_heap_the_lake_goes_by_yes_alone(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=4, rows=20)
     with events.mirror.pumping():
@@ -214,6 +216,7 @@ def test_a_restore_that_is_killed_at_any_step_goes_on(retention_tables: Retentio
     _assert_ordinary(events, "p0", "p1", "p2", "p3")
 
 
+@pytest.mark.further
 def test_a_restore_that_gets_a_signal_at_each_step(retention_tables: RetentionTables) -> None:
     """SIGINT and SIGTERM in turn: readers find every row once, and the last attempt goes on."""
     events = retention_tables.automatic(partitions=4, rows=60)
@@ -234,6 +237,7 @@ def test_a_restore_that_gets_a_signal_at_each_step(retention_tables: RetentionTa
     _assert_ordinary(events, "p0", "p1", "p2", "p3")
 
 
+@pytest.mark.further
 def test_rows_that_are_ingested_meanwhile_come_too(retention_tables: RetentionTables, tmp_path: Path) -> None:
     """They are in the lake, and no correction: once before the comparison with the lake, and once after it."""
     events = retention_tables.automatic(partitions=4, rows=60)
@@ -279,6 +283,7 @@ def test_an_unfinished_restore_is_finished_or_removed(retention_tables: Retentio
     _assert_ordinary(events, "p0", "p1", "p2", "p3", "p4")
 
 
+@pytest.mark.further
 def test_a_restore_whose_pin_has_expired_begins_again(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=4, rows=20, fold_age=0.1)
     mirror, database = events.mirror, events.database
@@ -295,6 +300,7 @@ def test_a_restore_whose_pin_has_expired_begins_again(retention_tables: Retentio
     _assert_ordinary(events, "p0", "p1", "p2", "p3")
 
 
+@pytest.mark.further
 def test_the_last_transaction_waits_for_readers_of_the_seam(retention_tables: RetentionTables) -> None:
     """A reader that pinned may look at the corrections again, until it releases its pin."""
     events = retention_tables.automatic(partitions=4, rows=20)
@@ -325,6 +331,7 @@ def test_the_last_transaction_waits_for_readers_of_the_seam(retention_tables: Re
     _assert_ordinary(events, "p0", "p1", "p2", "p3")
 
 
+@pytest.mark.further
 def test_what_was_detached_or_attached_late_is_not_taken_for_the_lakes_rows(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=5, rows=20, lag=None)
     mirror, database = events.mirror, events.database
@@ -364,6 +371,7 @@ def test_partitions_that_are_on_their_way_out_stay(retention_tables: RetentionTa
     _assert_ordinary(events, "p0", "p1", "p2", "p3", "p_default")
 
 
+@pytest.mark.further
 def test_a_truncated_partition_is_not_taken_for_what_the_lake_has(retention_tables: RetentionTables) -> None:
     events = retention_tables.manual(partitions=3, rows=30)
     mirror, database = events.mirror, events.database

@@ -99,6 +99,7 @@ def _structure(mirror: Mirror, partition: str) -> list[object]:
     ]
 
 
+@pytest.mark.further
 def test_a_restored_partition_is_as_one_that_the_owner_makes(mirror: Mirror) -> None:
     """Identity, defaults, generated columns, checks, foreign keys both ways, indexes, triggers, default privileges."""
     database = mirror.database
@@ -132,6 +133,7 @@ def test_a_restored_partition_is_as_one_that_the_owner_makes(mirror: Mirror) -> 
     assert database.rows("SELECT max(id), count(DISTINCT id) FROM ev") == [(401, 401)]
 
 
+@pytest.mark.further
 def test_a_row_that_postgres_does_not_take_stops_the_restore_until_it_is_dealt_with(mirror: Mirror) -> None:
     database = mirror.database
     database.execute(
@@ -155,6 +157,7 @@ def test_a_row_that_postgres_does_not_take_stops_the_restore_until_it_is_dealt_w
     assert database.rows("SELECT count(*), min(at), max(v) FILTER (WHERE at = 7) FROM ev") == [(300, 0, 8)]
 
 
+@pytest.mark.further
 def test_columns_that_were_left_out_are_lost_only_by_yes(mirror: Mirror) -> None:
     database = mirror.database
     database.execute(

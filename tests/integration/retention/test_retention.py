@@ -45,6 +45,7 @@ def test_old_partitions_leave_under_writers_and_every_read_is_exact(retention_ta
     assert sorted(kind for (kind,) in journal) == sorted(["seal", "advance", "prove", "drop"] * 2)
 
 
+@pytest.mark.further
 @pytest.mark.skipif(major_version() < 18, reason="the server publishes no generated columns")
 def test_stored_generated_columns_are_kept_below_the_cutline(
     retention_tables: RetentionTables, database: Database
@@ -147,6 +148,7 @@ def test_killed_at_every_step_it_goes_on_where_it_was(
     assert events.states() == {"p0": "dropped", "p1": "dropped", "p2": "hot", "p3": "hot"}
 
 
+@pytest.mark.further
 def test_a_pin_of_a_reader_in_one_snapshot_delays_drops_and_nothing_else(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=5, rows=10)
     mirror = events.mirror
@@ -181,6 +183,7 @@ def test_expired_pins_are_swept_and_counted(retention_tables: RetentionTables) -
     assert mirror.database.rows(swept) == [(1,)]
 
 
+@pytest.mark.further
 def test_a_refused_step_holds_up_only_what_must_come_after_it(retention_tables: RetentionTables) -> None:
     """A view on p0, a long reader of the whole table, and a writer in p1 that does not end."""
     events = retention_tables.automatic(partitions=5, rows=10, lag="1000")
@@ -215,6 +218,7 @@ def test_a_refused_step_holds_up_only_what_must_come_after_it(retention_tables: 
         events.assert_exact()
 
 
+@pytest.mark.further
 def test_a_locked_table_holds_up_no_other(retention_tables: RetentionTables) -> None:
     """Its newest partition is locked by an idle transaction: neither bounds nor the newest key can be read."""
     events = retention_tables.automatic(partitions=3, rows=10, lag="1000", premake=1)
@@ -286,6 +290,7 @@ def test_a_proof_that_fails_stops_the_table_and_drops_nothing(retention_tables: 
         events.assert_exact()
 
 
+@pytest.mark.further
 def test_the_cutline_passes_a_partition_that_is_always_written_to(
     retention_tables: RetentionTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_partition_attached_below_the_cutline_is_compared_once_a_day(
     assert "1, 50: not in the lake" in table.value("SELECT reason FROM modak.partitions WHERE state = 'tiering'")
 
 
+@pytest.mark.further
 def test_partitions_are_made_ahead(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=2, rows=10, lag="1000", premake=2)
     mirror = events.mirror
@@ -137,6 +138,7 @@ def test_partitions_are_made_ahead(retention_tables: RetentionTables) -> None:
     mirror.assert_equal("public.events")
 
 
+@pytest.mark.further
 def test_a_partition_that_cannot_be_made_ahead_is_reported(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=2, rows=10, lag="1000", premake=2)
     mirror = events.mirror
@@ -158,6 +160,7 @@ def test_a_partition_that_cannot_be_made_ahead_is_reported(retention_tables: Ret
         await_true(lambda: look(mirror.settings, ["events"])[0].not_made is None, 30, "all is well")
 
 
+@pytest.mark.further
 def test_the_newest_key_of_an_idle_table_is_not_looked_up(retention_tables: RetentionTables) -> None:
     """Without an index that begins with the tier key, the look-up reads the whole partition that is being written
     to."""
@@ -188,6 +191,7 @@ def test_the_newest_key_of_an_idle_table_is_not_looked_up(retention_tables: Rete
         await_true(idle, 60, "thirty looks, and none at p2")
 
 
+@pytest.mark.further
 def test_a_sealed_partition_that_is_not_due_any_more_is_hot_again(retention_tables: RetentionTables) -> None:
     """It need not wait for the cut-line with its triggers enabled, and what was written meanwhile is in the mirror."""
     limits = InternalLimits(unseal_after=0)
@@ -213,6 +217,7 @@ def test_a_sealed_partition_that_is_not_due_any_more_is_hot_again(retention_tabl
         events.assert_exact()
 
 
+@pytest.mark.further
 def test_a_partition_that_is_dropped_while_partitions_are_looked_at(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=3, rows=10, lag="1000")
     mirror = events.mirror

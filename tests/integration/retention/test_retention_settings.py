@@ -17,6 +17,8 @@ from mirror_pump.testing.mirror import Mirror, await_true
 from tests.support.cli import RunCommand
 from tests.support.events_table import RetentionTables
 
+pytestmark = pytest.mark.further
+
 BOUNDS: LiteralString = (
     "SELECT pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
     " WHERE i.inhparent = 'events'::regclass AND pg_get_expr(c.relpartbound, c.oid) <> 'DEFAULT' ORDER BY 1"

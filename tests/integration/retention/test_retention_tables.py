@@ -16,6 +16,7 @@ from tests.support.local_files import path_of
 from tests.support.retention_table import WIDTH, at_once
 
 
+@pytest.mark.further
 def test_the_lag_may_change_and_be_taken_away(retention_tables: RetentionTables) -> None:
     events = retention_tables.automatic(partitions=4, rows=10, lag="1000")
     mirror = events.mirror

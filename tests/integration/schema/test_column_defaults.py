@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true, lake_rows
@@ -10,6 +12,7 @@ from mirror_pump.testing.verification import assert_verified
 from tests.support.changed_tables import DEFAULTS, TABLES, published
 
 
+@pytest.mark.further
 def test_the_old_content_stays_at_its_old_frontier_until_every_row_has_the_value(
     database: Database, warehouse: str, merge_gate: GatedCopies
 ) -> None:
@@ -71,6 +74,7 @@ def test_the_old_content_stays_at_its_old_frontier_until_every_row_has_the_value
     assert_verified(database)
 
 
+@pytest.mark.further
 def test_a_truncation_and_a_copy_again_while_files_are_filled(
     database: Database, warehouse: str, merge_gate: GatedCopies
 ) -> None:
@@ -97,6 +101,7 @@ def test_a_truncation_and_a_copy_again_while_files_are_filled(
     assert_verified(database)
 
 
+@pytest.mark.further
 def test_a_table_whose_files_cannot_be_filled_is_copied_again(
     database: Database, warehouse: str, merge_gate: GatedCopies
 ) -> None:
@@ -151,6 +156,7 @@ def test_values_of_all_types_are_those_that_postgres_shows(database: Database, w
     assert_verified(database)
 
 
+@pytest.mark.further
 def test_a_default_that_its_iceberg_type_cannot_hold_has_the_table_copied_again(
     database: Database, warehouse: str
 ) -> None:
@@ -273,6 +279,7 @@ _OTHERS = (
 )
 
 
+@pytest.mark.further
 def test_rows_that_partition_bounds_do_not_identify_are_copied_again(database: Database, warehouse: str) -> None:
     for name, by, bounds in _OTHERS:
         kind = "text" if name == "e" else "int"

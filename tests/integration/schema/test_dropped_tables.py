@@ -104,6 +104,7 @@ def test_without_event_triggers_a_drop_is_found_as_well(mirror: Mirror) -> None:
         assert pump.steps.count(Step.TABLE_FAILED) == 0
 
 
+@pytest.mark.further
 def test_a_table_with_the_name_of_a_dropped_table_is_registered(
     mirror: Mirror, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

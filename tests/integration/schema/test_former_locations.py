@@ -17,6 +17,8 @@ from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.local_files import path_of
 
+pytestmark = pytest.mark.further
+
 
 @pytest.fixture
 def mirror(database: Database, warehouse: str, monkeypatch: pytest.MonkeyPatch, tasks: ThreadTaskRunner) -> Mirror:

@@ -81,6 +81,7 @@ def test_stored_generated_columns_are_copied_and_streamed(database: Database, wa
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_a_generated_column_can_be_excluded_for_good(database: Database, warehouse: str) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id + 1) STORED, a int,"
@@ -152,6 +153,7 @@ def test_recomputed_columns_are_copied_again(database: Database, warehouse: str,
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_tables_from_before_the_publication_had_them_get_them_at_init(database: Database, warehouse: str) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id + 1) STORED, a int)",

@@ -14,6 +14,8 @@ from mirror_pump.testing.postgres import EmbeddedPostgres
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 
+pytestmark = pytest.mark.further
+
 _MANY = """
 DO $$ BEGIN
   FOR n IN 1..{count} LOOP

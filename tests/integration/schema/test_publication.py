@@ -209,6 +209,7 @@ def test_a_publication_with_other_settings_stops_the_pump(two: Mirror) -> None:
         two.assert_equal("public.t", "public.u")
 
 
+@pytest.mark.further
 def test_settings_that_came_and_went_between_two_looks_are_known_too(two: Mirror) -> None:
     with two.pumping() as pump:
         _alter(
@@ -223,6 +224,7 @@ def test_settings_that_came_and_went_between_two_looks_are_known_too(two: Mirror
         two.assert_equal("public.t", "public.u")
 
 
+@pytest.mark.further
 def test_settings_that_change_while_tables_are_made_to_wait_are_not_taken_for_known(two: Mirror) -> None:
     _alter(two, "ALTER PUBLICATION {} DROP TABLE t, u", "ALTER PUBLICATION {} ADD TABLE t, u")
     steps = Steps()
@@ -239,6 +241,7 @@ def test_settings_that_change_while_tables_are_made_to_wait_are_not_taken_for_kn
     two.assert_equal("public.t", "public.u")
 
 
+@pytest.mark.further
 @pytest.mark.skipif(major_version() < 18, reason="the server cannot decode what was written meanwhile")
 def test_a_publication_that_is_dropped_stops_the_pump_and_init_makes_it_again(two: Mirror) -> None:
     before = two.database.lsn()
@@ -259,6 +262,7 @@ def test_a_publication_that_is_dropped_stops_the_pump_and_init_makes_it_again(tw
     two.assert_sound()
 
 
+@pytest.mark.further
 def test_what_the_mirror_does_to_its_publication_is_no_surprise_to_it(two: Mirror) -> None:
     """Tables that are registered, unregistered, or fail; and changes that concern no table."""
     two.database.execute(

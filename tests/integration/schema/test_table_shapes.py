@@ -7,6 +7,8 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import pytest
+
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import lake_session
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.mark.further
 def test_names_that_need_quotes(database: Database, warehouse: str, spark: SparkSession) -> None:
     database.execute(
         'CREATE SCHEMA "Sales Dept"',
@@ -118,6 +121,7 @@ def test_columns_that_are_not_sent(database: Database, warehouse: str) -> None:
         assert_same(normalised(heap), mirror.lake("public.t"), "public.t without its generated column")
 
 
+@pytest.mark.further
 def test_a_value_of_many_megabytes(database: Database, warehouse: str) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, n int, v text, b bytea)")
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), segment_bytes=100_000, batch_bytes=100_000)
@@ -134,6 +138,7 @@ def test_a_value_of_many_megabytes(database: Database, warehouse: str) -> None:
         mirror.assert_equal("public.t")
 
 
+@pytest.mark.further
 def test_several_writers_contend_for_the_same_rows(database: Database, warehouse: str) -> None:
     """Commits in another order than the changes were made, deadlocks, and pumps that start and stop."""
     database.execute(

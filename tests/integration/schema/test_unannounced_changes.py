@@ -294,6 +294,7 @@ def test_a_trigger_that_fails_says_so_and_the_table_is_copied_again(database: Da
         mirror.assert_equal("public.t")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("level", ["REPEATABLE READ", pytest.param("SERIALIZABLE", marks=pytest.mark.soak)])
 def test_a_transaction_that_cannot_see_the_registration_changes_the_table(
     database: Database, warehouse: str, level: str

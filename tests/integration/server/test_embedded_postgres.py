@@ -20,6 +20,8 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import VARIABLE, PostgresFailed, Runner, install_directory, major_version
 from mirror_pump.testing.postgres import EmbeddedPostgres
 
+pytestmark = pytest.mark.further
+
 
 def _alive(pid: int) -> bool:
     try:

@@ -17,6 +17,8 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.s3_server import S3Server, s3_server
 
+pytestmark = pytest.mark.further
+
 COMMANDS = ("ingest", "load")
 """Both read files by mirror_pump.ops.row_files."""
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.pending_deletes import await_index, pending
+
+pytestmark = pytest.mark.further
 
 _BACKGROUND = (Step.CONVERTING, Step.MERGING, Step.INDEX_BUILDING)
 

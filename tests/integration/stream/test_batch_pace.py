@@ -66,6 +66,7 @@ def _live(mirror: Mirror) -> None:
     mirror.await_frontier()
 
 
+@pytest.mark.further
 def test_default_settings_commit_often_and_not_without_changes(
     database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
@@ -108,6 +109,7 @@ def test_the_ceiling_holds_and_nothing_starves(database: Database, warehouse: st
     mirror.assert_equal("public.t")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("index_memory", [1 << 30, 0])
 def test_each_file_of_a_commit_is_counted(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, index_memory: int
@@ -128,6 +130,7 @@ def test_each_file_of_a_commit_is_counted(
     mirror.assert_equal("public.t")
 
 
+@pytest.mark.further
 def test_registering_and_waiting_below_a_ceiling(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     """A table that is copied goes live, and a client hears of its change, when the ceiling allows the next batch."""
     database.execute(_TABLE, _OTHER, "INSERT INTO u SELECT g, 0 FROM generate_series(1, 1000) g")
@@ -148,6 +151,7 @@ def test_registering_and_waiting_below_a_ceiling(database: Database, warehouse: 
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_a_goal_waits_for_no_ceiling(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     database.execute(_TABLE)
     mirror = Mirror.create(database, warehouse, tasks, files_per_hour=1)
@@ -161,6 +165,7 @@ def test_a_goal_waits_for_no_ceiling(database: Database, warehouse: str, tasks: 
     mirror.assert_equal("public.t")
 
 
+@pytest.mark.further
 def test_a_session_after_an_error_has_no_new_allowance(
     database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
@@ -189,6 +194,7 @@ def test_a_session_after_an_error_has_no_new_allowance(
     mirror.assert_equal("public.t")
 
 
+@pytest.mark.further
 @pytest.mark.unverified("DuckDB, as it verifies other lakes, has no access to this one")
 def test_slow_storage_slows_commits_down(database: Database, tasks: ThreadTaskRunner) -> None:
     database.execute(_TABLE)

@@ -93,6 +93,7 @@ def test_an_error_of_one_table_stops_that_table_only(two: Mirror, trouble: str, 
     two.assert_sound()
 
 
+@pytest.mark.further
 @pytest.mark.skipif(major_version() < 18, reason="the server publishes such a table")
 def test_a_table_that_the_server_refuses_to_publish_whole_is_left_to_its_owner(two: Mirror) -> None:
     """UPDATE and DELETE fail while a table with REPLICA IDENTITY FULL is published without one of its generated
@@ -180,6 +181,7 @@ def test_a_lake_table_that_another_engine_altered_stops_that_table_only(
         mirror.assert_equal(*tables, "public.b")
 
 
+@pytest.mark.further
 def test_a_table_that_cannot_be_copied_stops_no_other(two: Mirror) -> None:
     two.database.execute(
         "UPDATE a SET d = 'infinity' WHERE id = 50",
@@ -245,6 +247,7 @@ def test_a_table_that_is_dropped_while_it_is_mirrored_or_copied(two: Mirror) -> 
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_a_table_that_is_renamed_leaves_its_name_to_another(two: Mirror) -> None:
     two.register("a")
     two.catch_up()
@@ -338,6 +341,7 @@ def test_broken_connections_are_opened_again(
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_a_server_that_is_away_for_a_while(own_server: EmbeddedPostgres, warehouse: str) -> None:
     own_server.create_database("x")
     database = Database(own_server, "x")

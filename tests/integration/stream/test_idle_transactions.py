@@ -3,6 +3,8 @@ hour."""
 
 from __future__ import annotations
 
+import pytest
+
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
@@ -29,6 +31,7 @@ _IDLE = (
 )
 
 
+@pytest.mark.further
 def test_limits_for_interactive_users_end_no_session_of_the_pump(database: Database, warehouse: str) -> None:
     """Neither one that is idle by its nature, nor a copy or a transaction of the stream that takes longer."""
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), copy_chunk_bytes=1 << 30)

@@ -94,6 +94,7 @@ def test_large_values_that_updates_leave_alone(
     assert not seen, "removed before the batch goes on"
 
 
+@pytest.mark.further
 def test_one_update_that_concerns_every_large_value(
     database: Database, warehouse: str, tasks: ThreadTaskRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,6 +147,7 @@ def windows(postgres: EmbeddedPostgres) -> Iterator[Callable[[], Database]]:
         postgres.drop_database(name)
 
 
+@pytest.mark.further
 def test_a_row_that_the_server_cannot_send(
     windows: Callable[[], Database], warehouse: str, tasks: ThreadTaskRunner
 ) -> None:

@@ -111,6 +111,7 @@ def test_large_transactions_are_exact(
     assert nameless_files() == before
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("step", ["received", "staged", "published"])
 def test_a_kill_in_a_large_transaction_loses_nothing(
     database: Database, warehouse: str, tasks: TaskRunner, step: str

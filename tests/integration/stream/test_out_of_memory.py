@@ -14,11 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
+import pytest
 
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
+
+pytestmark = pytest.mark.further
 
 _ROOM = 8 << 20
 """Bytes that a worker may still take: enough to receive a task, not enough to decode it."""

@@ -24,6 +24,8 @@ from mirror_pump.testing.mirror import await_true
 from tests.support.tls_proxy import tls_proxy
 from tests.support.users_tables import connect_as_user
 
+pytestmark = pytest.mark.further
+
 DEADLINE = 20.0
 
 # Commands of the replication protocol have other literals than SQL.

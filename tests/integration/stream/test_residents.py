@@ -172,6 +172,7 @@ def kill(worker: int) -> None:
     psutil.wait_procs([psutil.Process(worker)] if psutil.pid_exists(worker) else [], 10)
 
 
+@pytest.mark.further
 def test_a_worker_that_is_killed_in_a_task(pool_of: Callable[..., Pool]) -> None:
     pool = pool_of()
     others = [pool.hold() for _ in range(2)]
@@ -187,6 +188,7 @@ def test_a_worker_that_is_killed_in_a_task(pool_of: Callable[..., Pool]) -> None
     assert not pool.errors
 
 
+@pytest.mark.further
 def test_workers_that_are_killed_at_rest(pool_of: Callable[..., Pool]) -> None:
     """No task is handed to one that is gone, however shortly before it went."""
     pool = pool_of(total=2)
@@ -200,6 +202,7 @@ def test_workers_that_are_killed_at_rest(pool_of: Callable[..., Pool]) -> None:
     assert not pool.errors
 
 
+@pytest.mark.further
 def test_a_worker_that_is_killed_while_it_receives_a_task(pool_of: Callable[..., Pool], tmp_path: Path) -> None:
     """It has not begun, so another one gets the task, also where Spark tries tasks once only."""
     pool = pool_of(total=1)
@@ -222,6 +225,7 @@ class _LethalTask:
         return os._exit, (9,)
 
 
+@pytest.mark.further
 def test_a_worker_that_is_stopped_for_a_while(pool_of: Callable[..., Pool]) -> None:
     """Its task waits, and the others do not."""
     pool = pool_of()
@@ -290,6 +294,7 @@ def test_a_runner_that_has_nothing_to_do_keeps_no_slot(spark: SparkSession) -> N
     assert runner.submit(process, 0).result(60)
 
 
+@pytest.mark.further
 def test_a_worker_that_waits_for_a_slot_in_vain(pool_of: Callable[..., Pool], spark: SparkSession) -> None:
     """A cluster is not asked for an executor that is not needed any more."""
     first = pool_of(total=6, urgent=6, reserved=0)
@@ -310,6 +315,7 @@ def test_a_worker_that_waits_for_a_slot_in_vain(pool_of: Callable[..., Pool], sp
     assert wanted.result(60)
 
 
+@pytest.mark.further
 def test_a_worker_that_does_not_connect_is_given_up(pool_of: Callable[..., Pool]) -> None:
     """Spark gives its slot to a Python that does nothing: whoever waits is told, and what follows gets another."""
     first = pool_of(total=1)
@@ -334,6 +340,7 @@ def test_a_worker_that_does_not_connect_is_given_up(pool_of: Callable[..., Pool]
     assert pool_of(total=1).submit(process, 0).result(60)
 
 
+@pytest.mark.further
 def test_running_tasks_are_cut_off_within_a_second(pool_of: Callable[..., Pool]) -> None:
     pool = pool_of(total=3, urgent=3, reserved=0)
     held = [pool.hold() for _ in range(3)]
@@ -355,6 +362,7 @@ def test_running_tasks_are_cut_off_within_a_second(pool_of: Callable[..., Pool])
     assert not any(one.has_begun for one in waiting)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("size", [0, 1, 200 * _MIB])
 def test_tasks_and_results_of_any_size(pool_of: Callable[..., Pool], size: int) -> None:
     pool = pool_of(total=1)

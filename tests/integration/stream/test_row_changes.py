@@ -13,6 +13,7 @@ from mirror_pump.testing.mirror import Mirror, assert_same, lake_rows, normalise
 from mirror_pump.testing.tasks import ThreadTaskRunner
 
 
+@pytest.mark.further
 def test_keys_that_are_equal_under_another_text(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     """Postgres treats 1.0 as 1.00, and in citext a as A; the lake's rows go by the stored text."""
     database.execute(
@@ -172,6 +173,7 @@ def test_partitions_by_hash(database: Database, warehouse: str, tasks: ThreadTas
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_the_replica_identity_changes_while_rows_do(
     database: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.further
+
 _START = """
 import json, sys
 from pathlib import Path

@@ -32,6 +32,7 @@ def delete_files(mirror: Mirror, table: str) -> int:
     return counted
 
 
+@pytest.mark.further
 def test_inserts_alone_leave_no_delete_file(database: Database, warehouse: str) -> None:
     database.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t SELECT g, g FROM generate_series(1, 1000) g"

@@ -49,6 +49,7 @@ def test_a_commit_is_waited_for_until_snapshots_see_it(database: Database) -> No
         await_visible(looking, [long_ago, xid], within=0)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
 def test_subtransactions(database: Database, warehouse: str, tasks: ThreadTaskRunner, identity: str) -> None:
     """Key changes in subtransactions that are rolled back, released, and released within a rolled back one."""

@@ -111,6 +111,7 @@ def reasons(steps: Steps, **wanted: str) -> list[object]:
     ]
 
 
+@pytest.mark.further
 def test_the_table_below_whose_location_the_error_is_fails(
     database: Database, warehouse: str, tasks: TroubledTasks
 ) -> None:
@@ -205,6 +206,7 @@ def test_no_table_fails_for_an_error_of_all(
     mirror.assert_sound()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("trouble", ["failing", "streaming"])
 def test_the_slot_is_dropped_before_it_fills_the_disk(
     database: Database, warehouse: str, tasks: TroubledTasks, trouble: str
@@ -232,6 +234,7 @@ def test_the_slot_is_dropped_before_it_fills_the_disk(
     assert stored == str(refused.value), "`status` tells why nobody leads"
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("policy", ["off", "warn"])
 def test_nothing_is_done_unless_it_was_asked_for(
     database: Database, warehouse: str, tasks: TroubledTasks, policy: str

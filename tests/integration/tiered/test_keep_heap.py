@@ -74,6 +74,7 @@ def test_the_heap_stays_whole_and_equals_every_read_across_the_cutline(tiered_ta
     assert database.rows("SELECT state FROM modak.partitions WHERE state = 'dropped'") == []
 
 
+@pytest.mark.further
 def test_what_would_make_heap_and_lake_differ_is_refused_or_followed(tiered_tables: TieredTables) -> None:
     events = tiered_tables.tiered(partitions=3, rows=20, keep_heap=True)
     mirror, database = events.mirror, events.mirror.database

@@ -99,6 +99,7 @@ def test_rows_expire_behind_the_cutline_for_every_reader_at_once(tiered_tables: 
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_the_policy_lets_more_expire_and_never_brings_the_line_back(tiered_tables: TieredTables) -> None:
     events = tiered_tables.tiered(partitions=5, rows=20)
     settings = events.mirror.settings
@@ -162,6 +163,7 @@ def test_a_table_that_keeps_its_heap_has_no_lake_retention(tiered_tables: Tiered
         change_retention(events.mirror.settings, "events", "lake_retention", "5")
 
 
+@pytest.mark.further
 def test_the_line_waits_for_a_pin_that_may_read_the_delta_again(tiered_tables: TieredTables) -> None:
     events = tiered_tables.tiered(partitions=5, rows=20, fold_age=1000)
     mirror, database = events.mirror, events.mirror.database
@@ -188,6 +190,7 @@ def test_the_line_waits_for_a_pin_that_may_read_the_delta_again(tiered_tables: T
         database.rows("SELECT modak.release(%s)", (in_one,))
 
 
+@pytest.mark.further
 def test_a_correction_from_an_older_snapshot_is_read_by_nobody_and_dropped(tiered_tables: TieredTables) -> None:
     events = tiered_tables.tiered(partitions=5, rows=20, fold_age=0.05)
     mirror, database = events.mirror, events.mirror.database
@@ -217,6 +220,7 @@ def test_a_correction_from_an_older_snapshot_is_read_by_nobody_and_dropped(tiere
         assert lowest(published(events))[0] >= 100
 
 
+@pytest.mark.further
 def test_rows_expire_after_each_advance_while_further_partitions_are_due(tiered_tables: TieredTables) -> None:
     events = tiered_tables.tiered(partitions=8, rows=10, lake_retention="100")
     steps = Steps()
@@ -229,6 +233,7 @@ def test_rows_expire_after_each_advance_while_further_partitions_are_due(tiered_
     assert len(steps.details(Step.EXPIRED, "line")) > 2
 
 
+@pytest.mark.further
 def test_a_reader_that_is_gone_is_not_named_any_more(tiered_tables: TieredTables) -> None:
     events = tiered_tables.tiered(partitions=5, rows=20, fold_age=1000)
     mirror, database = events.mirror, events.mirror.database

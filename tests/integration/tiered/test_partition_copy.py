@@ -97,6 +97,7 @@ def test_what_was_copied_before_a_command_is_copied_again(
         events.assert_exact()
 
 
+@pytest.mark.further
 def test_a_chunk_that_is_read_with_outdated_columns_does_not_count(
     tiered_tables: TieredTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +199,7 @@ def test_the_cutline_waits_for_readers_by_the_protocol(tiered_tables: TieredTabl
         events.assert_exact()
 
 
+@pytest.mark.further
 def test_rows_that_are_rewritten_just_before_the_cutline_moves(
     tiered_tables: TieredTables, runner: GatedCopies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +231,7 @@ class _NothingIsReferredTo:
         return [location for location in locations if "/data/" in location]
 
 
+@pytest.mark.further
 def test_a_sweep_spares_files_that_wait_for_their_publish(tiered_tables: TieredTables, runner: GatedCopies) -> None:
     """And a chunk whose file it may have taken for nobody's is copied again."""
     events = _events(tiered_tables, runner)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mirror_pump.ops.status.alerts import alerts_of
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.testing.mirror import await_true
@@ -21,6 +23,7 @@ def _ahead(events: EventsTable) -> int:
     return int(top - newest - 1) // WIDTH
 
 
+@pytest.mark.further
 def test_partitions_are_made_while_another_one_is_copied(tiered_tables: TieredTables) -> None:
     runner = tiered_tables.gated()
     events = tiered_tables.tiered(partitions=4, rows=10, premake=2, runner=runner)
@@ -38,6 +41,7 @@ def test_partitions_are_made_while_another_one_is_copied(tiered_tables: TieredTa
         events.assert_exact()
 
 
+@pytest.mark.further
 def test_more_are_ready_the_faster_the_key_moves_on(tiered_tables: TieredTables) -> None:
     events = tiered_tables.tiered(partitions=2, rows=10, lag="100000", premake=1)
     at = 150

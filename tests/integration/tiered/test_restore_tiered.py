@@ -11,6 +11,8 @@ from tests.support.events_table import EventsTable, delete, upsert
 from tests.support.retention_table import run
 from tests.support.tiered import TieredTables, tiered
 
+pytestmark = pytest.mark.further
+
 
 def _assert_whole(events: EventsTable, partitions: int) -> None:
     with events.database.session() as connection:

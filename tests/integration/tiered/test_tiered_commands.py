@@ -56,6 +56,7 @@ def test_every_mode_reads_what_it_says(tiered_tables: TieredTables) -> None:
         assert [table.table for table in plan_resync(mirror.settings, []).tables] == ["public.plain"]
 
 
+@pytest.mark.further
 def test_verify_compares_what_heap_and_lake_both_hold(tiered_tables: TieredTables) -> None:
     events = tiered_tables.tiered(partitions=4, rows=20, keep_heap=True)
     mirror, database = events.mirror, events.mirror.database

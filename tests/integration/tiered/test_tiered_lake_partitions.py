@@ -17,6 +17,8 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.laid_out_tables import COLUMNS, LAYOUTS, LaidOutTable, SnapshotFiles
 from tests.support.retention_table import run
 
+pytestmark = pytest.mark.further
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 

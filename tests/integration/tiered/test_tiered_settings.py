@@ -14,6 +14,8 @@ from mirror_pump.testing.database import Database
 from tests.support.cli import RunCommand
 from tests.support.tiered import TieredTables, tiered
 
+pytestmark = pytest.mark.further
+
 
 @pytest.mark.parametrize(
     "options",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mirror_pump.model import TableId
 from mirror_pump.ops.retain.retention import change_retention
 from mirror_pump.pipeline.flow.steps import Step
@@ -9,6 +11,8 @@ from mirror_pump.pipeline.retention.next_step import Turns
 from mirror_pump.testing.mirror import Steps
 from tests.support.events_table import EventsTable
 from tests.support.tiered import TieredTables, tiered
+
+pytestmark = pytest.mark.further
 
 
 def test_the_table_whose_turn_it_was_comes_last() -> None:

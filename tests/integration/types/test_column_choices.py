@@ -55,6 +55,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
     return Mirror.create(database, warehouse, ThreadTaskRunner())
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("choices", "message"),
     [

@@ -173,6 +173,7 @@ def test_floats_keep_nan_and_the_sign_of_zero_and_a_nan_column_has_no_bounds(war
     assert read_duckdb(table.metadata_location, "SELECT key FROM lake WHERE c1 = 0").to_pylist() == [{"key": 2}]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", ["uuid", "string", "binary", "date", "decimal(38,10)", "timestamptz", "int"])
 def test_keys_of_other_types_are_deleted_by(name: str, database: Database, lake: SparkSession, warehouse: str) -> None:
     key = ColumnType.parse(name)
@@ -233,6 +234,7 @@ def test_every_value_is_found_behind_its_bounds(database: Database, lake: SparkS
             assert [row["key"] for row in spark] == [key], where
 
 
+@pytest.mark.further
 def test_a_uuid_is_found_in_a_file_that_has_both_halves_of_them(
     database: Database, lake: SparkSession, warehouse: str
 ) -> None:

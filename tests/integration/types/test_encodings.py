@@ -41,6 +41,7 @@ def encoded(postgres: EmbeddedPostgres) -> Iterator[Callable[[str], Database]]:
         postgres.drop_database(name)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "encoding",
     # One with a byte for each character, one with several.
@@ -115,6 +116,7 @@ def odd(encoded: Callable[[str], Database], warehouse: str) -> Mirror:
     return mirror
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("transactional", ["true", "false"])
 def test_a_message_that_cannot_be_sent_is_passed_over(odd: Mirror, transactional: str) -> None:
     """Any role may emit one."""

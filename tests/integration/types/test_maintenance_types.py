@@ -81,6 +81,7 @@ def test_every_type_survives(database: Database, warehouse: str, spark: SparkSes
     )
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("strategy", ["binpack", pytest.param("sort", marks=pytest.mark.soak)])
 def test_unchanged_large_values_are_found_in_files_that_spark_wrote(
     database: Database, warehouse: str, spark: SparkSession, strategy: str

@@ -196,6 +196,7 @@ def test_random_changes_with_odd_values(database: Database, warehouse: str, seed
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_unchanged_large_values_keep_their_raw_text(database: Database, warehouse: str) -> None:
     create(database)
     database.execute(
@@ -292,6 +293,7 @@ def test_verify_finds_a_changed_raw_text(database: Database, warehouse: str, spa
     assert shown["3"] == {"ts__raw": {"heap": "infinity", "lake": None}}
 
 
+@pytest.mark.further
 def test_raw_text_columns_follow_their_columns(database: Database, warehouse: str, spark: SparkSession) -> None:
     """Renamed, swapped, widened, dropped, copied again: the text stays with the column that it belongs to."""
     database.execute(

@@ -173,6 +173,7 @@ def test_both_engines_find_each_difference_of_each_type(
         }
 
 
+@pytest.mark.further
 def test_the_size_decides_which_engine_compares(
     mirror: Mirror, by_spark: Spark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

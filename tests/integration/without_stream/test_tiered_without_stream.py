@@ -38,6 +38,7 @@ def frontiers_grow(mirror: Mirror) -> bool:
     return bool(rows) and all(forward for (forward,) in rows)
 
 
+@pytest.mark.further
 def test_partitions_leave_the_heap_under_writers(
     database: Database, warehouse: str, run: RunCommand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
