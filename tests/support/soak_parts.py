@@ -68,5 +68,6 @@ def part_of(path: str) -> str:
 def chosen_part(value: str) -> str | None:
     """The part that the variable's value names; None for all. Raises UsageError for an unknown name."""
     if value and value not in (*PARTS, OTHERS):
-        raise pytest.UsageError(f"{value!r} is no part of `make soak`: {', '.join(('further', *PARTS, OTHERS, 'rounds'))}")
+        names = ", ".join(("further", *PARTS, OTHERS, "rounds"))
+        raise pytest.UsageError(f"{value!r} is no part of `make soak`: {names}")
     return value or None
