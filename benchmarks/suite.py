@@ -34,6 +34,7 @@ from benchmarks import (
     bench_schema,
     bench_seam,
     bench_serve,
+    bench_tables,
     bench_tier,
     comparison,
     copied_kinds,
@@ -50,9 +51,9 @@ USUAL = (
     *("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "fold", "schema", "ingest", "load"),
     *("lake", "lake-plan"),
 )
-BENCHMARKS = (*USUAL, "lag-s3", "lag-tables", "serve", "conversion", "cluster")
-"""The last five only when they are named: serve and conversion take minutes to make their tables, cluster is about
-machines that are not there, and lag-s3 and lag-tables are for the figures of docs/operations.md."""
+BENCHMARKS = (*USUAL, "lag-s3", "lag-tables", "tables", "serve", "conversion", "cluster")
+"""The last six only when they are named: tables, serve and conversion take minutes to make their tables, cluster is
+about machines that are not there, and lag-s3 and lag-tables are for the figures of docs/operations.md."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
 READERS_DOCUMENT = ROOT / "docs" / "readers.md"
@@ -130,6 +131,10 @@ class Suite:
         if "lag-tables" in self._chosen:
             with self._guarded("lag-tables"), bench_lag.mirrored_tables(self._scene) as mirror:
                 self._measure("lag-tables", bench_lag.run_tables, mirror)
+        if "tables" in self._chosen:
+            fill = partial(bench_tables.fill, options=self._options)
+            with self._guarded("tables"), self._mirror("bench_tables", 0, fill) as mirror:
+                self._measure("tables", bench_tables.run, mirror)
         if "cluster" in self._chosen:
             with (
                 self._guarded("cluster"),

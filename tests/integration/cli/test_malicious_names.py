@@ -278,6 +278,8 @@ def _life(mirror: Mirror, target: _MaliciousTables, role: str, run: RunCommand) 
         with pytest.raises(psycopg.errors.UndefinedColumn):
             target.run("SELECT modak.upsert({table}, {document})", table=target.events.quoted)
         mirror.await_frontier()
+        # The column with a default had the files of `orders` filled.
+        mirror.await_live(orders)
         pointer = "SELECT metadata_location FROM modak.lake_pointers WHERE table_id = %s::regclass::oid::bigint"
         ((location,),) = mirror.database.rows(pointer, (target.orders.quoted,))
         heap = target.heap()
