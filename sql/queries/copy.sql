@@ -1,11 +1,16 @@
 -- Planning and following initial copies (mirror_pump/pipeline/copy/copier.py, registration.py).
 
 -- name: unfinished
--- Tables whose copy is not complete, and whether their chunks are planned.
-SELECT m.table_id, EXISTS (SELECT FROM modak.copy_progress p WHERE p.table_id = m.table_id)
-  FROM modak.mirror_tables m
- WHERE m.slot_name = %(slot)s AND m.state = 'copying' AND m.live_after_lsn IS NULL
- ORDER BY m.table_id;
+-- Tables whose copy is not complete, and whether their chunks are planned. Small ones come first, by the server's estimates.
+WITH RECURSIVE heaps AS (
+    SELECT m.table_id, m.table_id::oid AS relation FROM modak.mirror_tables m
+     WHERE m.slot_name = %(slot)s AND m.state = 'copying' AND m.live_after_lsn IS NULL
+     UNION ALL
+    SELECT h.table_id, i.inhrelid FROM heaps h JOIN pg_inherits i ON i.inhparent = h.relation)
+SELECT h.table_id, EXISTS (SELECT FROM modak.copy_progress p WHERE p.table_id = h.table_id)
+  FROM heaps h LEFT JOIN pg_class r ON r.oid = h.relation
+ GROUP BY h.table_id
+ ORDER BY sum(greatest(r.relpages, 0)) NULLS FIRST, 1;
 
 -- name: chunks
 SELECT c.chunk_no, c.relation_id, n.nspname AS schema_name, r.relname AS relation_name, c.filenode, c.lo_block, c.hi_block

@@ -17,10 +17,12 @@ from mirror_pump.cli.terminal.output import bytes_text, count_text, remark, repo
 from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.relations.table_patterns import EVERY_TABLE, is_pattern
 
 if TYPE_CHECKING:
     from mirror_pump.ops.register.preview import TablePreview
     from mirror_pump.ops.register.registration import RegisterOutcome
+    from mirror_pump.ops.register.selection import SelectedTables
     from mirror_pump.source.retention.retention_plan import RetentionWish
 
 
@@ -36,13 +38,20 @@ class RegisterOptions:
     """The options of `register` about tables, as typed."""
 
     tables: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="TABLE",
-            help="Table names as Postgres reads them: t, schema.t, 'schema.\"My Table\"'",
+            help="Table names as Postgres reads them: t, schema.t, 'schema.\"My Table\"'; or patterns, in which * is"
+            " any text and ? any character: 'sales.*'",
             autocompletion=other_tables,
+            show_default=False,
         ),
-    ]
+    ] = None
+    every: Annotated[bool, typer.Option("--all", help="All tables of the database that can be mirrored")] = False
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="With --all or a pattern: leave out tables of this name or pattern"),
+    ] = None
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Return once the tables are registered; a running pump copies them")
     ] = False
@@ -146,6 +155,16 @@ class RegisterOptions:
     ] = False
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names and patterns of tables."""
+        return (*(self.tables or ()), *((EVERY_TABLE,) if self.every else ()))
+
+    @property
+    def by_pattern(self) -> bool:
+        """Whether the database says which tables are meant."""
+        return any(map(is_pattern, self.names))
+
+    @property
     def tiered(self) -> bool:
         return self.mode is RegisterMode.TIERED
 
@@ -177,6 +196,15 @@ class RegisterOptions:
 
 
 _REGISTER_RULES = (
+    OptionRule[RegisterOptions](lambda given: not given.names, "name a TABLE, or give --all"),
+    OptionRule[RegisterOptions](
+        lambda given: bool(given.exclude) and not given.by_pattern, "--exclude requires --all or a pattern"
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: bool(given.column or given.exclude_column) and given.by_pattern,
+        "--column and --exclude-column are about one table, which has to be named",
+        "register that table by itself first, and then the others",
+    ),
     OptionRule[RegisterOptions](
         lambda given: given.tiered and given.heap_retention is not None,
         "--heap-retention is for mirrored tables",
@@ -285,13 +313,17 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     A table needs a primary key or a replica identity index. If register is killed, run it again: it resumes, and
     does not repeat finished chunks. If a table is refused, the others still proceed; exit code 1 reports it.
 
+    With a pattern, or --all, the tables that match now are registered, small ones first; run it again for those that
+    are created later. Partitions come with their root. --dry-run shows their sizes, and which would be refused.
+
     With --heap-retention, old partitions of a range-partitioned table are dropped from the heap once the lake
     provably holds them. With --mode tiered the same happens without replication: partitions are copied when they
     leave. docs/retention.md and docs/tiered.md explain how their rows are then read and corrected. The command
     first shows which partitions leave and when, and asks for confirmation.
     """
-    from mirror_pump.ops.register.preview import preview
+    from mirror_pump.ops.register.preview import estimate, preview
     from mirror_pump.ops.register.registration import register as put_under_mirror
+    from mirror_pump.ops.register.selection import select_tables
     from mirror_pump.ops.setup.stored_settings import complete
     from mirror_pump.source.relations.column_choices import parse_choices
 
@@ -299,17 +331,23 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     require(options, _REGISTER_RULES)
     retention = options.retention()
     settings = complete(settings)
+    selected = select_tables(settings, options.names, options.exclude or ())
+    unmatched = _tell_left_out(selected)
     if options.dry_run:
-        return _show(preview(settings, options.tables, choices, retention))
+        previews = preview(settings, selected.names, choices, retention)
+        refused = _show(previews)
+        for line in estimate(settings, previews):
+            say(line)
+        return refused or unmatched
     if retention is not None and not options.keep_heap and not options.yes:
-        previews = preview(settings, options.tables, choices, retention)
+        previews = preview(settings, selected.names, choices, retention)
         if any(table.retention is not None for table in previews):
             _show(previews)
             _confirm()
     with copy_progress() as show:
         outcomes = put_under_mirror(
             settings,
-            options.tables,
+            selected.names,
             not options.no_wait,
             show,
             choices=choices,
@@ -317,9 +355,13 @@ def register(settings: Settings, options: RegisterOptions) -> int:
             profile=options.profile,
             on_refused=_report_failure,
         )
+    were_live = [outcome for outcome in outcomes if outcome.was_live and outcome.error is None]
     for outcome in outcomes:
-        _report(outcome, options)
-    return 1 if any(outcome.error is not None for outcome in outcomes) else 0
+        if not (selected.by_pattern and outcome in were_live):
+            _report(outcome, options)
+    if selected.by_pattern and were_live:
+        remark(f"{count_text(len(were_live))} tables are registered already, and live: nothing was copied")
+    return 1 if any(outcome.error is not None for outcome in outcomes) else unmatched
 
 
 def unregister(settings: Settings, options: UnregisterOptions) -> int:
@@ -371,6 +413,15 @@ def _unregister_one(settings: Settings, name: str, options: UnregisterOptions) -
         yes=options.yes,
         report=lambda _step, text: remark(f"{name}: {text}"),
     )
+
+
+def _tell_left_out(selected: SelectedTables) -> int:
+    """Reports patterns that mean nothing, and tables that match and cannot be mirrored. Returns the exit code."""
+    for name, reason in selected.unfit.items():
+        remark(f"{name}: left out: {reason}")
+    for pattern in selected.unmatched:
+        report_error(TableError("no table matches", "check it with psql's \\dt"), "not registered", pattern)
+    return 1 if selected.unmatched else 0
 
 
 def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:

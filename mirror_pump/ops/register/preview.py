@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,15 +14,22 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import require_stream
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
+from mirror_pump.source.heap.block_reader import balanced_bytes, chunks_of, read_leaves
 from mirror_pump.source.relations.column_choices import ColumnChoices, chosen, decimal_option, numbers_as_text
 from mirror_pump.source.relations.relations import describe, refuse, resolve_name
 from mirror_pump.source.relations.tier_keys import shown, span_text
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.retention_plan import RetentionPlan, RetentionWish, plan_retention
 from mirror_pump.source.rows import fetch_rows
+from mirror_pump.source.stream.slot import wal_end
 from sql import queries
 
 _SQL = queries("retention")
+
+_COPY_SPEEDS = (50 * 10**6, 280 * 10**6)
+"""Bytes of the heap a second: tables of numerics, and of texts of a kilobyte, on the slowest machine of
+docs/performance.md."""
+_WAL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,9 @@ class TablePreview:
     """Of each column its name, its type and its lake type, for people."""
     numbers_as_text: tuple[Column, ...] = ()
     left_out: tuple[str, ...] = ()
+    size_bytes: int = 0
+    """Of the heap, which a copy reads; 0 for a tiered table, whose partitions are copied when they leave."""
+    chunks: int = 0
     retention: RetentionPreview | None = None
 
     def lines(self) -> Iterator[str]:
@@ -80,7 +91,8 @@ class TablePreview:
             yield f"{self.table}: is registered already"
             return
         left_out = f", without {', '.join(self.left_out)}" if self.left_out else ""
-        yield f"{self.table}: {self.columns} columns{left_out}; key {', '.join(self.key)}"
+        size = f"; {_size_text(self.size_bytes)} in {self.chunks} chunks" if self.chunks else ""
+        yield f"{self.table}: {self.columns} columns{left_out}; key {', '.join(self.key)}{size}"
         yield f"  lake types: {', '.join(self.types)}"
         for column in self.numbers_as_text:
             yield f"  {as_text(column)}: {decimal_option(column)} makes decimals of it"
@@ -124,6 +136,7 @@ def _preview(
                 plan = plan_retention(connection, description, wish, partial(session_time_zone, settings.require_dsn()))
                 leaving = _leaving(connection, table_id, plan)
         texts = numbers_as_text(connection, description)
+        leaves = read_leaves(connection, table_id) if mode is TableMode.MIRRORED else []
     except MirrorPumpError as error:
         return TablePreview(name, error)
     return TablePreview(
@@ -133,8 +146,42 @@ def _preview(
         types=tuple(f"{column.name} {column.type} ({column.type_sql})" for column in description.columns),
         numbers_as_text=texts,
         left_out=tuple(column.name for column in description.excluded),
+        size_bytes=sum(leaf.blocks * leaf.block_bytes for leaf in leaves),
+        chunks=len(chunks_of(leaves, balanced_bytes(leaves, settings.copy_chunk_bytes, settings.copy_workers))),
         retention=leaving,
     )
+
+
+def estimate(settings: Settings, previews: Sequence[TablePreview]) -> Iterator[str]:
+    """Yields what the copies of several tables read, how long that takes, and what WAL the slot keeps meanwhile, as
+    text for people. Looks for a second how much WAL is written. Nothing for a single table. Raises ConnectionLost."""
+    copied = [table for table in previews if table.error is None and not table.registered]
+    size = sum(table.size_bytes for table in copied)
+    if len(copied) < 2 or not size:
+        return
+    yield f"in all: {len(copied)} tables, {_size_text(size)} in {sum(table.chunks for table in copied)} chunks"
+    shortest, longest = (size / speed for speed in reversed(_COPY_SPEEDS))
+    slow, fast = (speed // 10**6 for speed in _COPY_SPEEDS)
+    yield (
+        f"  two cores copy {slow} to {fast} MB of heap a second (docs/performance.md):"
+        f" {_duration_text(shortest)} to {_duration_text(longest)}"
+    )
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-register") as connection:
+        begin, position = time.monotonic(), wal_end(connection)
+        time.sleep(_WAL_SECONDS)
+        rate = (wal_end(connection) - position) / (time.monotonic() - begin)
+    yield (
+        f"  WAL that the slot keeps meanwhile, at the present {rate / 1e6:.1f} MB/s:"
+        f" {_size_text(rate * shortest)} to {_size_text(rate * longest)}"
+    )
+
+
+def _size_text(size: float) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"
+
+
+def _duration_text(seconds: float) -> str:
+    return f"{seconds / 60:,.0f} min" if seconds >= 120 else f"{max(seconds, 1):.0f} s"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,37 @@
+"""Which tables `register` is about: those that are named, and those that match a pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mirror_pump.settings.config import Settings
+from mirror_pump.source.connect import connect
+from mirror_pump.source.relations.matched_tables import matched_tables
+from mirror_pump.source.relations.table_patterns import is_pattern, parse_pattern
+
+
+@dataclass(frozen=True)
+class SelectedTables:
+    """What names and patterns mean."""
+
+    names: tuple[str, ...]
+    """Those that were named, in their order; then those that match, small ones first."""
+    by_pattern: bool = False
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    """Why tables that match are left out, by name: nothing can mirror them."""
+    unmatched: tuple[str, ...] = ()
+    """The patterns that mean no table."""
+
+
+def select_tables(settings: Settings, names: Sequence[str], excluded: Sequence[str]) -> SelectedTables:
+    """Looks for the tables that match. Raises UsageError for what is no pattern."""
+    patterns = [parse_pattern(name) for name in names if is_pattern(name)]
+    left_out = [parse_pattern(text) for text in excluded]
+    if not patterns:
+        return SelectedTables(tuple(names))
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-register") as connection:
+        matched = matched_tables(connection, patterns, left_out)
+    named = [name for name in names if not is_pattern(name)]
+    chosen = tuple(dict.fromkeys((*named, *matched.names)))
+    return SelectedTables(chosen, by_pattern=True, unfit=matched.unfit, unmatched=matched.unmatched)

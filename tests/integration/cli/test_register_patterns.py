@@ -1,0 +1,117 @@
+"""`mirror-pump register` with patterns: which tables it means, what it leaves out, and in what order it copies."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.cli import RunCommand
+
+_TABLES = (
+    "CREATE SCHEMA sales",
+    'CREATE SCHEMA "Sales"',
+    "CREATE TABLE sales.large (id int PRIMARY KEY, v text)",
+    "INSERT INTO sales.large SELECT g, repeat('x', 500) FROM generate_series(1, 3000) g",
+    'CREATE TABLE sales."Small one" (id int PRIMARY KEY)',
+    'INSERT INTO sales."Small one" VALUES (1)',
+    "CREATE TABLE sales.parts (id int, day int, PRIMARY KEY (id, day)) PARTITION BY LIST (day)",
+    "CREATE TABLE sales.parts_1 PARTITION OF sales.parts FOR VALUES IN (1)",
+    "INSERT INTO sales.parts VALUES (1, 1)",
+    "CREATE TABLE sales.tmp_a (id int PRIMARY KEY)",
+    "CREATE UNLOGGED TABLE sales.unlogged (id int PRIMARY KEY)",
+    "CREATE FOREIGN DATA WRAPPER nowhere",
+    "CREATE SERVER nowhere FOREIGN DATA WRAPPER nowhere",
+    "CREATE FOREIGN TABLE sales.far (id int) SERVER nowhere",
+    "CREATE VIEW sales.shown AS SELECT 1 AS id",
+    'CREATE TABLE "Sales".other (id int PRIMARY KEY)',
+    "CREATE TABLE public.visible (id int PRIMARY KEY)",
+    "VACUUM (ANALYZE)",
+)
+
+
+@pytest.fixture
+def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
+    """Of a database with tables of all sorts, none of which is registered."""
+    database.execute(*_TABLES)
+    return Mirror.create(database, warehouse, tasks)
+
+
+def _registered(mirror: Mirror) -> list[str]:
+    return [f"{schema}.{name}" for schema, name in mirror.database.rows(
+        "SELECT schema_name, table_name FROM modak.tables ORDER BY 1, 2")]  # fmt: skip
+
+
+def test_the_tables_of_a_schema_come_with_one_command(mirror: Mirror, run: RunCommand) -> None:
+    slot = ("--slot", mirror.settings.slot)
+    again = ("sales.*", "--exclude", "sales.tmp_*", *slot)
+    result = run("register", *again, "--no-wait")
+    assert result.exit_code == 0, result.stderr
+    assert _registered(mirror) == ["sales.Small one", "sales.large", "sales.parts"]
+    assert "sales.unlogged: left out: an unlogged table has no WAL" in result.stderr
+    assert "sales.far: left out: a foreign table has no WAL" in result.stderr
+    with mirror.pumping() as pump:
+        mirror.await_live("sales.large", "sales.parts", 'sales."Small one"')
+        planned = pump.steps.details(Step.COPY_PLANNED, "table")
+    assert planned[-1] == "sales.large", "small tables come first"
+    mirror.database.execute("CREATE TABLE sales.later (id int PRIMARY KEY)")
+    result = run("register", *again, "--no-wait")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "sales.later: registered\n"
+    assert "3 tables are registered already, and live: nothing was copied" in result.stderr
+    mirror.catch_up()
+    mirror.assert_sound()
+
+
+def test_all_tables_but_those_that_cannot_be_mirrored(mirror: Mirror, run: RunCommand) -> None:
+    mirror.database.execute("CREATE TABLE public.keyless (id int)")
+    result = run("register", "--all", "--no-wait", "--slot", mirror.settings.slot)
+    assert result.exit_code == 1
+    assert "keyless has no primary key" in result.stderr
+    assert _registered(mirror) == [
+        "Sales.other", "public.visible", "sales.Small one", "sales.large", "sales.parts", "sales.tmp_a",
+    ]  # fmt: skip
+    mirror.catch_up()
+    mirror.assert_sound()
+
+
+def test_without_a_schema_a_pattern_means_what_the_role_finds(mirror: Mirror, run: RunCommand) -> None:
+    result = run("register", "vis*", "large*", "--no-wait", "--slot", mirror.settings.slot)
+    assert result.exit_code == 1
+    assert "large*: not registered" in result.stderr.replace("'", "") or "no table matches" in result.stderr
+    assert _registered(mirror) == ["public.visible"]
+    mirror.catch_up()
+
+
+def test_a_dry_run_shows_sizes_and_what_would_be_refused(mirror: Mirror, run: RunCommand) -> None:
+    mirror.database.execute("CREATE TABLE sales.keyless (id int)")
+    result = run("register", "sales.*", "--dry-run", "--slot", mirror.settings.slot)
+    assert result.exit_code == 1
+    assert re.search(r"sales\.large: 2 columns; key id; 1\.\d MiB in \d chunks", result.stdout)
+    assert "would not be registered" in result.stderr
+    assert "keyless has no primary key" in result.stderr
+    assert re.search(r"in all: 4 tables, 1\.\d MiB in \d+ chunks", result.stdout), result.stdout
+    assert "WAL that the slot keeps meanwhile, at the present" in result.stdout
+    assert _registered(mirror) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ((), "name a TABLE, or give --all"),
+        (("sales.large", "--exclude", "x"), "--exclude requires --all or a pattern"),
+        (("sales.*", "--exclude-column", "v"), "are about one table"),
+        (("--all", "--column", "v=string"), "are about one table"),
+        (("sales.*", "--exclude", 'a"'), "is not a pattern"),
+        (("a.b.*",), "is not a pattern"),
+    ],
+)
+def test_wrong_use(mirror: Mirror, run: RunCommand, arguments: tuple[str, ...], error: str) -> None:
+    result = run("register", *arguments, "--slot", mirror.settings.slot)
+    assert result.exit_code == 2
+    assert error in " ".join(result.stderr.split())
+    assert _registered(mirror) == []
