@@ -126,7 +126,7 @@ bench: $(READY) $(CHDB)
 # come before the others, or PART=rounds for the rounds of benchmarks/soak.py.
 soak: $(TOOLS_OF_TESTS) $(CHDB)
 ifneq ($(filter further,$(or $(PART),further)),)
-	$(BIN)/python -m pytest -m further $(IN_PARALLEL)
+	$(BIN)/python -m pytest -m "further and not soak" $(IN_PARALLEL)
 endif
 ifeq ($(filter further rounds,$(PART)),)
 	SOAK_PART=$(PART) $(BIN)/python -m pytest -m soak
