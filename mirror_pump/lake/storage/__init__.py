@@ -3,6 +3,7 @@
 Other rooms import from here.
 """
 
+from mirror_pump.lake.storage.gathered_writes import gathered_writes
 from mirror_pump.lake.storage.local_files import fill, open_new, sync_directory, temporary_path, write_whole
 from mirror_pump.lake.storage.options import StorageAccess, StorageOptions, join, local_path, storage_of
 from mirror_pump.lake.storage.reading import (
@@ -31,6 +32,7 @@ __all__ = [
     "discard",
     "exists",
     "fill",
+    "gathered_writes",
     "join",
     "lake_errors",
     "list_directories",

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from pathlib import Path
@@ -60,6 +60,39 @@ def write_local(
         raise
     if storage.fsync:
         _at_once(sync_directory, list({path.parent for _, path, _ in files}))
+
+
+def name_local(location: str, path: Path, content: bytes, storage: StorageOptions) -> None:
+    """Writes a local file under its name, which appears with the whole content, and flushes neither. Raises LakeError,
+    and leaves nothing then."""
+    temporary = temporary_path(path)
+    with lake_errors("write", location, storage):
+        descriptor = open_new(temporary, storage)
+        try:
+            write_whole(descriptor, content)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+
+
+def flush_paths(files: Mapping[str, Path]) -> None:
+    """Flushes the content and the names of files, given by location. Raises LakeError."""
+    if files:
+        _at_once(_flush_path, list(files.items()))
+        _at_once(sync_directory, list({path.parent for path in files.values()}))
+
+
+def _flush_path(file: tuple[str, Path]) -> None:
+    location, path = file
+    with lake_errors("write", location, None):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _flush(file: tuple[str, int]) -> None:

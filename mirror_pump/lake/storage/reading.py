@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mirror_pump.lake.storage.gathered_writes import settle
 from mirror_pump.lake.storage.local_files import is_there
 from mirror_pump.lake.storage.options import LOCAL, StorageOptions, local_path
 from mirror_pump.lake.storage.remote_files import read_whole, remote_file, requested
@@ -27,6 +28,7 @@ def read_bytes(location: str, storage: StorageOptions) -> bytes:
     if path is not None:
         with lake_errors("read", location, storage):
             return path.read_bytes()
+    settle([location])
     return requested("read", location, storage, read_whole)
 
 
@@ -42,6 +44,7 @@ def open_input(location: str, storage: StorageOptions) -> Iterator[pa.NativeFile
             with pa.OSFile(str(path), "rb") as source:
                 yield source
             return
+        settle([location])
         with lake_errors("read", location, storage):
             filesystem, key = remote_file(location, storage)
         with filesystem.open_input_file(key) as source:
@@ -112,6 +115,7 @@ def size_of(location: str, storage: StorageOptions) -> int | None:
                 return os.stat(path).st_size  # noqa: PTH116 - see missing_files
             except FileNotFoundError:
                 return None
+    settle([location])
     from pyarrow.fs import FileType
 
     def look(filesystem: Any, key: str) -> int | None:
@@ -134,6 +138,7 @@ def missing_files(locations: Iterable[str], storage: StorageOptions) -> frozense
         elif not (exists(location, storage) if path is None else is_there(path)):
             missing.add(location)
     if remote:
+        settle(remote)
         with ThreadPoolExecutor(min(len(remote), _PARALLEL_LOOKS)) as pool:
             there = pool.map(lambda location: exists(location, storage), remote)
             missing.update(location for location, is_present in zip(remote, there, strict=True) if not is_present)

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mirror_pump.errors import LakeError
+from mirror_pump.lake.storage.gathered_writes import present_writes
 from mirror_pump.lake.storage.local_files import remove_tree
 from mirror_pump.lake.storage.options import StorageOptions, local_path
 from mirror_pump.lake.storage.remote_files import requested
@@ -17,6 +18,9 @@ from mirror_pump.lake.storage.storage_errors import lake_errors
 def delete(location: str, storage: StorageOptions, *, once: bool = False) -> None:
     """Removes a file; a missing file is not an error. `once`: without repeating what fails for a moment. Raises
     LakeError."""
+    writes = present_writes()
+    if writes is not None:
+        writes.forget(location)
     path = local_path(location)
     if path is not None:
         with lake_errors("delete", location, storage):

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mirror_pump.lake.storage.gathered_writes import GatheredWrites, present_writes
 from mirror_pump.lake.storage.local_files import (
     make_local_directory,
+    name_local,
     open_new,
     sync_directory,
     temporary_path,
@@ -46,9 +48,28 @@ def write_bytes(location: str, content: bytes, storage: StorageOptions) -> None:
 
 def write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions) -> None:
     """Writes several files like `write_bytes`, under names that no other writer has, and all at once: together they
-    take about as long as one. On return all are durable; after an error none is left. Raises LakeError."""
+    take about as long as one. On return all are durable; in a block of `gathered_writes`, at its end. After an error
+    none is left. Raises LakeError."""
+    writes = present_writes()
     with StagedFiles(storage) as written:
-        _write_all(files, storage, written)
+        if writes is None:
+            _write_all(files, storage, written)
+        else:
+            _gather(files, storage, written, writes)
+
+
+def _gather(
+    files: Iterable[tuple[str, bytes]], storage: StorageOptions, written: StagedFiles, writes: GatheredWrites
+) -> None:
+    for location, content in files:
+        path = local_path(location)
+        written.own(location)
+        if path is None:
+            writes.request(location, content, storage)
+        else:
+            name_local(location, path, content, storage)
+            if storage.fsync:
+                writes.named(location, path)
 
 
 def _write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions, written: StagedFiles) -> None:

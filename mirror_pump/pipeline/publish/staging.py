@@ -39,7 +39,7 @@ from mirror_pump.lake.document.snapshot_summary import (
 )
 from mirror_pump.lake.format.raw_text_columns import raw_text_fields, with_raw_text, without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, gathered_writes
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableState, format_lsn
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, IndexNotReady, KeyIndexes
 from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
@@ -147,20 +147,21 @@ class Stager:
         failing = {(failure.table.table_id, failure.table.start_lsn) for failure in request.failures}
         missing = self._missing_in_heads(request, registered)
         try:
-            for table_request in sorted(request.tables, key=lambda table_request: table_request.table.table_id):
-                row = registered.get(table_request.table.table_id)
-                start_lsn = registered_start(table_request)
-                if row is None or row.start_lsn != start_lsn or row.state.has_ended:
-                    staged.dropped.append(table_request.table.table_id)
-                elif row.lake_table_missing:
-                    failed_table = replace(table_request.table, start_lsn=row.start_lsn)
-                    staged.failures.append(Failure.of(failed_table, lake_table_gone(failed_table)))
-                elif (table_request.table.table_id, start_lsn) not in failing:
-                    _refuse_swept(table_request, row, request)
-                    live = live_at.get((table_request.table.table_id, start_lsn))
-                    self._stage_or_fail(
-                        table_request, row, request.frontier, live, staged, missing.get(table_request.table.table_id)
-                    )
+            # Nothing refers to the files before the publish's transaction, so all tables wait for the storage together.
+            with gathered_writes():
+                for table_request in sorted(request.tables, key=lambda table_request: table_request.table.table_id):
+                    row = registered.get(table_request.table.table_id)
+                    start_lsn = registered_start(table_request)
+                    if row is None or row.start_lsn != start_lsn or row.state.has_ended:
+                        staged.dropped.append(table_request.table.table_id)
+                    elif row.lake_table_missing:
+                        failed_table = replace(table_request.table, start_lsn=row.start_lsn)
+                        staged.failures.append(Failure.of(failed_table, lake_table_gone(failed_table)))
+                    elif (table_request.table.table_id, start_lsn) not in failing:
+                        _refuse_swept(table_request, row, request)
+                        live = live_at.get((table_request.table.table_id, start_lsn))
+                        missing_file = missing.get(table_request.table.table_id)
+                        self._stage_or_fail(table_request, row, request.frontier, live, staged, missing_file)
         except BaseException:
             self.discard(staged)
             raise

@@ -452,6 +452,9 @@ class Assembler:
         return self._tables.registered(relation_id, self._final_lsn)
 
     def _relation(self, relation: RelationMessage) -> None:
+        # Then the open segment has no change of it, and may become one of its segments too: tables that are first
+        # written to in one transaction share one.
+        is_first = not self._tables.was_sent(relation.relation_id)
         self._tables.forget_sent(relation.relation_id)
         self._take_notes(relation.relation_id)
         self._tables.set_sent(relation)
@@ -464,7 +467,8 @@ class Assembler:
         if difference:
             self._await_description(table, f"it was altered, and no note described it: {difference}")
         elif active_table is None or active_table.start_lsn != table.start_lsn:
-            self._emit_segment()
+            if not is_first:
+                self._emit_segment()
             self._tables.activate(table)
 
 

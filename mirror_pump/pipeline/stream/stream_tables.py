@@ -80,6 +80,10 @@ class StreamTables:
         """The server has described the relation."""
         self._sent[relation.relation_id] = relation
 
+    def was_sent(self, relation_id: int) -> bool:
+        """Whether the server has described the relation in this stream. It does so before the first change."""
+        return relation_id in self._sent
+
     def was_sent_as(self, table: MirroredTable) -> bool:
         """Whether the last Relation message matches the table."""
         sent = self._sent.get(table.table_id)

@@ -17,7 +17,7 @@ import pytest
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import FileDamaged, LakeError
 from mirror_pump.lake.format.damaged_files import open_parquet
-from mirror_pump.lake.storage import list_files, read_bytes, write_bytes
+from mirror_pump.lake.storage import discard, gathered_writes, list_files, read_bytes, write_all, write_bytes
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.profiles import store_profile
@@ -102,6 +102,23 @@ def test_nothing_is_lost_or_doubled_by_any_fault(remote: RemoteLake) -> None:
         faulty.disarm()
         mirror.await_frontier()
     assert_equal(mirror, *TABLES)
+
+
+def test_objects_that_are_written_together(remote: RemoteLake) -> None:
+    """They are there for who reads in the block, what is discarded stays away, and the block ends with what failed."""
+    storage = lake_storage(remote.mirror().settings)
+    files = [(f"{remote.warehouse}/together/{number}", b"%d" % number * 1000) for number in range(40)]
+    with gathered_writes():
+        write_all(files, storage)
+        assert read_bytes(files[-1][0], storage) == files[-1][1]
+        discard([location for location, _ in files[:10]], storage)
+    there = {file.location for file in list_files(f"{remote.warehouse}/together", storage)}
+    assert there == {location for location, _ in files[10:]}
+    remote.faulty.arm(StorageFault.SLOW_DOWN, "PUT", path="together/never")
+    others = [(f"{remote.warehouse}/together/{name}", b"x") for name in ("never", "other")]
+    with pytest.raises(LakeError, match="never"), gathered_writes():
+        write_all(others, storage)
+    assert read_bytes(others[1][0], storage) == b"x"
 
 
 @pytest.mark.soak

@@ -149,6 +149,37 @@ def test_a_new_registration_starts_a_segment_of_its_own() -> None:
     assert [segment.tables for segment in fed.segments] == [(old,), (new,)]
 
 
+def test_tables_that_the_server_describes_for_the_first_time_share_a_segment() -> None:
+    """Else the first transaction over hundreds of tables would be as many tasks."""
+    first, second = pg.mirrored(7), pg.mirrored(8)
+    fed = Fed(first, second)
+    fed.feed(
+        *transaction(
+            100, pg.relation(first), pg.insert(7, "1", "a"), pg.relation(second), pg.insert(8, "1", "b"),
+            pg.insert(7, "2", "c"),
+        )
+    )  # fmt: skip
+    assert fed.assembler.close().segments == 1
+    assert {table.table_id for table in fed.segments[0].tables} == {7, 8}
+    assert len(fed.values()) == 3
+
+
+def test_changes_from_before_a_registration_are_in_no_segment_of_its_own() -> None:
+    """The server has described the table already, so the open segment may have changes that do not count."""
+    mirrored, later = pg.mirrored(7), pg.mirrored(8)
+    fed = Fed(mirrored)
+    fed.feed(
+        *transaction(100, pg.relation(mirrored), pg.insert(7, "1", "a"), pg.relation(later), pg.insert(8, "1", "b"))
+    )
+    fed.registered[8] = replace(later, start_lsn=Lsn(150))
+    fed.feed(*transaction(200, pg.relation(later), pg.insert(8, "2", "c")))
+    fed.assembler.close()
+    of_both = [segment for segment in fed.segments if 8 in {table.table_id for table in segment.tables}]
+    assert [content for segment in of_both for content in messages_of(segment)] == [
+        pg.insert(8, "2", "c").removeprefix(pg.HEADER)
+    ]
+
+
 def test_an_unregistered_table_is_ignored_and_the_others_go_on() -> None:
     one, two = pg.mirrored(7), pg.mirrored(8)
     fed = Fed(one, two)

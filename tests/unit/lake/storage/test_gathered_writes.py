@@ -1,0 +1,76 @@
+"""Files that are made durable together: they are there for who reads, and what is discarded is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from mirror_pump.errors import LakeError
+from mirror_pump.lake.storage import (
+    StorageOptions,
+    discard,
+    exists,
+    gathered_writes,
+    list_files,
+    local_path,
+    read_bytes,
+    write_all,
+)
+
+_STORAGE = StorageOptions(fsync=True, make_directories=True)
+
+
+def _files(directory: Path, *numbers: int) -> list[tuple[str, bytes]]:
+    return [(f"{directory.as_uri()}/{number % 3}/{number}", b"%d" % number * number) for number in numbers]
+
+
+def _write_and_lose(file: tuple[str, bytes]) -> None:
+    """Writes a file, which is gone before the block ends."""
+    write_all([file], _STORAGE)
+    path = local_path(file[0])
+    assert path is not None
+    path.unlink()
+
+
+def test_files_are_readable_in_the_block_and_whole_after_it(tmp_path: Path) -> None:
+    files = _files(tmp_path, *range(30))
+    with gathered_writes():
+        write_all(files[:10], _STORAGE)
+        assert [read_bytes(location, _STORAGE) for location, _ in files[:10]] == [content for _, content in files[:10]]
+        write_all(files[10:], _STORAGE)
+    assert {file.location for file in list_files(tmp_path.as_uri(), _STORAGE)} == {location for location, _ in files}
+    assert [read_bytes(location, _STORAGE) for location, _ in files] == [content for _, content in files]
+
+
+def test_the_block_ends_with_a_flush_of_each_file_that_was_not_discarded(tmp_path: Path) -> None:
+    kept, discarded = _files(tmp_path, 1, 2)
+    with gathered_writes():
+        write_all([kept, discarded], _STORAGE)
+        discard([discarded[0]], _STORAGE)
+    assert (exists(kept[0], _STORAGE), exists(discarded[0], _STORAGE)) == (True, False)
+    with pytest.raises(LakeError, match="cannot write"), gathered_writes():
+        _write_and_lose(_files(tmp_path, 3)[0])
+
+
+def test_a_writer_that_fails_leaves_nothing_and_the_others_go_on(tmp_path: Path) -> None:
+    first, second, third = _files(tmp_path, 1, 2, 3)
+    (tmp_path / "2").write_text("no directory")
+    with gathered_writes():
+        write_all([first], _STORAGE)
+        with pytest.raises(LakeError):
+            write_all([third, second], _STORAGE)
+    assert {file.location for file in list_files(tmp_path.as_uri(), _STORAGE)} == {
+        first[0],
+        (tmp_path / "2").as_uri(),
+    }
+
+
+def test_other_threads_write_as_ever(tmp_path: Path) -> None:
+    ((location, content),) = _files(tmp_path, 5)
+
+    with gathered_writes():
+        thread = Thread(target=_write_and_lose, args=[(location, content)])
+        thread.start()
+        thread.join()
