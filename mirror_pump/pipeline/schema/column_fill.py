@@ -104,6 +104,10 @@ class FillJob:
         # A table that is copied from the cut-line on is filled after the copy, without a commit in between.
         return lake.records if left is not lake and lake.summary.copying else None
 
+    def may_become_due(self, lake: LakeTable, left: LakeTable | None, /) -> bool:
+        """Time changes nothing."""
+        return self.due(lake, left) is not None
+
     def compute(
         self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks
     ) -> FileRewriteReady | None:

@@ -56,6 +56,10 @@ class Job(Protocol):
         """Returns how urgent the job is for a table, lower meaning more urgent, or None if it is not due. `left` is the
         state in which the job last found nothing to do, unless files were replaced since."""
 
+    def may_become_due(self, lake: LakeTable, left: LakeTable | None, /) -> bool:
+        """Whether the job is due for a table in this state, now or later. A table for which it is not is not looked at
+        before its state changes."""
+
     def compute(
         self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks
     ) -> FileRewriteReady | None:
@@ -94,6 +98,10 @@ class ConvertDeletesJob:
         # A delete from the future is of unknown age: the clock was set back.
         due = lake.equality_deletes >= self.rows or not 0 <= age_ms < self.age * 1000
         return since if due else None
+
+    def may_become_due(self, lake: LakeTable, _left: LakeTable | None, /) -> bool:
+        """Deletes become due with age."""
+        return lake.equality_deletes_since is not None
 
     def compute(
         self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks
@@ -155,6 +163,10 @@ class MergeJob:
             _new_files(lake.delete_files, 0 if left is None else left.delete_files),
         )
         return -new if new >= FANOUT else None
+
+    def may_become_due(self, lake: LakeTable, left: LakeTable | None, /) -> bool:
+        """Time changes nothing."""
+        return self.due(lake, left) is not None
 
     def compute(
         self, table: MirroredTable, lake: LakeTable, listing: Listing, tasks: FileTasks

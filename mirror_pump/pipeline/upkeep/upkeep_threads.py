@@ -80,6 +80,8 @@ class Upkeep:
         self._look_interval = limits.upkeep_interval
         self._backoff = Backoff(_FIRST_PAUSE, limits.retry_pause_max)
         self._tables: dict[TableId, _Watched] = {}
+        self._candidates: dict[str, set[TableId]] = {job.name: set() for job in jobs}
+        """By job, the tables for which it is due, or may become so without a change: others cost no look."""
         self._garbage: list[str] = []
         # Guards all of the above. It is notified when something may have become due.
         self._changed = threading.Condition()
@@ -118,6 +120,7 @@ class Upkeep:
                 if watched is None:
                     watched = self._watch(table_id, lake)
                 watched.lake = lake
+                self._reconsider(table_id, watched)
                 if any(self._urgency(job, watched) is not None for job in self._jobs):
                     self._changed.notify_all()
 
@@ -146,6 +149,7 @@ class Upkeep:
                 turn.failed()
             watched.in_hand = None
             watched.written = ()
+            self._reconsider(table_id, watched)
             self._changed.notify_all()
 
     def _run(self, job: Job, first: bool) -> None:
@@ -183,12 +187,24 @@ class Upkeep:
 
     def _watch(self, table_id: TableId, lake: LakeTable) -> _Watched:
         watched = self._tables[table_id] = _Watched(lake, {job.name: _JobTurn(self._backoff) for job in self._jobs})
+        self._reconsider(table_id, watched)
         return watched
+
+    def _reconsider(self, table_id: TableId, watched: _Watched) -> None:
+        """Notes which jobs may be due for a table whose state has changed, or the state in which a job left it. The
+        caller holds the lock."""
+        for job in self._jobs:
+            candidates = self._candidates[job.name]
+            if job.may_become_due(watched.lake, watched.turns[job.name].left):
+                candidates.add(table_id)
+            else:
+                candidates.discard(table_id)
 
     def _take(self, job: Job) -> TableId | None:
         """Picks the table for which the job is most urgent, and marks it as being worked on. The caller holds the
         lock."""
-        urgencies = [(self._urgency(job, watched), table_id) for table_id, watched in self._tables.items()]
+        candidates = ((table_id, self._tables[table_id]) for table_id in self._candidates[job.name])
+        urgencies = [(self._urgency(job, watched), table_id) for table_id, watched in candidates]
         due = [(urgency, table_id) for urgency, table_id in urgencies if urgency is not None]
         if not due:
             return None
@@ -219,6 +235,8 @@ class Upkeep:
             if table is None or table.state.has_ended:
                 with self._changed:
                     del self._tables[table_id]
+                    for candidates in self._candidates.values():
+                        candidates.discard(table_id)
                 return
             if row is None:
                 turn.not_before = time.monotonic() + self._look_interval
@@ -226,7 +244,7 @@ class Upkeep:
                     # The last snapshot of a fill is marked too. A copy may be followed by one without another snapshot.
                     turn.left = lake_before
                 return
-            lake = self._newest(watched, row[0])
+            lake = self._newest(table_id, watched, row[0])
             if watched.listing is None:
                 watched.listing = listing_for(lake)
             ready = job.compute(table, lake, watched.listing, tasks)
@@ -244,20 +262,23 @@ class Upkeep:
             with self._changed:
                 if ready is None:
                     watched.in_hand = None
+                    if self._tables.get(table_id) is watched:
+                        self._reconsider(table_id, watched)
                 else:
                     watched.written = tuple(file.path for file in ready.rewrite.written)
         if ready is not None:
             self._inbox.put(ready)
 
-    def _newest(self, watched: _Watched, location: str) -> LakeTable:
+    def _newest(self, table_id: TableId, watched: _Watched, location: str) -> LakeTable:
         """Returns the state that the catalog names. Another engine or the loop may have committed since, or the table
         may belong to another registration by now."""
         lake = tracked_lake = watched.lake
         if lake.metadata_location != location:
             lake = LakeTable.load(location, self._storage)
             with self._changed:
-                if watched.lake is tracked_lake:
+                if watched.lake is tracked_lake and self._tables.get(table_id) is watched:
                     watched.lake = lake
+                    self._reconsider(table_id, watched)
         return lake
 
     def _clear_garbage(self) -> None:
