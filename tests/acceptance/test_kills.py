@@ -125,7 +125,7 @@ def done_chunks(database: Database) -> int:
 @pytest.fixture
 def mirror(database: Database, warehouse: str) -> Mirror:
     database.execute(
-        "CREATE TABLE a (id int PRIMARY KEY, n int, v text)",
+        "CREATE TABLE a (id int PRIMARY KEY, n int, v text) WITH (autovacuum_enabled = off)",  # copied first: no pages yet
         "CREATE TABLE b (id int PRIMARY KEY, n int, v text)",
         "INSERT INTO a SELECT -g, 0, repeat('v', 200) FROM generate_series(1, 1000) g",
     )
