@@ -127,7 +127,8 @@ class Column:
 
 @dataclass(frozen=True)
 class ExcludedColumn:
-    """A column that the user excluded from the mirror. The stream sends it; the pump discards it."""
+    """A column that the user excluded from the mirror, or that was added to a table that leaves out new ones. The
+    stream sends it; the pump discards it."""
 
     attnum: int
     name: str
@@ -230,6 +231,8 @@ class MirroredTable:
     without one."""
     excluded: tuple[ExcludedColumn, ...] = ()
     """In attribute order."""
+    leaves_out_new: bool = False
+    """Whether columns that are added in Postgres are excluded: the table had masks when it was registered."""
     dropped_rows: tuple[str, ...] = ()
     """Rows that were dropped with their partitions and may still be in the lake, as JSON
     (mirror_pump.lake.contents.dropped_rows)."""
@@ -255,3 +258,7 @@ class MirroredTable:
     @property
     def key_columns(self) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.name in self.key)
+
+    @property
+    def masked_columns(self) -> tuple[Column, ...]:
+        return tuple(column for column in self.columns if column.type.mask is not None)

@@ -54,6 +54,13 @@ class RegisterOptions:
         list[str] | None,
         typer.Option(metavar="NAME", help="Leave out this column, which must not be part of the key"),
     ] = None
+    mask: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=MASK",
+            help="Mask a column: sha256, hmac(env:NAME), hmac(file:PATH), null, prefix(N) or constant(TEXT)",
+        ),
+    ] = None
     mode: Annotated[
         RegisterMode,
         typer.Option(
@@ -295,7 +302,7 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     from mirror_pump.ops.setup.stored_settings import complete
     from mirror_pump.source.relations.column_choices import parse_choices
 
-    choices = parse_choices(options.column or (), options.exclude_column or ())
+    choices = parse_choices(options.column or (), options.exclude_column or (), options.mask or ())
     require(options, _REGISTER_RULES)
     retention = options.retention()
     settings = complete(settings)

@@ -13,7 +13,13 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import require_stream
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
-from mirror_pump.source.relations.column_choices import ColumnChoices, chosen, decimal_option, numbers_as_text
+from mirror_pump.source.relations.column_choices import (
+    ColumnChoices,
+    chosen,
+    decimal_option,
+    numbers_as_text,
+    refuse_masks,
+)
 from mirror_pump.source.relations.relations import describe, refuse, resolve_name
 from mirror_pump.source.relations.tier_keys import shown, span_text
 from mirror_pump.source.retention import partitions as source
@@ -117,6 +123,7 @@ def _preview(
             require_stream(connection, settings.slot, f"{table_name} cannot be mirrored")
         description = chosen(connection, describe(connection, table_id, settings.publication, mode), choices)
         refuse(description, mode)
+        refuse_masks(description, choices, sheds=wish is not None)
         leaving = None
         if wish is not None:
             # Looking at rows makes a function that does so as the table's owner, where there is none yet.

@@ -63,6 +63,7 @@ from mirror_pump.source.relations.column_choices import (
     chosen,
     describe_choices,
     numbers_as_text,
+    refuse_masks,
     same_choices,
 )
 from mirror_pump.source.relations.lake_layout import is_present_layout
@@ -159,7 +160,7 @@ def register(
     says which tables are registered and which are not.
     """
     if choices and len(names) != 1:
-        raise UsageError("--column and --exclude-column are about one table", "register the tables one by one")
+        raise UsageError("--column, --mask and --exclude-column are about one table", "register the tables one by one")
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
     as_text: dict[str, tuple[Column, ...]] = {}
@@ -298,6 +299,7 @@ def _prepare(
     described = describe(connection, table_id, settings.publication, wish.mode)
     description = chosen(connection, described, wish.choices)
     refuse(description, wish.mode)
+    refuse_masks(description, wish.choices, sheds=wish.retention is not None)
     plan = None
     if wish.retention is not None:
         time_zone = partial(session_time_zone, settings.require_dsn())
@@ -432,6 +434,7 @@ def _new_lake_table(
         location=location,
         live_after_lsn=None,
         excluded=description.excluded,
+        leaves_out_new=any(column.type.mask is not None for column in description.columns),
         tier=None if plan is None else plan.tier,
         mode=mode,
         partitioning=None if plan is None else plan.partitioning,

@@ -142,6 +142,7 @@ def _mirror_row(table: MirroredTable, slot: str, lake_head: Mapping[str, object]
         table.location,
         max(column.field_id for column in table.columns) + 1,
         Jsonb(excluded_to_json(table.excluded)),
+        table.leaves_out_new,
         None if lake_head is None else Jsonb(dict(lake_head)),
         table.table_id,
     )
@@ -237,6 +238,7 @@ class _MirroredTableRow:
     shape: str
     excluded: list[dict[str, Any]]
     """See `excluded_to_json`."""
+    leaves_out_new: bool
     dropped_rows: list[Any]
     tier_key_col: str
     tier_key_type: str
@@ -263,6 +265,7 @@ class _MirroredTableRow:
             next_field_id=self.next_field_id,
             shape=self.shape,
             excluded=tuple(ExcludedColumn(**column) for column in self.excluded),
+            leaves_out_new=self.leaves_out_new,
             dropped_rows=tuple(json.dumps(bounds) for bounds in self.dropped_rows),
             tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag, self.retention_line),
             mode=TableMode(self.mode),

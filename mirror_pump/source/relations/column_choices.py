@@ -1,7 +1,8 @@
-"""The user's choices at register: other lake types for columns, and columns to exclude.
+"""The user's choices at register: other lake types for columns, masks, and columns to exclude.
 
 A lake type may be chosen if it, or a raw text column for it, can hold every value of the Postgres type. Once a table
-is registered, choices belong to attribute numbers, so that they survive a rename.
+is registered, choices belong to attribute numbers, so that they survive a rename. A masked column is a string in the
+lake, whatever its type, and stays masked whatever becomes of its type.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from decoders.columns import ColumnType, Kind
+from decoders.masks import Mask, MaskKeyUnusable
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import Column, ExcludedColumn, MirroredTable
 from mirror_pump.source.connect import PgConnection
@@ -33,13 +35,18 @@ class ColumnChoices:
     def __bool__(self) -> bool:
         return bool(self.types or self.excluded)
 
+    @property
+    def masked(self) -> frozenset[str]:
+        """Names of the columns with a mask."""
+        return frozenset(name for name, column_type in self.types.items() if column_type.mask is not None)
+
 
 NO_CHOICES = ColumnChoices()
 
 
-def parse_choices(columns: Sequence[str], excluded: Sequence[str]) -> ColumnChoices:
-    """Choices from `name=type` options and names of excluded columns. Raises UsageError for a malformed option, and for
-    a column that is named twice."""
+def parse_choices(columns: Sequence[str], excluded: Sequence[str], masks: Sequence[str] = ()) -> ColumnChoices:
+    """Choices from `name=type` options, names of excluded columns, and `name=mask` options. Raises UsageError for a
+    malformed option, for a column that is named twice, and for a mask whose key cannot be read."""
     types: dict[str, ColumnType] = {}
     for option in columns:
         # A name may contain an equals sign; a type does not.
@@ -49,10 +56,31 @@ def parse_choices(columns: Sequence[str], excluded: Sequence[str]) -> ColumnChoi
         if name in types:
             raise UsageError(f"--column names {name} twice")
         types[name] = _parse_type(text)
+    for option in masks:
+        name, mask = _parse_mask(option)
+        if name in types:
+            raise UsageError(f"--mask and --column name {name} twice", "a masked column is a string in the lake")
+        types[name] = ColumnType(Kind.STRING, mask=mask)
     both = types.keys() & set(excluded)
     if both:
-        raise UsageError(f"column {min(both)} cannot both be excluded and have a type")
+        raise UsageError(f"column {min(both)} cannot both be excluded and have a type or a mask")
     return ColumnChoices(types, frozenset(excluded))
+
+
+def _parse_mask(option: str) -> tuple[str, Mask]:
+    """A column's name and its mask. Errors do not repeat the mask: somebody may have typed a key there."""
+    name, equals, text = option.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--mask {name}: no mask", "write it as --mask email=sha256")
+    try:
+        return name, Mask.parse(text).with_key_check()
+    except MaskKeyUnusable as error:
+        raise UsageError(f"--mask {name}: {error}", "docs/masks.md says who reads the key") from None
+    except ValueError:
+        raise UsageError(
+            f"--mask {name}: not a mask",
+            "choose sha256, hmac(env:NAME), hmac(file:/absolute/path), null, prefix(N) or constant(TEXT)",
+        ) from None
 
 
 def _parse_type(text: str) -> ColumnType:
@@ -94,6 +122,11 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
                 f"{relation.name}: {name} is part of its key, and cannot be excluded",
                 "the mirror finds rows by their key",
             )
+        if name in choices.masked:
+            raise TableError(
+                f"{relation.name}: {name} is part of its key, and cannot be masked",
+                "the mirror finds rows by their key, also in PostgreSQL. Give the table a key without personal data",
+            )
     numeric = numeric_types(connection, {column.type_oid for column in relation.columns})
     columns = []
     for column in relation.columns:
@@ -112,12 +145,25 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
     return replace(relation, columns=tuple(columns), excluded=excluded)
 
 
+def refuse_masks(relation: RelationDescription, choices: ColumnChoices, *, sheds: bool) -> None:
+    """Raises TableError if masks are chosen for a table that sheds rows: what only the lake has could not come back,
+    and corrections of such rows are kept as they were written."""
+    if sheds and choices.masked:
+        raise TableError(
+            f"{relation.name}: a table whose rows leave the heap cannot have masks",
+            "The lake would be the only copy, without the masked values. Leave out --mask, or leave out"
+            " --heap-retention and --mode tiered",
+        )
+
+
 def still_chosen(relation: RelationDescription, table: MirroredTable) -> RelationDescription:
     """A later description of a registered table, with the choices of its registration applied.
 
     If a column's new type does not allow the chosen lake type, the column gets its default lake type.
     """
     left_out = {column.attnum for column in table.excluded}
+    if table.leaves_out_new:
+        left_out |= {column.attnum for column in relation.columns} - {column.attnum for column in table.columns}
     before = {column.attnum: column for column in table.columns if column.chosen}
     columns = tuple(
         _still_chosen(column, before.get(column.attnum)) for column in relation.columns if column.attnum not in left_out
@@ -164,7 +210,7 @@ def same_choices(table: MirroredTable, choices: ColumnChoices) -> bool:
 def _permitted(own: ColumnType, chosen_type: ColumnType, *, numeric: bool) -> bool:
     """Whether a column with the default lake type `own` may become `chosen_type`. `numeric`: the column's Postgres
     type, or that of its elements, is numeric."""
-    if chosen_type in (own, _TEXT):
+    if chosen_type in (own, _TEXT) or chosen_type.mask is not None:
         return True
     if Kind.LIST in (own.kind, chosen_type.kind):
         both = own.kind is chosen_type.kind
@@ -181,5 +227,11 @@ def _element(column: ColumnType) -> ColumnType:
 
 def describe_choices(columns: Collection[Column], excluded: Collection[ExcludedColumn]) -> str:
     """The command-line options for the same choices."""
-    options = [f"--column {shlex.quote(f'{column.name}={column.type}')}" for column in columns if column.chosen]
+    options = [
+        f"--column {shlex.quote(f'{column.name}={column.type}')}"
+        if column.type.mask is None
+        else f"--mask {shlex.quote(f'{column.name}={column.type.mask}')}"
+        for column in columns
+        if column.chosen
+    ]
     return " ".join([*options, *(f"--exclude-column {shlex.quote(column.name)}" for column in excluded)])
