@@ -233,6 +233,9 @@ class MirroredTable:
     """In attribute order."""
     leaves_out_new: bool = False
     """Whether columns that are added in Postgres are excluded: the table had masks when it was registered."""
+    row_filter: str = ""
+    """The SQL condition of the rows that are mirrored, as the server prints it. Empty: all rows. Names in it may be
+    older than `columns` in the middle of a session."""
     dropped_rows: tuple[str, ...] = ()
     """Rows that were dropped with their partitions and may still be in the lake, as JSON
     (mirror_pump.lake.contents.dropped_rows)."""

@@ -61,6 +61,10 @@ class RegisterOptions:
             help="Mask a column: sha256, hmac(env:NAME), hmac(file:PATH), null, prefix(N) or constant(TEXT)",
         ),
     ] = None
+    where: Annotated[
+        str,
+        typer.Option(metavar="CONDITION", help=r"Mirror only rows that meet an SQL condition \[all rows]"),
+    ] = ""
     mode: Annotated[
         RegisterMode,
         typer.Option(
@@ -302,7 +306,7 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     from mirror_pump.ops.setup.stored_settings import complete
     from mirror_pump.source.relations.column_choices import parse_choices
 
-    choices = parse_choices(options.column or (), options.exclude_column or (), options.mask or ())
+    choices = parse_choices(options.column or (), options.exclude_column or (), options.mask or (), options.where)
     require(options, _REGISTER_RULES)
     retention = options.retention()
     settings = complete(settings)

@@ -60,7 +60,7 @@ def _publication(site: Site) -> Iterator[Finding]:
         if table.table_id in gaps:
             yield failed(
                 f"publication {mirror.publication} does not have all of {table.name}",
-                how_to_publish(mirror.publication, table.name),
+                how_to_publish(mirror.publication, table.name, table.row_filter),
                 str(table.name),
             )
     if not gaps:

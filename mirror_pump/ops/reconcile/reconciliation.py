@@ -235,7 +235,9 @@ def _publish(
     requests = [
         _copy_again(
             table,
-            f"{reason}: {how_to_publish(settings.publication, table.name)}" if table.table_id in missing else reason,
+            f"{reason}: {how_to_publish(settings.publication, table.name, table.row_filter)}"
+            if table.table_id in missing
+            else reason,
             frontier,
             incomplete=table.table_id in missing,
         )

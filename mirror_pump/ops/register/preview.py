@@ -25,6 +25,7 @@ from mirror_pump.source.relations.tier_keys import shown, span_text
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.retention_plan import RetentionPlan, RetentionWish, plan_retention
 from mirror_pump.source.rows import fetch_rows
+from mirror_pump.source.stream.row_filter import read_filter
 from sql import queries
 
 _SQL = queries("retention")
@@ -76,6 +77,8 @@ class TablePreview:
     """Of each column its name, its type and its lake type, for people."""
     numbers_as_text: tuple[Column, ...] = ()
     left_out: tuple[str, ...] = ()
+    row_filter: str = ""
+    """The condition on the rows that would be mirrored; empty for all rows."""
     retention: RetentionPreview | None = None
 
     def lines(self) -> Iterator[str]:
@@ -88,6 +91,8 @@ class TablePreview:
         left_out = f", without {', '.join(self.left_out)}" if self.left_out else ""
         yield f"{self.table}: {self.columns} columns{left_out}; key {', '.join(self.key)}"
         yield f"  lake types: {', '.join(self.types)}"
+        if self.row_filter:
+            yield f"  rows: {self.row_filter}"
         for column in self.numbers_as_text:
             yield f"  {as_text(column)}: {decimal_option(column)} makes decimals of it"
         if self.retention is not None:
@@ -124,6 +129,7 @@ def _preview(
         description = chosen(connection, describe(connection, table_id, settings.publication, mode), choices)
         refuse(description, mode)
         refuse_masks(description, choices, sheds=wish is not None)
+        row_filter = read_filter(connection, settings.publication, description, choices.where, sheds=wish is not None)
         leaving = None
         if wish is not None:
             # Looking at rows makes a function that does so as the table's owner, where there is none yet.
@@ -140,6 +146,7 @@ def _preview(
         types=tuple(f"{column.name} {column.type} ({column.type_sql})" for column in description.columns),
         numbers_as_text=texts,
         left_out=tuple(column.name for column in description.excluded),
+        row_filter=row_filter,
         retention=leaving,
     )
 

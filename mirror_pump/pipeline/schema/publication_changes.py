@@ -54,7 +54,9 @@ def copy_altered(
                 live_after_lsn=None,
             )
             incomplete = table.table_id in missing
-            reason = f"{_NOT_WHOLE}: {how_to_publish(publication, table.name)}" if incomplete else _REASON
+            reason = (
+                f"{_NOT_WHOLE}: {how_to_publish(publication, table.name, table.row_filter)}" if incomplete else _REASON
+            )
             change = TableChange(waiting, table.start_lsn, 0, reason, waits_for_owner=incomplete)
             table_requests.append(TableRequest(waiting, (CopyAgain(change), RecordPublication())))
     if not table_requests:

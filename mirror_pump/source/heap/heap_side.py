@@ -58,9 +58,9 @@ def heap_side(
 
     Raises TableError if the table's columns are not those that the mirror knows, because values would be misread.
     """
-    if table.masked_columns:
+    if table.masked_columns or table.row_filter:
         raise TableError(
-            f"{table.name} has masks, which its heap has not",
+            f"{table.name} has masks or a row filter, which its heap has not",
             "read the lake: mode lake, or `mirror-pump sql` without a mode; or ask PostgreSQL itself",
         )
     suspects = [column for column in table.columns if not column.type.holds_all and column.name not in table.key]

@@ -31,9 +31,11 @@ class ColumnChoices:
 
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     excluded: frozenset[str] = frozenset()
+    where: str = ""
+    """The condition on the rows that are mirrored. Empty: all rows."""
 
     def __bool__(self) -> bool:
-        return bool(self.types or self.excluded)
+        return bool(self.types or self.excluded or self.where)
 
     @property
     def masked(self) -> frozenset[str]:
@@ -44,9 +46,13 @@ class ColumnChoices:
 NO_CHOICES = ColumnChoices()
 
 
-def parse_choices(columns: Sequence[str], excluded: Sequence[str], masks: Sequence[str] = ()) -> ColumnChoices:
-    """Choices from `name=type` options, names of excluded columns, and `name=mask` options. Raises UsageError for a
-    malformed option, for a column that is named twice, and for a mask whose key cannot be read."""
+def parse_choices(
+    columns: Sequence[str], excluded: Sequence[str], masks: Sequence[str] = (), where: str = ""
+) -> ColumnChoices:
+    """Choices from `name=type` options, names of excluded columns, `name=mask` options, and a row filter.
+
+    Raises UsageError for a malformed option, for a column that is named twice, and for a mask whose key cannot be read.
+    """
     types: dict[str, ColumnType] = {}
     for option in columns:
         # A name may contain an equals sign; a type does not.
@@ -64,11 +70,11 @@ def parse_choices(columns: Sequence[str], excluded: Sequence[str], masks: Sequen
     both = types.keys() & set(excluded)
     if both:
         raise UsageError(f"column {min(both)} cannot both be excluded and have a type or a mask")
-    return ColumnChoices(types, frozenset(excluded))
+    return ColumnChoices(types, frozenset(excluded), where.strip())
 
 
 def _parse_mask(option: str) -> tuple[str, Mask]:
-    """A column's name and its mask. Errors do not repeat the mask: somebody may have typed a key there."""
+    """A column's name and its mask. Errors do not repeat the mask: it may be a key, by mistake."""
     name, equals, text = option.partition("=")
     if not equals or not name:
         raise UsageError(f"--mask {name}: no mask", "write it as --mask email=sha256")
@@ -225,7 +231,7 @@ def _element(column: ColumnType) -> ColumnType:
     return column.element
 
 
-def describe_choices(columns: Collection[Column], excluded: Collection[ExcludedColumn]) -> str:
+def describe_choices(columns: Collection[Column], excluded: Collection[ExcludedColumn], row_filter: str = "") -> str:
     """The command-line options for the same choices."""
     options = [
         f"--column {shlex.quote(f'{column.name}={column.type}')}"
@@ -234,4 +240,5 @@ def describe_choices(columns: Collection[Column], excluded: Collection[ExcludedC
         for column in columns
         if column.chosen
     ]
-    return " ".join([*options, *(f"--exclude-column {shlex.quote(column.name)}" for column in excluded)])
+    options += [f"--exclude-column {shlex.quote(column.name)}" for column in excluded]
+    return " ".join([*options, *([f"--where {shlex.quote(row_filter)}"] if row_filter else [])])

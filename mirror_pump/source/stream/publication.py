@@ -14,6 +14,7 @@ then. A commit record is visible microseconds later, or, with synchronous replic
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -59,12 +60,23 @@ def record_published(
     connection.execute(_SQL["record"], {"slot": slot, "table_ids": list(tables)})
 
 
-def how_to_publish(publication: str, table: TableName) -> str:
-    """What to do about a table that is not published completely."""
+def how_to_publish(publication: str, table: TableName, row_filter: str = "") -> str:
+    """What to do about a table that is not published completely, or not with its own row filter."""
+    where = f" WHERE ({row_filter})" if row_filter else ""
     return (
-        f"ALTER PUBLICATION {identifier(publication)} ADD TABLE {table.quoted} (behind DROP TABLE {table.quoted}, if it"
-        " is in there with a row filter or a column list); the table is then copied again by itself"
+        f"ALTER PUBLICATION {identifier(publication)} ADD TABLE {table.quoted}{where} (behind DROP TABLE"
+        f" {table.quoted}, if it is in there with another row filter, or a column list); the table"
+        " is then copied again by itself"
     )
+
+
+@dataclass(frozen=True)
+class _RegisteredRow:
+    """A row of the query `registered`."""
+
+    schema: str
+    name: str
+    row_filter: str
 
 
 def make_publication(connection: PgConnection, name: str) -> int | None:
@@ -76,7 +88,7 @@ def make_publication(connection: PgConnection, name: str) -> int | None:
         if not create_publication(connection, name):
             return None
         with source_errors(f"reading the tables of publication {name}"):
-            tables = fetch_rows(connection, TableName, _SQL["registered"], {"publication": name})
+            tables = fetch_rows(connection, _RegisteredRow, _SQL["registered"], {"publication": name})
         for table in tables:
-            add_to_publication(connection, name, table)
+            add_to_publication(connection, name, TableName(table.schema, table.name), table.row_filter)
         return len(tables)

@@ -171,8 +171,9 @@ def send_generated(conn: PgConnection, publication: str) -> None:
         conn.execute(statement.format(sql.Identifier(publication)))
 
 
-def add_to_publication(conn: PgConnection, publication: str, table: TableName) -> bool:
-    """Adds a table, with its partitions, to the publication. False if it is already in it.
+def add_to_publication(conn: PgConnection, publication: str, table: TableName, row_filter: str = "") -> bool:
+    """Adds a table, with its partitions, to the publication. False if it is already in it. `row_filter`: an SQL
+    condition on the rows that are published; empty for all rows.
 
     The caller's transaction must hold a lock that blocks writers of the table. Only then does the WAL position recorded
     in it separate the rows that the copy reads from the changes that the stream contains.
@@ -180,8 +181,10 @@ def add_to_publication(conn: PgConnection, publication: str, table: TableName) -
     with source_errors(f"adding {table} to publication {publication}"):
         if table in published_tables(conn, publication).values():
             return False
-        statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}")
-        conn.execute(statement.format(sql.Identifier(publication), sql.Identifier(table.schema, table.name)))
+        where = f" WHERE ({row_filter})" if row_filter else ""
+        statement = f"ALTER PUBLICATION {identifier(publication)} ADD TABLE {table.quoted}{where}"
+        # As a prepared statement it cannot be more than one.
+        conn.execute(statement.encode(), prepare=True)
         return True
 
 
