@@ -30,7 +30,7 @@ SELECT n.nspname AS schema, c.relname AS name, m.row_filter
  ORDER BY m.table_id;
 
 -- name: filter
--- The row filter of a table (mirror_pump/source/stream/row_filter.py).
+-- The row filter of a table (mirror_pump/source/relations/row_filters.py).
 SELECT pg_get_expr(r.prqual, r.prrelid) AS condition,
        ARRAY(SELECT DISTINCT d.refobjsubid FROM pg_depend d
               WHERE d.classid = 'pg_publication_rel'::regclass AND d.objid = r.oid

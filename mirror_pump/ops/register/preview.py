@@ -21,11 +21,11 @@ from mirror_pump.source.relations.column_choices import (
     refuse_masks,
 )
 from mirror_pump.source.relations.relations import describe, refuse, resolve_name
+from mirror_pump.source.relations.row_filters import read_filter
 from mirror_pump.source.relations.tier_keys import shown, span_text
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.retention_plan import RetentionPlan, RetentionWish, plan_retention
 from mirror_pump.source.rows import fetch_rows
-from mirror_pump.source.stream.row_filter import read_filter
 from sql import queries
 
 _SQL = queries("retention")

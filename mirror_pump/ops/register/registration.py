@@ -68,6 +68,7 @@ from mirror_pump.source.relations.column_choices import (
 )
 from mirror_pump.source.relations.lake_layout import is_present_layout
 from mirror_pump.source.relations.relations import RelationDescription, describe, is_gone, refuse, resolve_name
+from mirror_pump.source.relations.row_filters import read_filter
 from mirror_pump.source.retention.partitions import read_choices
 from mirror_pump.source.retention.retention_plan import (
     RetentionPlan,
@@ -78,7 +79,6 @@ from mirror_pump.source.retention.retention_plan import (
     sheds,
 )
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
-from mirror_pump.source.stream.row_filter import read_filter
 from mirror_pump.source.stream.slot import add_to_publication, check_publication, remove_from_publication, wal_end
 from mirror_pump.table_life import TableEvent, state_after
 from sql import queries

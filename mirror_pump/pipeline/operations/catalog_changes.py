@@ -25,7 +25,7 @@ from mirror_pump.model import MirroredTable, TableId, TableName, TableState
 from mirror_pump.pipeline.operations.table_changes import TableChange
 from mirror_pump.source.catalog.tables import columns_to_json, excluded_to_json, tier_key, tier_key_type
 from mirror_pump.source.rows import fetch_rows
-from mirror_pump.source.stream.row_filter import record_filter
+from mirror_pump.source.stream.publication import record_filter
 from sql import queries
 
 _SQL = queries("change")

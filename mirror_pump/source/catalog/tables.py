@@ -30,8 +30,7 @@ from mirror_pump.model import (
 from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
-from mirror_pump.source.stream.publication import record_published
-from mirror_pump.source.stream.row_filter import record_filter
+from mirror_pump.source.stream.publication import record_filter, record_published
 from sql import queries
 
 _SQL = queries("tables")

@@ -60,6 +60,12 @@ def record_published(
     connection.execute(_SQL["record"], {"slot": slot, "table_ids": list(tables)})
 
 
+def record_filter(connection: PgConnection | psycopg.Cursor[tuple[Any, ...]], table_id: TableId) -> None:
+    """Records the row filter of a table as the publication has it now, in the caller's transaction. Its columns may
+    have other names since; another filter is not taken over."""
+    connection.execute(_SQL["record_filter"], {"table_id": table_id})
+
+
 def how_to_publish(publication: str, table: TableName, row_filter: str = "") -> str:
     """What to do about a table that is not published completely, or not with its own row filter."""
     where = f" WHERE ({row_filter})" if row_filter else ""

@@ -16,6 +16,7 @@ import pytest
 
 from mirror_pump.errors import MirrorPumpError, SourceError, TableError, UsageError
 from mirror_pump.ops.register.preview import preview
+from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
@@ -23,6 +24,8 @@ from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
+from tests.support.cli import RunCommand
+from tests.support.documented import documented_mirror
 
 MARKER = "Unmasked"
 """In every value of a masked column, beyond the first eight characters. Masks of digests cannot have it."""
@@ -220,6 +223,9 @@ def test_ddl_keeps_masks_and_leaves_out_what_is_new(mirror: Mirror, warehouse: s
         assert_rows(mirror, {1: None, 2: None, 3: "seen"})
     assert assert_verified(database) == 1
     assert_hidden(mirror, warehouse, steps)
+    with StatusReader(mirror.settings) as reader:
+        (status,) = reader.read().tables
+    assert (status.excluded, status.masked) == (("email", "later", "mail"), ())
 
 
 def assert_rows(mirror: Mirror, rows: dict[int, str | None]) -> None:
@@ -261,6 +267,33 @@ def test_options_that_are_none(columns: list[str], excluded: list[str], masks: l
     with pytest.raises(UsageError, match=message) as refusal:
         parse_choices(columns, excluded, masks)
     assert "the key itself" not in str(refusal.value)
+
+
+def test_rows_of_the_heap_and_ingests_are_refused(
+    database: Database, warehouse: str, run: RunCommand, slot: str, tmp_path: Path
+) -> None:
+    mirror = documented_mirror(database, warehouse, slot)
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, email text)", f"INSERT INTO t VALUES (1, '00000000{MARKER}')")
+    with mirror.pumping():
+        registered = run("register", "t", "--mask", "email=sha256", "--where", "id > 0")
+        assert registered.exit_code == 1
+        assert "REPLICA IDENTITY FULL" in registered.stderr
+        registered = run("register", "t", "--mask", "email=sha256")
+        assert registered.exit_code == 0, registered.stderr
+        source = tmp_path / "rows.csv"
+        source.write_text("id,email\n2,a\n")
+        ingested = run("ingest", "t", str(source))
+        assert ingested.exit_code == 1
+        assert "has masks" in ingested.stderr
+        for mode in ("heap", "hybrid"):
+            read = run("sql", "SELECT * FROM t", "--mode", mode)
+            assert read.exit_code != 0, mode
+            assert MARKER not in read.stdout + read.stderr
+        assert str(sha256(f"00000000{MARKER}")) in run("sql", "SELECT * FROM t").stdout
+        loaded = run("load", "t", str(source), "--label", "first")
+        assert loaded.exit_code == 0, loaded.stderr
+        mirror.await_frontier()
+        assert mirror.lake("public.t") == [(1, sha256(f"00000000{MARKER}")), (2, sha256("a"))]
 
 
 def test_other_masks_take_a_new_registration(mirror: Mirror) -> None:

@@ -11,13 +11,9 @@ large values that did not change, unless the replica identity is FULL.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import psycopg
 
 from mirror_pump.errors import SourceError, TableError
-from mirror_pump.model import TableId
-from mirror_pump.source.connect import PgConnection, limited, source_errors
+from mirror_pump.source.connect import PgConnection, limited
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.rows import fetch_row
 from mirror_pump.source.stream.slot import add_to_publication, remove_from_publication
@@ -29,7 +25,7 @@ _FIRST_VERSION = 150000
 
 
 @dataclass(frozen=True)
-class RowFilter:
+class PublishedFilter:
     """A filter as the server understands it; a row of the query `filter`."""
 
     condition: str
@@ -66,14 +62,14 @@ def read_filter(
         except SourceError as error:
             raise TableError(f"{name}: PostgreSQL refuses the row filter: {error}", "correct --where") from error
         row_filter = fetch_row(
-            connection, RowFilter, _SQL["filter"], {"publication": publication, "table_id": relation.table_id}
+            connection, PublishedFilter, _SQL["filter"], {"publication": publication, "table_id": relation.table_id}
         )
     assert row_filter is not None
     _refuse(relation, row_filter)
     return row_filter.condition
 
 
-def _refuse(relation: RelationDescription, row_filter: RowFilter) -> None:
+def _refuse(relation: RelationDescription, row_filter: PublishedFilter) -> None:
     """Raises TableError for a filter under which UPDATE would fail, or that the stream could not follow."""
     name, identity = relation.name, relation.identity
     columns = {column.attnum: column.name for column in relation.columns}
@@ -96,10 +92,3 @@ def _refuse(relation: RelationDescription, row_filter: RowFilter) -> None:
         raise TableError(
             f"{name}: a row that enters the row filter by an UPDATE would lack large values that did not change", full
         )
-
-
-def record_filter(cursor: PgConnection | psycopg.Cursor[tuple[Any, ...]], table_id: TableId) -> None:
-    """Records the filter of a table as the publication has it now, in the caller's transaction. Columns may have other
-    names since; another filter is not taken over."""
-    with source_errors("recording a row filter"):
-        cursor.execute(_SQL["record_filter"], {"table_id": table_id})
