@@ -128,7 +128,7 @@ class Column:
 @dataclass(frozen=True)
 class ExcludedColumn:
     """A column that the user excluded from the mirror, or that was added to a table that leaves out new ones. The
-    stream sends it; the pump discards it."""
+    stream sends it, and the pump discards it, unless the table has a column list."""
 
     attnum: int
     name: str
@@ -232,7 +232,9 @@ class MirroredTable:
     excluded: tuple[ExcludedColumn, ...] = ()
     """In attribute order."""
     leaves_out_new: bool = False
-    """Whether columns that are added in Postgres are excluded: the table had masks when it was registered."""
+    """Whether columns that are added in Postgres are excluded: the table was registered with masks or a column list."""
+    column_list: bool = False
+    """Whether the publication lists the columns, so that the server does not send the excluded ones."""
     row_filter: str = ""
     """The SQL condition of the rows that are mirrored, as the server prints it. Empty: all rows. Names in it may be
     older than `columns` in the middle of a session."""
@@ -255,12 +257,19 @@ class MirroredTable:
     @property
     def excluded_places(self) -> tuple[int, ...]:
         """The positions of the excluded columns in the rows that pgoutput sends, counted from 0."""
+        if self.column_list:
+            return ()
         order = sorted([column.attnum for column in self.columns] + [column.attnum for column in self.excluded])
         return tuple(order.index(column.attnum) for column in self.excluded)
 
     @property
     def key_columns(self) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.name in self.key)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The column list in the publication; empty for all columns."""
+        return tuple(column.name for column in self.columns) if self.column_list else ()
 
     @property
     def masked_columns(self) -> tuple[Column, ...]:

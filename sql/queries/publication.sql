@@ -22,7 +22,10 @@ SELECT table_id FROM modak.mirror_published(%(slot)s) WHERE NOT whole;
 
 -- name: registered
 -- The tables that belong in a publication, by their present names.
-SELECT n.nspname AS schema, c.relname AS name, m.row_filter
+SELECT n.nspname AS schema, c.relname AS name, m.row_filter,
+       ARRAY(SELECT a.attname::text FROM jsonb_array_elements(m.columns) AS e
+               JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = (e ->> 'attnum')::int
+              WHERE m.column_list AND NOT a.attisdropped) AS columns
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
   JOIN modak.mirror_slots s ON s.slot_name = m.slot_name
   JOIN pg_class c ON c.oid = m.table_id::oid JOIN pg_namespace n ON n.oid = c.relnamespace

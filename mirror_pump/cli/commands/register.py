@@ -54,6 +54,12 @@ class RegisterOptions:
         list[str] | None,
         typer.Option(metavar="NAME", help="Leave out this column, which must not be part of the key"),
     ] = None
+    columns_only: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...", help=r"The server sends only these columns, also of those to come \[all columns]"
+        ),
+    ] = ""
     mask: Annotated[
         list[str] | None,
         typer.Option(
@@ -306,7 +312,13 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     from mirror_pump.ops.setup.stored_settings import complete
     from mirror_pump.source.relations.column_choices import parse_choices
 
-    choices = parse_choices(options.column or (), options.exclude_column or (), options.mask or (), options.where)
+    choices = parse_choices(
+        options.column or (),
+        options.exclude_column or (),
+        options.mask or (),
+        where=options.where,
+        listed=options.columns_only,
+    )
     require(options, _REGISTER_RULES)
     retention = options.retention()
     settings = complete(settings)

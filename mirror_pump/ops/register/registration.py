@@ -78,8 +78,14 @@ from mirror_pump.source.retention.retention_plan import (
     plan_retention,
     sheds,
 )
-from mirror_pump.source.stream.publication import how_to_publish, not_whole
-from mirror_pump.source.stream.slot import add_to_publication, check_publication, remove_from_publication, wal_end
+from mirror_pump.source.stream.publication import how_to_restore, not_whole
+from mirror_pump.source.stream.slot import (
+    add_to_publication,
+    check_publication,
+    published_part,
+    remove_from_publication,
+    wal_end,
+)
 from mirror_pump.table_life import TableEvent, state_after
 from sql import queries
 
@@ -162,7 +168,8 @@ def register(
     """
     if choices and len(names) != 1:
         raise UsageError(
-            "--column, --mask, --exclude-column and --where are about one table", "register the tables one by one"
+            "--column, --mask, --exclude-column, --columns-only and --where are about one table",
+            "register the tables one by one",
         )
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
@@ -268,12 +275,12 @@ def _refuse_otherwise(connection: PgConnection, settings: Settings, table: Mirro
     if table.table_id in not_whole(connection, settings.slot):
         raise TableError(
             f"{table.name} is registered, but not published whole: somebody changed publication {settings.publication}",
-            how_to_publish(settings.publication, table.name, table.row_filter),
+            how_to_restore(settings.publication, table),
         )
     if wish.choices and not (
         same_choices(table, wish.choices) and _has_filter(connection, settings, table, wish.choices.where)
     ):
-        registered_choices = describe_choices(table.columns, table.excluded, table.row_filter)
+        registered_choices = describe_choices(table)
         raise TableError(
             f"{table.name} is registered with {registered_choices or 'its columns as they are'}",
             "to change that, unregister and register the table: it is copied again",
@@ -326,7 +333,12 @@ def _prepare(
     _refuse_missing_warehouse(connection, _warehouse(profile), storage)
     _refuse_left_over(connection, description.name, storage)
     table, staged = _new_lake_table(_warehouse(profile), description, storage, plan, wish.mode)
-    table = replace(table, row_filter=row_filter)
+    table = replace(
+        table,
+        leaves_out_new=wish.choices.leaves_out_new,
+        column_list=bool(wish.choices.listed),
+        row_filter=row_filter,
+    )
     return _StagedRegistration(table, staged, description, plan, profile, retired_table)
 
 
@@ -451,7 +463,6 @@ def _new_lake_table(
         location=location,
         live_after_lsn=None,
         excluded=description.excluded,
-        leaves_out_new=any(column.type.mask is not None for column in description.columns),
         tier=None if plan is None else plan.tier,
         mode=mode,
         partitioning=None if plan is None else plan.partitioning,
@@ -488,7 +499,8 @@ def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegist
         # of the table.
         remove_from_publication(connection, settings.publication, table.table_id)
         if table.mode is TableMode.MIRRORED:
-            add_to_publication(connection, settings.publication, table.name, table.row_filter)
+            part = published_part(table.column_names, table.row_filter)
+            add_to_publication(connection, settings.publication, table.name, part)
             connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
         table = replace(table, start_lsn=wal_end(connection))
         ensure_namespace(connection, table.name.schema)

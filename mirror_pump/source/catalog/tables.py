@@ -144,6 +144,7 @@ def _mirror_row(table: MirroredTable, slot: str, lake_head: Mapping[str, object]
         max(column.field_id for column in table.columns) + 1,
         Jsonb(excluded_to_json(table.excluded)),
         table.leaves_out_new,
+        table.column_list,
         table.row_filter,
         None if lake_head is None else Jsonb(dict(lake_head)),
         table.table_id,
@@ -241,6 +242,7 @@ class _MirroredTableRow:
     excluded: list[dict[str, Any]]
     """See `excluded_to_json`."""
     leaves_out_new: bool
+    column_list: bool
     row_filter: str
     dropped_rows: list[Any]
     tier_key_col: str
@@ -269,6 +271,7 @@ class _MirroredTableRow:
             shape=self.shape,
             excluded=tuple(ExcludedColumn(**column) for column in self.excluded),
             leaves_out_new=self.leaves_out_new,
+            column_list=self.column_list,
             row_filter=self.row_filter,
             dropped_rows=tuple(json.dumps(bounds) for bounds in self.dropped_rows),
             tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag, self.retention_line),

@@ -7,6 +7,7 @@ lake, whatever its type, and stays masked whatever becomes of its type.
 
 from __future__ import annotations
 
+import csv
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,8 @@ from mirror_pump.source.relations.relations import numeric_types
 
 _TEXT = ColumnType(Kind.STRING)
 _TEXTS = ColumnType(Kind.LIST, element=_TEXT)
+_FIRST_LISTS = 150000
+"""The first server version that has column lists."""
 _NUMERIC = frozenset({1700, 1231})
 """numeric and numeric[]."""
 
@@ -31,11 +34,22 @@ class ColumnChoices:
 
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     excluded: frozenset[str] = frozenset()
+    listed: frozenset[str] = frozenset()
+    """The only columns that the server sends. Empty: all that are not excluded, and those besides."""
     where: str = ""
     """The condition on the rows that are mirrored. Empty: all rows."""
 
     def __bool__(self) -> bool:
-        return bool(self.types or self.excluded or self.where)
+        return bool(self.types or self.excluded or self.listed or self.where)
+
+    def includes(self, name: str) -> bool:
+        """Whether a column is mirrored."""
+        return name not in self.excluded and (not self.listed or name in self.listed)
+
+    @property
+    def leaves_out_new(self) -> bool:
+        """Whether columns that are added later are left out."""
+        return bool(self.masked or self.listed)
 
     @property
     def masked(self) -> frozenset[str]:
@@ -47,9 +61,10 @@ NO_CHOICES = ColumnChoices()
 
 
 def parse_choices(
-    columns: Sequence[str], excluded: Sequence[str], masks: Sequence[str] = (), where: str = ""
+    columns: Sequence[str], excluded: Sequence[str], masks: Sequence[str] = (), where: str = "", listed: str = ""
 ) -> ColumnChoices:
-    """Choices from `name=type` options, names of excluded columns, `name=mask` options, and a row filter.
+    """Choices from `name=type` options, names of excluded columns, `name=mask` options, a row filter, and names of the
+    only columns, with commas between them.
 
     Raises UsageError for a malformed option, for a column that is named twice, and for a mask whose key cannot be read.
     """
@@ -70,7 +85,12 @@ def parse_choices(
     both = types.keys() & set(excluded)
     if both:
         raise UsageError(f"column {min(both)} cannot both be excluded and have a type or a mask")
-    return ColumnChoices(types, frozenset(excluded), where.strip())
+    only = {name.strip() for name in next(csv.reader([listed], skipinitialspace=True), [])} - {""}
+    if only and excluded:
+        raise UsageError("--columns-only and --exclude-column exclude each other", "name the columns that may leave")
+    if only and types.keys() - only:
+        raise UsageError(f"column {min(types.keys() - only)} is not in --columns-only")
+    return ColumnChoices(types, frozenset(excluded), frozenset(only), where.strip())
 
 
 def _parse_mask(option: str) -> tuple[str, Mask]:
@@ -116,12 +136,13 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
     if not choices:
         return relation
     names = {column.name for column in relation.columns}
-    for name in sorted(choices.types.keys() | choices.excluded):
+    for name in sorted(choices.types.keys() | choices.excluded | choices.listed):
         if name not in names:
             problem = (
                 "is generated, and excluded anyway" if name in relation.generated else "is not a column of the table"
             )
             raise TableError(f"{relation.name}: {name} {problem}", f"its columns are {', '.join(sorted(names))}")
+    _refuse_list(connection, relation, choices)
     for name in relation.key:
         if name in choices.excluded:
             raise TableError(
@@ -143,21 +164,44 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
                 f" mirrored as {chosen_type}",
                 f"keep {column.type}, or choose string",
             )
-        if column.name not in choices.excluded:
+        if choices.includes(column.name):
             columns.append(column if chosen_type is None else replace(column, type=chosen_type, chosen=True))
     excluded = tuple(
-        ExcludedColumn(column.attnum, column.name) for column in relation.columns if column.name in choices.excluded
+        ExcludedColumn(column.attnum, column.name) for column in relation.columns if not choices.includes(column.name)
     )
     return replace(relation, columns=tuple(columns), excluded=excluded)
+
+
+def _refuse_list(connection: PgConnection, relation: RelationDescription, choices: ColumnChoices) -> None:
+    """Raises TableError for a column list that the server would refuse, at once or at each UPDATE."""
+    if not choices.listed:
+        return
+    name = relation.name
+    if connection.info.server_version < _FIRST_LISTS:
+        raise TableError(
+            f"{name}: publications have column lists from PostgreSQL 15 on",
+            "upgrade the server, or use --exclude-column: the pump discards what the server sends",
+        )
+    if relation.identity.setting == "f":
+        raise TableError(
+            f"{name} has REPLICA IDENTITY FULL, under which PostgreSQL sends whole rows: it would refuse UPDATE and"
+            " DELETE with a column list",
+            f"ALTER TABLE {name.quoted} REPLICA IDENTITY DEFAULT, or use --exclude-column",
+        )
+    missing = [column for column in relation.key if column not in choices.listed]
+    if missing:
+        raise TableError(
+            f"{name}: {missing[0]} is part of its key, and has to be listed", "the mirror finds rows by their key"
+        )
 
 
 def refuse_masks(relation: RelationDescription, choices: ColumnChoices, *, sheds: bool) -> None:
     """Raises TableError if masks are chosen for a table that sheds rows: what only the lake has could not come back,
     and corrections of such rows are kept as they were written."""
-    if sheds and choices.masked:
+    if sheds and choices.leaves_out_new:
         raise TableError(
-            f"{relation.name}: a table whose rows leave the heap cannot have masks",
-            "The lake would be the only copy, without the masked values. Leave out --mask, or leave out"
+            f"{relation.name}: a table whose rows leave the heap cannot have masks or a column list",
+            "The lake would be the only copy, without these values. Leave out --mask and --columns-only, or leave out"
             " --heap-retention and --mode tiered",
         )
 
@@ -210,7 +254,13 @@ def numbers_as_text(connection: PgConnection, table: MirroredTable | RelationDes
 def same_choices(table: MirroredTable, choices: ColumnChoices) -> bool:
     """Whether a registered table has exactly these choices."""
     types = {column.name: column.type for column in table.columns if column.chosen}
-    return types == dict(choices.types) and {column.name for column in table.excluded} == choices.excluded
+    if types != dict(choices.types) or table.column_list != bool(choices.listed):
+        return False
+    if choices.listed:
+        return {column.name for column in table.columns} == choices.listed
+    excluded = {column.name for column in table.excluded}
+    # Others may have been added since.
+    return excluded == choices.excluded or (table.leaves_out_new and excluded > choices.excluded)
 
 
 def _permitted(own: ColumnType, chosen_type: ColumnType, *, numeric: bool) -> bool:
@@ -231,14 +281,19 @@ def _element(column: ColumnType) -> ColumnType:
     return column.element
 
 
-def describe_choices(columns: Collection[Column], excluded: Collection[ExcludedColumn], row_filter: str = "") -> str:
-    """The command-line options for the same choices."""
+def describe_choices(table: MirroredTable) -> str:
+    """The command-line options for the choices of a registered table."""
     options = [
         f"--column {shlex.quote(f'{column.name}={column.type}')}"
         if column.type.mask is None
         else f"--mask {shlex.quote(f'{column.name}={column.type.mask}')}"
-        for column in columns
+        for column in table.columns
         if column.chosen
     ]
-    options += [f"--exclude-column {shlex.quote(column.name)}" for column in excluded]
-    return " ".join([*options, *([f"--where {shlex.quote(row_filter)}"] if row_filter else [])])
+    if table.column_list:
+        options.append(f"--columns-only {shlex.quote(','.join(table.column_names))}")
+    else:
+        options += [f"--exclude-column {shlex.quote(column.name)}" for column in table.excluded]
+    if table.row_filter:
+        options.append(f"--where {shlex.quote(table.row_filter)}")
+    return " ".join(options)

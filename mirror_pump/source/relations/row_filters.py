@@ -16,7 +16,7 @@ from mirror_pump.errors import SourceError, TableError
 from mirror_pump.source.connect import PgConnection, limited
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.rows import fetch_row
-from mirror_pump.source.stream.slot import add_to_publication, remove_from_publication
+from mirror_pump.source.stream.slot import add_to_publication, published_part, remove_from_publication
 from sql import queries
 
 _SQL = queries("publication")
@@ -58,7 +58,7 @@ def read_filter(
     with connection.transaction(force_rollback=True), limited(connection):
         remove_from_publication(connection, publication, relation.table_id)
         try:
-            add_to_publication(connection, publication, name, condition)
+            add_to_publication(connection, publication, name, published_part((), condition))
         except SourceError as error:
             raise TableError(f"{name}: PostgreSQL refuses the row filter: {error}", "correct --where") from error
         row_filter = fetch_row(

@@ -21,10 +21,10 @@ import psycopg
 
 from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import PublicationChanged
-from mirror_pump.model import TableId, TableName
+from mirror_pump.model import MirroredTable, TableId, TableName
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
-from mirror_pump.source.stream.slot import add_to_publication, create_publication
+from mirror_pump.source.stream.slot import add_to_publication, create_publication, published_part
 from sql import queries
 
 _SQL = queries("publication")
@@ -66,14 +66,18 @@ def record_filter(connection: PgConnection | psycopg.Cursor[tuple[Any, ...]], ta
     connection.execute(_SQL["record_filter"], {"table_id": table_id})
 
 
-def how_to_publish(publication: str, table: TableName, row_filter: str = "") -> str:
-    """What to do about a table that is not published completely, or not with its own row filter."""
-    where = f" WHERE ({row_filter})" if row_filter else ""
+def how_to_publish(publication: str, table: TableName, part: str = "") -> str:
+    """What to do about a table that is not published completely, or that lacks its own part of columns and rows."""
     return (
-        f"ALTER PUBLICATION {identifier(publication)} ADD TABLE {table.quoted}{where} (behind DROP TABLE"
-        f" {table.quoted}, if it is in there with another row filter, or a column list); the table"
+        f"ALTER PUBLICATION {identifier(publication)} ADD TABLE {table.quoted}{part} (behind DROP TABLE"
+        f" {table.quoted}, if it is in there with another row filter or column list); the table"
         " is then copied again by itself"
     )
+
+
+def how_to_restore(publication: str, table: MirroredTable) -> str:
+    """`how_to_publish` for a registered table."""
+    return how_to_publish(publication, table.name, published_part(table.column_names, table.row_filter))
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class _RegisteredRow:
 
     schema: str
     name: str
+    columns: list[str]
+    """The column list; empty for all columns."""
     row_filter: str
 
 
@@ -96,5 +102,6 @@ def make_publication(connection: PgConnection, name: str) -> int | None:
         with source_errors(f"reading the tables of publication {name}"):
             tables = fetch_rows(connection, _RegisteredRow, _SQL["registered"], {"publication": name})
         for table in tables:
-            add_to_publication(connection, name, TableName(table.schema, table.name), table.row_filter)
+            part = published_part(table.columns, table.row_filter)
+            add_to_publication(connection, name, TableName(table.schema, table.name), part)
         return len(tables)
