@@ -290,6 +290,9 @@ def test_rows_of_the_heap_and_ingests_are_refused(
             assert read.exit_code != 0, mode
             assert MARKER not in read.stdout + read.stderr
         assert str(sha256(f"00000000{MARKER}")) in run("sql", "SELECT * FROM t").stdout
+        reader = run("reader", "pg_monitor", "t", "--print")
+        assert reader.exit_code == 2
+        assert "has masks" in reader.stderr
         loaded = run("load", "t", str(source), "--label", "first")
         assert loaded.exit_code == 0, loaded.stderr
         mirror.await_frontier()
