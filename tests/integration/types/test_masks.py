@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps
 from mirror_pump.testing.tasks import ThreadTaskRunner
@@ -326,3 +328,27 @@ def test_a_pump_without_the_key_does_not_start(mirror: Mirror, tmp_path: Path) -
         mirror.catch_up()
     database.execute(f"UPDATE modak.mirror_tables SET columns = replace(columns::text, '{key}-gone', '{key}')::jsonb")
     assert assert_verified(database) == 1
+
+
+def test_the_commands_of_the_document(
+    database: Database, warehouse: str, run: RunCommand, slot: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documented_mirror(database, warehouse, slot)
+    monkeypatch.setenv("MASK_KEY", "a key of sixteen bytes or more")
+    database.execute("CREATE TABLE customers (id int PRIMARY KEY, region text, email text, phone text, notes text)")
+    document = (Path(__file__).parents[3] / "docs" / "masks.md").read_text(encoding="utf-8")
+    commands = [line.strip() for line in document.splitlines() if line.startswith("    mirror-pump register")]
+    assert len(commands) == 3
+    for command in commands:
+        if "--where" in command and major_version() < 15:
+            continue
+        identity = "FULL" if "--where" in command else "DEFAULT"
+        database.execute(f"ALTER TABLE customers REPLICA IDENTITY {identity}")
+        shown = run(*shlex.split(command)[1:], "--dry-run")
+        assert shown.exit_code == 0, shown.stderr
+        assert "email string masked" in shown.stdout
+
+
+def test_digests_are_what_the_document_says(database: Database) -> None:
+    ((digest,),) = database.rows("SELECT encode(sha256(convert_to('ä@example.org', 'UTF8')), 'hex')")
+    assert digest == sha256("ä@example.org")
