@@ -3,10 +3,12 @@ these."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING
+
+from decoders.masks import Mask
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +57,10 @@ def _arrow_types() -> dict[Kind, pa.DataType]:
 _PARTIAL = frozenset({Kind.DECIMAL, Kind.DATE, Kind.TIME, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.LIST})
 
 
+_MASKED, _MASKED_AS = "string masked", " as "
+"""What the text of a type with a mask consists of, besides the mask, and the check of its key between them."""
+
+
 @dataclass(frozen=True)
 class ColumnType:
     """Type of a lake column. Frozen and picklable: it travels to tasks and, as JSON text, into the catalog."""
@@ -66,12 +72,19 @@ class ColumnType:
     """Digits after the decimal point; DECIMAL only, 0 to precision."""
     element: ColumnType | None = None
     """Type of the elements; LIST only."""
+    mask: Mask | None = None
+    """What the lake gets in place of the values; STRING only."""
 
     @property
     def holds_all(self) -> bool:
         """Whether the type can hold every value of the Postgres type. If not, some values are stored as raw text: NaN,
         infinities, values out of range, arrays of several dimensions."""
         return self.kind not in _PARTIAL
+
+    @property
+    def unmasked(self) -> ColumnType:
+        """The type of the values in the lake's files, which says nothing of masks."""
+        return self if self.mask is None else replace(self, mask=None)
 
     @property
     def arrow(self) -> pa.DataType:
@@ -86,11 +99,13 @@ class ColumnType:
         return pa.list_(self.element.arrow)
 
     def __str__(self) -> str:
-        """Iceberg's notation: `decimal(14,2)`, `list<long>`."""
+        """Iceberg's notation: `decimal(14,2)`, `list<long>`; with the mask, if there is one."""
         if self.kind is Kind.DECIMAL:
             return f"decimal({self.precision},{self.scale})"
         if self.kind is Kind.LIST:
             return f"list<{self.element}>"
+        if self.mask is not None:
+            return f"{_MASKED}{self.mask.key_check}{_MASKED_AS}{self.mask}"
         return self.kind.value
 
     @classmethod
@@ -101,4 +116,7 @@ class ColumnType:
             return cls(Kind.DECIMAL, int(precision), int(scale))
         if text.startswith("list<") and text.endswith(">"):
             return cls(Kind.LIST, element=cls.parse(text[len("list<") : -1]))
+        if text.startswith(_MASKED):
+            key_check, _, mask = text.removeprefix(_MASKED).partition(_MASKED_AS)
+            return cls(Kind.STRING, mask=replace(Mask.parse(mask), key_check=key_check))
         return cls(Kind(text))

@@ -44,13 +44,16 @@ class Parsed:
 
 
 def parse_text(values: pa.Array, type: ColumnType) -> Parsed:  # noqa: A002 - the word callers use
-    """Parses `values` (string, string_view or large_string, as printed by Postgres) into `type`.
+    """Parses `values` (string, string_view or large_string, as printed by Postgres) into `type`, and masks them if that
+    has a mask.
 
     NULL stays NULL. Raises ValueError, with the value, for text that is not a legal value of the type.
     """
     if values.type != pa.string():
         values = values.cast(pa.string())
     parsed, flagged = _PARSERS[type.kind](values, type)
+    if type.mask is not None:
+        parsed = type.mask.masked(parsed)
     return Parsed(parsed, flagged)
 
 

@@ -127,7 +127,8 @@ class Column:
 
 @dataclass(frozen=True)
 class ExcludedColumn:
-    """A column that the user excluded from the mirror. The stream sends it; the pump discards it."""
+    """A column that the user excluded from the mirror, or that was added to a table that leaves out new ones. The
+    stream sends it, and the pump discards it, unless the table has a column list."""
 
     attnum: int
     name: str
@@ -230,6 +231,13 @@ class MirroredTable:
     without one."""
     excluded: tuple[ExcludedColumn, ...] = ()
     """In attribute order."""
+    leaves_out_new: bool = False
+    """Whether columns that are added in Postgres are excluded: the table was registered with masks or a column list."""
+    column_list: bool = False
+    """Whether the publication lists the columns, so that the server does not send the excluded ones."""
+    row_filter: str = ""
+    """The SQL condition of the rows that are mirrored, as the server prints it. Empty: all rows. Names in it may be
+    older than `columns` in the middle of a session."""
     dropped_rows: tuple[str, ...] = ()
     """Rows that were dropped with their partitions and may still be in the lake, as JSON
     (mirror_pump.lake.contents.dropped_rows)."""
@@ -249,9 +257,20 @@ class MirroredTable:
     @property
     def excluded_places(self) -> tuple[int, ...]:
         """The positions of the excluded columns in the rows that pgoutput sends, counted from 0."""
+        if self.column_list:
+            return ()
         order = sorted([column.attnum for column in self.columns] + [column.attnum for column in self.excluded])
         return tuple(order.index(column.attnum) for column in self.excluded)
 
     @property
     def key_columns(self) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.name in self.key)
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The column list in the publication; empty for all columns."""
+        return tuple(column.name for column in self.columns) if self.column_list else ()
+
+    @property
+    def masked_columns(self) -> tuple[Column, ...]:
+        return tuple(column for column in self.columns if column.type.mask is not None)

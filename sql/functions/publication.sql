@@ -15,13 +15,26 @@ BEGIN
     RETURN true;
 END $$;
 
+-- What tells two row filters apart: the expression, without where in its text each part was. Names of columns are not in it.
+CREATE OR REPLACE FUNCTION modak.mirror_filter_mark(expression text) RETURNS text
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT md5(regexp_replace(expression, ':location -?[0-9]+', '', 'g'))
+$$;
+
 -- How the tables whose changes come by the stream are published. `present` is a mark that changes whenever the publication's
--- settings or the table's part in it change, even if a change is undone. `whole`: all rows and columns are published (filters
--- exist since PostgreSQL 15).
+-- settings or the table's part in it change, even if a change is undone. `whole`: all columns and rows are published, or
+-- those of the table's own list and filter (which exist since PostgreSQL 15).
 CREATE OR REPLACE FUNCTION modak.mirror_published(slot text) RETURNS TABLE (table_id bigint, present text, whole boolean)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 SELECT m.table_id, concat_ws(' ', p.oid, p.xmin, r.oid),
-       r.oid IS NOT NULL AND to_jsonb(r) ->> 'prqual' IS NULL AND to_jsonb(r) ->> 'prattrs' IS NULL
+       r.oid IS NOT NULL AND modak.mirror_filter_mark(to_jsonb(r) ->> 'prqual') IS NOT DISTINCT FROM m.row_filter_mark
+       AND (SELECT array_agg(listed::int ORDER BY listed::int)
+              FROM jsonb_array_elements(nullif(to_jsonb(r) -> 'prattrs', 'null'::jsonb)) AS listed)
+           IS NOT DISTINCT FROM
+           (SELECT array_agg(a.attnum::int ORDER BY a.attnum)
+              FROM jsonb_array_elements(m.columns) AS e
+              JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = (e ->> 'attnum')::int AND NOT a.attisdropped
+             WHERE m.column_list)
   FROM modak.mirror_tables m
   JOIN modak.tables t USING (table_id)
   JOIN modak.mirror_slots s ON s.slot_name = m.slot_name

@@ -22,9 +22,31 @@ SELECT table_id FROM modak.mirror_published(%(slot)s) WHERE NOT whole;
 
 -- name: registered
 -- The tables that belong in a publication, by their present names.
-SELECT n.nspname AS schema, c.relname AS name
+SELECT n.nspname AS schema, c.relname AS name, m.row_filter,
+       ARRAY(SELECT a.attname::text FROM jsonb_array_elements(m.columns) AS e
+               JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = (e ->> 'attnum')::int
+              WHERE m.column_list AND NOT a.attisdropped) AS columns
   FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
   JOIN modak.mirror_slots s ON s.slot_name = m.slot_name
   JOIN pg_class c ON c.oid = m.table_id::oid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE s.publication_name = %(publication)s AND t.mode = 'mirrored' AND m.state NOT IN ('failed', 'dropped')
  ORDER BY m.table_id;
+
+-- name: filter
+-- The row filter of a table (mirror_pump/source/relations/row_filters.py).
+SELECT pg_get_expr(r.prqual, r.prrelid) AS condition,
+       ARRAY(SELECT DISTINCT d.refobjsubid FROM pg_depend d
+              WHERE d.classid = 'pg_publication_rel'::regclass AND d.objid = r.oid
+                AND d.refclassid = 'pg_class'::regclass AND d.refobjid = r.prrelid AND d.refobjsubid > 0) AS column_numbers,
+       EXISTS (SELECT FROM pg_attribute a
+                WHERE a.attrelid = r.prrelid AND a.attnum > 0 AND NOT a.attisdropped AND a.attlen = -1) AS has_large_values
+  FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+ WHERE p.pubname = %(publication)s AND r.prrelid = %(table_id)s::oid;
+
+-- name: record_filter
+UPDATE modak.mirror_tables m
+   SET row_filter = pg_get_expr(r.prqual, r.prrelid), row_filter_mark = modak.mirror_filter_mark(r.prqual::text)
+  FROM modak.mirror_slots s JOIN pg_publication p ON p.pubname = s.publication_name
+  JOIN pg_publication_rel r ON r.prpubid = p.oid
+ WHERE m.table_id = %(table_id)s AND s.slot_name = m.slot_name AND r.prrelid = m.table_id::oid AND r.prqual IS NOT NULL
+   AND coalesce(m.row_filter_mark, modak.mirror_filter_mark(r.prqual::text)) = modak.mirror_filter_mark(r.prqual::text);

@@ -18,6 +18,11 @@ SELECT (pg_current_wal_lsn() - '0/0')::bigint AS wal_position, clock_timestamp()
 SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state, t.mode,
        c.replicated_lsn AS frontier, c.lake_snapshot_id AS snapshot_id, m.error, i.metadata_location, (m.lake_head ->> 'snapshot_id')::bigint AS head_snapshot_id,
        p.chunks_total, p.chunks_done, p.rows_copied, m.key_index, modak.mirror_left_out(m.shape) AS left_out,
+       ARRAY(SELECT e ->> 'name' FROM jsonb_array_elements(m.excluded) AS e ORDER BY (e ->> 'attnum')::int) AS excluded,
+       ARRAY(SELECT e ->> 'name' FROM jsonb_array_elements(m.columns) AS e WHERE e ->> 'type' LIKE 'string masked%%') AS masked,
+       m.row_filter, ARRAY(SELECT a.attname::text FROM jsonb_array_elements(m.columns) AS e
+                              JOIN pg_attribute a ON a.attrelid = m.table_id::oid AND a.attnum = (e ->> 'attnum')::int
+                             WHERE m.column_list AND NOT a.attisdropped) AS listed,
        h.shape IS NULL OR modak.mirror_has_key(h.shape) AS has_key,
        m.state = 'copying' AND m.resync_since IS NOT NULL AND m.live_after_lsn IS NOT NULL AS waits_for_others,
        ARRAY(SELECT d.location FROM modak.mirror_damaged_files d WHERE d.table_id = m.table_id ORDER BY d.location) AS damaged,

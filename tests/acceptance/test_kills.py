@@ -125,7 +125,8 @@ def done_chunks(database: Database) -> int:
 @pytest.fixture
 def mirror(database: Database, warehouse: str) -> Mirror:
     database.execute(
-        "CREATE TABLE a (id int PRIMARY KEY, n int, v text) WITH (autovacuum_enabled = off)",  # copied first: no pages yet
+        # Copied before the other table, as long as the server knows no size of it.
+        "CREATE TABLE a (id int PRIMARY KEY, n int, v text) WITH (autovacuum_enabled = off)",
         "CREATE TABLE b (id int PRIMARY KEY, n int, v text)",
         "INSERT INTO a SELECT -g, 0, repeat('v', 200) FROM generate_series(1, 1000) g",
     )

@@ -63,6 +63,23 @@ class RegisterOptions:
         list[str] | None,
         typer.Option(metavar="NAME", help="Leave out this column, which must not be part of the key"),
     ] = None
+    columns_only: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...", help=r"The server sends only these columns, also of those to come \[all columns]"
+        ),
+    ] = ""
+    mask: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=MASK",
+            help="Mask a column: sha256, hmac(env:NAME), hmac(file:PATH), null, prefix(N) or constant(TEXT)",
+        ),
+    ] = None
+    where: Annotated[
+        str,
+        typer.Option(metavar="CONDITION", help=r"Mirror only rows that meet an SQL condition \[all rows]"),
+    ] = ""
     mode: Annotated[
         RegisterMode,
         typer.Option(
@@ -201,8 +218,11 @@ _REGISTER_RULES = (
         lambda given: bool(given.exclude) and not given.by_pattern, "--exclude requires --all or a pattern"
     ),
     OptionRule[RegisterOptions](
-        lambda given: bool(given.column or given.exclude_column) and given.by_pattern,
-        "--column and --exclude-column are about one table, which has to be named",
+        lambda given: (
+            bool(given.column or given.exclude_column or given.columns_only or given.mask or given.where)
+            and given.by_pattern
+        ),
+        "--column, --mask, --exclude-column, --columns-only and --where are about one table, which has to be named",
         "register that table by itself first, and then the others",
     ),
     OptionRule[RegisterOptions](
@@ -327,7 +347,13 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     from mirror_pump.ops.setup.stored_settings import complete
     from mirror_pump.source.relations.column_choices import parse_choices
 
-    choices = parse_choices(options.column or (), options.exclude_column or ())
+    choices = parse_choices(
+        options.column or (),
+        options.exclude_column or (),
+        options.mask or (),
+        where=options.where,
+        listed=options.columns_only,
+    )
     require(options, _REGISTER_RULES)
     retention = options.retention()
     settings = complete(settings)

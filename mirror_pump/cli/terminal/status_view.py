@@ -54,6 +54,13 @@ def render(status: MirrorStatus) -> RenderableType:
         for table in tables
         if table.generated_left_out
     )
+    parts.extend(
+        Text(f"{table.table}: {what}: {', '.join(names)}")
+        for table in tables
+        for what, names in (("columns left out", table.excluded), ("columns masked", table.masked))
+        if names
+    )
+    parts.extend(Text(f"{table.table}: rows: {table.row_filter}") for table in tables if table.row_filter)
     return Group(*parts)
 
 

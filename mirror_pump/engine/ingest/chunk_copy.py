@@ -91,7 +91,14 @@ def _copy(task: ChunkTask, raw_text: frozenset[str]) -> ChunkResult:
     rows = 0
     writer = PartitionedWriter(schema, table.location, task.storage, table.partitioning)
     with writer:
-        for batch in read_chunk(task.dsn, task.chunk, table.columns, snapshot=task.snapshot, raw_text_columns=raw_text):
+        for batch in read_chunk(
+            task.dsn,
+            task.chunk,
+            table.columns,
+            snapshot=task.snapshot,
+            raw_text_columns=raw_text,
+            where=table.row_filter,
+        ):
             if line is not None:
                 # Rows that the heap still holds below the cut-line are already in the lake or in the corrections.
                 below = line.below(batch.column(place)).combine_chunks()

@@ -70,7 +70,7 @@ class LakeSchema:
         return cls(
             schema_id,
             tuple(
-                LakeField(column.field_id, column.name, column.type, required=column.name in table.key)
+                LakeField(column.field_id, column.name, column.type.unmasked, required=column.name in table.key)
                 for column in table.columns
             ),
             tuple(column.field_id for column in table.key_columns),

@@ -14,7 +14,7 @@ from mirror_pump.source.catalog.tables import load_tables
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.column_choices import still_chosen
 from mirror_pump.source.relations.relations import describe, refuse
-from mirror_pump.source.stream.publication import how_to_publish, not_whole
+from mirror_pump.source.stream.publication import how_to_restore, not_whole
 from mirror_pump.source.stream.slot import check_publication
 
 
@@ -60,7 +60,7 @@ def _publication(site: Site) -> Iterator[Finding]:
         if table.table_id in gaps:
             yield failed(
                 f"publication {mirror.publication} does not have all of {table.name}",
-                how_to_publish(mirror.publication, table.name),
+                how_to_restore(mirror.publication, table),
                 str(table.name),
             )
     if not gaps:

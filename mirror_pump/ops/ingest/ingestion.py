@@ -339,4 +339,9 @@ def _load(connection: PgConnection, name: str) -> MirroredTable:
         raise TableError(
             f"{resolved} is {table.state.value}, not live", "`mirror-pump status` says why; ingest when it is live"
         )
+    if table.masked_columns or table.row_filter:
+        raise TableError(
+            f"{resolved} has masks or a row filter, and files of an ingest may become files of the lake as they are",
+            "load the rows instead (mirror-pump load), or use COPY: what the stream brings is filtered and masked",
+        )
     return table

@@ -8,6 +8,7 @@ from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import SourceError, UsageError
 from mirror_pump.ops.setup.stored_settings import complete_from
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
 from sql import queries, reader_role
@@ -23,7 +24,7 @@ def grants(settings: Settings, role: str, tables: Sequence[str] = ()) -> str:
     """Return the statements that give `role` a reader's rights, and SELECT on `tables` and their current partitions.
 
     The names of `tables` are read as Postgres reads them. Running the statements again is harmless. Raises UsageError
-    if a table or the role does not exist.
+    if a table or the role does not exist, and for a table whose rules keep values or rows from readers.
     """
     with connect(settings.require_dsn(), application_name="mirror-pump-reader") as connection:
         return _grants(connection, settings, role, tables)
@@ -53,6 +54,12 @@ def _grants(connection: PgConnection, settings: Settings, role: str, tables: Seq
     statements = [reader_role(identifier(role)).strip()]
     for table in tables:
         _, table_id = resolve_name(connection, table)
+        registered = load_table(connection, table_id)
+        if registered is not None and (registered.leaves_out_new or registered.row_filter):
+            raise UsageError(
+                f"{registered.name} has masks, a column list or a row filter, and rights on it would show the rest",
+                "name no such table: its readers need the lake alone",
+            )
         with source_errors(f"looking up the partitions of {table}"):
             relations = connection.execute(_SQL["relations"], (table_id,)).fetchall()
         statements += [f"GRANT SELECT ON {relation} TO {identifier(role)};" for (relation,) in relations]

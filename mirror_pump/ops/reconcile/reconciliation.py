@@ -45,7 +45,7 @@ from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.retention.partitions import read_attached
 from mirror_pump.source.stream.consistent_point import ConsistentPoint
 from mirror_pump.source.stream.leader import Leader
-from mirror_pump.source.stream.publication import altered_tables, how_to_publish, not_whole
+from mirror_pump.source.stream.publication import altered_tables, how_to_restore, not_whole
 from mirror_pump.source.stream.slot import (
     check_identity,
     check_publication,
@@ -235,7 +235,7 @@ def _publish(
     requests = [
         _copy_again(
             table,
-            f"{reason}: {how_to_publish(settings.publication, table.name)}" if table.table_id in missing else reason,
+            f"{reason}: {how_to_restore(settings.publication, table)}" if table.table_id in missing else reason,
             frontier,
             incomplete=table.table_id in missing,
         )

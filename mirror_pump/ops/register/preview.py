@@ -15,8 +15,15 @@ from mirror_pump.source.catalog.catalog_slot import require_stream
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.heap.block_reader import balanced_bytes, chunks_of, read_leaves
-from mirror_pump.source.relations.column_choices import ColumnChoices, chosen, decimal_option, numbers_as_text
+from mirror_pump.source.relations.column_choices import (
+    ColumnChoices,
+    chosen,
+    decimal_option,
+    numbers_as_text,
+    refuse_masks,
+)
 from mirror_pump.source.relations.relations import describe, refuse, resolve_name
+from mirror_pump.source.relations.row_filters import read_filter
 from mirror_pump.source.relations.tier_keys import shown, span_text
 from mirror_pump.source.retention import partitions as source
 from mirror_pump.source.retention.retention_plan import RetentionPlan, RetentionWish, plan_retention
@@ -81,6 +88,8 @@ class TablePreview:
     size_bytes: int = 0
     """Of the heap, which a copy reads; 0 for a tiered table, whose partitions are copied when they leave."""
     chunks: int = 0
+    row_filter: str = ""
+    """The condition on the rows that would be mirrored; empty for all rows."""
     retention: RetentionPreview | None = None
 
     def lines(self) -> Iterator[str]:
@@ -94,6 +103,8 @@ class TablePreview:
         size = f"; {_size_text(self.size_bytes)} in {self.chunks} chunks" if self.chunks else ""
         yield f"{self.table}: {self.columns} columns{left_out}; key {', '.join(self.key)}{size}"
         yield f"  lake types: {', '.join(self.types)}"
+        if self.row_filter:
+            yield f"  rows: {self.row_filter}"
         for column in self.numbers_as_text:
             yield f"  {as_text(column)}: {decimal_option(column)} makes decimals of it"
         if self.retention is not None:
@@ -129,6 +140,8 @@ def _preview(
             require_stream(connection, settings.slot, f"{table_name} cannot be mirrored")
         description = chosen(connection, describe(connection, table_id, settings.publication, mode), choices)
         refuse(description, mode)
+        refuse_masks(description, choices, sheds=wish is not None)
+        row_filter = read_filter(connection, settings.publication, description, choices.where, sheds=wish is not None)
         leaving = None
         if wish is not None:
             # Looking at rows makes a function that does so as the table's owner, where there is none yet.
@@ -148,6 +161,7 @@ def _preview(
         left_out=tuple(column.name for column in description.excluded),
         size_bytes=sum(leaf.blocks * leaf.block_bytes for leaf in leaves),
         chunks=len(chunks_of(leaves, balanced_bytes(leaves, settings.copy_chunk_bytes, settings.copy_workers))),
+        row_filter=row_filter,
         retention=leaving,
     )
 

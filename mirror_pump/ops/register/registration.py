@@ -63,10 +63,12 @@ from mirror_pump.source.relations.column_choices import (
     chosen,
     describe_choices,
     numbers_as_text,
+    refuse_masks,
     same_choices,
 )
 from mirror_pump.source.relations.lake_layout import is_present_layout
 from mirror_pump.source.relations.relations import RelationDescription, describe, is_gone, refuse, resolve_name
+from mirror_pump.source.relations.row_filters import read_filter
 from mirror_pump.source.retention.partitions import read_choices
 from mirror_pump.source.retention.retention_plan import (
     RetentionPlan,
@@ -76,8 +78,14 @@ from mirror_pump.source.retention.retention_plan import (
     plan_retention,
     sheds,
 )
-from mirror_pump.source.stream.publication import how_to_publish, not_whole
-from mirror_pump.source.stream.slot import add_to_publication, check_publication, remove_from_publication, wal_end
+from mirror_pump.source.stream.publication import how_to_restore, not_whole
+from mirror_pump.source.stream.slot import (
+    add_to_publication,
+    check_publication,
+    published_part,
+    remove_from_publication,
+    wal_end,
+)
 from mirror_pump.table_life import TableEvent, state_after
 from sql import queries
 
@@ -159,7 +167,10 @@ def register(
     says which tables are registered and which are not.
     """
     if choices and len(names) != 1:
-        raise UsageError("--column and --exclude-column are about one table", "register the tables one by one")
+        raise UsageError(
+            "--column, --mask, --exclude-column, --columns-only and --where are about one table",
+            "register the tables one by one",
+        )
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
     as_text: dict[str, tuple[Column, ...]] = {}
@@ -264,12 +275,14 @@ def _refuse_otherwise(connection: PgConnection, settings: Settings, table: Mirro
     if table.table_id in not_whole(connection, settings.slot):
         raise TableError(
             f"{table.name} is registered, but not published whole: somebody changed publication {settings.publication}",
-            how_to_publish(settings.publication, table.name),
+            how_to_restore(settings.publication, table),
         )
-    if wish.choices and not same_choices(table, wish.choices):
+    if wish.choices and not (
+        same_choices(table, wish.choices) and _has_filter(connection, settings, table, wish.choices.where)
+    ):
+        registered_choices = describe_choices(table)
         raise TableError(
-            f"{table.name} is registered with"
-            f" {describe_choices(table.columns, table.excluded) or 'its columns as they are'}",
+            f"{table.name} is registered with {registered_choices or 'its columns as they are'}",
             "to change that, unregister and register the table: it is copied again",
         )
     if table.mode is not wish.mode:
@@ -289,6 +302,14 @@ def _refuse_otherwise(connection: PgConnection, settings: Settings, table: Mirro
         )
 
 
+def _has_filter(connection: PgConnection, settings: Settings, table: MirroredTable, where: str) -> bool:
+    """Whether a registered table has this row filter."""
+    if not where or not table.row_filter:
+        return where == table.row_filter
+    description = describe(connection, table.table_id, settings.publication, table.mode)
+    return read_filter(connection, settings.publication, description, where, sheds=False) == table.row_filter
+
+
 def _prepare(
     connection: PgConnection, settings: Settings, table_id: TableId, retired_table: MirroredTable | None, wish: _Wish
 ) -> _StagedRegistration:
@@ -298,6 +319,10 @@ def _prepare(
     described = describe(connection, table_id, settings.publication, wish.mode)
     description = chosen(connection, described, wish.choices)
     refuse(description, wish.mode)
+    refuse_masks(description, wish.choices, sheds=wish.retention is not None)
+    row_filter = read_filter(
+        connection, settings.publication, description, wish.choices.where, sheds=wish.retention is not None
+    )
     plan = None
     if wish.retention is not None:
         time_zone = partial(session_time_zone, settings.require_dsn())
@@ -308,6 +333,12 @@ def _prepare(
     _refuse_missing_warehouse(connection, _warehouse(profile), storage)
     _refuse_left_over(connection, description.name, storage)
     table, staged = _new_lake_table(_warehouse(profile), description, storage, plan, wish.mode)
+    table = replace(
+        table,
+        leaves_out_new=wish.choices.leaves_out_new,
+        column_list=bool(wish.choices.listed),
+        row_filter=row_filter,
+    )
     return _StagedRegistration(table, staged, description, plan, profile, retired_table)
 
 
@@ -468,7 +499,8 @@ def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegist
         # of the table.
         remove_from_publication(connection, settings.publication, table.table_id)
         if table.mode is TableMode.MIRRORED:
-            add_to_publication(connection, settings.publication, table.name)
+            part = published_part(table.column_names, table.row_filter)
+            add_to_publication(connection, settings.publication, table.name, part)
             connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
         table = replace(table, start_lsn=wal_end(connection))
         ensure_namespace(connection, table.name.schema)

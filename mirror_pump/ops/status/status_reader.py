@@ -27,6 +27,7 @@ from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
+from mirror_pump.source.stream.slot import published_part
 from mirror_pump.source.stream.standby import standbys
 from mirror_pump.source.stream.wal_room import WalRate
 from sql import queries
@@ -245,6 +246,11 @@ class _StatusTableRow:
     """The fields of DeleteMode; None before the first commit."""
     left_out: list[str]
     """Generated columns that are not mirrored."""
+    excluded: list[str]
+    masked: list[str]
+    row_filter: str
+    listed: list[str]
+    """The column list in the publication; empty for all columns."""
     has_key: bool
     waits_for_others: bool
     """Whether it is copied, and goes live with other tables of a resync that are not."""
@@ -270,7 +276,7 @@ def _table(
     elif row.waits_for_others:
         note = _WAITS_FOR_OTHERS
     if row.table_id in unpublished:
-        remedy = how_to_publish(mirror.slot.publication, name)
+        remedy = how_to_publish(mirror.slot.publication, name, published_part(row.listed, row.row_filter))
         note, error = None, f"publication {mirror.slot.publication} does not have all of it: {remedy}"
     content = contents.get(location) if location is not None else None
     # All live tables share one frontier, so the mirror's lag is theirs. A failed table stays where it stopped.
@@ -298,6 +304,9 @@ def _table(
         note=note,
         unreadable=content if isinstance(content, str) else None,
         generated_left_out=tuple(row.left_out),
+        excluded=tuple(row.excluded),
+        masked=tuple(row.masked),
+        row_filter=row.row_filter,
         damaged_files=tuple(row.damaged),
         repair=repair_of(str(name), only_copy=row.sheds) if row.damaged else "",
     )

@@ -69,6 +69,12 @@ class TableStatus:
     """What is to be known though no operator has to act: that the table was dropped, or what it waits for."""
     generated_left_out: tuple[str, ...] = ()
     """Generated columns that are not mirrored: virtual ones, and stored ones before PostgreSQL 18."""
+    excluded: tuple[str, ...] = ()
+    """Columns that are left out: excluded at registration, or added later to a table with masks."""
+    masked: tuple[str, ...] = ()
+    """Columns with masks."""
+    row_filter: str = ""
+    """The condition of the rows that are mirrored; empty for all rows."""
     retention: RetentionState | None = None
     """None if the table has no cut-line and no reader pins it."""
     maintenance: MaintenanceDue | None = None
@@ -328,6 +334,9 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "error": table.error,
         "note": table.note,
         "generated_left_out": list(table.generated_left_out),
+        "excluded": list(table.excluded),
+        "masked": list(table.masked),
+        "row_filter": table.row_filter,
         "damaged_files": list(table.damaged_files),
         "retention": None if table.retention is None else table.retention.to_json(),
         "maintenance": None if table.maintenance is None else table.maintenance.to_json(),

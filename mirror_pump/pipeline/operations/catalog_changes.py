@@ -25,6 +25,7 @@ from mirror_pump.model import MirroredTable, TableId, TableName, TableState
 from mirror_pump.pipeline.operations.table_changes import TableChange
 from mirror_pump.source.catalog.tables import columns_to_json, excluded_to_json, tier_key, tier_key_type
 from mirror_pump.source.rows import fetch_rows
+from mirror_pump.source.stream.publication import record_filter
 from sql import queries
 
 _SQL = queries("change")
@@ -64,6 +65,8 @@ def store_change(
     )
     if cursor.rowcount != 1:
         raise CommitConflict(f"the state of {table.name} changed while it was being published")
+    if table.row_filter:
+        record_filter(cursor, table.table_id)
     _complete_corrections(cursor, table)
 
 

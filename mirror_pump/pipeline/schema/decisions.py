@@ -261,6 +261,10 @@ def _what_changed(
         if former_column.not_null != column.not_null:
             changes.append(f"column {column.name} {'cannot' if column.not_null else 'can'} be NULL now")
     changes += [f"column {column.name} is gone" for column in before.values()]
+    left_out = {column.attnum for column in table.excluded}
+    changes += [
+        f"column {column.name} is new, and left out" for column in new_table.excluded if column.attnum not in left_out
+    ]
     leaves, leaves_before = leaves_of(shape).keys(), leaves_of(former_shape).keys()
     if leaves - leaves_before:
         changes.append("a partition came")

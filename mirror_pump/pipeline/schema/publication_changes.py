@@ -14,7 +14,7 @@ from mirror_pump.pipeline.operations.table_changes import TableChange
 from mirror_pump.pipeline.publish.publisher import Publisher
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
-from mirror_pump.source.stream.publication import altered_tables, how_to_publish, not_whole
+from mirror_pump.source.stream.publication import altered_tables, how_to_restore, not_whole
 from mirror_pump.source.stream.slot import check_publication, wal_end
 
 _REASON = "somebody changed how it is published: the stream may lack changes of it"
@@ -54,7 +54,7 @@ def copy_altered(
                 live_after_lsn=None,
             )
             incomplete = table.table_id in missing
-            reason = f"{_NOT_WHOLE}: {how_to_publish(publication, table.name)}" if incomplete else _REASON
+            reason = f"{_NOT_WHOLE}: {how_to_restore(publication, table)}" if incomplete else _REASON
             change = TableChange(waiting, table.start_lsn, 0, reason, waits_for_owner=incomplete)
             table_requests.append(TableRequest(waiting, (CopyAgain(change), RecordPublication())))
     if not table_requests:

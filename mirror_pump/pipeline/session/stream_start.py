@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from decoders.masks import MaskKeyUnusable
 from mirror_pump.engine.lake_storage import refresh_profiles
 from mirror_pump.errors import ConnectionLost, SourceError
 from mirror_pump.lake.storage import StorageOptions
@@ -19,6 +20,7 @@ from mirror_pump.pipeline.session.without_stream import follow_without_stream, n
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
+from mirror_pump.source.catalog.tables import load_tables
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.stream.slot import check_identity, check_publication, check_slot
 
@@ -69,6 +71,7 @@ def check_start(
     """As `examine_start`, for the leader: records the timeline, that the database went back, and what `run_state`
     remembers of it."""
     start = examine_start(connection, settings, storage, run_state)
+    _require_mask_keys(connection, settings.slot)
     followed = start.followed
     if followed.former_timeline is not None:
         record_timeline(connection, settings.slot, followed.timeline, followed.accepted)
@@ -102,3 +105,18 @@ def check_start(
     # After a promotion this may be less than before: what the server lost without harm is made again.
     run_state.published = start.applied
     return start
+
+
+def _require_mask_keys(connection: PgConnection, slot: str) -> None:
+    """Raises SourceError if a live table's masks lack their key: its next change would fail it, and all of it would be
+    copied again. A table that is still being copied fails alone."""
+    for table in load_tables(connection, slot):
+        for column in table.masked_columns if table.state.has_all_rows else ():
+            assert column.type.mask is not None
+            try:
+                column.type.mask.require_key()
+            except MaskKeyUnusable as error:
+                raise SourceError(
+                    f"column {column.name} of {table.name} cannot be masked: {error}",
+                    "give the pump the key; nothing is lost meanwhile. Or unregister the table",
+                ) from error

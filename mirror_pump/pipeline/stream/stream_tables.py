@@ -101,7 +101,7 @@ def difference_from(table: MirroredTable, relation: RelationMessage) -> str:
     change, so a key that is no longer the identity could change unnoticed.
     """
     registered = [(column.name, column.type_oid, column.type_modifier) for column in table.columns]
-    left_out = {column.name for column in table.excluded}
+    left_out = set() if table.column_list else {column.name for column in table.excluded}
     sent = [
         (column.name, column.type_oid, column.type_modifier)
         for column in relation.columns

@@ -30,7 +30,7 @@ from mirror_pump.model import (
 from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
-from mirror_pump.source.stream.publication import record_published
+from mirror_pump.source.stream.publication import record_filter, record_published
 from sql import queries
 
 _SQL = queries("tables")
@@ -124,6 +124,7 @@ def insert_table(
         conn.execute(_SHAPE_SQL["record"], {"table_id": table.table_id})
         if streams:
             record_published(conn, slot, [table.table_id])
+            record_filter(conn, table.table_id)
 
 
 def _mirror_row(table: MirroredTable, slot: str, lake_head: Mapping[str, object] | None) -> tuple[object, ...]:
@@ -142,6 +143,9 @@ def _mirror_row(table: MirroredTable, slot: str, lake_head: Mapping[str, object]
         table.location,
         max(column.field_id for column in table.columns) + 1,
         Jsonb(excluded_to_json(table.excluded)),
+        table.leaves_out_new,
+        table.column_list,
+        table.row_filter,
         None if lake_head is None else Jsonb(dict(lake_head)),
         table.table_id,
     )
@@ -237,6 +241,9 @@ class _MirroredTableRow:
     shape: str
     excluded: list[dict[str, Any]]
     """See `excluded_to_json`."""
+    leaves_out_new: bool
+    column_list: bool
+    row_filter: str
     dropped_rows: list[Any]
     tier_key_col: str
     tier_key_type: str
@@ -263,6 +270,9 @@ class _MirroredTableRow:
             next_field_id=self.next_field_id,
             shape=self.shape,
             excluded=tuple(ExcludedColumn(**column) for column in self.excluded),
+            leaves_out_new=self.leaves_out_new,
+            column_list=self.column_list,
+            row_filter=self.row_filter,
             dropped_rows=tuple(json.dumps(bounds) for bounds in self.dropped_rows),
             tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag, self.retention_line),
             mode=TableMode(self.mode),

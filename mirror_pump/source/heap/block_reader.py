@@ -29,6 +29,7 @@ from adbc_driver_manager import AdbcConnection, AdbcDatabase
 from psycopg.conninfo import conninfo_to_dict
 
 from decoders.columns import Kind
+from decoders.masks import MaskKeyUnusable
 from decoders.text import Parsed, parse_text
 from decoders.text_time import INFINITE_MICROSECONDS
 from mirror_pump.database.quoting import identifier, literal
@@ -425,6 +426,13 @@ def _convert(array: pa.Array, column: Column, chunk: Chunk, *, as_text: bool) ->
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind, arrow = column.type.kind, column.type.arrow
+    if column.type.mask is not None:
+        if column.type_oid not in _CHECKED_TEXT:
+            _check_encoding(array, column, chunk)
+        try:
+            return parse_text(array, column.type)
+        except MaskKeyUnusable as error:
+            raise TableError(f"column {column.name} of {chunk.table} cannot be masked: {error}.") from error
     if kind is Kind.DECIMAL and array.type == arrow:
         return Parsed(array, None)
     if as_text or (kind is not Kind.STRING and kind in _AS_TEXT):

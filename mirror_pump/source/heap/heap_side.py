@@ -58,6 +58,11 @@ def heap_side(
 
     Raises TableError if the table's columns are not those that the mirror knows, because values would be misread.
     """
+    if table.masked_columns or table.row_filter:
+        raise TableError(
+            f"{table.name} has masks or a row filter, which its heap has not",
+            "read the lake: mode lake, or `mirror-pump sql` without a mode; or ask PostgreSQL itself",
+        )
     suspects = [column for column in table.columns if not column.type.holds_all and column.name not in table.key]
     tests = [*(unheld(column) for column in suspects), needs_exact_reader(table)]
     tests_met: Sequence[bool] = [False] * len(tests)

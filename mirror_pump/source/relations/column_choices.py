@@ -1,16 +1,19 @@
-"""The user's choices at register: other lake types for columns, and columns to exclude.
+"""The user's choices at register: other lake types for columns, masks, and columns to exclude.
 
 A lake type may be chosen if it, or a raw text column for it, can hold every value of the Postgres type. Once a table
-is registered, choices belong to attribute numbers, so that they survive a rename.
+is registered, choices belong to attribute numbers, so that they survive a rename. A masked column is a string in the
+lake, whatever its type, and stays masked whatever becomes of its type.
 """
 
 from __future__ import annotations
 
+import csv
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from decoders.columns import ColumnType, Kind
+from decoders.masks import Mask, MaskKeyUnusable
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import Column, ExcludedColumn, MirroredTable
 from mirror_pump.source.connect import PgConnection
@@ -19,6 +22,8 @@ from mirror_pump.source.relations.relations import numeric_types
 
 _TEXT = ColumnType(Kind.STRING)
 _TEXTS = ColumnType(Kind.LIST, element=_TEXT)
+_FIRST_LISTS = 150000
+"""The first server version that has column lists."""
 _NUMERIC = frozenset({1700, 1231})
 """numeric and numeric[]."""
 
@@ -29,17 +34,40 @@ class ColumnChoices:
 
     types: Mapping[str, ColumnType] = field(default_factory=dict)
     excluded: frozenset[str] = frozenset()
+    listed: frozenset[str] = frozenset()
+    """The only columns that the server sends. Empty: all that are not excluded, and those besides."""
+    where: str = ""
+    """The condition on the rows that are mirrored. Empty: all rows."""
 
     def __bool__(self) -> bool:
-        return bool(self.types or self.excluded)
+        return bool(self.types or self.excluded or self.listed or self.where)
+
+    def includes(self, name: str) -> bool:
+        """Whether a column is mirrored."""
+        return name not in self.excluded and (not self.listed or name in self.listed)
+
+    @property
+    def leaves_out_new(self) -> bool:
+        """Whether columns that are added later are left out."""
+        return bool(self.masked or self.listed)
+
+    @property
+    def masked(self) -> frozenset[str]:
+        """Names of the columns with a mask."""
+        return frozenset(name for name, column_type in self.types.items() if column_type.mask is not None)
 
 
 NO_CHOICES = ColumnChoices()
 
 
-def parse_choices(columns: Sequence[str], excluded: Sequence[str]) -> ColumnChoices:
-    """Choices from `name=type` options and names of excluded columns. Raises UsageError for a malformed option, and for
-    a column that is named twice."""
+def parse_choices(
+    columns: Sequence[str], excluded: Sequence[str], masks: Sequence[str] = (), where: str = "", listed: str = ""
+) -> ColumnChoices:
+    """Choices from `name=type` options, names of excluded columns, `name=mask` options, a row filter, and names of the
+    only columns, with commas between them.
+
+    Raises UsageError for a malformed option, for a column that is named twice, and for a mask whose key cannot be read.
+    """
     types: dict[str, ColumnType] = {}
     for option in columns:
         # A name may contain an equals sign; a type does not.
@@ -49,10 +77,36 @@ def parse_choices(columns: Sequence[str], excluded: Sequence[str]) -> ColumnChoi
         if name in types:
             raise UsageError(f"--column names {name} twice")
         types[name] = _parse_type(text)
+    for option in masks:
+        name, mask = _parse_mask(option)
+        if name in types:
+            raise UsageError(f"--mask and --column name {name} twice", "a masked column is a string in the lake")
+        types[name] = ColumnType(Kind.STRING, mask=mask)
     both = types.keys() & set(excluded)
     if both:
-        raise UsageError(f"column {min(both)} cannot both be excluded and have a type")
-    return ColumnChoices(types, frozenset(excluded))
+        raise UsageError(f"column {min(both)} cannot both be excluded and have a type or a mask")
+    only = {name.strip() for name in next(csv.reader([listed], skipinitialspace=True), [])} - {""}
+    if only and excluded:
+        raise UsageError("--columns-only and --exclude-column exclude each other", "name the columns that may leave")
+    if only and types.keys() - only:
+        raise UsageError(f"column {min(types.keys() - only)} is not in --columns-only")
+    return ColumnChoices(types, frozenset(excluded), frozenset(only), where.strip())
+
+
+def _parse_mask(option: str) -> tuple[str, Mask]:
+    """A column's name and its mask. Errors do not repeat the mask: it may be a key, by mistake."""
+    name, equals, text = option.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--mask {name}: no mask", "write it as --mask email=sha256")
+    try:
+        return name, Mask.parse(text).with_key_check()
+    except MaskKeyUnusable as error:
+        raise UsageError(f"--mask {name}: {error}", "docs/masks.md says who reads the key") from None
+    except ValueError:
+        raise UsageError(
+            f"--mask {name}: not a mask",
+            "choose sha256, hmac(env:NAME), hmac(file:/absolute/path), null, prefix(N) or constant(TEXT)",
+        ) from None
 
 
 def _parse_type(text: str) -> ColumnType:
@@ -82,17 +136,23 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
     if not choices:
         return relation
     names = {column.name for column in relation.columns}
-    for name in sorted(choices.types.keys() | choices.excluded):
+    for name in sorted(choices.types.keys() | choices.excluded | choices.listed):
         if name not in names:
             problem = (
                 "is generated, and excluded anyway" if name in relation.generated else "is not a column of the table"
             )
             raise TableError(f"{relation.name}: {name} {problem}", f"its columns are {', '.join(sorted(names))}")
+    _refuse_list(connection, relation, choices)
     for name in relation.key:
         if name in choices.excluded:
             raise TableError(
                 f"{relation.name}: {name} is part of its key, and cannot be excluded",
                 "the mirror finds rows by their key",
+            )
+        if name in choices.masked:
+            raise TableError(
+                f"{relation.name}: {name} is part of its key, and cannot be masked",
+                "the mirror finds rows by their key, also in PostgreSQL. Give the table a key without personal data",
             )
     numeric = numeric_types(connection, {column.type_oid for column in relation.columns})
     columns = []
@@ -104,12 +164,46 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
                 f" mirrored as {chosen_type}",
                 f"keep {column.type}, or choose string",
             )
-        if column.name not in choices.excluded:
+        if choices.includes(column.name):
             columns.append(column if chosen_type is None else replace(column, type=chosen_type, chosen=True))
     excluded = tuple(
-        ExcludedColumn(column.attnum, column.name) for column in relation.columns if column.name in choices.excluded
+        ExcludedColumn(column.attnum, column.name) for column in relation.columns if not choices.includes(column.name)
     )
     return replace(relation, columns=tuple(columns), excluded=excluded)
+
+
+def _refuse_list(connection: PgConnection, relation: RelationDescription, choices: ColumnChoices) -> None:
+    """Raises TableError for a column list that the server would refuse, at once or at each UPDATE."""
+    if not choices.listed:
+        return
+    name = relation.name
+    if connection.info.server_version < _FIRST_LISTS:
+        raise TableError(
+            f"{name}: publications have column lists from PostgreSQL 15 on",
+            "upgrade the server, or use --exclude-column: the pump discards what the server sends",
+        )
+    if relation.identity.setting == "f":
+        raise TableError(
+            f"{name} has REPLICA IDENTITY FULL, under which PostgreSQL sends whole rows: it would refuse UPDATE and"
+            " DELETE with a column list",
+            f"ALTER TABLE {name.quoted} REPLICA IDENTITY DEFAULT, or use --exclude-column",
+        )
+    missing = [column for column in relation.key if column not in choices.listed]
+    if missing:
+        raise TableError(
+            f"{name}: {missing[0]} is part of its key, and has to be listed", "the mirror finds rows by their key"
+        )
+
+
+def refuse_masks(relation: RelationDescription, choices: ColumnChoices, *, sheds: bool) -> None:
+    """Raises TableError if masks are chosen for a table that sheds rows: what only the lake has could not come back,
+    and corrections of such rows are kept as they were written."""
+    if sheds and choices.leaves_out_new:
+        raise TableError(
+            f"{relation.name}: a table whose rows leave the heap cannot have masks or a column list",
+            "The lake would be the only copy, without these values. Leave out --mask and --columns-only, or leave out"
+            " --heap-retention and --mode tiered",
+        )
 
 
 def still_chosen(relation: RelationDescription, table: MirroredTable) -> RelationDescription:
@@ -118,6 +212,8 @@ def still_chosen(relation: RelationDescription, table: MirroredTable) -> Relatio
     If a column's new type does not allow the chosen lake type, the column gets its default lake type.
     """
     left_out = {column.attnum for column in table.excluded}
+    if table.leaves_out_new:
+        left_out |= {column.attnum for column in relation.columns} - {column.attnum for column in table.columns}
     before = {column.attnum: column for column in table.columns if column.chosen}
     columns = tuple(
         _still_chosen(column, before.get(column.attnum)) for column in relation.columns if column.attnum not in left_out
@@ -158,13 +254,19 @@ def numbers_as_text(connection: PgConnection, table: MirroredTable | RelationDes
 def same_choices(table: MirroredTable, choices: ColumnChoices) -> bool:
     """Whether a registered table has exactly these choices."""
     types = {column.name: column.type for column in table.columns if column.chosen}
-    return types == dict(choices.types) and {column.name for column in table.excluded} == choices.excluded
+    if types != dict(choices.types) or table.column_list != bool(choices.listed):
+        return False
+    if choices.listed:
+        return {column.name for column in table.columns} == choices.listed
+    excluded = {column.name for column in table.excluded}
+    # Others may have been added since.
+    return excluded == choices.excluded or (table.leaves_out_new and excluded > choices.excluded)
 
 
 def _permitted(own: ColumnType, chosen_type: ColumnType, *, numeric: bool) -> bool:
     """Whether a column with the default lake type `own` may become `chosen_type`. `numeric`: the column's Postgres
     type, or that of its elements, is numeric."""
-    if chosen_type in (own, _TEXT):
+    if chosen_type in (own, _TEXT) or chosen_type.mask is not None:
         return True
     if Kind.LIST in (own.kind, chosen_type.kind):
         both = own.kind is chosen_type.kind
@@ -179,7 +281,19 @@ def _element(column: ColumnType) -> ColumnType:
     return column.element
 
 
-def describe_choices(columns: Collection[Column], excluded: Collection[ExcludedColumn]) -> str:
-    """The command-line options for the same choices."""
-    options = [f"--column {shlex.quote(f'{column.name}={column.type}')}" for column in columns if column.chosen]
-    return " ".join([*options, *(f"--exclude-column {shlex.quote(column.name)}" for column in excluded)])
+def describe_choices(table: MirroredTable) -> str:
+    """The command-line options for the choices of a registered table."""
+    options = [
+        f"--column {shlex.quote(f'{column.name}={column.type}')}"
+        if column.type.mask is None
+        else f"--mask {shlex.quote(f'{column.name}={column.type.mask}')}"
+        for column in table.columns
+        if column.chosen
+    ]
+    if table.column_list:
+        options.append(f"--columns-only {shlex.quote(','.join(table.column_names))}")
+    else:
+        options += [f"--exclude-column {shlex.quote(column.name)}" for column in table.excluded]
+    if table.row_filter:
+        options.append(f"--where {shlex.quote(table.row_filter)}")
+    return " ".join(options)

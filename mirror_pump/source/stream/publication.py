@@ -14,16 +14,17 @@ then. A commit record is visible microseconds later, or, with synchronous replic
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
 from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import PublicationChanged
-from mirror_pump.model import TableId, TableName
+from mirror_pump.model import MirroredTable, TableId, TableName
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
-from mirror_pump.source.stream.slot import add_to_publication, create_publication
+from mirror_pump.source.stream.slot import add_to_publication, create_publication, published_part
 from sql import queries
 
 _SQL = queries("publication")
@@ -59,12 +60,35 @@ def record_published(
     connection.execute(_SQL["record"], {"slot": slot, "table_ids": list(tables)})
 
 
-def how_to_publish(publication: str, table: TableName) -> str:
-    """What to do about a table that is not published completely."""
+def record_filter(connection: PgConnection | psycopg.Cursor[tuple[Any, ...]], table_id: TableId) -> None:
+    """Records the row filter of a table as the publication has it now, in the caller's transaction. Its columns may
+    have other names since; another filter is not taken over."""
+    connection.execute(_SQL["record_filter"], {"table_id": table_id})
+
+
+def how_to_publish(publication: str, table: TableName, part: str = "") -> str:
+    """What to do about a table that is not published completely, or that lacks its own part of columns and rows."""
     return (
-        f"ALTER PUBLICATION {identifier(publication)} ADD TABLE {table.quoted} (behind DROP TABLE {table.quoted}, if it"
-        " is in there with a row filter or a column list); the table is then copied again by itself"
+        f"ALTER PUBLICATION {identifier(publication)} ADD TABLE {table.quoted}{part} (behind DROP TABLE"
+        f" {table.quoted}, if it is in there with another row filter or column list); the table"
+        " is then copied again by itself"
     )
+
+
+def how_to_restore(publication: str, table: MirroredTable) -> str:
+    """`how_to_publish` for a registered table."""
+    return how_to_publish(publication, table.name, published_part(table.column_names, table.row_filter))
+
+
+@dataclass(frozen=True)
+class _RegisteredRow:
+    """A row of the query `registered`."""
+
+    schema: str
+    name: str
+    columns: list[str]
+    """The column list; empty for all columns."""
+    row_filter: str
 
 
 def make_publication(connection: PgConnection, name: str) -> int | None:
@@ -76,7 +100,8 @@ def make_publication(connection: PgConnection, name: str) -> int | None:
         if not create_publication(connection, name):
             return None
         with source_errors(f"reading the tables of publication {name}"):
-            tables = fetch_rows(connection, TableName, _SQL["registered"], {"publication": name})
+            tables = fetch_rows(connection, _RegisteredRow, _SQL["registered"], {"publication": name})
         for table in tables:
-            add_to_publication(connection, name, table)
+            part = published_part(table.columns, table.row_filter)
+            add_to_publication(connection, name, TableName(table.schema, table.name), part)
         return len(tables)

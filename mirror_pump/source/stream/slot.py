@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -171,8 +172,15 @@ def send_generated(conn: PgConnection, publication: str) -> None:
         conn.execute(statement.format(sql.Identifier(publication)))
 
 
-def add_to_publication(conn: PgConnection, publication: str, table: TableName) -> bool:
-    """Adds a table, with its partitions, to the publication. False if it is already in it.
+def published_part(columns: Sequence[str], row_filter: str) -> str:
+    """SQL: what a publication has of a table, behind its name. Empty for all columns and rows. `columns`: names, or
+    none for all; `row_filter`: an SQL condition, or empty."""
+    listed = f" ({', '.join(map(identifier, columns))})" if columns else ""
+    return listed + (f" WHERE ({row_filter})" if row_filter else "")
+
+
+def add_to_publication(conn: PgConnection, publication: str, table: TableName, part: str = "") -> bool:
+    """Adds a table, with its partitions, or a `published_part` of it, to the publication. False if it is already in it.
 
     The caller's transaction must hold a lock that blocks writers of the table. Only then does the WAL position recorded
     in it separate the rows that the copy reads from the changes that the stream contains.
@@ -180,8 +188,9 @@ def add_to_publication(conn: PgConnection, publication: str, table: TableName) -
     with source_errors(f"adding {table} to publication {publication}"):
         if table in published_tables(conn, publication).values():
             return False
-        statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}")
-        conn.execute(statement.format(sql.Identifier(publication), sql.Identifier(table.schema, table.name)))
+        statement = f"ALTER PUBLICATION {identifier(publication)} ADD TABLE {table.quoted}{part}"
+        # As a prepared statement it cannot be more than one.
+        conn.execute(statement.encode(), prepare=True)
         return True
 
 
