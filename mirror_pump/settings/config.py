@@ -97,6 +97,12 @@ class Settings(BaseSettings):
         int, Field(ge=1, le=256), Unit("CHUNKS", "chunks"), DefaultText("one for each core that the process may use")
     ] = Field(default_factory=available_cores, description="Number of copy chunks read at the same time")
 
+    copy_rate_bytes: SizeOrNone = Field(
+        default=ByteSize(0),
+        description="Most bytes per second that all copies of tables together read from the heap, on average over a"
+        " few chunks; 0: no limit",
+    )
+
     convert_age: Seconds = Field(
         default=10.0,
         description="Convert a table's equality deletes to position deletes when the oldest is this many seconds old",

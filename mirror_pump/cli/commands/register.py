@@ -322,7 +322,7 @@ _UNREGISTER_RULES = (
 
 
 def add(app: typer.Typer) -> None:
-    fields = (*SLOT, "copy_workers", "copy_chunk_bytes", "lock_timeout", "master", *STORAGE)
+    fields = (*SLOT, "copy_workers", "copy_chunk_bytes", "copy_rate_bytes", "lock_timeout", "master", *STORAGE)
     command(app, "register", fields)(register)
     command(app, "unregister", (*SLOT, *STORAGE))(unregister)
 

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def add(app: typer.Typer) -> None:
-    @command(app, "resync", (*SLOT, "copy_workers", "copy_chunk_bytes", "lock_timeout", "master", *STORAGE))
+    @command(
+        app,
+        "resync",
+        (*SLOT, "copy_workers", "copy_chunk_bytes", "copy_rate_bytes", "lock_timeout", "master", *STORAGE),
+    )
     def resync(
         settings: Settings,
         tables: Annotated[

@@ -28,6 +28,7 @@ TUNING = (
     "max_buffered_bytes",
     "max_row_bytes",
     "copy_workers",
+    "copy_rate_bytes",
     "copy_chunk_bytes",
     "convert_age",
     "convert_rows",

@@ -47,6 +47,8 @@ class ChunkResult:
     """Reason why the table cannot be copied, if any."""
     raw_text_columns: frozenset[int] = frozenset()
     """Field IDs of the columns that have a raw text column in the files."""
+    bytes_read: int = 0
+    """Bytes of the values that were read, as Arrow holds them."""
 
 
 def copy_chunk(task: ChunkTask) -> ChunkResult:
@@ -88,7 +90,7 @@ def _copy(task: ChunkTask, raw_text: frozenset[str]) -> ChunkResult:
     place = next(
         (index for index, column in enumerate(table.columns) if line is not None and column.name == line.name), 0
     )
-    rows = 0
+    rows = bytes_read = 0
     writer = PartitionedWriter(schema, table.location, task.storage, table.partitioning)
     with writer:
         for batch in read_chunk(
@@ -99,6 +101,7 @@ def _copy(task: ChunkTask, raw_text: frozenset[str]) -> ChunkResult:
             raw_text_columns=raw_text,
             where=table.row_filter,
         ):
+            bytes_read += batch.nbytes
             if line is not None:
                 # Rows that the heap still holds below the cut-line are already in the lake or in the corrections.
                 below = line.below(batch.column(place)).combine_chunks()
@@ -106,4 +109,4 @@ def _copy(task: ChunkTask, raw_text: frozenset[str]) -> ChunkResult:
                     batch = batch.filter(pc.invert(below))
             rows += batch.num_rows
             writer.write(batch.rename_columns(names).select(schema.arrow.names))
-    return ChunkResult(rows, writer.written, raw_text_columns=fields if rows else frozenset())
+    return ChunkResult(rows, writer.written, raw_text_columns=fields if rows else frozenset(), bytes_read=bytes_read)

@@ -24,6 +24,7 @@ from mirror_pump.engine.ingest.chunk_copy import ChunkResult, ChunkTask, copy_ch
 from mirror_pump.errors import FileMissing, SourceError
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import MirroredTable, TableId, TableState
+from mirror_pump.pipeline.copy.copy_budget import CopyBudget
 from mirror_pump.pipeline.flow.events import (
     ChunkCopied,
     CopyFailed,
@@ -78,6 +79,7 @@ class Copier(ThreadedService):
         self._epoch = epoch
         self._inbox = context.inbox
         self._slots = threading.Semaphore(context.settings.copy_workers)
+        self._budget = CopyBudget(context.settings.copy_rate_bytes)
         self._reported: set[tuple[TableId, int, int, int]] = set()
         """Chunks given to a task in this session, as (table, start LSN, generation, number). They are not submitted
         again, whether they are published or not."""
@@ -173,7 +175,7 @@ class Copier(ThreadedService):
                 self._inbox.put(CopyInvalid(table))
                 return
             self._slots.acquire()
-            if self._thread.stopping() or not _same_copy(table, load_table(connection, table.table_id)):
+            if not self._await_budget() or not _same_copy(table, load_table(connection, table.table_id)):
                 self._slots.release()
                 return
             if row.relation_id in self._locked:
@@ -187,6 +189,13 @@ class Copier(ThreadedService):
             future = self._context.runner.submit(copy_chunk, task)
             future.add_done_callback(partial(self._finished, table, row.chunk_no, row.relation_id))
 
+    def _await_budget(self) -> bool:
+        """Wait until the next chunk may be read. Returns False if the thread is to stop."""
+        while (seconds := self._budget.wait_seconds()) > 0:
+            if self._thread.pause(seconds):
+                break
+        return not self._thread.stopping()
+
     def _finished(self, table: MirroredTable, number: int, relation_id: int, future: Future[ChunkResult]) -> None:
         """Called when a task ends. An error here would be lost with its chunk, which no session submits twice."""
         try:
@@ -199,6 +208,9 @@ class Copier(ThreadedService):
             # Record this before another chunk takes the worker.
             self._locked.add(relation_id)
             self._reported.discard((table.table_id, table.start_lsn, table.generation, number))
+        if not future.cancelled() and future.exception() is None:
+            # Pay before another chunk takes the worker.
+            self._budget.spend(future.result().bytes_read)
         self._slots.release()
         if future.cancelled():
             return

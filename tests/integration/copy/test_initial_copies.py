@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -265,3 +266,26 @@ def test_a_table_that_is_being_altered_holds_up_no_other_copy(database: Database
         mirror.await_live("public.t", seconds=30)
         mirror.assert_equal("public.t", "public.u")
     mirror.assert_sound()
+
+
+def test_copies_read_no_faster_than_they_may(busy: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """The rows have more than 40 bytes each. All of them but those of the last chunks are paid for when the copy ends.
+    A pump that is told to stop meanwhile does not wait for the budget."""
+    rate, chunk_bytes = 400_000, 1 << 17
+    mirror = Mirror.create(busy, warehouse, tasks, copy_rate_bytes=rate, copy_workers=1, copy_chunk_bytes=chunk_bytes)
+    begin = time.monotonic()
+    mirror.register("t")
+    mirror.catch_up()
+    assert time.monotonic() - begin >= (40 * ROWS - 2 * chunk_bytes) / rate
+    mirror.assert_equal("public.t")
+
+    slow = mirror.with_options(copy_rate_bytes=1)
+    mirror.unregister("public.t", drop_lake=True)
+    chunks = Steps()
+    with slow.pumping(chunks) as pump:
+        slow.register("t")
+        await_true(lambda: chunks.count(Step.CHUNK_COPIED), 60, "the first chunk, which waits for nothing")
+        pump.stop()
+    assert chunks.count(Step.CHUNK_COPIED) == 1
+    mirror.catch_up()
+    mirror.assert_equal("public.t")
