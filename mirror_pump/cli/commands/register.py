@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mirror_pump.ops.register.preview import TablePreview
     from mirror_pump.ops.register.registration import RegisterOutcome
     from mirror_pump.ops.register.selection import SelectedTables
+    from mirror_pump.source.relations.column_choices import ColumnChoices
     from mirror_pump.source.retention.retention_plan import RetentionWish
 
 
@@ -190,6 +191,18 @@ class RegisterOptions:
         """Whether partitions are copied into the lake, and may leave the heap."""
         return self.tiered or self.heap_retention is not None
 
+    def choices(self) -> ColumnChoices:
+        """Which columns and rows are mirrored, and as what."""
+        from mirror_pump.source.relations.column_choices import parse_choices
+
+        return parse_choices(
+            self.column or (),
+            self.exclude_column or (),
+            self.mask or (),
+            where=self.where,
+            listed=self.columns_only,
+        )
+
     def retention(self) -> RetentionWish | None:
         """How partitions leave the heap; None if they stay."""
         from mirror_pump.model import TableMode
@@ -219,8 +232,8 @@ _REGISTER_RULES = (
     ),
     OptionRule[RegisterOptions](
         lambda given: (
-            bool(given.column or given.exclude_column or given.columns_only or given.mask or given.where)
-            and given.by_pattern
+            given.by_pattern
+            and bool(given.column or given.exclude_column or given.columns_only or given.mask or given.where)
         ),
         "--column, --mask, --exclude-column, --columns-only and --where are about one table, which has to be named",
         "register that table by itself first, and then the others",
@@ -345,15 +358,8 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     from mirror_pump.ops.register.registration import register as put_under_mirror
     from mirror_pump.ops.register.selection import select_tables
     from mirror_pump.ops.setup.stored_settings import complete
-    from mirror_pump.source.relations.column_choices import parse_choices
 
-    choices = parse_choices(
-        options.column or (),
-        options.exclude_column or (),
-        options.mask or (),
-        where=options.where,
-        listed=options.columns_only,
-    )
+    choices = options.choices()
     require(options, _REGISTER_RULES)
     retention = options.retention()
     settings = complete(settings)
