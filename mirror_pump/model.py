@@ -4,6 +4,7 @@ quoting."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import NewType
 
@@ -238,6 +239,8 @@ class MirroredTable:
     row_filter: str = ""
     """The SQL condition of the rows that are mirrored, as the server prints it. Empty: all rows. Names in it may be
     older than `columns` in the middle of a session."""
+    paused_since: datetime | None = None
+    """Since when it is out of the publication on request. None: it is not."""
     dropped_rows: tuple[str, ...] = ()
     """Rows that were dropped with their partitions and may still be in the lake, as JSON
     (mirror_pump.lake.contents.dropped_rows)."""

@@ -40,6 +40,8 @@ MODULES = {
     "ingest": "ingest",
     "profile": "profile",
     "resync": "resync",
+    "pause": "pause",
+    "resume": "pause",
     "reconcile": "reconcile",
     "doctor": "doctor",
     "config": "config",

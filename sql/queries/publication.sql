@@ -7,13 +7,14 @@ SELECT EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n JOIN modak.mirror_
                 WHERE n.present IS DISTINCT FROM m.published OR NOT (n.whole OR m.state = 'waiting'));
 
 -- name: altered
--- Tables of which the publication may have left out changes, and those that it does not publish whole.
+-- Tables of which the publication may have left out changes, and those that it does not publish whole, unless they are paused.
 SELECT n.table_id FROM modak.mirror_published(%(slot)s) n JOIN modak.mirror_tables m USING (table_id)
- WHERE n.present IS DISTINCT FROM m.published OR NOT n.whole
+ WHERE n.present IS DISTINCT FROM m.published OR NOT (n.whole OR m.paused_at IS NOT NULL)
  ORDER BY n.table_id;
 
 -- name: record
-UPDATE modak.mirror_tables m SET published = n.present
+-- A paused table that somebody published by hand is not paused any more.
+UPDATE modak.mirror_tables m SET published = n.present, paused_at = CASE WHEN NOT n.whole THEN m.paused_at END
   FROM modak.mirror_published(%(slot)s) n
  WHERE n.table_id = m.table_id AND m.table_id = ANY (%(table_ids)s);
 
@@ -21,7 +22,7 @@ UPDATE modak.mirror_tables m SET published = n.present
 SELECT table_id FROM modak.mirror_published(%(slot)s) WHERE NOT whole;
 
 -- name: registered
--- The tables that belong in a publication, by their present names.
+-- The tables that belong in a publication, by their present names; or one table alone, if its number is given.
 SELECT n.nspname AS schema, c.relname AS name, m.row_filter,
        ARRAY(SELECT a.attname::text FROM jsonb_array_elements(m.columns) AS e
                JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = (e ->> 'attnum')::int
@@ -30,6 +31,7 @@ SELECT n.nspname AS schema, c.relname AS name, m.row_filter,
   JOIN modak.mirror_slots s ON s.slot_name = m.slot_name
   JOIN pg_class c ON c.oid = m.table_id::oid JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE s.publication_name = %(publication)s AND t.mode = 'mirrored' AND m.state NOT IN ('failed', 'dropped')
+   AND CASE WHEN %(table_id)s::bigint IS NULL THEN m.paused_at IS NULL ELSE m.table_id = %(table_id)s END
  ORDER BY m.table_id;
 
 -- name: filter

@@ -19,8 +19,9 @@ WITH marked AS (
                                   THEN (SELECT i.metadata_location FROM modak.lake_pointers i WHERE i.table_id = m.table_id)
                                   ELSE staged_location END,
            staged_snapshot_id = CASE WHEN state = 'live' THEN NULL ELSE staged_snapshot_id END,
-           error = (SELECT %(keyless)s::text FROM modak.mirror_shapes s
-                     WHERE s.table_id = m.table_id AND s.shape IS NOT NULL AND NOT modak.mirror_has_key(s.shape)),
+           error = CASE WHEN paused_at IS NOT NULL THEN error
+                        ELSE (SELECT %(keyless)s::text FROM modak.mirror_shapes s
+                               WHERE s.table_id = m.table_id AND s.shape IS NOT NULL AND NOT modak.mirror_has_key(s.shape)) END,
            key_index = key_index - '{phase,rows,bytes}'::text[],
            resync_since = %(since)s, resync_gap = resync_gap OR %(gap)s, updated_at = clock_timestamp()
      WHERE slot_name = %(slot)s AND state = ANY (%(former)s) AND table_id = ANY (%(table_ids)s)
@@ -47,7 +48,7 @@ SELECT m.table_id, coalesce(sum(c.relpages), 0)::bigint * current_setting('block
 -- name: tables
 -- The registered tables whose changes come by the stream. `kept_below`: the cut-line, if rows may be below it, which only the lake has. `left_to_the_lake`:
 -- partitions above it whose rows the heap lost and the lake kept (as in publish.sql).
-SELECT m.table_id, t.schema_name, t.table_name, m.state, coalesce(m.error, '') AS error, m.resync_since,
+SELECT m.table_id, t.schema_name, t.table_name, m.state, coalesce(m.error, '') AS error, m.resync_since, m.paused_at AS paused_since,
        t.tier_key_type, modak.moved_cut(m.table_id) AS kept_below,
        (SELECT string_agg(p.partition_id, ', ' ORDER BY p.tier_key_lo)
           FROM modak.partitions p

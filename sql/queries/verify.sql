@@ -20,11 +20,12 @@ SELECT p.pin_id, p.table_id, p.replicated_lsn AS frontier,
  WHERE p.metadata_location IS NOT NULL;
 
 -- name: copies
--- The progress of those tables that are being copied.
+-- The progress of those tables that are being copied, and do not wait until somebody acts.
 SELECT m.table_id, m.start_lsn, m.generation, m.state, m.live_after_lsn,
        (SELECT count(*) FILTER (WHERE c.done_at IS NOT NULL) FROM modak.copy_chunks c
          WHERE c.table_id = m.table_id) AS chunks_done
   FROM modak.mirror_tables m WHERE m.table_id = ANY (%(table_ids)s) AND m.state IN ('waiting', 'copying')
+   AND NOT (m.state = 'waiting' AND m.error IS NOT NULL)
  ORDER BY m.table_id;
 
 -- name: release

@@ -1,4 +1,4 @@
-"""The state machine of the property test: random transactions, batch cuts, restarts, faults, registrations.
+"""The state machine of the property test: random transactions, batch cuts, restarts, faults, registrations, pauses.
 
 Every published frontier is checked: each live table, as DuckDB reads it at that frontier, is compared with the model's
 content at that frontier. The pump runs all the time in its own thread; the steps only disturb it.
@@ -26,6 +26,7 @@ from mirror_pump.errors import CommitConflict, ConnectionLost
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import format_lsn
+from mirror_pump.ops.resync.pausing import pause, resume
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
@@ -141,6 +142,7 @@ class MirrorMachine(RuleBasedStateMachine):
         self._rows: dict[str, list[Row]] = {}
         self._fault: tuple[Step, type[Exception]] | None = None
         self._registered: set[str] = set()
+        self._paused: set[str] = set()
         self._chance: random.Random | None = None
         self._pump: RunningPump
         self._steps = Steps(self._on_step)
@@ -241,6 +243,20 @@ class MirrorMachine(RuleBasedStateMachine):
             self._mirror.register(table)
             self._registered.add(table)
 
+    @precondition(lambda self: self._registered)
+    @rule(pick=st.integers(0, 9))
+    def pause(self, pick: int) -> None:
+        table = sorted(self._registered)[pick % len(self._registered)]
+        pause(self._mirror.settings, table)
+        self._paused.add(table)
+
+    @precondition(lambda self: self._paused)
+    @rule()
+    def resume(self) -> None:
+        for table in self._paused & self._registered:
+            resume(self._mirror.settings, table)
+        self._paused.clear()
+
     @rule(options=OPTIONS)
     def restart(self, options: dict[str, Any]) -> None:
         self._pump.stop()
@@ -282,6 +298,7 @@ class MirrorMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         """Releases everything that is held back, waits, and compares what is published by then."""
+        self.resume()
         self._gate.let_go()
         try:
             await_true(self._settled, _SETTLE, "the mirror has caught up")

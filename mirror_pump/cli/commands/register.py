@@ -13,9 +13,9 @@ import typer
 
 from mirror_pump.cli.arguments.completion import other_tables, tables_argument
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, OptionRule, command, is_given, require
-from mirror_pump.cli.terminal.output import bytes_text, count_text, remark, report_error, say, write_json
+from mirror_pump.cli.terminal.output import bytes_text, count_text, each_table, remark, report_error, say, write_json
 from mirror_pump.cli.terminal.progress import copy_progress
-from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError, TableError, UsageError
+from mirror_pump.errors import TableError, UsageError
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.relations.table_patterns import EVERY_TABLE, is_pattern
 
@@ -410,21 +410,11 @@ def unregister(settings: Settings, options: UnregisterOptions) -> int:
     settings = complete(settings)
     if options.show:
         return _list_former(settings, as_json=options.as_json)
-    tables = options.tables or []
-    if len(tables) == 1:
-        say(_unregister_one(settings, tables[0], options))
-        return 0
-    refused = False
-    for table in dict.fromkeys(tables):
-        try:
-            say(_unregister_one(settings, table, options))
-        except (ConnectionLost, Interrupted):
-            # These concern all tables, not just this one.
-            raise
-        except MirrorPumpError as error:
-            report_error(error, "not unregistered", table)
-            refused = True
-    return 1 if refused else 0
+    return int(
+        each_table(
+            options.tables or [], lambda table: say(_unregister_one(settings, table, options)), "not unregistered"
+        )
+    )
 
 
 def _unregister_one(settings: Settings, name: str, options: UnregisterOptions) -> str:

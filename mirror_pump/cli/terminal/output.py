@@ -6,11 +6,12 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO
 
 import orjson
 
-from mirror_pump.errors import Interrupted, MirrorPumpError
+from mirror_pump.errors import ConnectionLost, Interrupted, MirrorPumpError
 from mirror_pump.runtime.telemetry import logs_json, redact, say_always
 
 if TYPE_CHECKING:
@@ -111,6 +112,21 @@ def report_error(error: MirrorPumpError, happened: str = "", to: str = "") -> No
         named = re.search(rf"(?<!\w){re.escape(to)}(?!\w)", text) is not None
         text = f"{happened}: {text}" if named else f"{to}: {happened}: {text}"
     remark(text, "info" if isinstance(error, Interrupted) else "error", error.remedy)
+
+
+def each_table(tables: Sequence[str], act: Callable[[str], None], failed: str) -> bool:
+    """Acts on each table once, and reports those that are refused: `failed` says what did not happen to them. Returns
+    whether any was. Raises what a single table was refused for, and what concerns all of them."""
+    refused = False
+    for table in dict.fromkeys(tables):
+        try:
+            act(table)
+        except MirrorPumpError as error:
+            if len(tables) == 1 or isinstance(error, ConnectionLost | Interrupted):
+                raise
+            report_error(error, failed, table)
+            refused = True
+    return refused
 
 
 def one_line(text: str) -> str:

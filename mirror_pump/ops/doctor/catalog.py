@@ -54,16 +54,16 @@ def _publication(site: Site) -> Iterator[Finding]:
         tables = [
             table
             for table in load_tables(connection, mirror.slot)
-            if table.mode is TableMode.MIRRORED and not table.state.has_ended
+            if table.mode is TableMode.MIRRORED and not table.state.has_ended and table.paused_since is None
         ]
-    for table in tables:
-        if table.table_id in gaps:
-            yield failed(
-                f"publication {mirror.publication} does not have all of {table.name}",
-                how_to_restore(mirror.publication, table),
-                str(table.name),
-            )
-    if not gaps:
+    incomplete = [table for table in tables if table.table_id in gaps]
+    for table in incomplete:
+        yield failed(
+            f"publication {mirror.publication} does not have all of {table.name}",
+            how_to_restore(mirror.publication, table),
+            str(table.name),
+        )
+    if not incomplete:
         yield ok(f"publication {mirror.publication} has all of {len(tables)} tables")
 
 

@@ -58,6 +58,7 @@ from mirror_pump.pipeline.missing_files.missing_files import explain_failed_read
 from mirror_pump.runtime.cores import available_cores
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, Locks, TableCutline
+from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.connect import connect, source_errors
 from mirror_pump.source.relations.own_path import on_path
 from mirror_pump.source.rows import fetch_rows
@@ -318,6 +319,8 @@ def _not_followed(seam: TableCutline) -> str | None:
     """Return why the table is not kept up to date. None if it is."""
     if seam.dropped:
         return "was dropped in Postgres"
+    if seam.table.paused_since is not None:
+        return f"is {paused_text(seam.table.paused_since)}"
     states = {
         TableState.FAILED: "has failed",
         TableState.WAITING: "is waiting to be copied again",

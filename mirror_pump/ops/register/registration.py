@@ -53,6 +53,7 @@ from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.catalog_slot import require_stream
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
 from mirror_pump.source.catalog.lost_rows import is_begun, lost_registration
+from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.catalog.profiles import find_profile, profile_of, require_unchanged
 from mirror_pump.source.catalog.pump_channel import COPY, RETAIN, notify_pump
 from mirror_pump.source.catalog.tables import delete_table, generated_left_out, insert_table, load_table, registered_as
@@ -271,6 +272,11 @@ def _refuse_otherwise(connection: PgConnection, settings: Settings, table: Mirro
         raise TableError(
             f"{table.name} is registered, but has failed",
             "`mirror-pump status` says why. Fix that, then unregister and register the table.",
+        )
+    if table.paused_since is not None:
+        raise TableError(
+            f"{table.name} is registered, and {paused_text(table.paused_since)}",
+            f"mirror-pump resume {table.name}",
         )
     if table.table_id in not_whole(connection, settings.slot):
         raise TableError(

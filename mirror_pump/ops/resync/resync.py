@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -19,6 +20,7 @@ from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.stream_start import examine_start
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot, require_stream
+from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
 from mirror_pump.source.catalog.resync import (
     ResyncCandidate,
@@ -174,9 +176,12 @@ def _plan(connection: PgConnection, settings: Settings, names: Sequence[str]) ->
     goes_on = lost is None and not names and any(table.copied and table.since is not None for table in candidates)
     tables = [_planned(table, lost=lost is not None, goes_on=goes_on) for table in candidates]
     if not names:
-        # "All tables" means those that can be copied.
+        # "All tables" means those that can be copied, and are not paused.
         tables = [
-            replace(table, error=None, note=str(table.error)) if table.state.has_ended else table for table in tables
+            replace(planned, error=None, note=str(planned.error))
+            if planned.state.has_ended or table.paused_since is not None
+            else planned
+            for planned, table in zip(tables, candidates, strict=True)
         ]
     return Resync(settings.slot, lost, recorded.applied, None, tuple(tables))
 
@@ -223,14 +228,20 @@ def _planned(table: ResyncCandidate, *, lost: bool, goes_on: bool) -> TableResyn
     )
     if table.state.has_ended:
         return replace(planned, action=ResyncAction.LEAVE, error=_ended(table))
+    if table.paused_since is not None:
+        return replace(planned, action=ResyncAction.LEAVE, error=_paused(table, table.paused_since))
     if table.copied and not lost:
         return replace(planned, action=ResyncAction.CONTINUE)
     if goes_on:
         return replace(planned, action=ResyncAction.LEAVE, note=_NOT_PART_OF_IT)
     if table.left_to_the_lake is not None:
         action = ResyncAction.COPY if lost else ResyncAction.LEAVE
-        return replace(planned, action=action, error=_would_lose(table, lost=lost))
+        return replace(planned, action=action, error=would_lose(table, lost=lost))
     return planned
+
+
+def _paused(table: ResyncCandidate, since: datetime) -> TableError:
+    return TableError(f"{table.name} is {paused_text(since)}", f"mirror-pump resume {table.name}: that copies it again")
 
 
 def _ended(table: ResyncCandidate) -> TableError:
@@ -246,7 +257,8 @@ def _ended(table: ResyncCandidate) -> TableError:
     )
 
 
-def _would_lose(table: ResyncCandidate, *, lost: bool) -> TableError:
+def would_lose(table: ResyncCandidate, *, lost: bool) -> TableError:
+    """Why a table with rows in `left_to_the_lake` is not copied again. `lost`: the slot is, so that it fails."""
     happens = "it fails, readable as it is" if lost else "it is left as it is"
     return TableError(
         f"{table.name}: of partition {table.left_to_the_lake}, which was dropped or detached above the cut-line, the"

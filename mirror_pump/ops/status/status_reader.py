@@ -22,6 +22,7 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.former_locations import former_locations
 from mirror_pump.source.catalog.lost_rows import read_lost_rows
 from mirror_pump.source.catalog.maintenance import is_served
+from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
@@ -252,6 +253,7 @@ class _StatusTableRow:
     listed: list[str]
     """The column list in the publication; empty for all columns."""
     has_key: bool
+    paused_since: datetime | None
     waits_for_others: bool
     """Whether it is copied, and goes live with other tables of a resync that are not."""
     damaged: list[str]
@@ -275,7 +277,9 @@ def _table(
         error = error or _KEYLESS
     elif row.waits_for_others:
         note = _WAITS_FOR_OTHERS
-    if row.table_id in unpublished:
+    if row.paused_since is not None and state == TableState.WAITING:
+        note, error = f"{paused_text(row.paused_since)}: mirror-pump resume {name}", None
+    elif row.table_id in unpublished:
         remedy = how_to_publish(mirror.slot.publication, name, published_part(row.listed, row.row_filter))
         note, error = None, f"publication {mirror.slot.publication} does not have all of it: {remedy}"
     content = contents.get(location) if location is not None else None
@@ -307,6 +311,7 @@ def _table(
         excluded=tuple(row.excluded),
         masked=tuple(row.masked),
         row_filter=row.row_filter,
+        paused_since=row.paused_since,
         damaged_files=tuple(row.damaged),
         repair=repair_of(str(name), only_copy=row.sheds) if row.damaged else "",
     )

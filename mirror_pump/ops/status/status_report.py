@@ -75,6 +75,8 @@ class TableStatus:
     """Columns with masks."""
     row_filter: str = ""
     """The condition of the rows that are mirrored; empty for all rows."""
+    paused_since: datetime | None = None
+    """Since when the table is paused. None: it is not."""
     retention: RetentionState | None = None
     """None if the table has no cut-line and no reader pins it."""
     maintenance: MaintenanceDue | None = None
@@ -337,6 +339,7 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "excluded": list(table.excluded),
         "masked": list(table.masked),
         "row_filter": table.row_filter,
+        "paused_since": None if table.paused_since is None else table.paused_since.isoformat(),
         "damaged_files": list(table.damaged_files),
         "retention": None if table.retention is None else table.retention.to_json(),
         "maintenance": None if table.maintenance is None else table.maintenance.to_json(),

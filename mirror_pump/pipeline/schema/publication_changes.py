@@ -12,6 +12,7 @@ from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.table_changes import TableChange
 from mirror_pump.pipeline.publish.publisher import Publisher
+from mirror_pump.source.catalog.pauses import PAUSED
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.stream.publication import altered_tables, how_to_restore, not_whole
@@ -54,7 +55,10 @@ def copy_altered(
                 live_after_lsn=None,
             )
             incomplete = table.table_id in missing
-            reason = f"{_NOT_WHOLE}: {how_to_restore(publication, table)}" if incomplete else _REASON
+            if incomplete and table.paused_since is not None:
+                reason = PAUSED
+            else:
+                reason = f"{_NOT_WHOLE}: {how_to_restore(publication, table)}" if incomplete else _REASON
             change = TableChange(waiting, table.start_lsn, 0, reason, waits_for_owner=incomplete)
             table_requests.append(TableRequest(waiting, (CopyAgain(change), RecordPublication())))
     if not table_requests:

@@ -40,6 +40,7 @@ class ResyncCandidate:
     """When the resync began that the table is part of. None: it is part of none. Meaningful while it is `copied`."""
     kept_below: str | None
     """The cut-line, for display, if only the lake has the rows below it. None if there are no such rows."""
+    paused_since: datetime | None
     left_to_the_lake: str | None
     """Partitions above the cut-line whose rows only the lake has. None if there are no such partitions."""
     size_bytes: int
@@ -63,6 +64,7 @@ class _TableRow:
     state: str
     error: str
     resync_since: datetime | None
+    paused_since: datetime | None
     tier_key_type: str
     kept_below: int | None
     left_to_the_lake: str | None
@@ -90,6 +92,7 @@ def resync_candidates(connection: PgConnection, slot: str) -> list[ResyncCandida
             row.error,
             row.resync_since,
             None if row.kept_below is None else shown(TierKind(row.tier_key_type), row.kept_below),
+            row.paused_since,
             row.left_to_the_lake,
             sizes[row.table_id].size_bytes,
             sizes[row.table_id].rows,

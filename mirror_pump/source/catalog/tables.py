@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from psycopg import errors as pg_errors
@@ -244,6 +245,7 @@ class _MirroredTableRow:
     leaves_out_new: bool
     column_list: bool
     row_filter: str
+    paused_since: datetime | None
     dropped_rows: list[Any]
     tier_key_col: str
     tier_key_type: str
@@ -273,6 +275,7 @@ class _MirroredTableRow:
             leaves_out_new=self.leaves_out_new,
             column_list=self.column_list,
             row_filter=self.row_filter,
+            paused_since=self.paused_since,
             dropped_rows=tuple(json.dumps(bounds) for bounds in self.dropped_rows),
             tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag, self.retention_line),
             mode=TableMode(self.mode),

@@ -23,7 +23,7 @@ from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import PublicationChanged
 from mirror_pump.model import MirroredTable, TableId, TableName
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.rows import fetch_rows
+from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.slot import add_to_publication, create_publication, published_part
 from sql import queries
 
@@ -90,6 +90,10 @@ class _RegisteredRow:
     """The column list; empty for all columns."""
     row_filter: str
 
+    def publish(self, connection: PgConnection, publication: str) -> None:
+        part = published_part(self.columns, self.row_filter)
+        add_to_publication(connection, publication, TableName(self.schema, self.name), part)
+
 
 def make_publication(connection: PgConnection, name: str) -> int | None:
     """Creates the publication with all registered tables. Returns their number, or None if the publication existed.
@@ -100,8 +104,16 @@ def make_publication(connection: PgConnection, name: str) -> int | None:
         if not create_publication(connection, name):
             return None
         with source_errors(f"reading the tables of publication {name}"):
-            tables = fetch_rows(connection, _RegisteredRow, _SQL["registered"], {"publication": name})
+            tables = fetch_rows(connection, _RegisteredRow, _SQL["registered"], {"publication": name, "table_id": None})
         for table in tables:
-            part = published_part(table.columns, table.row_filter)
-            add_to_publication(connection, name, TableName(table.schema, table.name), part)
+            table.publish(connection, name)
         return len(tables)
+
+
+def publish_again(connection: PgConnection, publication: str, table_id: TableId) -> None:
+    """Adds a registered table to the publication, with its own columns and rows, under the names that they have now."""
+    parameters = {"publication": publication, "table_id": table_id}
+    with source_errors("reading how the table was published"):
+        table = fetch_row(connection, _RegisteredRow, _SQL["registered"], parameters)
+    if table is not None:
+        table.publish(connection, publication)

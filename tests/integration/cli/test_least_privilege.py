@@ -133,6 +133,11 @@ def test_the_whole_path(
         assert orjson.loads(command(roles.pump, "status", "--json"))["leader"]["alive"]
         command(roles.pump, "verify", "public.orders", "public.events")
         Maintained(mirror, spark).maintain("public.orders")
+        command(roles.pump, "pause", "public.orders")
+        roles.execute(roles.app, "INSERT INTO public.orders VALUES (102, 'while it is paused', 2)")
+        command(roles.admin, "resume", "public.orders")
+        mirror.await_frontier()
+        mirror.assert_equal("public.orders")
     # The role of the pump makes a new slot in place of one that was lost, and has all tables copied again.
     drop_slot(mirror)
     roles.execute(roles.app, "INSERT INTO public.orders VALUES (101, 'not in the stream', 2)")
@@ -143,7 +148,7 @@ def test_the_whole_path(
         mirror.assert_equal("public.orders")
         # A reader, whose rights are the script's, and on the tables and their partitions the command's.
         command(roles.admin, "reader", roles.reader, "public.orders", "public.events")
-        for table, rows in (("orders", 51), ("events", 21)):
+        for table, rows in (("orders", 52), ("events", 21)):
             assert command(roles.reader, "sql", f"SELECT count(*) FROM {table}", "--format", "csv").split()[1] == str(
                 rows
             )

@@ -72,3 +72,26 @@ def test_the_command_of_a_lost_slot(
     named = run("resync", "u", "--no-wait", "--json")
     assert (named.exit_code, json.loads(named.stdout)["tables"][0]["action"]) == (1, "leave")
     assert mirror.state("public.t") == "live"
+
+
+def test_the_commands_of_a_pause(run: RunCommand, database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    assert run("pause").exit_code == 2
+    database.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    mirror = Mirror.create(database, warehouse, tasks)
+    mirror.register("t")
+    mirror.catch_up()
+    several = run("pause", "t", "nothing")
+    assert (several.exit_code, "not paused: there is no table nothing" in several.stderr) == (1, True), several.stderr
+    assert "public.t: paused since" in several.stdout
+    again = run("pause", "public.t")
+    assert (again.exit_code, "already" in again.stdout) == (0, True)
+    assert "mirror-pump resume public.t" in run("status").stdout
+    database.execute("INSERT INTO t VALUES (2)")
+    with mirror.pumping():
+        told = run("sql", "SELECT count(*) FROM t", "--format", "csv")
+        assert told.stdout.split()[1] == "1"
+        assert "public.t is paused since" in " ".join(told.stderr.split())
+        done = run("resume", "t")
+        assert (done.exit_code, "public.t: live, 2 rows copied" in done.stdout) == (0, True), done.stderr
+    not_paused = run("resume", "t")
+    assert (not_paused.exit_code, not_paused.stdout) == (0, "public.t: is not paused\n")

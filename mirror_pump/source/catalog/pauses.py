@@ -1,0 +1,56 @@
+"""The catalog's side of a pause: a table leaves the publication, and comes back.
+
+A paused table is one that waits (`TableState.WAITING`) and is not published, with the time since when: the server sends
+nothing of it, so it holds neither WAL nor memory, and its readers keep the frontier that they have. It comes back as
+every table that was not published for a while does: it is copied again, beside what readers have.
+
+Each change is one transaction with the lock of the slot's row, so no publish is under way. What is published is
+recorded in it (`record_published`): the pump finds no change that others made.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from mirror_pump.model import TableId
+from mirror_pump.source.catalog.resync import mark_tables
+from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.stream.publication import publish_again, record_published
+from mirror_pump.source.stream.slot import remove_from_publication, wal_end
+from sql import queries
+
+_SQL = queries("pause")
+_PUBLISH_SQL = queries("publish")
+
+PAUSED = "it is paused: `mirror-pump resume` has it copied again"
+"""The error text of a paused table."""
+
+
+def paused_text(since: datetime) -> str:
+    """For people: that a table is paused, and since when."""
+    return f"paused since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def pause_table(connection: PgConnection, slot: str, publication: str, table_id: TableId) -> datetime | None:
+    """Takes a table out of the publication. Returns since when it is paused, or None if its state allows no pause any
+    more. In the caller's transaction, which is rolled back then."""
+    connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
+    remove_from_publication(connection, publication, table_id)
+    if not mark_tables(connection, slot, [table_id], wal_end(connection), gap=False):
+        return None
+    row = connection.execute(_SQL["pause"], {"table_id": table_id, "error": PAUSED}).fetchone()
+    record_published(connection, slot, [table_id])
+    assert row is not None, "a marked table waits"
+    paused_since: datetime = row[0]
+    return paused_since
+
+
+def resume_table(connection: PgConnection, slot: str, publication: str, table_id: TableId) -> bool:
+    """Publishes a paused table and marks it to be copied again. Returns False if its state does not allow that any
+    more. In the caller's transaction, which is rolled back then."""
+    connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
+    connection.execute(_SQL["resume"], {"table_id": table_id})
+    publish_again(connection, publication, table_id)
+    marked = mark_tables(connection, slot, [table_id], wal_end(connection), gap=False)
+    record_published(connection, slot, [table_id])
+    return bool(marked)
