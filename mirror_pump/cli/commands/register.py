@@ -17,7 +17,7 @@ from mirror_pump.cli.terminal.output import bytes_text, count_text, each_table, 
 from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.settings.config import Settings
-from mirror_pump.source.relations.table_patterns import EVERY_TABLE, is_pattern
+from mirror_pump.source.relations.table_patterns import EVERY_TABLE, is_pattern, parse_pattern
 
 if TYPE_CHECKING:
     from mirror_pump.ops.register.preview import TablePreview
@@ -52,6 +52,15 @@ class RegisterOptions:
     exclude: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="With --all or a pattern: leave out tables of this name or pattern"),
+    ] = None
+    follow_new: Annotated[
+        bool | None,
+        typer.Option(
+            "--follow-new/--no-follow-new",
+            help="With --all or a pattern: a running pump registers tables that match when they are created, or not"
+            " any more",
+            show_default=False,
+        ),
     ] = None
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Return once the tables are registered; a running pump copies them")
@@ -183,6 +192,11 @@ class RegisterOptions:
         return any(map(is_pattern, self.names))
 
     @property
+    def followed(self) -> list[str]:
+        """The patterns that can be followed: those with a schema."""
+        return [name for name in self.names if is_pattern(name) and parse_pattern(name).schema is not None]
+
+    @property
     def tiered(self) -> bool:
         return self.mode is RegisterMode.TIERED
 
@@ -227,6 +241,15 @@ class RegisterOptions:
 
 _REGISTER_RULES = (
     OptionRule[RegisterOptions](lambda given: not given.names, "name a TABLE, or give --all"),
+    OptionRule[RegisterOptions](
+        lambda given: given.follow_new is not None and not given.followed,
+        "--follow-new requires --all, or a pattern with a schema, such as 'sales.*'",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: bool(given.follow_new) and given.sheds_partitions,
+        "--follow-new is for plain mirrored tables, without --heap-retention and --mode tiered",
+        "register tables whose partitions leave by name: each has its own distance and key",
+    ),
     OptionRule[RegisterOptions](
         lambda given: bool(given.exclude) and not given.by_pattern, "--exclude requires --all or a pattern"
     ),
@@ -356,7 +379,7 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     """
     from mirror_pump.ops.register.preview import estimate, preview
     from mirror_pump.ops.register.registration import register as put_under_mirror
-    from mirror_pump.ops.register.selection import select_tables
+    from mirror_pump.ops.register.selection import follow, select_tables
     from mirror_pump.ops.setup.stored_settings import complete
 
     choices = options.choices()
@@ -364,7 +387,7 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     retention = options.retention()
     settings = complete(settings)
     selected = select_tables(settings, options.names, options.exclude or ())
-    unmatched = _tell_left_out(selected)
+    unmatched = _tell_left_out(selected, follows=bool(options.follow_new))
     if options.dry_run:
         previews = preview(settings, selected.names, choices, retention)
         refused = _show(previews)
@@ -376,6 +399,8 @@ def register(settings: Settings, options: RegisterOptions) -> int:
         if any(table.retention is not None for table in previews):
             _show(previews)
             _confirm()
+    if options.follow_new is not None:
+        follow(settings, options.followed, options.exclude or (), options.profile, ends=not options.follow_new)
     with copy_progress() as show:
         outcomes = put_under_mirror(
             settings,
@@ -437,13 +462,17 @@ def _unregister_one(settings: Settings, name: str, options: UnregisterOptions) -
     )
 
 
-def _tell_left_out(selected: SelectedTables) -> int:
-    """Reports patterns that mean nothing, and tables that match and cannot be mirrored. Returns the exit code."""
+def _tell_left_out(selected: SelectedTables, *, follows: bool) -> int:
+    """Reports patterns that mean nothing, and tables that match and cannot be mirrored. Returns the exit code.
+    `follows`: tables that match may come later."""
     for name, reason in selected.unfit.items():
         remark(f"{name}: left out: {reason}")
     for pattern in selected.unmatched:
+        if follows:
+            remark(f"{pattern}: no table matches yet")
+            continue
         report_error(TableError("no table matches", "check it with psql's \\dt"), "not registered", pattern)
-    return 1 if selected.unmatched else 0
+    return 1 if selected.unmatched and not follows else 0
 
 
 def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:

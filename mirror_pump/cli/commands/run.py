@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -136,13 +137,17 @@ def _pump(
     from mirror_pump.cli.terminal.step_log import StepLog
     from mirror_pump.model import format_lsn
     from mirror_pump.ops.maintenance.maintainer_process import MaintainerProcess
+    from mirror_pump.ops.register.table_follower import TableFollower
     from mirror_pump.pipeline.session.pump import Pump
 
-    pump = Pump(
-        settings,
-        observer=monitor.observer(StepLog()),
-        while_leading=lambda: MaintainerProcess(settings) if maintain else nullcontext(),
-    )
+    observer = monitor.observer(StepLog())
+
+    @contextmanager
+    def while_leading() -> Iterator[None]:
+        with TableFollower(settings, observer), MaintainerProcess(settings) if maintain else nullcontext():
+            yield
+
+    pump = Pump(settings, observer=observer, while_leading=while_leading)
     signals.serve(lambda: pump.at_work, pump.request_stop, "")
     result = pump.run(until=until, once=once, standby=standby)
     remark(

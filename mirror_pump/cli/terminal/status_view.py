@@ -14,6 +14,7 @@ from mirror_pump.model import TableMode, TableState, format_lsn
 from mirror_pump.ops.status.alerts import moment_text
 from mirror_pump.ops.status.resync_state import ResyncState
 from mirror_pump.ops.status.status_report import Alert, LeaderStatus, MirrorStatus, Severity, SlotState, TableStatus
+from mirror_pump.source.catalog.followed import FollowedPattern
 from mirror_pump.source.catalog.former_locations import FormerLocation
 
 _ALERT_STYLES = {Severity.CRITICAL: "red", Severity.WARNING: "yellow"}
@@ -37,6 +38,7 @@ def render(status: MirrorStatus) -> RenderableType:
     parts.extend(_resync(resync) for resync in status.resyncs)
     if status.former_locations:
         parts.append(Text(_former_locations(status.former_locations)))
+    parts.extend(Text(_followed(pattern)) for pattern in status.followed)
     if not status.tables:
         mode = "" if status.streams else " --mode tiered"
         return Group(*parts, Text(f"no tables: mirror-pump register TABLE{mode}"))
@@ -62,6 +64,11 @@ def render(status: MirrorStatus) -> RenderableType:
     )
     parts.extend(Text(f"{table.table}: rows: {table.row_filter}") for table in tables if table.row_filter)
     return Group(*parts)
+
+
+def _followed(pattern: FollowedPattern) -> str:
+    excluded = f", but for {', '.join(pattern.excluded)}" if pattern.excluded else ""
+    return f"new tables join: {pattern.pattern}{excluded}"
 
 
 def lines_of(alert: Alert) -> list[str]:

@@ -51,6 +51,7 @@ from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.catalog_slot import require_stream
+from mirror_pump.source.catalog.followed import forget_refusal
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
 from mirror_pump.source.catalog.lost_rows import is_begun, lost_registration
 from mirror_pump.source.catalog.pauses import paused_text
@@ -508,6 +509,7 @@ def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegist
             part = published_part(table.column_names, table.row_filter)
             add_to_publication(connection, settings.publication, table.name, part)
             connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
+        forget_refusal(connection, table.table_id)
         table = replace(table, start_lsn=wal_end(connection))
         ensure_namespace(connection, table.name.schema)
         if prepared.retired_table is not None:

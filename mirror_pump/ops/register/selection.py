@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.catalog_slot import require_stream
+from mirror_pump.source.catalog.followed import end_following, follow_patterns
+from mirror_pump.source.catalog.profiles import find_profile
 from mirror_pump.source.connect import connect
 from mirror_pump.source.relations.matched_tables import matched_tables
 from mirror_pump.source.relations.table_patterns import is_pattern, parse_pattern
@@ -35,3 +38,17 @@ def select_tables(settings: Settings, names: Sequence[str], excluded: Sequence[s
     named = [name for name in names if not is_pattern(name)]
     chosen = tuple(dict.fromkeys((*named, *matched.names)))
     return SelectedTables(chosen, by_pattern=True, unfit=matched.unfit, unmatched=matched.unmatched)
+
+
+def follow(
+    settings: Settings, patterns: Sequence[str], excluded: Sequence[str], profile: str | None, *, ends: bool
+) -> None:
+    """Have tables that match join when they are created, while a pump runs; or with `ends`, not any more."""
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-register") as connection:
+        if ends:
+            end_following(connection, settings.slot, patterns)
+            return
+        require_stream(connection, settings.slot, "tables cannot join by themselves")
+        if profile is not None:
+            find_profile(connection, profile)
+        follow_patterns(connection, settings.slot, patterns, excluded, profile)

@@ -19,6 +19,7 @@ from mirror_pump.ops.restore.restoration import HeapRestoration, NotYet, Report
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
+from mirror_pump.source.catalog.followed import leave_alone
 from mirror_pump.source.catalog.former_locations import (
     EndedBy,
     FormerLocation,
@@ -228,6 +229,7 @@ def _take_out(
         limit_lock(connection, settings)
         if restoration is not None:
             restoration.finish(connection)
+        leave_alone(connection, table.table_id)
         remove_from_publication(connection, settings.publication, table.table_id)
         # Even if the table is not published: a trigger left behind would fail without the table's catalog row.
         leave_partitions(connection, table)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from mirror_pump.model import TableState, format_lsn
 from mirror_pump.ops.status.status_report import Alert, MirrorStatus, Severity, TableStatus
 from mirror_pump.settings.storage_profiles import warehouse_of
+from mirror_pump.source.catalog.followed import NotJoined
 from mirror_pump.source.catalog.pump_error import PumpError
 from mirror_pump.source.stream.slot import RECONCILE
 
@@ -36,6 +38,7 @@ def alerts_of(status: MirrorStatus, wal_warn_within: float = 0.0) -> tuple[Alert
     alerts = [*_slot(status), *_wal(status, wal_warn_within), *leader, *outages, *_gaps(status), *_neglect(status)]
     alerts.extend(_went_back(status))
     alerts.extend(Alert(Severity.CRITICAL, row.message, row.remedy, row.table_name) for row in status.lost_rows)
+    alerts.extend(_refused(refused) for refused in status.not_joined)
     away_tables = {table.table for tables in away.values() for table in tables}
     for table in status.tables:
         alerts.extend(_table(table, readable=table.table not in away_tables))
@@ -204,6 +207,17 @@ def _neglect(status: MirrorStatus) -> list[Alert]:
         " metadata files, which accumulate"
     )
     return [Alert(Severity.WARNING, message, remedy)]
+
+
+def _refused(refused: NotJoined) -> Alert:
+    name = str(refused.table)
+    return Alert(
+        Severity.WARNING,
+        f"it matches a pattern that is followed, and cannot be mirrored: {refused.error}",
+        f"it is tried again by itself; or `mirror-pump register {shlex.quote(name)}`. To leave it out, register the"
+        " pattern once more, with --exclude",
+        table=name,
+    )
 
 
 def _table(table: TableStatus, *, readable: bool) -> list[Alert]:

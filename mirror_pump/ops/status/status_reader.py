@@ -19,6 +19,7 @@ from mirror_pump.ops.status.retention_state import retention_states
 from mirror_pump.ops.status.slot_state import slot_state
 from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, SlotState, TableStatus
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.followed import followed_patterns, not_joined
 from mirror_pump.source.catalog.former_locations import former_locations
 from mirror_pump.source.catalog.lost_rows import read_lost_rows
 from mirror_pump.source.catalog.maintenance import is_served
@@ -111,6 +112,8 @@ class StatusReader:
                 served=is_served(self._connection, self._settings.slot),
                 former_locations=former_locations(self._connection),
                 lost_rows=read_lost_rows(self._connection),
+                followed=tuple(followed_patterns(self._connection, self._settings.slot)),
+                not_joined=tuple(not_joined(self._connection, self._settings.slot)),
                 resyncs=resync_states(self._connection, self._settings.slot, row.at),
             )
         shown = (

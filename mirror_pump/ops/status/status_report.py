@@ -13,6 +13,7 @@ from mirror_pump.ops.status.lake_content import LakeContent
 from mirror_pump.ops.status.maintenance_due import MaintenanceDue
 from mirror_pump.ops.status.resync_state import ResyncState
 from mirror_pump.ops.status.retention_state import RetentionState
+from mirror_pump.source.catalog.followed import FollowedPattern, NotJoined
 from mirror_pump.source.catalog.former_locations import FormerLocation
 from mirror_pump.source.catalog.lost_rows import LostRow
 from mirror_pump.source.catalog.pump_error import PumpError
@@ -257,6 +258,10 @@ class MirrorStatus:
     lost_rows: tuple[LostRow, ...] = ()
     """Rows of schema modak that are gone although others need them (docs/faults.md#lost-rows-of-schema-modak). Each is
     an alert."""
+    followed: tuple[FollowedPattern, ...] = ()
+    """Patterns of tables that join by themselves (docs/operations.md#whole-schemas)."""
+    not_joined: tuple[NotJoined, ...] = ()
+    """Tables that match such a pattern and are refused. Each is an alert."""
     alerts: tuple[Alert, ...] = ()
     """What a person should look at, the most urgent first; empty when all is well."""
 
@@ -300,6 +305,8 @@ class MirrorStatus:
             "tables": [_table_json(table) for table in self.tables],
             "former_locations": [location.to_json() for location in self.former_locations],
             "lost_rows": [{"relation": row.relation, "table": row.table_name} for row in self.lost_rows],
+            "followed": [asdict(pattern) for pattern in self.followed],
+            "not_joined": [{"table": str(refused.table), "error": refused.error} for refused in self.not_joined],
         }
 
 

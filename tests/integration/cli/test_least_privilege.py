@@ -17,7 +17,9 @@ from mirror_pump.ops.doctor.check import DoctorCheck, Finding
 from mirror_pump.ops.doctor.examination import examine
 from mirror_pump.ops.doctor.replication import REPLICATION
 from mirror_pump.ops.doctor.rights import EVENT_TRIGGERS, RIGHTS
+from mirror_pump.ops.register.table_follower import TableFollower
 from mirror_pump.ops.setup.stored_settings import complete
+from mirror_pump.pipeline.flow.steps import unobserved
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.stream.standby import Led, Standby
 from mirror_pump.testing.database import Database
@@ -138,6 +140,16 @@ def test_the_whole_path(
         command(roles.admin, "resume", "public.orders")
         mirror.await_frontier()
         mirror.assert_equal("public.orders")
+        # It may not register tables, and tells which ones are to be.
+        command(roles.admin, "register", "public.newcom*", "--follow-new", "--no-wait")
+        with TableFollower(mirror.settings, unobserved):
+            roles.execute(roles.app, "CREATE TABLE public.newcomer (id int PRIMARY KEY)")
+            refusal = "SELECT error FROM modak.mirror_not_joined"
+            await_true(lambda: database.rows(refusal), 60, "it is told")
+            assert "may not read public.newcomer" in database.rows(refusal)[0][0]
+        command(
+            roles.admin, "register", "public.newcom*", "--no-follow-new", "--exclude", "public.newcomer", "--no-wait"
+        )
     # The role of the pump makes a new slot in place of one that was lost, and has all tables copied again.
     drop_slot(mirror)
     roles.execute(roles.app, "INSERT INTO public.orders VALUES (101, 'not in the stream', 2)")
