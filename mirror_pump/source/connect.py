@@ -11,9 +11,9 @@ import math
 import re
 import selectors
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import psycopg
 from psycopg import conninfo, pq
@@ -23,12 +23,12 @@ from mirror_pump.database.errors import TRANSIENT_REMEDY, is_connection_loss, is
 from mirror_pump.database.quoting import identifier
 from mirror_pump.database.search_path import PINNED_PATH
 from mirror_pump.errors import ConnectionLost, SourceError, TransientRefusal, UsageError, one_line_of
+from mirror_pump.runtime.authentication import PasswordAsked, authenticated
 from mirror_pump.runtime.password_command import RotatingDsn
 from sql import queries
 
 PgConnection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 """An ordinary connection whose rows are plain tuples."""
-_Opened = TypeVar("_Opened")
 
 LOCK_TIMEOUT = "200ms"
 """How long a step of the pump waits for a lock that others may hold, before it is postponed. Shorter than a usual
@@ -195,7 +195,7 @@ def _replication_attempt(dsn: str, application_name: str) -> PGconn:
         connection.finish()
         failures.append(failed)
     error = "; ".join(failures)
-    raise _PasswordAsked(error) if asked_password else psycopg.OperationalError(error)
+    raise PasswordAsked(error) if asked_password else psycopg.OperationalError(error)
 
 
 def _without_limits(connection: PGconn) -> str:
@@ -247,48 +247,6 @@ def _await_connection(connection: PGconn, deadline: float) -> str:
                 return "timeout expired"
         polled = pq.PollingStatus(connection.connect_poll())
     return "" if polled == pq.PollingStatus.OK else connection.get_error_message()
-
-
-class _PasswordAsked(psycopg.OperationalError):
-    """A replication connection failed after a server had asked for the password."""
-
-
-def password_asked(error: Exception) -> bool:
-    """Whether a connection attempt failed after the server had asked for the password, whatever the language of its
-    messages is. With several servers, psycopg tells that of the last one only."""
-    if isinstance(error, _PasswordAsked):
-        return True
-    connection = error.pgconn if isinstance(error, psycopg.OperationalError) else None
-    return connection is not None and (connection.used_password or "Multiple connection attempts failed" in str(error))
-
-
-def authenticated(
-    dsn: str, attempt: Callable[[str], _Opened], refused: Callable[[Exception], bool] = password_asked
-) -> _Opened:
-    """What `attempt` opens with `dsn`. If a program prints the password, with that; and once more with a new one if
-    `refused` says of its error that the password may be the reason.
-
-    Raises the errors of `attempt`, and for such a program UsageError and ConnectionLost.
-    """
-    if not isinstance(dsn, RotatingDsn):
-        return attempt(dsn)
-    if parsed_dsn(dsn).get("password"):
-        raise UsageError(
-            "the connection string has a password, and password_command is to print it", "remove one of the two"
-        )
-    error: Exception | None = None
-    for password in dsn.passwords():
-        try:
-            opened = attempt(conninfo.make_conninfo(dsn, password=password))
-        except Exception as failed:
-            if not refused(failed):
-                raise
-            error = failed
-        else:
-            dsn.accepted(password)
-            return opened
-    assert error is not None
-    raise error
 
 
 def with_current_password(dsn: str) -> str:

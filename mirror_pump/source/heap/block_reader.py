@@ -35,12 +35,12 @@ from decoders.text_time import INFINITE_MICROSECONDS
 from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.errors import ConnectionLost, SourceError, TableError, one_line_of
 from mirror_pump.model import Column, TableId, TableName
+from mirror_pump.runtime.authentication import authenticated
 from mirror_pump.source.connect import (
     LOCK_TIMEOUT,
     UNLIMITED_TRANSACTIONS,
     PgConnection,
     adbc_uri,
-    authenticated,
     connect,
     source_errors,
 )

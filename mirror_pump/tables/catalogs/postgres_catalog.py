@@ -32,8 +32,8 @@ from mirror_pump.lake.commit.catalog import (
     swap_pointer,
 )
 from mirror_pump.lake.storage import StorageOptions, join
+from mirror_pump.runtime.authentication import authenticated
 from mirror_pump.runtime.backoff import Backoff
-from mirror_pump.source.connect import authenticated
 from mirror_pump.tables.catalogs.lake_catalog import (
     MetadataPointer,
     PointerChange,
