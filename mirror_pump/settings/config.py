@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 
 from mirror_pump.errors import UsageError
 from mirror_pump.runtime.cores import available_cores
+from mirror_pump.runtime.password_command import RotatingDsn, command_words
 from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.settings.units import CORES, NAME, ROWS, SECONDS, DefaultText, Seconds, Size, SizeOrNone, Unit
 
@@ -47,6 +48,13 @@ class Settings(BaseSettings):
         repr=False,
         description="Source database: a libpq URI or key=value string",
         examples=["postgresql://user:password@host/database"],
+    )
+    password_command: Annotated[str | None, Unit("COMMAND", "a program and its arguments")] = Field(
+        default=None,
+        repr=False,
+        description="Program whose first line of output is the database's password, for one that changes: it is run"
+        " again when a connection is refused (docs/operations.md)",
+        examples=["/usr/local/bin/database-password"],
     )
     warehouse: Annotated[str | None, Unit("URI", "a URI or a directory")] = Field(
         default=None,
@@ -260,6 +268,13 @@ class Settings(BaseSettings):
             raise ValueError("a publication name has 1 to 63 bytes")
         return value
 
+    @field_validator("password_command")
+    @classmethod
+    def _password_program(cls, value: str | None) -> str | None:
+        if value is not None:
+            command_words(value)
+        return value
+
     @field_validator("warehouse")
     @classmethod
     def _warehouse_uri(cls, value: str | None) -> str | None:
@@ -282,12 +297,14 @@ class Settings(BaseSettings):
         return value
 
     def require_dsn(self) -> str:
-        """The DSN. Raises UsageError if none was given."""
+        """The DSN, with the program that prints its password if there is one. Raises UsageError if none was given."""
         if not self.dsn:
             raise UsageError(
                 "no database was given", f'give --dsn, set {ENV_PREFIX}DSN, or put dsn = "..." into {CONFIG_FILE}'
             )
-        return self.dsn
+        if self.password_command is None or isinstance(self.dsn, RotatingDsn):
+            return self.dsn
+        return RotatingDsn(self.dsn, self.password_command)
 
     def require_warehouse(self) -> str:
         """The warehouse's URI, without a trailing slash. Raises UsageError if none is known."""

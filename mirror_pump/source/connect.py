@@ -23,6 +23,8 @@ from mirror_pump.database.errors import TRANSIENT_REMEDY, is_connection_loss, is
 from mirror_pump.database.quoting import identifier
 from mirror_pump.database.search_path import PINNED_PATH
 from mirror_pump.errors import ConnectionLost, SourceError, TransientRefusal, UsageError, one_line_of
+from mirror_pump.runtime.authentication import PasswordAsked, authenticated
+from mirror_pump.runtime.password_command import RotatingDsn
 from sql import queries
 
 PgConnection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
@@ -134,23 +136,30 @@ def connect(dsn: str, *, autocommit: bool = False, application_name: str = "mirr
     refuses the connection; UsageError if `dsn` is not a connection string.
     """
     try:
-        text = _conninfo(dsn, PINNED_SETTINGS | _PINNED_FOR_ANSWERS, application_name=application_name)
-        connection = psycopg.connect(text, autocommit=autocommit)
+        pinned = PINNED_SETTINGS | _PINNED_FOR_ANSWERS
+        connection = authenticated(
+            dsn,
+            lambda dsn: psycopg.connect(
+                _conninfo(dsn, pinned, application_name=application_name), autocommit=autocommit
+            ),
+        )
         # Below psycopg, which would begin a transaction.
         _lift_limits(connection.pgconn)
         return connection
     except psycopg.Error as error:
-        raise _connect_error(str(error), dsn) from error
+        raise _connect_error(error, dsn) from error
 
 
 def session_time_zone(dsn: str) -> str:
     """The time zone of the role's own sessions, which our connections override. Raises ConnectionLost,
     SourceError and UsageError, as `connect` does."""
     try:
-        with psycopg.connect(_conninfo(dsn, {"search_path": PINNED_PATH}), autocommit=True) as connection:
+        with authenticated(
+            dsn, lambda dsn: psycopg.connect(_conninfo(dsn, {"search_path": PINNED_PATH}), autocommit=True)
+        ) as connection:
             row = connection.execute("SHOW TimeZone").fetchone()
     except psycopg.Error as error:
-        raise _connect_error(str(error), dsn) from error
+        raise _connect_error(error, dsn) from error
     assert row is not None
     return str(row[0])
 
@@ -162,8 +171,17 @@ def replication_connect(dsn: str, *, application_name: str = "mirror-pump-stream
     cursor: the caller uses libpq's COPY BOTH calls. Raises ConnectionLost, SourceError and UsageError,
     as `connect` does.
     """
+    try:
+        return authenticated(dsn, lambda dsn: _replication_attempt(dsn, application_name))
+    except psycopg.Error as error:
+        raise _connect_error(error, dsn) from error
+
+
+def _replication_attempt(dsn: str, application_name: str) -> PGconn:
+    """Raises psycopg.OperationalError."""
     text = _conninfo(dsn, application_name=application_name, replication="database")
     failures = []
+    asked_password = False
     for server in _servers(text):
         # Not PQconnectdb: it holds Python's global interpreter lock until the server answers.
         connection = pq.PGconn.connect_start(server.encode())
@@ -173,9 +191,11 @@ def replication_connect(dsn: str, *, application_name: str = "mirror-pump-stream
             failed = _without_limits(connection)
         if not failed:
             return connection
+        asked_password = asked_password or connection.used_password
         connection.finish()
         failures.append(failed)
-    raise _connect_error("; ".join(failures), dsn)
+    error = "; ".join(failures)
+    raise PasswordAsked(error) if asked_password else psycopg.OperationalError(error)
 
 
 def _without_limits(connection: PGconn) -> str:
@@ -229,8 +249,24 @@ def _await_connection(connection: PGconn, deadline: float) -> str:
     return "" if polled == pq.PollingStatus.OK else connection.get_error_message()
 
 
+def with_current_password(dsn: str) -> str:
+    """A connection string for clients that take the password as text: if a program prints it, with the one that the
+    server accepts now. Raises the errors of `connect`."""
+    if not isinstance(dsn, RotatingDsn):
+        return dsn
+    with connect(dsn, autocommit=True) as connection:
+        return conninfo.make_conninfo(dsn, password=connection.info.password)
+
+
+def with_connect_timeout(dsn: str, seconds: int) -> str:
+    """`dsn` with a limit for the time that connecting to a server takes."""
+    text = conninfo.make_conninfo(dsn, connect_timeout=seconds)
+    return RotatingDsn(text, dsn.command, dsn.password) if isinstance(dsn, RotatingDsn) else text
+
+
 def adbc_uri(dsn: str, *, application_name: str = "mirror-pump-copy") -> str:
-    """The connection string for ADBC's Postgres driver, which passes it to libpq; with the pinned settings."""
+    """The connection string for ADBC's Postgres driver, which passes it to libpq; with the pinned settings. Within
+    `authenticated`, if a program prints the password."""
     return _conninfo(dsn, application_name=application_name)
 
 
@@ -243,12 +279,16 @@ _OWN_PARAMETERS = frozenset(
 def portable_dsn(dsn: str, connection: PgConnection) -> str:
     """A DSN that means the same in a process elsewhere, such as an executor of a cluster: it has what libpq has taken
     from this process's environment (PGPASSWORD and so on), password file or service file to open `connection` from
-    `dsn`. It contains the password. Files of certificates are still named by their path."""
+    `dsn`. It contains the password. Files of certificates are still named by their path, and so is a program that
+    prints the password, which is run there once this one is refused."""
     given = conninfo.conninfo_to_dict(dsn)
     parameters = connection.info.get_parameters()
     merged = {key: value for key, value in parameters.items() if key not in _OWN_PARAMETERS}
     if given.get("options"):
         merged["options"] = str(given["options"])
+    if isinstance(dsn, RotatingDsn):
+        merged.pop("password", None)
+        return RotatingDsn(conninfo.make_conninfo("", **merged), dsn.command, connection.info.password)
     if connection.info.password:
         merged["password"] = connection.info.password
     return conninfo.make_conninfo("", **merged)
@@ -351,8 +391,8 @@ def _conninfo(dsn: str, pinned_settings: Mapping[str, str] = PINNED_SETTINGS, **
     return conninfo.make_conninfo("", **merged)
 
 
-def _connect_error(message: str, dsn: str) -> SourceError | UsageError:
-    detail = one_line_of(message)
+def _connect_error(error: psycopg.Error, dsn: str) -> SourceError | UsageError:
+    detail = one_line_of(error)
     if _MALFORMED.match(detail):
         return UsageError(
             f"the connection string cannot be used: {detail.removeprefix('connection is bad: ')}",
@@ -363,6 +403,12 @@ def _connect_error(message: str, dsn: str) -> SourceError | UsageError:
         return SourceError(
             f"cannot connect to {where}: {detail}",
             "copy the database into one with an encoding that Postgres can convert to UTF8",
+        )
+    if isinstance(dsn, RotatingDsn) and "authentication failed" in detail:
+        return ConnectionLost(
+            f"cannot connect to {where}: {detail}",
+            "the password that password_command printed is refused; mirror-pump tries again by itself. If that does not"
+            " help, run the program by hand and compare",
         )
     if any(part in detail for part in _OPERATOR_NEEDED):
         return SourceError(

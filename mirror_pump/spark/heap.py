@@ -8,7 +8,8 @@ parts together are the heap's side, with each row exactly once, since a row eith
 
 Measured with Spark 4.1 and driver 42.7: from 1583 on, dates and times arrive exactly if the JVM's time zone is UTC (for
 1582 and before, they lose ten days and the era). With another time zone, some values are shifted: times before 1900,
-times that a change of clocks skips, and literals of filters. Then Python tasks read everything.
+times that a change of clocks skips, and literals of filters. Then Python tasks read everything. So
+they do if a program prints the password (password_command).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from mirror_pump.database.search_path import PINNED_PATH
 from mirror_pump.engine.spark_runtime.session import libpq_access
 from mirror_pump.model import Column
 from mirror_pump.ops.reads.table_reads import OutputColumn, TableRead, narrowed
+from mirror_pump.runtime.password_command import RotatingDsn
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.consistent_snapshot import LOCK_SECONDS, READER_SETTINGS
 from mirror_pump.source.connect import PINNED_SETTINGS
@@ -44,7 +46,9 @@ def heap_frame(spark: SparkSession, settings: Settings, read: TableRead, partiti
     """The rows of `read.heap`, with the columns of `read`."""
     heap = read.heap
     assert heap is not None
-    if not _exact_times(spark) and any(column.type.kind in _TIMES for column in read.columns):
+    shifted = not _exact_times(spark) and any(column.type.kind in _TIMES for column in read.columns)
+    # JDBC's partitions connect when the rows are read, with the password that was in use when the frame was made.
+    if shifted or isinstance(settings.require_dsn(), RotatingDsn):
         return _by_tasks(spark, settings, read, "")
     plain = _by_jdbc(spark, settings, read, partitions)
     return (

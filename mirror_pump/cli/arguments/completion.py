@@ -69,14 +69,13 @@ def _matching(ctx: typer.Context, incomplete: str, *, mirrored: bool) -> list[st
 
 @contextmanager
 def _connection(ctx: typer.Context) -> Iterator[PgConnection]:
-    from psycopg.conninfo import make_conninfo
-
     from mirror_pump.settings.config import load_settings
-    from mirror_pump.source.connect import connect
+    from mirror_pump.source.connect import connect, with_connect_timeout
 
     config = ctx.params.get("config")
-    settings = load_settings({"dsn": ctx.params.get("dsn")}, Path(config) if config else None)
-    dsn = make_conninfo(settings.require_dsn(), connect_timeout=_CONNECT_SECONDS)
+    given = {name: ctx.params.get(name) for name in ("dsn", "password_command")}
+    settings = load_settings(given, Path(config) if config else None)
+    dsn = with_connect_timeout(settings.require_dsn(), _CONNECT_SECONDS)
     with connect(dsn, autocommit=True, application_name="mirror-pump-completion") as connection:
         connection.execute("SET statement_timeout = '1s'")
         yield connection

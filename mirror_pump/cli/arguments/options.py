@@ -22,7 +22,7 @@ from mirror_pump.settings.config import CONFIG_FILE, ENV_PREFIX, load_settings
 from mirror_pump.settings.reference import setting
 from mirror_pump.settings.values import unknown_variables
 
-SOURCE = ("dsn",)
+SOURCE = ("dsn", "password_command")
 SLOT = ("slot", "publication")
 STORAGE = ("storage_endpoint", "storage_region", "storage_access_key", "warehouse_mode")
 """The secret key is not an option, since everybody on a machine can read a process's command line."""

@@ -26,7 +26,7 @@ from mirror_pump.runtime.backoff import Backoff
 from mirror_pump.runtime.directory_lock import locked
 from mirror_pump.runtime.interrupts import keeping_interrupts
 from mirror_pump.runtime.private_files import append_privately, private_directory
-from mirror_pump.source.connect import parsed_dsn
+from mirror_pump.source.connect import parsed_dsn, with_current_password
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
@@ -320,8 +320,10 @@ class LibpqAccess:
 def libpq_access(dsn: str) -> LibpqAccess:
     """Parses a libpq URI or key=value string for clients that do not use libpq.
 
-    Raises UsageError for features that only libpq has: service files and Unix sockets.
+    The password is the current one, if it changes: these clients use it until it is refused. Raises UsageError for
+    features that only libpq has: service files and Unix sockets; and the errors of `connect` for a changing password.
     """
+    dsn = with_current_password(dsn)
     explicit = {key: str(value) for key, value in parsed_dsn(dsn).items() if value not in (None, "")}
     defaults = {
         option.keyword.decode(): option.val.decode() for option in pq.Conninfo.get_defaults() if option.val is not None

@@ -17,13 +17,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
-from psycopg import conninfo
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn
 from mirror_pump.runtime.telemetry import redact
-from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, connect, source_errors
+from mirror_pump.source.connect import LOCK_TIMEOUT, PgConnection, connect, source_errors, with_connect_timeout
 from sql import queries
 
 _SQL = queries("leader")
@@ -93,7 +92,7 @@ def note_error(
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }
-    patient = conninfo.make_conninfo(dsn, connect_timeout=_CONNECT_TIMEOUT)
+    patient = with_connect_timeout(dsn, _CONNECT_TIMEOUT)
     with (
         connect(patient, autocommit=True, application_name="mirror-pump-error") as connection,
         source_errors("noting the pump's error"),

@@ -35,6 +35,7 @@ from decoders.text_time import INFINITE_MICROSECONDS
 from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.errors import ConnectionLost, SourceError, TableError, one_line_of
 from mirror_pump.model import Column, TableId, TableName
+from mirror_pump.runtime.authentication import authenticated
 from mirror_pump.source.connect import (
     LOCK_TIMEOUT,
     UNLIMITED_TRANSACTIONS,
@@ -250,16 +251,12 @@ def _connected(dsn: str, columns: tuple[Column, ...]) -> Iterator[Any]:
     The driver reads all types of a database by a connection of their own, which costs 40 ms of CPU. This process does
     so once for each server that it has used lately, unless a column has a type that other databases may not have.
     """
-    uri = adbc_uri(dsn)
     if any(column.type_oid >= _FIRST_ASSIGNED_OID for column in columns):
-        with adbc.connect(uri, autocommit=True) as connection:
+        with authenticated(dsn, lambda dsn: adbc.connect(adbc_uri(dsn), autocommit=True), _refused) as connection:
             yield connection
         return
     with _sharing:
-        types = _types_of(_Server.of(uri))
-        # Where the next connection leads. The types stay.
-        types.set_options(uri=uri)
-        connection = adbc.Connection(_Shared(), AdbcConnection(types), autocommit=True)
+        connection = authenticated(dsn, _shared_connection, _refused)
     try:
         yield connection
     finally:
@@ -267,9 +264,22 @@ def _connected(dsn: str, columns: tuple[Column, ...]) -> Iterator[Any]:
             connection.close()
 
 
+def _refused(error: Exception) -> bool:
+    """Whether the password may be the reason: the driver does not tell."""
+    return isinstance(error, adbc.Error)
+
+
+def _shared_connection(dsn: str) -> adbc.Connection:
+    uri = adbc_uri(dsn)
+    types = _types_of(_Server.of(uri))
+    # Where the next connection leads. The types stay.
+    types.set_options(uri=uri)
+    return adbc.Connection(_Shared(), AdbcConnection(types), autocommit=True)
+
+
 @dataclass(frozen=True)
 class _Server:
-    """A server: two are equal if their connection strings differ in nothing but the database."""
+    """A server: two are equal if their connection strings differ in nothing but database and password."""
 
     parameters: frozenset[tuple[str, Any]]
     uri: str = field(compare=False)
@@ -278,6 +288,7 @@ class _Server:
     def of(cls, uri: str) -> _Server:
         parameters = conninfo_to_dict(uri)
         parameters.pop("dbname", None)
+        parameters.pop("password", None)
         return cls(frozenset(parameters.items()), uri)
 
 

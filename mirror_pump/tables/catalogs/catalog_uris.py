@@ -109,7 +109,11 @@ class CatalogUri:
                 warehouse = self.warehouse or warehouse_uri(str(file.parent))
                 return SqliteCatalog(file, warehouse, storage, name=self.name)
             case CatalogKind.POSTGRES:
-                settings = settings.model_copy(update={"dsn": self.place}) if self.place else settings
+                settings = (
+                    settings.model_copy(update={"dsn": self.place, "password_command": None})
+                    if self.place
+                    else settings
+                )
                 dsn = settings.require_dsn()
                 settings = stored(settings)
                 warehouse = self.warehouse or settings.require_warehouse()

@@ -32,6 +32,7 @@ from mirror_pump.lake.commit.catalog import (
     swap_pointer,
 )
 from mirror_pump.lake.storage import StorageOptions, join
+from mirror_pump.runtime.authentication import authenticated
 from mirror_pump.runtime.backoff import Backoff
 from mirror_pump.tables.catalogs.lake_catalog import (
     MetadataPointer,
@@ -205,7 +206,10 @@ class PostgresCatalog:
                         "-c synchronous_commit=on -c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
                         f" -c search_path={PINNED_PATH}"
                     )
-                    self._opened = os.getpid(), psycopg.connect(self._dsn, autocommit=True, options=options)
+                    opened = authenticated(
+                        self._dsn, lambda dsn: psycopg.connect(dsn, autocommit=True, options=options)
+                    )
+                    self._opened = os.getpid(), opened
                 yield self._opened[1]
             except psycopg.Error as error:
                 if is_connection_loss(error):
