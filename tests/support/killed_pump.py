@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from mirror_pump.settings.config import Settings
 from mirror_pump.testing.mirror import Mirror
 from tests.support.run_and_die import forked
 
@@ -24,6 +25,9 @@ class DoomedPump:
     def __init__(self, mirror: Mirror, step: str, nth: int, runner: str = "threads", **options: object) -> None:
         settings = mirror.settings
         given = {"storage_fsync": "false", **options}
+        refused = given.keys() - (Settings.model_fields.keys() | {"once"}) | given.keys() & {"limits"}
+        # The process would end at its start, which a kill soon after would hide.
+        assert not refused, f"no options of such a pump: {refused}"
         arguments = [
             settings.require_dsn(), settings.require_warehouse(), settings.slot, step, str(nth), runner,
             *(f"{name}={value}" for name, value in given.items()),

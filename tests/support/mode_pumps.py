@@ -55,7 +55,7 @@ class ModePumps:
     def start(self, **options: Any) -> None:
         """Starts one in a thread, with random settings and these. It waits as a standby, as `mirror-pump run` does,
         while the server has not noticed the end of the last one."""
-        chosen = {**self._options(), **options}
+        chosen = {**self._options(), "limits": paced(self._chance.choice([0.0, 0.05, 0.2])), **options}
         self._trail.note(f"  a pump starts: {chosen}")
         self._pump = self._mirror.with_options(**chosen).start(self._steps, standby=True)
 
@@ -175,7 +175,6 @@ class ModePumps:
         return {
             "segment_bytes": chance.choice([400, 5000, 1 << 20]),
             "batch_bytes": chance.choice([3000, 1 << 24]),
-            "limits": paced(chance.choice([0.0, 0.05, 0.2])),
             "copy_chunk_bytes": chance.choice([8192, 8192, 24_000]),
             "copy_workers": chance.choice([1, 3]),
             "fold_age": chance.choice([0.05, 0.3, 1.0]),
