@@ -44,3 +44,6 @@ SELECT table_id FROM modak.tables, LATERAL (VALUES
        (1, ARRAY[schema_name, table_name] = %(parts)s::text[] OR ARRAY[table_name] = %(parts)s::text[]),
        (2, schema_name || '.' || table_name = %(text)s), (3, table_name = %(text)s)) AS way (preference, fits)
  WHERE fits ORDER BY preference LIMIT 1;
+
+-- name: statistics
+ANALYZE (SKIP_LOCKED) modak.tables, modak.mirror_tables, modak.mirror_shapes, modak.cutline, modak.iceberg_tables, modak.former_locations;

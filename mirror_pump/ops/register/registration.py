@@ -57,7 +57,14 @@ from mirror_pump.source.catalog.lost_rows import is_begun, lost_registration
 from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.catalog.profiles import find_profile, profile_of, require_unchanged
 from mirror_pump.source.catalog.pump_channel import COPY, RETAIN, notify_pump
-from mirror_pump.source.catalog.tables import delete_table, generated_left_out, insert_table, load_table, registered_as
+from mirror_pump.source.catalog.tables import (
+    delete_table,
+    generated_left_out,
+    insert_table,
+    load_table,
+    refresh_statistics,
+    registered_as,
+)
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.relations.column_choices import (
     NO_CHOICES,
@@ -94,6 +101,9 @@ from sql import queries
 _SQL = queries("copy")
 _PUBLISH_SQL = queries("publish")
 _SHAPE_SQL = queries("shape")
+
+_FIRST_STATISTICS = 32
+"""Number of tables registered in one call after which statistics are refreshed, and with each doubling."""
 
 TABLE_PROPERTIES = {
     "format-version": "2",
@@ -189,6 +199,7 @@ def register(
                     if table is not None:
                         as_text[str(table.name)] = numbers_as_text(connection, table)
                     observer(Step.REGISTERED, table=name)
+                    _refresh_statistics(connection, len(registered))
             if registered:
                 notify_pump(connection, COPY)
                 notify_pump(connection, RETAIN)
@@ -198,6 +209,13 @@ def register(
             refused = {outcome.table for outcome in outcomes}
             raise _interrupted(names, refused, list(registered.values())) from None
         return (*outcomes, *_registered_outcomes(connection, list(registered), as_text))
+
+
+def _refresh_statistics(connection: PgConnection, registered: int) -> None:
+    """Have the server plan for what the catalog holds by now: a session goes on with plans that it has made for a few
+    rows, until statistics are new, and each of hundreds of registrations would read all that came before it."""
+    if registered >= _FIRST_STATISTICS and registered.bit_count() == 1:
+        refresh_statistics(connection)
 
 
 def _registered_outcomes(
@@ -351,8 +369,8 @@ def _prepare(
 
 def _refuse_lost(connection: PgConnection, name: str, table_id: TableId) -> None:
     """Raise TableError if the table has a registration of which rows of the catalog are lost."""
-    lost = lost_registration(connection, table_id)
-    if lost is not None and is_begun(connection, table_id):
+    lost = lost_registration(connection, table_id) if is_begun(connection, table_id) else None
+    if lost is not None:
         raise TableError(f"{name} has been registered, and {lost.message}", lost.remedy)
 
 

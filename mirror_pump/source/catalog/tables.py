@@ -221,6 +221,12 @@ class _LeftOutRow:
     columns: list[str]
 
 
+def refresh_statistics(connection: PgConnection) -> None:
+    """Has the server look at the catalog's tables, as autovacuum does every minute, if no other session holds them."""
+    with source_errors("refreshing the statistics of the catalog"):
+        connection.execute(_SQL["statistics"])
+
+
 @dataclass(frozen=True)
 class _MirroredTableRow:
     """A row of the query `select`."""

@@ -115,3 +115,16 @@ def test_wrong_use(mirror: Mirror, run: RunCommand, arguments: tuple[str, ...], 
     assert result.exit_code == 2
     assert error in " ".join(result.stderr.split())
     assert _registered(mirror) == []
+
+
+def test_the_server_plans_for_what_the_catalog_holds(mirror: Mirror, database: Database) -> None:
+    """Without statistics each of hundreds of registrations reads all that came before it: autovacuum is too late."""
+    database.execute(
+        "CREATE SCHEMA many",
+        "DO $$ BEGIN FOR i IN 1..33 LOOP"
+        " EXECUTE format('CREATE TABLE many.t%s (id int PRIMARY KEY)', i); END LOOP; END $$",
+    )
+    mirror.register(*(f"many.t{number}" for number in range(1, 34)))
+    known = "SELECT reltuples >= 32 FROM pg_class WHERE oid = 'modak.mirror_tables'::regclass"
+    assert database.rows(known) == [(True,)]
+    mirror.catch_up()
