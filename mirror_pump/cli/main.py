@@ -24,6 +24,8 @@ MODULES = {
     "init": "init",
     "register": "register",
     "unregister": "register",
+    "apply": "apply",
+    "export": "apply",
     "run": "run",
     "status": "status",
     "wait": "wait",

@@ -296,6 +296,11 @@ _REGISTER_RULES = (
 )
 
 
+def require_valid(options: RegisterOptions) -> None:
+    """Raises UsageError for options that make no sense together."""
+    require(options, _REGISTER_RULES)
+
+
 @dataclass(frozen=True)
 class UnregisterOptions:
     """The options of `unregister` about tables, as typed."""
@@ -383,7 +388,7 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     from mirror_pump.ops.setup.stored_settings import complete
 
     choices = options.choices()
-    require(options, _REGISTER_RULES)
+    require_valid(options)
     retention = options.retention()
     settings = complete(settings)
     selected = select_tables(settings, options.names, options.exclude or ())

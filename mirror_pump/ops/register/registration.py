@@ -78,6 +78,7 @@ from mirror_pump.source.relations.column_choices import (
 from mirror_pump.source.relations.lake_layout import is_present_layout
 from mirror_pump.source.relations.relations import RelationDescription, describe, is_gone, refuse, resolve_name
 from mirror_pump.source.relations.row_filters import read_filter
+from mirror_pump.source.relations.tier_keys import NEVER
 from mirror_pump.source.retention.partitions import read_choices
 from mirror_pump.source.retention.retention_plan import (
     RetentionPlan,
@@ -285,8 +286,30 @@ def _register_one(
     return prepared.table
 
 
-def _refuse_otherwise(connection: PgConnection, settings: Settings, table: MirroredTable, wish: _Wish) -> None:
-    """Raise TableError if a registered table has failed, or is registered in another way."""
+def refuse_difference(
+    connection: PgConnection,
+    settings: Settings,
+    table: MirroredTable,
+    choices: ColumnChoices,
+    retention: RetentionWish | None,
+    profile: str | None,
+) -> None:
+    """Raise TableError if a registered table has failed, is paused, or is not registered with just these options. A
+    distance, a width and the like do not count: they may have been changed since."""
+    wish = _Wish(choices, retention, profile)
+    _refuse_otherwise(connection, settings, table, wish, in_full=True)
+    stored = read_choices(connection, table.table_id)
+    if retention is None and table.mode is TableMode.MIRRORED and stored is not None and stored.lag != NEVER:
+        raise TableError(
+            f"{table.name} is registered with heap retention", "to change that, unregister and register it"
+        )
+
+
+def _refuse_otherwise(
+    connection: PgConnection, settings: Settings, table: MirroredTable, wish: _Wish, *, in_full: bool = False
+) -> None:
+    """Raise TableError if a registered table has failed, or is registered in another way. `in_full`: what was not
+    chosen counts too."""
     if table.state is TableState.FAILED:
         raise TableError(
             f"{table.name} is registered, but has failed",
@@ -302,7 +325,7 @@ def _refuse_otherwise(connection: PgConnection, settings: Settings, table: Mirro
             f"{table.name} is registered, but not published whole: somebody changed publication {settings.publication}",
             how_to_restore(settings.publication, table),
         )
-    if wish.choices and not (
+    if (wish.choices or in_full) and not (
         same_choices(table, wish.choices) and _has_filter(connection, settings, table, wish.choices.where)
     ):
         registered_choices = describe_choices(table)

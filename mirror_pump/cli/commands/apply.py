@@ -1,0 +1,191 @@
+"""`mirror-pump apply` and `export`: which tables are mirrored, and how, as a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.commands.register import RegisterOptions, require_valid
+from mirror_pump.cli.terminal.output import remark, report_error, say
+from mirror_pump.cli.terminal.progress import copy_progress
+from mirror_pump.errors import MirrorPumpError, TableError, UsageError
+from mirror_pump.settings.config import Settings
+
+if TYPE_CHECKING:
+    from mirror_pump.ops.register.declaration import DeclaredChange, DeclaredTables
+
+_ENTRY = "register"
+_NOT_DECLARED = ("every", "no_wait", "dry_run", "yes")
+"""Options of `register` that say nothing about tables."""
+KEYS = tuple(field.name for field in fields(RegisterOptions) if field.name not in _NOT_DECLARED)
+"""The keys of an entry: the options of `register`, with underscores."""
+_OPTIONS: TypeAdapter[RegisterOptions] = TypeAdapter(RegisterOptions)
+
+
+def add(app: typer.Typer) -> None:
+    fields_of_apply = (*SLOT, "copy_workers", "copy_chunk_bytes", "copy_rate_bytes", "lock_timeout", "master", *STORAGE)
+    command(app, "apply", fields_of_apply)(apply)
+    command(app, "export", SLOT)(export)
+
+
+def apply(
+    settings: Settings,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `mirror-pump export` prints, as it should be")],
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Return once the tables are registered; a running pump copies them")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what differs")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask before tables leave the mirror, or partitions the heap")
+    ] = False,
+) -> int:
+    """Make the mirror as a file declares it: register tables, unregister those that the file does not have.
+
+    Shows what differs first, and asks before anything leaves. Unregistered tables keep their files. A table that is
+    registered in another way is only told: to change that it has to be unregistered. If a table is refused, the others
+    still proceed; exit code 1 reports it.
+    """
+    from mirror_pump.ops.register.declaration import differences
+    from mirror_pump.ops.setup.stored_settings import complete
+
+    declared = read_declaration(file)
+    settings = complete(settings)
+    changes = differences(settings, declared)
+    failed = _show(changes)
+    if not changes:
+        say("nothing differs")
+    if dry_run or not changes:
+        return int(failed)
+    if any(change.takes_away for change in changes) and not yes:
+        _confirm()
+    return int(_carry_out(settings, changes, wait=not no_wait) or failed)
+
+
+def export(settings: Settings) -> int:
+    """Print a file that declares the mirror as it is: its tables, with their options, and the patterns by which new
+    tables join. apply makes another mirror like it, or this one again."""
+    from mirror_pump.ops.register.declaration import export as entries_of
+    from mirror_pump.ops.setup.stored_settings import complete
+
+    text = "\n".join(_toml(entry) for entry in entries_of(complete(settings)))
+    say(text or "# no tables")
+    return 0
+
+
+def read_declaration(file: Path) -> list[DeclaredTables]:
+    """The entries of a file. Raises UsageError, which names the entry and the key."""
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}", "mirror-pump export prints such a file") from None
+    entries = content.pop(_ENTRY, [])
+    if content or not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        named = f" {min(content)}" if content else ""
+        raise UsageError(f"{file} has more than [[{_ENTRY}]] entries:{named}", "mirror-pump export prints such a file")
+    return [_declared(f"{file}, entry {number}", entry) for number, entry in enumerate(entries, 1)]
+
+
+def _declared(place: str, entry: Mapping[str, Any]) -> DeclaredTables:
+    from mirror_pump.ops.register.declaration import DeclaredTables
+
+    unknown = sorted(entry.keys() - set(KEYS))
+    if unknown:
+        raise UsageError(f"{place}: unknown key {unknown[0]}", f"known keys: {', '.join(KEYS)}")
+    try:
+        options = _OPTIONS.validate_python(entry)
+        require_valid(options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{place}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except UsageError as error:
+        raise UsageError(f"{place}: {error}", error.remedy) from None
+    return DeclaredTables(
+        options.names,
+        tuple(options.exclude or ()),
+        options.choices(),
+        options.retention(),
+        options.profile,
+        tuple(options.followed) if options.follow_new else (),
+    )
+
+
+def _show(changes: Sequence[DeclaredChange]) -> bool:
+    """Prints what differs. Returns whether something cannot be mended by `apply`."""
+    failed = False
+    for change in changes:
+        if change.error is not None:
+            report_error(change.error, change.kind.value, change.subject)
+            failed = True
+        else:
+            leaves = ", partitions leave its heap" if change.sheds else ""
+            say(f"{change.kind.value} {change.subject}{leaves}")
+    return failed
+
+
+def _confirm() -> None:
+    """Asks for confirmation. Raises TableError if refused, UsageError without a terminal to ask on."""
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "tables leave the mirror, or partitions the heap, and there is no terminal to ask for confirmation",
+            "check with --dry-run, then give --yes",
+        )
+    if not typer.confirm("Apply?", default=False, err=True):
+        raise TableError("nothing was changed")
+
+
+def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: bool) -> bool:
+    """Makes the changes. Returns whether one failed."""
+    from mirror_pump.ops.register.declaration import ChangeKind
+    from mirror_pump.ops.register.registration import register
+    from mirror_pump.ops.register.selection import follow
+    from mirror_pump.ops.register.unregistration import unregister
+
+    failed = False
+    alike: dict[int, tuple[DeclaredTables, list[str]]] = {}
+    for change in changes:
+        entry = change.tables
+        try:
+            if change.kind is ChangeKind.UNREGISTER:
+                say(unregister(settings, change.subject, drop_lake=False))
+            elif change.kind is ChangeKind.END_FOLLOWING:
+                follow(settings, [change.subject], (), None, ends=True)
+            elif change.kind is ChangeKind.FOLLOW and entry is not None:
+                follow(settings, [change.subject], entry.excluded, entry.profile, ends=False)
+            elif change.kind is ChangeKind.REGISTER and entry is not None:
+                alike.setdefault(id(entry), (entry, []))[1].append(change.subject)
+        except MirrorPumpError as error:
+            report_error(error, f"not done: {change.kind.value}", change.subject)
+            failed = True
+    for entry, names in alike.values():
+        with copy_progress() as show:
+            outcomes = register(
+                settings, names, wait, show, choices=entry.choices, retention=entry.retention, profile=entry.profile
+            )
+        for outcome in outcomes:
+            if outcome.error is not None:
+                report_error(outcome.error, "not registered", outcome.table)
+                failed = True
+            else:
+                remark(f"{outcome.table}: {'live' if wait else 'registered'}")
+    return failed
+
+
+def _toml(entry: Mapping[str, Any]) -> str:
+    lines = [f"{key} = {_value(value)}" for key, value in entry.items()]
+    return "\n".join((f"[[{_ENTRY}]]", *lines, ""))
+
+
+def _value(value: object) -> str:
+    """A value in TOML, whose texts are written as those of JSON, but for one character."""
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -1,0 +1,226 @@
+"""Which tables a mirror has, and how, as a file that people keep: what differs from it, and what it would say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from mirror_pump.errors import MirrorPumpError, UsageError
+from mirror_pump.model import MirroredTable, TableId, TableMode, TableState
+from mirror_pump.ops.register.registration import refuse_difference
+from mirror_pump.ops.register.selection import select_tables
+from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.followed import FollowedPattern, followed_patterns
+from mirror_pump.source.catalog.profiles import find_profile, profile_of
+from mirror_pump.source.catalog.tables import load_table, load_tables
+from mirror_pump.source.connect import PgConnection, connect
+from mirror_pump.source.relations.column_choices import ColumnChoices
+from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.source.relations.table_patterns import is_pattern
+from mirror_pump.source.relations.tier_keys import NEVER, span_text
+from mirror_pump.source.retention.partitions import DROP_GRACE, RetentionChoices, read_choices
+from mirror_pump.source.retention.retention_plan import RetentionWish
+
+
+@dataclass(frozen=True)
+class DeclaredTables:
+    """Tables that are registered alike: one entry of a declaration."""
+
+    names: tuple[str, ...]
+    """Names and patterns."""
+    excluded: tuple[str, ...]
+    choices: ColumnChoices
+    retention: RetentionWish | None
+    profile: str | None
+    """None: the default one."""
+    followed: tuple[str, ...] = ()
+    """Those of the patterns by which new tables join."""
+
+
+class ChangeKind(StrEnum):
+    """What has to be done so that the mirror is as declared."""
+
+    REGISTER = "register"
+    UNREGISTER = "unregister"
+    DIFFERS = "differs"
+    """The table is registered in another way, which only a new registration changes."""
+    REFUSED = "refused"
+    """What was declared is no table."""
+    FOLLOW = "follow"
+    END_FOLLOWING = "end following"
+
+
+@dataclass(frozen=True)
+class DeclaredChange:
+    """One difference between a declaration and a mirror."""
+
+    kind: ChangeKind
+    subject: str
+    """A table or a pattern, as PostgreSQL reads it."""
+    tables: DeclaredTables | None = None
+    """The entry that it comes from; None for what no entry names."""
+    error: MirrorPumpError | None = None
+    """Why nothing can be done about it."""
+    sheds: bool = False
+    """Whether partitions leave the heap by it."""
+
+    @property
+    def takes_away(self) -> bool:
+        """Whether something leaves: a table leaves the mirror, or partitions leave the heap."""
+        return self.kind is ChangeKind.UNREGISTER or (self.kind is ChangeKind.REGISTER and self.sheds)
+
+
+def differences(settings: Settings, declared: Sequence[DeclaredTables]) -> list[DeclaredChange]:
+    """What differs. Changes nothing. A table that an entry names belongs to that one; otherwise to the first one with a
+    pattern that matches. Raises UsageError for a table that two entries name."""
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-apply") as connection:
+        registered_tables = {table.table_id: table for table in load_tables(connection, settings.slot)}
+        changes: list[DeclaredChange] = []
+        owners = _owners(connection, settings, declared, changes)
+        for table_id, (name, entry) in owners.items():
+            table = registered_tables.get(table_id) or load_table(connection, table_id)
+            if table is None or table.state is TableState.DROPPED:
+                changes.append(DeclaredChange(ChangeKind.REGISTER, name, entry, sheds=entry.retention is not None))
+                continue
+            profile = entry.profile or find_profile(connection, None).name
+            try:
+                refuse_difference(connection, settings, table, entry.choices, entry.retention, profile)
+            except MirrorPumpError as error:
+                changes.append(DeclaredChange(ChangeKind.DIFFERS, name, entry, error))
+        changes += [
+            DeclaredChange(ChangeKind.UNREGISTER, str(table.name))
+            for table_id, table in registered_tables.items()
+            if table_id not in owners and table.state is not TableState.DROPPED
+        ]
+        return changes + _followed_differences(followed_patterns(connection, settings.slot), declared)
+
+
+def _owners(
+    connection: PgConnection,
+    settings: Settings,
+    declared: Sequence[DeclaredTables],
+    changes: list[DeclaredChange],
+) -> dict[TableId, tuple[str, DeclaredTables]]:
+    """Each declared table with its name and its entry. Names that mean no table are added to `changes`."""
+    named: dict[TableId, tuple[str, DeclaredTables]] = {}
+    matched: dict[TableId, tuple[str, DeclaredTables]] = {}
+    for entry in declared:
+        patterns = [name for name in entry.names if is_pattern(name)]
+        for name in entry.names:
+            if name in patterns:
+                continue
+            try:
+                table_name, table_id = resolve_name(connection, name)
+            except MirrorPumpError as error:
+                changes.append(DeclaredChange(ChangeKind.REFUSED, name, entry, error))
+                continue
+            if table_id in named:
+                raise UsageError(f"{table_name} is declared twice", "name it in one entry")
+            named[table_id] = str(table_name), entry
+        for name in select_tables(settings, patterns, entry.excluded).names:
+            table_name, table_id = resolve_name(connection, name)
+            matched.setdefault(table_id, (str(table_name), entry))
+    return matched | named
+
+
+def _followed_differences(
+    followed_now: Sequence[FollowedPattern], declared: Sequence[DeclaredTables]
+) -> list[DeclaredChange]:
+    declared_patterns = {pattern: entry for entry in declared for pattern in entry.followed}
+    ends = [followed for followed in followed_now if followed.pattern not in declared_patterns]
+    same = {
+        followed.pattern
+        for followed in followed_now
+        if (entry := declared_patterns.get(followed.pattern)) is not None
+        and (followed.excluded, followed.profile) == (list(entry.excluded), entry.profile)
+    }
+    return [
+        *(
+            DeclaredChange(ChangeKind.FOLLOW, pattern, entry)
+            for pattern, entry in declared_patterns.items()
+            if pattern not in same
+        ),
+        *(DeclaredChange(ChangeKind.END_FOLLOWING, followed.pattern) for followed in ends),
+    ]
+
+
+def export(settings: Settings) -> list[dict[str, Any]]:
+    """The entries that declare the mirror as it is: options of `register`, by their names. Patterns that are followed
+    come first, then the tables that differ from what these say."""
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-export") as connection:
+        followed = followed_patterns(connection, settings.slot)
+        entries = [_pattern_options(pattern) for pattern in followed]
+        default = find_profile(connection, None).name
+        plain: dict[str | None, list[str]] = {}
+        for table in load_tables(connection, settings.slot):
+            if table.state is TableState.DROPPED:
+                continue
+            stored = profile_of(connection, table.table_id)
+            profile = None if stored == default else stored
+            options = _column_options(table) | _retention_options(table, read_choices(connection, table.table_id))
+            if options:
+                place = {} if profile is None else {"profile": profile}
+                entries.append({"tables": [str(table.name)]} | place | options)
+            elif not any(pattern.means(table.name) and pattern.profile == profile for pattern in followed):
+                plain.setdefault(profile, []).append(str(table.name))
+        for profile, names in plain.items():
+            entries.append({"tables": names} | ({} if profile is None else {"profile": profile}))
+        return entries
+
+
+def _pattern_options(followed: FollowedPattern) -> dict[str, Any]:
+    options: dict[str, Any] = {"tables": [followed.pattern]}
+    if followed.excluded:
+        options["exclude"] = followed.excluded
+    if followed.profile is not None:
+        options["profile"] = followed.profile
+    return options | {"follow_new": True}
+
+
+def _column_options(table: MirroredTable) -> dict[str, Any]:
+    chosen = [column for column in table.columns if column.chosen]
+    excluded = [column.name for column in table.excluded]
+    options: dict[str, Any] = {
+        "column": [f"{column.name}={column.type}" for column in chosen if column.type.mask is None],
+        "mask": [f"{column.name}={column.type.mask}" for column in chosen if column.type.mask is not None],
+        "columns_only": ",".join(map(_listed, table.column_names)),
+        "exclude_column": [] if table.column_list else excluded,
+        "where": table.row_filter,
+    }
+    return {name: value for name, value in options.items() if value}
+
+
+def _listed(name: str) -> str:
+    """A name in a list with commas between."""
+    return '"' + name.replace('"', '""') + '"' if any(sign in name for sign in ',"') or name != name.strip() else name
+
+
+def _retention_options(table: MirroredTable, choices: RetentionChoices | None) -> dict[str, Any]:
+    if choices is None or table.tier is None or (table.mode is TableMode.MIRRORED and choices.lag == NEVER):
+        return {}
+    kind = table.tier.kind
+    options: dict[str, Any] = {
+        "premake": choices.premake,
+        "width": None if choices.width is None else choices.width.text(kind),
+        "drop_grace": None
+        if choices.keep_heap or choices.drop_grace == DROP_GRACE
+        else f"{round(choices.drop_grace.total_seconds())}s",
+        "detach": choices.detach,
+        "lake_partition": None
+        if table.partitioning is None
+        else table.partitioning.transform.removeprefix("truncate[").removesuffix("]"),
+    }
+    if not choices.premake:
+        del options["width"]
+    if table.mode is TableMode.TIERED:
+        options |= {
+            "mode": table.mode.value,
+            "keep_heap": choices.keep_heap,
+            "lag": None if choices.lag in (0, NEVER) else span_text(kind, choices.lag),
+            "lake_retention": None if choices.lake_lag is None else span_text(kind, choices.lake_lag),
+        }
+    else:
+        options["heap_retention"] = span_text(kind, choices.lag)
+    return {name: value for name, value in options.items() if value}
