@@ -151,7 +151,7 @@ def _schema(shape: RelationShape) -> pa.Schema:
     return pa.schema([(name, column.arrow) for name, column in zip(shape.names, shape.types, strict=True)])
 
 
-def _every_row(changes: Changes, shape: RelationShape) -> Ints:
+def _every_row(changes: Changes) -> Ints:
     """Numbers of rows without a key: each row stands for itself. Raises ValueError unless all were inserted."""
     if (changes.tags != INSERT).any():
         raise ValueError("a row was updated or deleted, and the table has no key by which the lake could find it")
@@ -170,9 +170,7 @@ class _Relation:
         old = [self._checked(changes.old[column], column) for column in shape.key]
         self._key_cells = [new_cells.followed_by(old_cells) for new_cells, old_cells in zip(new, old, strict=True)]
         """By key column: the cells of the new tuples, then those of the old ones."""
-        self._numbers = (
-            key_numbers(buffer, self._key_cells, self._key_types) if shape.key else _every_row(changes, shape)
-        )
+        self._numbers = key_numbers(buffer, self._key_cells, self._key_types) if shape.key else _every_row(changes)
         """Key numbers of the new tuples, then of the old ones."""
 
     def table_changes(self) -> TableChanges:

@@ -202,8 +202,8 @@ class Copier(ThreadedService):
             self._reported.add(identity)
             chunk = Chunk(row.relation_id, row.schema_name, row.relation_name, row.filenode, row.lo_block, row.hi_block)
             raw_text_columns = self._raw_text_columns.get((table.table_id, table.start_lsn), frozenset())
-            seen = None if snapshot is None else snapshot.name
-            task = ChunkTask(dsn, table, chunk, self._context.storage, seen, raw_text_columns=raw_text_columns)
+            name = None if snapshot is None else snapshot.name
+            task = ChunkTask(dsn, table, chunk, self._context.storage, name, raw_text_columns=raw_text_columns)
             future = self._context.runner.submit(copy_chunk, task)
             future.add_done_callback(partial(self._finished, table, row.chunk_no, row.relation_id))
 

@@ -50,7 +50,7 @@ class CopySnapshot:
     latest: Lsn
     """Read under the lock, after the note was committed."""
     connection: PgConnection
-    """Holds the snapshot."""
+    """Its transaction keeps the snapshot."""
 
 
 class CopySnapshots:
@@ -58,61 +58,69 @@ class CopySnapshots:
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
-        self._held: dict[TableId, CopySnapshot] = {}
+        self._snapshots: dict[TableId, CopySnapshot] = {}
         self._generations: dict[TableId, int] = {}
 
     def snapshot_of(self, table: MirroredTable) -> CopySnapshot | None:
         """The snapshot in which this copy of the table is read. If there is none, one is taken, and the table is to be
         copied again from there: None until the stream has brought the note."""
-        held = self._held.get(table.table_id)
-        if held is not None and table.start_lsn < held.earliest:
+        snapshot = self._snapshots.get(table.table_id)
+        if snapshot is not None and table.start_lsn < snapshot.earliest:
             return None
-        if held is not None and table.start_lsn <= held.latest:
-            # A restart of this copy means that its heap was truncated or rewritten.
-            if self._generations.setdefault(table.table_id, table.generation) == table.generation:
-                return held
+        if snapshot is not None and table.start_lsn <= snapshot.latest and self._is_first_try(table):
+            return snapshot
         self.release(table.table_id)
-        with suppress(_Busy):
-            self._held[table.table_id] = self._taken(table)
+        with suppress(_TableLocked):
+            self._snapshots[table.table_id] = self._take(table)
         return None
 
     def release(self, table_id: TableId) -> None:
         """The table's snapshot is not needed any more."""
         self._generations.pop(table_id, None)
-        held = self._held.pop(table_id, None)
-        if held is not None:
-            held.connection.close()
+        snapshot = self._snapshots.pop(table_id, None)
+        if snapshot is not None:
+            snapshot.connection.close()
 
     def keep_only(self, table_ids: Collection[TableId]) -> None:
         """Release the snapshots of all other tables."""
-        for table_id in self._held.keys() - set(table_ids):
+        for table_id in self._snapshots.keys() - set(table_ids):
             self.release(table_id)
 
     def close(self) -> None:
         """Release all snapshots."""
         self.keep_only(())
 
-    def _taken(self, table: MirroredTable) -> CopySnapshot:
-        """Raises _Busy if writers hold the table, or somebody alters it."""
+    def _is_first_try(self, table: MirroredTable) -> bool:
+        """Whether this copy did not begin again since: its heap would have been truncated or rewritten."""
+        return self._generations.setdefault(table.table_id, table.generation) == table.generation
+
+    def _take(self, table: MirroredTable) -> CopySnapshot:
+        """Raises _TableLocked if an open transaction has written to the table or alters it."""
         reader = self._context.connect()
         try:
             with self._context.connect() as holder, source_errors(f"beginning to copy {table.name}"), limited(holder):
-                row = holder.execute(_SQL["hold"], {"table_id": table.table_id}).fetchone()
-                if row is None or row[0] is None:
-                    raise _Busy
+                filenode = _lock(holder, table)
                 reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 exported = reader.execute("SELECT pg_export_snapshot()").fetchone()
                 assert exported is not None
                 earliest = wal_end(holder)
                 with self._context.connect() as noting:
                     note_copy(noting, table.table_id)
-                return CopySnapshot(str(exported[0]), int(row[0]), earliest, wal_end(holder), reader)
+                return CopySnapshot(str(exported[0]), filenode, earliest, wal_end(holder), reader)
         except BaseException as error:
             reader.close()
             if isinstance(error, SourceError) and isinstance(error.__cause__, _IN_THE_WAY):
-                raise _Busy from error
+                raise _TableLocked from error
             raise
 
 
-class _Busy(Exception):
+def _lock(connection: PgConnection, table: MirroredTable) -> int:
+    """Keeps the table's writers out until the transaction ends. The file of its heap."""
+    row = connection.execute(_SQL["hold"], {"table_id": table.table_id}).fetchone()
+    if row is None or row[0] is None:
+        raise _TableLocked
+    return int(row[0])
+
+
+class _TableLocked(Exception):
     """The table's lock was not granted in time. Another try may succeed."""
