@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -209,7 +210,11 @@ def test_what_is_refused(log: Database, warehouse: str, table: str, choices: Col
     log.execute("UPDATE log SET n = 1 WHERE n = 2")
 
 
-def test_other_commands_say_what_needs_a_key(log: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+def test_other_commands_say_what_needs_a_key(
+    log: Database, warehouse: str, tasks: ThreadTaskRunner, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("n,v,big\n1,a,b\n")
     mirror = Mirror.create(log, warehouse, tasks)
     with pytest.raises(TableError, match="partition"):
         mirror.register("log", choices=APPEND_ONLY, retention=at_once("100"))
@@ -219,7 +224,7 @@ def test_other_commands_say_what_needs_a_key(log: Database, warehouse: str, task
     with pytest.raises(TableError, match="registered with --append-only"):
         mirror.register("log", choices=ColumnChoices(excluded=frozenset({"v"})))
     with pytest.raises(TableError, match="by which an ingest would find rows"):
-        ingest(mirror.settings, IngestRequest("log", ("unread.csv",)))
+        ingest(mirror.settings, IngestRequest("log", (str(file),)))
     with pytest.raises(TableError, match="has no key"), log.connect() as connection:
         read_target(connection, "log")
     _equal(mirror)
