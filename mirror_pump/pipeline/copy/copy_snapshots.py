@@ -59,7 +59,6 @@ class CopySnapshots:
     def __init__(self, context: SessionContext) -> None:
         self._context = context
         self._snapshots: dict[TableId, CopySnapshot] = {}
-        self._generations: dict[TableId, int] = {}
 
     def snapshot_of(self, table: MirroredTable) -> CopySnapshot | None:
         """The snapshot in which this copy of the table is read. If there is none, one is taken, and the table is to be
@@ -67,7 +66,7 @@ class CopySnapshots:
         snapshot = self._snapshots.get(table.table_id)
         if snapshot is not None and table.start_lsn < snapshot.earliest:
             return None
-        if snapshot is not None and table.start_lsn <= snapshot.latest and self._is_first_try(table):
+        if snapshot is not None and table.start_lsn <= snapshot.latest:
             return snapshot
         self.release(table.table_id)
         with suppress(_TableLocked):
@@ -76,7 +75,6 @@ class CopySnapshots:
 
     def release(self, table_id: TableId) -> None:
         """The table's snapshot is not needed any more."""
-        self._generations.pop(table_id, None)
         snapshot = self._snapshots.pop(table_id, None)
         if snapshot is not None:
             snapshot.connection.close()
@@ -89,10 +87,6 @@ class CopySnapshots:
     def close(self) -> None:
         """Release all snapshots."""
         self.keep_only(())
-
-    def _is_first_try(self, table: MirroredTable) -> bool:
-        """Whether this copy did not begin again since: its heap would have been truncated or rewritten."""
-        return self._generations.setdefault(table.table_id, table.generation) == table.generation
 
     def _take(self, table: MirroredTable) -> CopySnapshot:
         """Raises _TableLocked if an open transaction has written to the table or alters it."""

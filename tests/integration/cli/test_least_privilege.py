@@ -154,7 +154,7 @@ def test_the_whole_path(
                 rows
             )
         refused(roles)
-    for table in ("public.orders", "public.broken"):
+    for table in ("public.orders", "public.broken", "public.log"):
         command(roles.admin, "unregister", table, "--drop-lake")
     # Nothing is removed while a table is registered.
     early = roles.psql(roles.admin, "uninstall.sql")
