@@ -49,7 +49,7 @@ class RelationShape:
     """Column names in the order of pgoutput, without the columns left out."""
     types: tuple[ColumnType, ...]
     key: tuple[int, ...]
-    """Indexes of the key columns in `names`, ascending."""
+    """Indexes of the key columns in `names`, ascending. Empty: rows are only inserted, and may repeat."""
     not_null: tuple[bool, ...]
     """Columns that the lake requires: a NULL there is an error of the table, as its file would be invalid."""
     every_key_deletes: bool
@@ -151,6 +151,13 @@ def _schema(shape: RelationShape) -> pa.Schema:
     return pa.schema([(name, column.arrow) for name, column in zip(shape.names, shape.types, strict=True)])
 
 
+def _every_row(changes: Changes) -> Ints:
+    """Numbers of rows without a key: each row stands for itself. Raises ValueError unless all were inserted."""
+    if (changes.tags != INSERT).any():
+        raise ValueError("a row was updated or deleted, and the table has no key by which the lake could find it")
+    return np.arange(len(changes.new_messages), dtype=np.int64)
+
+
 class _Relation:
     """Works out the changes of one relation."""
 
@@ -163,7 +170,7 @@ class _Relation:
         old = [self._checked(changes.old[column], column) for column in shape.key]
         self._key_cells = [new_cells.followed_by(old_cells) for new_cells, old_cells in zip(new, old, strict=True)]
         """By key column: the cells of the new tuples, then those of the old ones."""
-        self._numbers = key_numbers(buffer, self._key_cells, self._key_types)
+        self._numbers = key_numbers(buffer, self._key_cells, self._key_types) if shape.key else _every_row(changes)
         """Key numbers of the new tuples, then of the old ones."""
 
     def table_changes(self) -> TableChanges:

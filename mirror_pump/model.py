@@ -211,7 +211,8 @@ class MirroredTable:
     columns: tuple[Column, ...]
     """In attribute order, which is the order pgoutput sends."""
     key: tuple[str, ...]
-    """Names of the key columns, in attribute order: the primary key, or the replica identity index."""
+    """Names of the key columns, in attribute order: the primary key, or the replica identity index. Empty for a table
+    that was registered as append-only."""
     state: TableState
     start_lsn: Lsn
     """The start LSN: only transactions that end after it concern the table."""
@@ -256,6 +257,11 @@ class MirroredTable:
         """Whether the table must be copied again, and the copy must wait until the stream describes the table. Until
         then its changes are not applied."""
         return self.state is TableState.WAITING
+
+    @property
+    def append_only(self) -> bool:
+        """Whether the table has no key: PostgreSQL refuses UPDATE and DELETE of its rows, which may repeat."""
+        return not self.key
 
     @property
     def excluded_places(self) -> tuple[int, ...]:

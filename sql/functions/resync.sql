@@ -11,7 +11,7 @@ WITH under_way AS (
            m.state = 'copying' AND m.columns @? '$[*] ? (@.initial != null)' AND modak.moved_cut(m.table_id) IS NOT NULL AS fills
       FROM modak.mirror_tables m LEFT JOIN modak.mirror_shapes s USING (table_id)
      WHERE m.slot_name = slot AND m.state IN ('waiting', 'copying', 'filling')
-       AND NOT (m.state = 'waiting' AND (m.error IS NOT NULL OR NOT modak.mirror_has_key(s.shape)))),
+       AND NOT (m.state = 'waiting' AND (m.error IS NOT NULL OR NOT (modak.mirror_has_key(s.shape) OR m.key = '{}')))),
 resyncs AS (
     SELECT resync_since, max(live_after_lsn) AS due_lsn, bool_or(fills OR live_after_lsn IS NULL) AS unfinished
       FROM under_way WHERE resync_since IS NOT NULL GROUP BY resync_since)

@@ -20,6 +20,10 @@ SELECT c.chunk_no, c.relation_id, n.nspname AS schema_name, r.relname AS relatio
  WHERE c.table_id = %(table_id)s AND c.generation = %(generation)s AND c.done_at IS NULL
  ORDER BY c.chunk_no;
 
+-- name: hold
+-- Keeps writers out of a table without a key until the transaction ends. The file of its heap, or NULL.
+SELECT modak.mirror_hold(%(table_id)s);
+
 -- name: plan
 INSERT INTO modak.copy_progress (table_id, consistent_point, chunks_done)
 SELECT table_id, start_lsn, 0 FROM modak.mirror_tables

@@ -5,7 +5,7 @@
 SELECT count(*) FROM modak.mirror_tables m
  WHERE m.slot_name = %(slot)s AND m.state IN ('waiting', 'copying', 'filling')
    AND NOT (m.state = 'waiting' AND (EXISTS (SELECT FROM modak.mirror_shapes s
-                                    WHERE s.table_id = m.table_id AND NOT modak.mirror_has_key(s.shape))
+                                    WHERE s.table_id = m.table_id AND NOT (modak.mirror_has_key(s.shape) OR m.key = '{}'))
                            OR EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n
                                        WHERE n.table_id = m.table_id AND NOT n.whole)));
 

@@ -21,7 +21,7 @@ WITH marked AS (
            staged_snapshot_id = CASE WHEN state = 'live' THEN NULL ELSE staged_snapshot_id END,
            error = CASE WHEN paused_at IS NOT NULL THEN error
                         ELSE (SELECT %(keyless)s::text FROM modak.mirror_shapes s
-                               WHERE s.table_id = m.table_id AND s.shape IS NOT NULL AND NOT modak.mirror_has_key(s.shape)) END,
+                               WHERE s.table_id = m.table_id AND s.shape IS NOT NULL AND NOT (modak.mirror_has_key(s.shape) OR m.key = '{}')) END,
            key_index = key_index - '{phase,rows,bytes}'::text[],
            resync_since = %(since)s, resync_gap = resync_gap OR %(gap)s, updated_at = clock_timestamp()
      WHERE slot_name = %(slot)s AND state = ANY (%(former)s) AND table_id = ANY (%(table_ids)s)

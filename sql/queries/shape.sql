@@ -12,7 +12,7 @@ SELECT secret FROM modak.mirror_secret;
 -- tables that are not published, or not published whole.
 SELECT s.table_id, s.noted_at FROM modak.mirror_tables m JOIN modak.mirror_shapes s USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped') AND (m.shape IS NULL OR m.state = 'waiting')
-   AND modak.mirror_has_key(s.shape)
+   AND (modak.mirror_has_key(s.shape) OR m.key = '{}')
    AND NOT EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n WHERE n.table_id = m.table_id AND NOT n.whole);
 
 -- name: unchanged

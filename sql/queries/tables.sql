@@ -45,5 +45,5 @@ SELECT table_id FROM modak.tables, LATERAL (VALUES
        (2, schema_name || '.' || table_name = %(text)s), (3, table_name = %(text)s)) AS way (preference, fits)
  WHERE fits ORDER BY preference LIMIT 1;
 
--- name: statistics
+-- name: analyze
 ANALYZE (SKIP_LOCKED) modak.tables, modak.mirror_tables, modak.mirror_shapes, modak.cutline, modak.iceberg_tables, modak.former_locations;

@@ -87,7 +87,10 @@ def test_mirror_pump_spark_reads_every_mode(
             table.grow()
         with made.pumping(fold_age=0.05):
             for table in made.divided:
-                assert_same(table.model(), read(table.name), f"{table.name} while its partition leaves")
+                before, rows = table.model(), read(table.name)
+                # Rows of the bounded table expire at some moment, before the read or behind it.
+                expected = before if before == rows else table.model()
+                assert_same(expected, rows, f"{table.name} while its partition leaves")
             made.await_settled()
             made.await_folded()
             made.mirror.await_frontier()

@@ -90,6 +90,14 @@ class RegisterOptions:
         str,
         typer.Option(metavar="CONDITION", help=r"Mirror only rows that meet an SQL condition \[all rows]"),
     ] = ""
+    append_only: Annotated[
+        bool,
+        typer.Option(
+            "--append-only",
+            help="For a table without a key whose rows are only inserted: PostgreSQL refuses UPDATE and DELETE of it"
+            " while it is mirrored",
+        ),
+    ] = False
     mode: Annotated[
         RegisterMode,
         typer.Option(
@@ -215,6 +223,7 @@ class RegisterOptions:
             self.mask or (),
             where=self.where,
             listed=self.columns_only,
+            append_only=self.append_only,
         )
 
     def retention(self) -> RetentionWish | None:
@@ -256,10 +265,23 @@ _REGISTER_RULES = (
     OptionRule[RegisterOptions](
         lambda given: (
             given.by_pattern
-            and bool(given.column or given.exclude_column or given.columns_only or given.mask or given.where)
+            and bool(
+                given.column
+                or given.exclude_column
+                or given.columns_only
+                or given.mask
+                or given.where
+                or given.append_only
+            )
         ),
-        "--column, --mask, --exclude-column, --columns-only and --where are about one table, which has to be named",
+        "--column, --mask, --exclude-column, --columns-only, --where and --append-only are about one table, which has"
+        " to be named",
         "register that table by itself first, and then the others",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.append_only and given.sheds_partitions,
+        "--append-only is for tables whose rows all stay in the heap: corrections of rows in the lake find them by key",
+        "give the table a key, or leave out --heap-retention and --mode tiered",
     ),
     OptionRule[RegisterOptions](
         lambda given: given.tiered and given.heap_retention is not None,

@@ -109,7 +109,7 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         types=tuple(column.type for column in table.columns),
         key=tuple(sorted(names.index(name) for name in table.key)),
         not_null=tuple(column.name in table.key for column in table.columns),
-        every_key_deletes=not table.state.has_all_rows,
+        every_key_deletes=not table.state.has_all_rows and not table.append_only,
         left_out=table.excluded_places,
     )
     return SegmentTable(

@@ -84,10 +84,11 @@ class KeyPacking:
 
     @classmethod
     def of(cls, schema: LakeSchema, secret: bytes) -> Self | None:
-        """The packing of a table's keys; None if a key column has a kind that cannot be packed (lists)."""
+        """The packing of a table's keys; None if a key column has a kind that cannot be packed (lists), or without
+        a key."""
         types = tuple(field.type for field in schema.key.fields)
         packable = all(column_type.kind in _WIDTHS or column_type.kind in _HASHED for column_type in types)
-        return cls(types, secret) if packable else None
+        return cls(types, secret) if types and packable else None
 
     @property
     def words(self) -> int:

@@ -107,7 +107,8 @@ def _examined(connection: PgConnection, table: MirroredTable, publication: str) 
             name,
         )
     try:
-        refuse(still_chosen(describe(connection, table.table_id, publication, table.mode), table), table.mode)
+        description = still_chosen(describe(connection, table.table_id, publication, table.mode), table)
+        refuse(description, table.mode, append_only=table.append_only)
     except TableError as error:
         return failure(error, name)
     return None

@@ -339,6 +339,11 @@ def _load(connection: PgConnection, name: str) -> MirroredTable:
         raise TableError(
             f"{resolved} is {table.state.value}, not live", "`mirror-pump status` says why; ingest when it is live"
         )
+    if table.append_only:
+        raise TableError(
+            f"{resolved} has no key, by which an ingest would find rows that are there already",
+            "use COPY: the stream brings the rows",
+        )
     if table.masked_columns or table.row_filter:
         raise TableError(
             f"{resolved} has masks or a row filter, and files of an ingest may become files of the lake as they are",

@@ -346,8 +346,10 @@ SPLIT_KINDS: dict[Kind, TierKind] = {
 def axis(table: MirroredTable) -> Column | None:
     """Return the column on which the table is split: the tier key, else the first key column.
 
-    None if a table cannot be split on that column's type.
+    None if a table cannot be split on that column's type, or has no key.
     """
+    if table.append_only:
+        return None
     name = table.tier.column if table.tier is not None else table.key_columns[0].name
     column = next(column for column in table.columns if column.name == name)
     return column if column.type.kind in SPLIT_KINDS else None

@@ -188,6 +188,7 @@ def _column_options(table: MirroredTable) -> dict[str, Any]:
         "columns_only": ",".join(map(_listed, table.column_names)),
         "exclude_column": [] if table.column_list else excluded,
         "where": table.row_filter,
+        "append_only": table.append_only,
     }
     return {name: value for name, value in options.items() if value}
 

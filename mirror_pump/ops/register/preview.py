@@ -100,8 +100,11 @@ class TablePreview:
             yield f"{self.table}: is registered already"
             return
         left_out = f", without {', '.join(self.left_out)}" if self.left_out else ""
+        key = (
+            f"key {', '.join(self.key)}" if self.key else "no key, so PostgreSQL refuses UPDATE and DELETE from then on"
+        )
         size = f"; {_size_text(self.size_bytes)} in {self.chunks} chunks" if self.chunks else ""
-        yield f"{self.table}: {self.columns} columns{left_out}; key {', '.join(self.key)}{size}"
+        yield f"{self.table}: {self.columns} columns{left_out}; {key}{size}"
         yield f"  lake types: {', '.join(self.types)}"
         if self.row_filter:
             yield f"  rows: {self.row_filter}"
@@ -139,7 +142,7 @@ def _preview(
         if mode is TableMode.MIRRORED:
             require_stream(connection, settings.slot, f"{table_name} cannot be mirrored")
         description = chosen(connection, describe(connection, table_id, settings.publication, mode), choices)
-        refuse(description, mode)
+        refuse(description, mode, append_only=choices.append_only)
         refuse_masks(description, choices, sheds=wish is not None)
         row_filter = read_filter(connection, settings.publication, description, choices.where, sheds=wish is not None)
         leaving = None

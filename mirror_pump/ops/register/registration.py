@@ -181,7 +181,7 @@ def register(
     """
     if choices and len(names) != 1:
         raise UsageError(
-            "--column, --mask, --exclude-column, --columns-only and --where are about one table",
+            "--column, --mask, --exclude-column, --columns-only, --where and --append-only are about one table",
             "register the tables one by one",
         )
     outcomes: list[RegisterOutcome] = []
@@ -366,7 +366,7 @@ def _prepare(
         _refuse_to_retire(connection, retired_table)
     described = describe(connection, table_id, settings.publication, wish.mode)
     description = chosen(connection, described, wish.choices)
-    refuse(description, wish.mode)
+    refuse(description, wish.mode, append_only=wish.choices.append_only)
     refuse_masks(description, wish.choices, sheds=wish.retention is not None)
     row_filter = read_filter(
         connection, settings.publication, description, wish.choices.where, sheds=wish.retention is not None

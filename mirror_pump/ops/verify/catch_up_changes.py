@@ -43,7 +43,8 @@ class CatchUpTable:
 
     table: MirroredTable
     rows: dict[Key, tuple[Cell, ...] | None] = field(default_factory=dict)
-    """By key, the last version of each changed row, or None if the row was deleted."""
+    """By key, the last version of each changed row, or None if the row was deleted. Without a key, by the row's number:
+    rows are only inserted."""
     truncated: bool = False
     """True if a TRUNCATE removed all rows of the consistent point."""
     altered: str = ""
@@ -108,6 +109,9 @@ class CatchUpChanges:
 
 
 def _change(changes: CatchUpTable, tag: bytes, message: bytes) -> None:
+    if changes.table.append_only and tag != b"I":
+        changes.altered = "a row was updated or deleted, and it has no key"
+        return
     key_places = [place for place, column in enumerate(changes.table.columns) if column.name in changes.table.key]
     position = 5
     old: list[Cell | bytes] | None = None
@@ -126,7 +130,7 @@ def _change(changes: CatchUpTable, tag: bytes, message: bytes) -> None:
         return
     if old is not None:
         new = [before if cell == b"u" and before is not None else cell for cell, before in zip(new, old, strict=True)]
-    key = _key(new, key_places)
+    key = (str(len(changes.rows)),) if changes.table.append_only else _key(new, key_places)
     old_key = _key(old, key_places) if old is not None else key
     if tag == b"U":
         old_row = changes.rows.get(old_key)

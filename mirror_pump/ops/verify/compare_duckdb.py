@@ -41,7 +41,7 @@ def compare(
         for field in every_raw_text(schema).fields
         if not is_raw_text(field) or field.name in names_by_side["heap"] | names_by_side["lake"]
     ]
-    keys = [place for place, field in enumerate(fields) if field.field_id in schema.key_ids]
+    keys = [place for place, field in enumerate(fields) if field.field_id in schema.key_ids or not schema.key_ids]
     compared = "" if line is None else f" WHERE {_tier_value(line)} >= {line.cut}"
     try:
         for side, scan in scans.items():

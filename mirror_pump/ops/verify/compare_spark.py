@@ -34,7 +34,9 @@ def compare(
     """Compare the tables of two metadata files. They have the columns of `schema`, and its raw text columns as needed.
 
     A raw text column that one side lacks counts as NULL. NULL equals NULL, NaN equals NaN, -0 differs from 0, and a key
-    that occurs twice on one side is a difference. With `line`, only rows at or above the cut-line are compared.
+    that occurs twice on one side is a difference.
+    Without a key whole rows are compared, each as often as it occurs. With `line`, only rows at or above the cut-line
+    are compared.
     The result contains the first `shown` differing rows.
     """
     tables = [_table(spark, location, storage) for location in (heap_location, lake_location)]
@@ -43,7 +45,7 @@ def compare(
     needed = {name for table in tables for name in table.columns}
     fields = [field for field in every_raw_text(schema).fields if not is_raw_text(field) or field.name in needed]
     schema = replace(schema, fields=tuple(fields))
-    keys = [field.name for field in schema.fields if field.field_id in schema.key_ids]
+    keys = [field.name for field in schema.fields if field.field_id in schema.key_ids or not schema.key_ids]
     values = [field.name for field in schema.fields if field.name not in keys]
     heap, lake = (_prepared(table, schema) for table in tables)
     joined = _numbered(heap, keys, "h").join(

@@ -98,7 +98,7 @@ def with_changes(heap: LakeTable, changes: CatchUpTable, reader: PgConnection, s
         typed, file_schema = narrowed(_typed(rows, table.columns, schema), schema)
         raw_text |= raw_text_fields(file_schema)
         data = (write_data_file(typed, file_schema, heap.location, storage),)
-    if changes.rows:
+    if changes.rows and not table.append_only:
         keys = _typed(list(changes.rows), table.key_columns, schema).select(schema.key.arrow.names)
         deletes = (write_equality_deletes(keys, schema, heap.location, storage),)
     grown = with_raw_text(schema, raw_text)

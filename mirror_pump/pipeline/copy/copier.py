@@ -6,7 +6,8 @@ in the stream, every stream change of a table under copy deletes its key, and ea
 start sequence number. So a copied row survives only if no change came for it. A row that an update moved may be copied
 twice or not at all, but the update is in the stream, so the result is correct in both cases. Only a rewrite of the heap
 (VACUUM FULL, CLUSTER, TRUNCATE) moves rows without a trace in the stream. It changes the relation's file node, the task
-notices this under its lock, and the copy starts again.
+notices this under its lock, and the copy starts again. Tables without a key are copied in one snapshot
+(mirror_pump/pipeline/copy/copy_snapshots.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mirror_pump.errors import FileMissing, SourceError
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import MirroredTable, TableId, TableState
 from mirror_pump.pipeline.copy.copy_budget import CopyBudget
+from mirror_pump.pipeline.copy.copy_snapshots import CopySnapshot, CopySnapshots
 from mirror_pump.pipeline.flow.events import (
     ChunkCopied,
     CopyFailed,
@@ -76,6 +78,7 @@ class Copier(ThreadedService):
         self._shared = shared
         self._own = SharedConnection(context.connect)
         """Opened when there is something to copy."""
+        self._snapshots = CopySnapshots(context)
         self._epoch = epoch
         self._inbox = context.inbox
         self._slots = threading.Semaphore(context.settings.copy_workers)
@@ -92,21 +95,32 @@ class Copier(ThreadedService):
         self._thread = session_thread("copier", self._run, context.inbox, interrupt=self._slots.release)
 
     def _run(self) -> None:
-        with closing(self._own):
+        with closing(self._own), closing(self._snapshots):
             while self._thread.next_round():
                 self._locked.clear()
                 with self._shared.use() as connection:
                     unfinished = connection.execute(_SQL["unfinished"], {"slot": self._context.slot}).fetchall()
+                self._snapshots.keep_only([TableId(table_id) for table_id, _ in unfinished])
                 for table_id, planned in unfinished:
                     if self._thread.stopping():
                         break
                     with self._own.use() as connection:
                         table = load_table(connection, TableId(table_id))
-                        if table is not None and (planned or self._plan(connection, table)):
-                            self._copy(connection, table)
+                        if table is not None:
+                            self._advance(connection, table, planned=planned)
                 self._thread.await_wake(_LOOK_INTERVAL)
 
-    def _plan(self, connection: PgConnection, table: MirroredTable) -> bool:
+    def _advance(self, connection: PgConnection, table: MirroredTable, *, planned: bool) -> None:
+        """Plan the table's copy, unless it is planned, and give its chunks to tasks."""
+        snapshot = None
+        if table.append_only:
+            snapshot = self._snapshots.snapshot_of(table)
+            if snapshot is None:
+                return
+        if planned or self._plan(connection, table, snapshot):
+            self._copy(connection, table, snapshot)
+
+    def _plan(self, connection: PgConnection, table: MirroredTable, snapshot: CopySnapshot | None) -> bool:
         """Divide the table's current heap into chunks. Rows in blocks that are added later come in the stream.
 
         Planning waits until every transaction that may have ended below the start LSN is visible. A registration has
@@ -114,7 +128,7 @@ class Copier(ThreadedService):
         visibility, so planning waits for the transactions that hold locks. It also waits while the heap's columns or
         partitions differ from those at the stream's position.
         """
-        if not self._settled(connection, table):
+        if not self._settled(connection, table, awaits_writers=snapshot is None):
             return False
         try:
             with limited(connection):
@@ -123,6 +137,9 @@ class Copier(ThreadedService):
             if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 return False
             raise
+        if snapshot is not None and [leaf.filenode for leaf in leaves] != [snapshot.filenode]:
+            self._snapshots.release(table.table_id)
+            return False
         settings = self._context.settings
         chunks = chunks_of(leaves, balanced_bytes(leaves, settings.copy_chunk_bytes, settings.copy_workers))
         with connection.transaction():
@@ -152,19 +169,19 @@ class Copier(ThreadedService):
         self._inbox.put(CopyPlanned(table, len(chunks)))
         return bool(chunks)
 
-    def _settled(self, connection: PgConnection, table: MirroredTable) -> bool:
+    def _settled(self, connection: PgConnection, table: MirroredTable, *, awaits_writers: bool) -> bool:
         """Whether the table's copy can be planned now. If False, the thread checks again later."""
         who: dict[str, object] = {"table_id": table.table_id}
         identity = (table.table_id, table.start_lsn)
         holders = {holder for (holder,) in connection.execute(_SHAPE_SQL["lockers"], who)}
-        if table.generation:
+        if table.generation and awaits_writers:
             self._awaited[identity] = self._awaited.get(identity, holders) & holders
             if self._awaited[identity]:
                 return False
         row = connection.execute(_SHAPE_SQL["present"], who).fetchone()
         return not table.shape or (row is not None and same_layout(json.loads(table.shape), row[0]))
 
-    def _copy(self, connection: PgConnection, table: MirroredTable) -> None:
+    def _copy(self, connection: PgConnection, table: MirroredTable, snapshot: CopySnapshot | None) -> None:
         parameters = {"table_id": table.table_id, "generation": table.generation}
         dsn = portable_dsn(self._context.dsn, connection)
         for row in fetch_rows(connection, _ChunkRow, _SQL["chunks"], parameters):
@@ -185,7 +202,8 @@ class Copier(ThreadedService):
             self._reported.add(identity)
             chunk = Chunk(row.relation_id, row.schema_name, row.relation_name, row.filenode, row.lo_block, row.hi_block)
             raw_text_columns = self._raw_text_columns.get((table.table_id, table.start_lsn), frozenset())
-            task = ChunkTask(dsn, table, chunk, self._context.storage, raw_text_columns=raw_text_columns)
+            name = None if snapshot is None else snapshot.name
+            task = ChunkTask(dsn, table, chunk, self._context.storage, name, raw_text_columns=raw_text_columns)
             future = self._context.runner.submit(copy_chunk, task)
             future.add_done_callback(partial(self._finished, table, row.chunk_no, row.relation_id))
 

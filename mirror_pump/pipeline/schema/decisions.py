@@ -107,6 +107,7 @@ _UNTIL_KEYED = "Readers keep what it held before; give it a key again, and it is
 
 COPY_RULES: tuple[Rule[SchemaChange, RowOutcome], ...] = (
     Rule("its rows were rewritten", lambda change: change.values_replaced, RowOutcome.COPIED),
+    Rule("its copy begins here, as it has no key", lambda change: change.begins_copy, RowOutcome.COPIED),
     Rule("its key changed", lambda change: change.former_key != change.key, RowOutcome.LOST),
     Rule("a partition was truncated", lambda change: change.note.truncated, RowOutcome.COPIED),
     Rule(

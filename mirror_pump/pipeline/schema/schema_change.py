@@ -13,7 +13,7 @@ from typing import Any
 
 from mirror_pump.errors import TableError
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds, bounds_of
-from mirror_pump.model import Column, MirroredTable, TableMode, Tier
+from mirror_pump.model import Column, MirroredTable, TableMode, TableState, Tier
 from mirror_pump.pipeline.schema.column_rules import ChangedColumn, NewColumn, RowOutcome
 from mirror_pump.source.relations.change_notes import REWRITTEN_TYPE, REWRITTEN_VALUES, Note
 from mirror_pump.source.relations.column_choices import still_chosen
@@ -86,7 +86,7 @@ class SchemaChange:
     def refusal(self) -> TableError | None:
         """Why such a table cannot be mirrored."""
         try:
-            refuse(self.description, self.table.mode)
+            refuse(self.description, self.table.mode, append_only=self.table.append_only)
         except TableError as error:
             return error
         return None
@@ -95,7 +95,14 @@ class SchemaChange:
     def is_keyless(self) -> bool:
         """Whether the stream does not say which rows it changes."""
         identity = self.description.identity
+        if self.table.append_only:
+            return False
         return not identity.key or not identity.immediate or (identity.setting == "n" and not self.is_tiered)
+
+    @property
+    def begins_copy(self) -> bool:
+        """Whether the note was made to copy a table without a key from there on."""
+        return self.table.append_only and self.note.settled and self.table.state is TableState.COPYING
 
     @property
     def former_key(self) -> set[int]:

@@ -111,6 +111,8 @@ def difference_from(table: MirroredTable, relation: RelationMessage) -> str:
     # Excluded columns are identified by their position in the rows, so they have to be present.
     if registered == sent and left_out <= now:
         identity = {column.name for column in relation.columns if column.is_key}
+        if table.append_only and (identity or relation.replica_identity == _FULL):
+            return "it has a replica identity now, and may be updated"
         # Without any identity the server refuses updates and deletes. Inserts look the same as before.
         if relation.replica_identity == _FULL or not identity or identity == set(table.key):
             return ""

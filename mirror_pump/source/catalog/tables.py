@@ -153,16 +153,21 @@ def _mirror_row(table: MirroredTable, slot: str, lake_head: Mapping[str, object]
 
 
 def tier_key(table: MirroredTable) -> str:
-    """The value of modak.tables.tier_key_col. Without heap retention it is the first key column."""
-    return table.tier.column if table.tier is not None else table.key_columns[0].name
+    """The value of modak.tables.tier_key_col. Without heap retention it is the first key column, or without a key the
+    first column."""
+    return table.tier.column if table.tier is not None else _first_column(table).name
 
 
 def tier_key_type(table: MirroredTable) -> str:
     """The value of modak.tables.tier_key_type: the tier key's type."""
     if table.tier is not None:
         return table.tier.kind.value
-    first_key = table.key_columns[0]
-    return _TIER_KEY_TYPES.get(first_key.type.kind, first_key.type_sql)
+    first = _first_column(table)
+    return _TIER_KEY_TYPES.get(first.type.kind, first.type_sql)
+
+
+def _first_column(table: MirroredTable) -> Column:
+    return (table.key_columns or table.columns)[0]
 
 
 def partition_scheme(partitioning: LakePartitioning | None) -> dict[str, Any]:
@@ -224,7 +229,7 @@ class _LeftOutRow:
 def refresh_statistics(connection: PgConnection) -> None:
     """Has the server look at the catalog's tables, as autovacuum does every minute, if no other session holds them."""
     with source_errors("refreshing the statistics of the catalog"):
-        connection.execute(_SQL["statistics"])
+        connection.execute(_SQL["analyze"])
 
 
 @dataclass(frozen=True)

@@ -384,6 +384,12 @@ def note_tables(connection: PgConnection, table_ids: Sequence[TableId]) -> bool:
     return True
 
 
+def note_copy(connection: PgConnection, table_id: TableId) -> None:
+    """Emits a note from whose commit on a table without a key is to be copied. No writer of the table may be open."""
+    with source_errors("beginning a copy"), limited(connection):
+        connection.execute(_SQL["note"], {"table_ids": [table_id], "settled": [table_id]})
+
+
 def observed_note(connection: PgConnection, table_id: TableId) -> Note | None:
     """What a note would say of a table as it was last noted, with the values of all columns that were ever added. None
     if the table is not registered any more."""

@@ -38,9 +38,11 @@ class ColumnChoices:
     """The only columns that the server sends. Empty: all that are not excluded, and those besides."""
     where: str = ""
     """The condition on the rows that are mirrored. Empty: all rows."""
+    append_only: bool = False
+    """The table has no key, and its rows are only inserted."""
 
     def __bool__(self) -> bool:
-        return bool(self.types or self.excluded or self.listed or self.where)
+        return bool(self.types or self.excluded or self.listed or self.where or self.append_only)
 
     def includes(self, name: str) -> bool:
         """Whether a column is mirrored."""
@@ -61,7 +63,13 @@ NO_CHOICES = ColumnChoices()
 
 
 def parse_choices(
-    columns: Sequence[str], excluded: Sequence[str], masks: Sequence[str] = (), where: str = "", listed: str = ""
+    columns: Sequence[str],
+    excluded: Sequence[str],
+    masks: Sequence[str] = (),
+    where: str = "",
+    listed: str = "",
+    *,
+    append_only: bool = False,
 ) -> ColumnChoices:
     """Choices from `name=type` options, names of excluded columns, `name=mask` options, a row filter, and names of the
     only columns, with commas between them.
@@ -90,7 +98,7 @@ def parse_choices(
         raise UsageError("--columns-only and --exclude-column exclude each other", "name the columns that may leave")
     if only and types.keys() - only:
         raise UsageError(f"column {min(types.keys() - only)} is not in --columns-only")
-    return ColumnChoices(types, frozenset(excluded), frozenset(only), where.strip())
+    return ColumnChoices(types, frozenset(excluded), frozenset(only), where.strip(), append_only)
 
 
 def _parse_mask(option: str) -> tuple[str, Mask]:
@@ -135,6 +143,12 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
     """The description with the user's choices applied. Raises TableError for a choice that the table does not allow."""
     if not choices:
         return relation
+    if choices.append_only and relation.key:
+        raise TableError(f"{relation.name} has a key ({', '.join(relation.key)})", "register it without --append-only")
+    if choices.append_only and choices.where:
+        raise TableError(
+            f"{relation.name} has no key, and a row filter needs one", "register it without --where, or give it a key"
+        )
     names = {column.name for column in relation.columns}
     for name in sorted(choices.types.keys() | choices.excluded | choices.listed):
         if name not in names:
@@ -253,6 +267,8 @@ def numbers_as_text(connection: PgConnection, table: MirroredTable | RelationDes
 
 def same_choices(table: MirroredTable, choices: ColumnChoices) -> bool:
     """Whether a registered table has exactly these choices."""
+    if table.append_only != choices.append_only:
+        return False
     types = {column.name: column.type for column in table.columns if column.chosen}
     if types != dict(choices.types) or table.column_list != bool(choices.listed):
         return False
@@ -296,4 +312,6 @@ def describe_choices(table: MirroredTable) -> str:
         options += [f"--exclude-column {shlex.quote(column.name)}" for column in table.excluded]
     if table.row_filter:
         options.append(f"--where {shlex.quote(table.row_filter)}")
+    if table.append_only:
+        options.append("--append-only")
     return " ".join(options)

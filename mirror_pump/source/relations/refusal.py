@@ -32,16 +32,22 @@ _RESERVED = frozenset(
 cannot read a table with a column of such a name at all. The names of other metadata columns do no harm."""
 
 
-def refuse(description: RelationDescription, mode: TableMode = TableMode.MIRRORED) -> None:
+def refuse(
+    description: RelationDescription, mode: TableMode = TableMode.MIRRORED, *, append_only: bool = False
+) -> None:
     """Raises TableError, with what to do, if the relation cannot be mirrored exactly, or cannot be tiered.
 
-    A tiered table is in no publication, so its replica identity matters only where it names the key.
+    A tiered table is in no publication, so its replica identity matters only where it names the key. An `append_only`
+    table needs no key: the server refuses UPDATE and DELETE of it. If it has a key, it is like any other.
     """
     streams = mode is TableMode.MIRRORED
     _refuse_kind(description)
     _refuse_place(description)
     _refuse_access(description)
-    _refuse_identity(description, streams=streams)
+    if append_only and not description.key and description.identity.setting != "i":
+        _refuse_updates(description)
+    else:
+        _refuse_identity(description, streams=streams)
     if streams:
         _refuse_whole_rows(description)
     _refuse_key_columns(description)
@@ -110,6 +116,22 @@ def _refuse_access(relation: RelationDescription) -> None:
         )
 
 
+def _refuse_updates(relation: RelationDescription) -> None:
+    """Raises TableError if the server would let rows of a table without a key be updated or deleted."""
+    name = relation.name
+    if relation.kind != "r":
+        raise TableError(
+            f"{name} is partitioned and has no key: rows of a partition that has one could be updated",
+            f"ALTER TABLE {name.quoted} ADD PRIMARY KEY (...), then register it without --append-only",
+        )
+    if relation.identity.setting == "f":
+        raise TableError(
+            f"{name} has REPLICA IDENTITY FULL: its rows could be updated and deleted, and without a key the lake could"
+            " not find them",
+            f"ALTER TABLE {name.quoted} ADD PRIMARY KEY (...); or REPLICA IDENTITY NOTHING, if rows are only inserted",
+        )
+
+
 def _refuse_identity(relation: RelationDescription, *, streams: bool) -> None:
     name, identity = relation.name, relation.identity
     if streams and identity.setting == "n":
@@ -126,7 +148,8 @@ def _refuse_identity(relation: RelationDescription, *, streams: bool) -> None:
         raise TableError(
             f"{name} has no primary key, without which rows cannot be found in the lake",
             f"ALTER TABLE {name.quoted} ADD PRIMARY KEY (...), or REPLICA IDENTITY USING INDEX a unique index over"
-            " NOT NULL columns",
+            " NOT NULL columns; or register it with --append-only if its rows are only inserted: then PostgreSQL"
+            " refuses UPDATE and DELETE",
         )
     if not identity.immediate:
         raise TableError(

@@ -153,8 +153,12 @@ def test_rules_that_the_publication_has(mirror: Mirror, run: RunCommand, tmp_pat
     slot = ("--slot", mirror.settings.slot)
     mirror.register("sales.a", choices=parse_choices([], [], listed="id,v"))
     mirror.register("sales.tmp_c", choices=parse_choices([], [], where="id > 0"))
+    mirror.database.execute("CREATE TABLE sales.keyless (v text)")
+    mirror.register("sales.keyless", choices=parse_choices([], [], append_only=True))
     exported = run("export", *slot).stdout
-    listed, filtered = tomllib.loads(exported)["register"]
+    entries = {entry["tables"][0]: entry for entry in tomllib.loads(exported)["register"]}
+    listed, filtered = entries["sales.a"], entries["sales.tmp_c"]
+    assert entries["sales.keyless"]["append_only"]
     assert (listed["columns_only"], filtered["where"]) == ("id,v", "(id > 0)")
     file = tmp_path / "tables.toml"
     file.write_text(exported, encoding="utf-8")

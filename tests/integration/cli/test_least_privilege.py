@@ -21,6 +21,7 @@ from mirror_pump.ops.register.table_follower import TableFollower
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.pipeline.flow.steps import unobserved
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.relations.column_choices import ColumnChoices
 from mirror_pump.source.stream.standby import Led, Standby
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, await_true
@@ -38,6 +39,8 @@ TABLES = (
     "CREATE TABLE public.orders (id bigint PRIMARY KEY, v text)",
     "INSERT INTO public.orders SELECT g, 'v' || g FROM generate_series(1, 50) g",
     "CREATE TABLE public.broken (id bigint PRIMARY KEY)",
+    "CREATE TABLE public.log (v text)",
+    "INSERT INTO public.log SELECT 'v' || g % 3 FROM generate_series(1, 50) g",
 )
 EVENTS = (
     "CREATE TABLE public.events (at bigint, id bigint, v text, PRIMARY KEY (at, id)) PARTITION BY RANGE (at)",
@@ -89,7 +92,7 @@ def installed(roles: Roles, command: AsRole, warehouse: str, slot: str) -> Mirro
     roles.execute(roles.master, "GRANT {app}, {archive} TO {admin}")
     command(roles.admin, "init", "--warehouse", warehouse, "--slot", slot, "--publication", slot)
     roles.grant(roles.admin)
-    roles.execute(roles.app, "GRANT SELECT ON public.orders, public.broken TO {pump}")
+    roles.execute(roles.app, "GRANT SELECT ON public.orders, public.broken, public.log TO {pump}")
     roles.execute(roles.master, "GRANT {archive} TO {pump}")
     settings = Settings(dsn=roles.dsn(roles.pump), storage_fsync=False, retention_interval=0.2)
     return Mirror(roles.database, complete(settings), ThreadTaskRunner())
@@ -104,8 +107,11 @@ def test_the_whole_path(
     as_admin = replace(mirror, settings=mirror.settings.model_copy(update={"dsn": roles.dsn(roles.admin)}))
     as_admin.register("public.orders", "public.broken")
     as_admin.register("public.events", retention=at_once("50"))
+    # Its copy takes a lock that the pump's role may not take by itself.
+    as_admin.register("public.log", choices=ColumnChoices(append_only=True))
     with mirror.pumping():
-        mirror.await_live("public.orders", "public.broken", "public.events")
+        mirror.await_live("public.orders", "public.broken", "public.events", "public.log")
+        roles.execute(roles.app, "INSERT INTO public.log VALUES ('v1'), ('v1')")
         # The stream, and schema changes, which nobody announces without event triggers.
         roles.execute(
             roles.app,
@@ -130,7 +136,7 @@ def test_the_whole_path(
         await_true(lambda: database.rows(FOLLOWED) == [("events",), ("orders",)], 60, "both have column w")
         mirror.await_live("public.orders", "public.events")
         mirror.await_frontier()
-        mirror.assert_equal("public.orders")
+        mirror.assert_equal("public.orders", "public.log")
         # Beside the pump, as the role that it has.
         assert orjson.loads(command(roles.pump, "status", "--json"))["leader"]["alive"]
         command(roles.pump, "verify", "public.orders", "public.events")
@@ -165,7 +171,7 @@ def test_the_whole_path(
                 rows
             )
         refused(roles)
-    for table in ("public.orders", "public.broken"):
+    for table in ("public.orders", "public.broken", "public.log"):
         command(roles.admin, "unregister", table, "--drop-lake")
     # Nothing is removed while a table is registered.
     early = roles.psql(roles.admin, "uninstall.sql")

@@ -358,6 +358,12 @@ _MORE: list[tuple[str, SchemaChange, Action]] = [
     ("old rows may be wrong", _change(_Z, {}, SHAPE, WITH_RETENTION), Action.FAIL),
     (WIDER, _change(_type((1700, 917510), "numeric(14,2)", 2), _USING, SHAPE, WITH_RETENTION), Action.COPY_AGAIN),
     (ANOTHER, _change(_type((20, -1), "bigint", 0), _USING, SHAPE, WITH_RETENTION), Action.FAIL),
+    # A table without a key: a note is where its copy begins.
+    (
+        "its copy begins here, as it has no key",
+        _change(SHAPE, {"settled": True}, SHAPE, replace(TABLE, key=(), state=TableState.COPYING)),
+        Action.COPY_AGAIN,
+    ),
     # A label is renamed, before those who wrote the former one have ended.
     ("rows that print as before are to come", _change(_LABEL, {}, _types(**{"7": "ok"})), Action.WAIT),
 ]
