@@ -518,6 +518,8 @@ def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:
         say(f"{outcome.table}: registered")
     else:
         say(f"{outcome.table}: live" + (f", {count_text(outcome.rows)} rows copied" if outcome.rows else ""))
+    if options.append_only and outcome.registered:
+        remark(f"{outcome.table}: PostgreSQL refuses UPDATE and DELETE of it until it is unregistered", "warning")
     if outcome.generated_left_out:
         left_out = ", ".join(outcome.generated_left_out)
         remark(
