@@ -71,7 +71,14 @@ def _equal(mirror: Mirror) -> None:
     mirror.assert_sound()
 
 
-@pytest.mark.parametrize("event", ["", "TRUNCATE log", "VACUUM FULL log", "a restart", "a resync"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        "",
+        "a restart",
+        *(pytest.param(event, marks=pytest.mark.further) for event in ("TRUNCATE log", "VACUUM FULL log", "a resync")),
+    ],
+)
 def test_rows_are_copied_or_streamed_and_never_both(
     log: Database, warehouse: str, tasks: ThreadTaskRunner, event: str
 ) -> None:
@@ -230,6 +237,7 @@ def test_other_commands_say_what_needs_a_key(
     _equal(mirror)
 
 
+@pytest.mark.further
 def test_every_reader_and_maintenance_keep_equal_rows_apart(
     log: Database, warehouse: str, runner: TaskRunner, spark: SparkSession
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_pump_is_not_needed(two: Mirror, database: Database) -> None:
     two.assert_sound()
 
 
+@pytest.mark.further
 def test_a_table_that_is_being_copied_for_the_first_time(two: Mirror, database: Database, gate: GatedCopies) -> None:
     database.execute("CREATE TABLE n (id int PRIMARY KEY, v text)", "INSERT INTO n VALUES (1, 'one')")
     gate.hold()
@@ -209,6 +210,7 @@ def test_dropped_and_refused_tables(two: Mirror, database: Database) -> None:
     two.assert_sound()
 
 
+@pytest.mark.further
 @pytest.mark.skipif(major_version() < 15, reason="row filters and column lists exist since PostgreSQL 15")
 def test_rules_of_columns_and_rows_come_back(two: Mirror, database: Database) -> None:
     """Under the names that the columns have then."""

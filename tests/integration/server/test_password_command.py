@@ -139,6 +139,7 @@ def _has_grown(count: Callable[[], int], before: int) -> bool:
     return count() > before + 5
 
 
+@pytest.mark.further
 def test_commands_use_the_program(
     database: Database, warehouse: str, role: RotatingRole, tasks: TaskRunner, tmp_path: Path
 ) -> None:
@@ -185,6 +186,7 @@ def test_commands_use_the_program(
     role.assert_former_refused()
 
 
+@pytest.mark.further
 def test_sparks_own_connections_use_the_program(
     database: Database, warehouse: str, role: RotatingRole, tasks: TaskRunner, spark: SparkSession
 ) -> None:

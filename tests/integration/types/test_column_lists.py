@@ -88,6 +88,7 @@ def test_only_listed_columns_leave_the_server(mirror: Mirror, warehouse: str) ->
     assert all(MARKER.encode() not in content for _, content in lake_bytes(warehouse))
 
 
+@pytest.mark.further
 def test_a_list_is_put_back(mirror: Mirror) -> None:
     database, publication = mirror.database, identifier(mirror.settings.publication)
     with mirror.pumping():

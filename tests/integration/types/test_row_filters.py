@@ -191,6 +191,7 @@ def test_an_ingest_and_the_heap_are_refused(mirror: Mirror) -> None:
         _load(connection, "k")
 
 
+@pytest.mark.further
 def test_the_publication_is_made_again_with_its_filters(mirror: Mirror) -> None:
     from mirror_pump.ops.setup.initialisation import initialise
 
