@@ -38,6 +38,12 @@ _IN_THE_WAY = (
 )
 
 
+_LONGEST_LOCK = "2s"
+"""How long writers wait at most for this process to go on. It takes a few milliseconds."""
+_MOST = 4
+"""Snapshots at a time, each of which takes a connection. Copies of further tables wait for them."""
+
+
 @dataclass(frozen=True)
 class CopySnapshot:
     """A database snapshot that is held for the copy of one table."""
@@ -69,8 +75,9 @@ class CopySnapshots:
         if snapshot is not None and table.start_lsn <= snapshot.latest:
             return snapshot
         self.release(table.table_id)
-        with suppress(_TableLocked):
-            self._snapshots[table.table_id] = self._take(table)
+        if len(self._snapshots) < _MOST:
+            with suppress(_TableLocked):
+                self._snapshots[table.table_id] = self._take(table)
         return None
 
     def release(self, table_id: TableId) -> None:
@@ -92,14 +99,19 @@ class CopySnapshots:
         """Raises _TableLocked if an open transaction has written to the table or alters it."""
         reader = self._context.connect()
         try:
-            with self._context.connect() as holder, source_errors(f"beginning to copy {table.name}"), limited(holder):
+            with (
+                self._context.connect() as noting,
+                self._context.connect() as holder,
+                source_errors(f"beginning to copy {table.name}"),
+                limited(holder),
+            ):
                 filenode = _lock(holder, table)
                 reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 exported = reader.execute("SELECT pg_export_snapshot()").fetchone()
                 assert exported is not None
                 earliest = wal_end(holder)
-                with self._context.connect() as noting:
-                    note_copy(noting, table.table_id)
+                note_copy(noting, table.table_id)
+                # This fails if the server has ended the transaction, and with it the lock.
                 return CopySnapshot(str(exported[0]), filenode, earliest, wal_end(holder), reader)
         except BaseException as error:
             reader.close()
@@ -109,7 +121,9 @@ class CopySnapshots:
 
 
 def _lock(connection: PgConnection, table: MirroredTable) -> int:
-    """Keeps the table's writers out until the transaction ends. The file of its heap."""
+    """Keeps the table's writers out until the transaction ends, which the server sees to should this process hang.
+    The file of its heap."""
+    connection.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", (_LONGEST_LOCK,))
     row = connection.execute(_SQL["hold"], {"table_id": table.table_id}).fetchone()
     if row is None or row[0] is None:
         raise _TableLocked

@@ -99,6 +99,25 @@ def test_a_dry_run_shows_sizes_and_what_would_be_refused(mirror: Mirror, run: Ru
     assert _registered(mirror) == []
 
 
+def test_a_table_without_a_key_is_registered_once_that_is_said(mirror: Mirror, run: RunCommand) -> None:
+    """What PostgreSQL refuses from then on is told before and after."""
+    mirror.database.execute("CREATE TABLE sales.keyless (id int)", "INSERT INTO sales.keyless VALUES (1), (1)")
+    slot = ("--slot", mirror.settings.slot)
+    refused = run("register", "sales.keyless", *slot)
+    assert refused.exit_code == 1
+    assert "--append-only" in refused.stderr
+    shown = run("register", "sales.keyless", "--append-only", "--dry-run", *slot)
+    assert "no key, so PostgreSQL refuses UPDATE and DELETE from then on" in shown.stdout
+    assert _registered(mirror) == []
+    mirror.database.execute("UPDATE sales.keyless SET id = 2")
+    done = run("register", "sales.keyless", "--append-only", "--no-wait", *slot)
+    assert done.exit_code == 0, done.stderr
+    assert "refuses UPDATE and DELETE of it until it is unregistered" in done.stderr
+    assert _registered(mirror) == ["sales.keyless"]
+    mirror.catch_up()
+    mirror.assert_equal("sales.keyless")
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -106,6 +125,9 @@ def test_a_dry_run_shows_sizes_and_what_would_be_refused(mirror: Mirror, run: Ru
         (("sales.large", "--exclude", "x"), "--exclude requires --all or a pattern"),
         (("sales.*", "--exclude-column", "v"), "are about one table"),
         (("--all", "--column", "v=string"), "are about one table"),
+        (("--all", "--append-only"), "are about one table"),
+        (("sales.parts", "--append-only", "--mode", "tiered"), "corrections of rows in the lake find them by key"),
+        (("sales.parts", "--append-only", "--heap-retention", "1"), "corrections of rows in the lake find them by key"),
         (("sales.*", "--exclude", 'a"'), "is not a pattern"),
         (("a.b.*",), "is not a pattern"),
     ],

@@ -134,6 +134,30 @@ def test_the_copy_begins_when_no_writer_is_open_and_holds_up_nobody(
     _equal(mirror)
 
 
+def test_many_tables_at_once(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """More than have a snapshot at a time. One that is locked delays no other."""
+    names = [f"log{number}" for number in range(9)]
+    for name in names:
+        database.execute(f"CREATE TABLE {name} (v text)", f"INSERT INTO {name} VALUES ('a'), ('a'), (NULL)")
+    mirror = Mirror.create(database, warehouse, tasks)
+    for name in names:
+        mirror.register(name, choices=APPEND_ONLY)
+    snapshots = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_xmin IS NOT NULL"
+        " AND state = 'idle in transaction'"
+    )
+    with database.connect(autocommit=False) as writer:
+        writer.execute("INSERT INTO log0 VALUES ('open')")
+        with mirror.pumping():
+            mirror.await_live(*(f"public.{name}" for name in names[1:]))
+            assert mirror.state("public.log0") == "copying"
+            writer.commit()
+            mirror.await_live("public.log0")
+            await_true(lambda: database.rows(snapshots) == [(0,)], 30, "no snapshot is kept")
+            mirror.await_frontier()
+    mirror.assert_equal(*(f"public.{name}" for name in names))
+
+
 def test_the_server_refuses_updates_as_long_as_it_is_mirrored(
     log: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:
