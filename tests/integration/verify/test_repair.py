@@ -1,0 +1,169 @@
+"""Repairs: rows of the lake that differ are replaced, at the frontier, and nothing else is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
+from mirror_pump.model import MirroredTable
+from mirror_pump.ops.verify.comparison import Comparison
+from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
+from mirror_pump.ops.verify.repair import TableRepair, repair
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import connect
+from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.drift import drift
+
+TABLES = (
+    "CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(6, 2))",
+    "INSERT INTO t SELECT g, 'v' || g, g FROM generate_series(1, 500) g",
+    "CREATE TABLE other (id int PRIMARY KEY, v text)",
+    "INSERT INTO other SELECT g, 'v' FROM generate_series(1, 20) g",
+)
+
+
+def mirrored(mirror: Mirror, *names: str) -> list[MirroredTable]:
+    with connect(mirror.settings.require_dsn(), autocommit=True) as connection:
+        tables = [load_table(connection, resolve_name(connection, name)[1]) for name in names]
+    return [table for table in tables if table is not None]
+
+
+@dataclass(frozen=True)
+class DigestingRunner:
+    """A runner that calls a function before heap or files are digested."""
+
+    runner: TaskRunner
+    before: Callable[[], None]
+
+    def submit(self, function: Callable[[Any], Any], task: Any) -> Future[Any]:
+        self.before()
+        return self.runner.submit(function, task)
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+def never_compared(*_: Any) -> Comparison:
+    raise AssertionError("a repair compares by digests")
+
+
+def repaired(mirror: Mirror, name: str, *, dry_run: bool = False) -> TableRepair:
+    (result,) = repair(mirror.settings, mirrored(mirror, name), dry_run=dry_run)
+    return result
+
+
+@pytest.fixture
+def mirror(database: Database, warehouse: str) -> Mirror:
+    database.execute(*TABLES)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("t", "other")
+    mirror.catch_up()
+    return mirror
+
+
+def test_missing_extra_different_and_doubled_rows_are_replaced(mirror: Mirror) -> None:
+    drift(
+        mirror,
+        "t",
+        removed=[("1",), ("2",), ("3",)],
+        added=[("2", "wrong", "2"), ("900", "extra", None), ("10", "v10", "10"), ("11", "v11", "NaN")],
+    )
+    with mirror.pumping():
+        found = repaired(mirror, "t", dry_run=True)
+        assert (found.missing, found.extra, found.different, found.repaired) == (2, 1, 3, False)
+        before = mirror.frontier()
+        done = repaired(mirror, "t")
+        assert done.error is None
+        assert (done.missing, done.extra, done.different, done.repaired) == (2, 1, 3, True)
+        assert (done.heap_rows, done.lake_rows) == (500, 501)
+        assert done.frontier is not None
+        assert before <= done.frontier <= mirror.frontier()
+        mirror.database.execute("UPDATE t SET v = 'later' WHERE id IN (1, 2, 3, 10, 11)", "DELETE FROM t WHERE id = 2")
+        mirror.await_frontier()
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_what_the_stream_brings_during_a_comparison_wins(mirror: Mirror) -> None:
+    """Between the compared frontier and the publish: an update, a delete, a change of the key, a large value that is
+    not sent again."""
+    database = mirror.database
+    database.execute(
+        "UPDATE t SET v = (SELECT string_agg(md5(g::text), '') FROM generate_series(1, 400) g) WHERE id = 4"
+    )
+    mirror.catch_up()
+    wrong = [(str(key), "wrong", "0.00") for key in (1, 2, 3, 4)]
+    drift(mirror, "t", removed=[(key,) for key, _, _ in wrong], added=wrong)
+    changed: list[bool] = []
+
+    def change() -> None:
+        if not changed:
+            changed.append(True)
+            database.execute(
+                "UPDATE t SET v = 'newer' WHERE id = 1",
+                "DELETE FROM t WHERE id = 2",
+                "UPDATE t SET id = 1003 WHERE id = 3",
+                "UPDATE t SET n = 17 WHERE id = 4",
+                "INSERT INTO t VALUES (1002, 'new', 1)",
+            )
+            mirror.await_frontier()
+
+    engine = ComparisonEngine(DigestingRunner(ThreadTaskRunner(), change), never_compared)
+    with mirror.pumping():
+        (done,) = repair(mirror.settings, mirrored(mirror, "t"), engine=engine)
+        assert (done.error, done.different, done.missing, done.extra) == (None, 4, 0, 0)
+        mirror.await_frontier()
+    assert changed
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_repairs_under_load_end_equal(mirror: Mirror) -> None:
+    """Writers change the very rows that are repaired, all the time."""
+    database = mirror.database
+    database.execute("INSERT INTO t SELECT g, repeat(md5(g::text), 200), 1 FROM generate_series(501, 520) g")
+    stop = threading.Event()
+
+    def write() -> None:
+        random = Random(7)
+        with database.connect() as connection:
+            while not stop.is_set():
+                key = random.randrange(500, 560)
+                match random.randrange(4):
+                    case 0:
+                        connection.execute("UPDATE t SET n = n + 1 WHERE id = %s", (key,))
+                    case 1:
+                        connection.execute("DELETE FROM t WHERE id = %s", (key,))
+                    case 2:
+                        text = str(random.random()) * 300
+                        connection.execute("INSERT INTO t VALUES (%s, %s, 0) ON CONFLICT DO NOTHING", (key, text))
+                    case _:
+                        moved = "UPDATE t SET id = %s WHERE id = %s AND NOT EXISTS (SELECT FROM t WHERE id = %s)"
+                        connection.execute(moved, (key + 1, key, key + 1))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        with mirror.pumping():
+            for number in range(8):
+                keys = [(str(key),) for key in range(500, 560)]
+                drift(mirror, "t", removed=keys, added=[(key, f"wrong {number}", "9") for (key,) in keys[::2]])
+                done = repaired(mirror, "t")
+                assert done.error is None
+                assert done.repaired
+            stop.set()
+            writer.join()
+            mirror.await_frontier()
+            assert repaired(mirror, "t").differing == 0
+    finally:
+        stop.set()
+        writer.join()
+    mirror.assert_equal("public.t", "public.other")
