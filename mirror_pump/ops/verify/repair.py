@@ -26,6 +26,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
@@ -69,6 +70,15 @@ _POINT_TIMEOUT = 120.0
 """Seconds to wait for transactions that were open when the consistent point was requested."""
 _TRIES = 3
 """Attempts at a table that changes while it is read, and at a publish beside another engine's commits."""
+
+
+class RepairPhase(StrEnum):
+    """How far the repair of a table is."""
+
+    COMPARING = "comparing"
+    REPAIRING = "repairing"
+    """The rows are written, and are about to be published."""
+    DONE = "done"
 
 
 @dataclass(frozen=True)
@@ -144,8 +154,11 @@ def repair(
     engine: ComparisonEngine | None = None,
     observe: Callable[[TableProgress], None] = lambda _: None,
 ) -> list[TableRepair]:
-    """Repair tables one after the other. With `dry_run`, only compare them. If no pump runs, starts one until the
-    frontier has caught up. `engine`: its runner reads all tables; without it, Spark reads large ones. Raises SourceError and ConnectionLost if the database does not answer or has no free slot.
+    """Repair tables one after the other. With `dry_run`, only compare them.
+
+    If no pump runs, starts one until the frontier has caught up. `engine`: its runner reads all tables; without it,
+    Spark reads large ones. `observe` is called in this thread. Raises SourceError and ConnectionLost if the database
+    does not answer or has no free slot.
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-repair") as connection:
         storage = lake_storage(settings)
@@ -174,7 +187,7 @@ class _RepairedTable:
         self._connection = connection
         self._engines = engines
         self._table = table
-        self._progress = TableProgress(str(table.name), "comparing")
+        self._progress = TableProgress(str(table.name), RepairPhase.COMPARING)
         self._observe = observe
         self._log = get_logger("repair")
 
@@ -196,7 +209,7 @@ class _RepairedTable:
         except MirrorPumpError as error:
             return TableRepair(name, error=error)
         finally:
-            self._observe(replace(self._progress, step="done"))
+            self._observe(replace(self._progress, step=RepairPhase.DONE))
 
     def _attempt(self, *, dry_run: bool) -> TableRepair:
         dsn = self._settings.require_dsn()
@@ -241,12 +254,15 @@ class _RepairedTable:
             digests = TableDigests(heap, lake, chunks, snapshot, dsn, tasks, self._storage)
             return frontier, digests.compare(frontier)
 
+    def _publishes(self) -> None:
+        self._observe(replace(self._progress, step=RepairPhase.REPAIRING))
+
     def _publish(self, differing: DifferingRows, heap: HeapRows) -> Lsn:
         """Returns the frontier at which the rows were replaced."""
         dsn = self._settings.require_dsn()
         with connect(dsn, autocommit=True, application_name="mirror-pump-repair") as connection:
             guest = GuestPublisher(connection, self._settings.slot, self._storage)
-            publish = _RepairPublish(guest, connection, self._table, differing, heap, self._storage)
+            publish = _RepairPublish(guest, connection, self._table, differing, heap, self._storage, self._publishes)
             for _ in range(_TRIES - 1):
                 with suppress(CommitConflict):
                     return publish.run()
@@ -272,8 +288,10 @@ class _RepairPublish:
         differing: DifferingRows,
         heap: HeapRows,
         storage: StorageOptions,
+        before_lock: Callable[[], None],
     ) -> None:
         self._guest = guest
+        self._before_lock = before_lock
         self._connection = connection
         self._table = table
         self._differing = differing
@@ -291,6 +309,7 @@ class _RepairPublish:
         chosen = self._heap.among(self._differing, self._heap.changes)
         try:
             first = self._segment(self._differing, chosen)
+            self._before_lock()
             with (
                 ExitStack() as committing,
                 source_errors(f"repairing {self._table.name}"),

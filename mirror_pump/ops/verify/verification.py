@@ -81,13 +81,16 @@ class TableReport:
     table: str
     comparison: Comparison | None
     problem: str | None = None
-    """Why the table could not be compared, five times if it changed meanwhile: then it does not count as equal."""
+    """Why the table could not be compared, five times if it changed meanwhile, or not repaired: then it does not count
+    as equal."""
     frontier: Lsn | None = None
     """The frontier at which heap and lake were compared; None if they were not, and for a tiered table. Tables that had
     to be begun again have a newer one than the others."""
     compared: str | None = None
     """Of a tiered table, which partitions were compared, for people: those that heap and lake both hold.
     `different_rows` counts the rows that are named then, and `columns` is empty."""
+    repaired: int = 0
+    """Keys whose rows `--repair` has replaced before this comparison."""
 
     @property
     def equal(self) -> bool:
@@ -106,6 +109,7 @@ class TableReport:
             "differences": [*(comparison.differences if comparison else ())],
             "problem": self.problem,
             "compared": self.compared,
+            "repaired": self.repaired,
         }
 
 

@@ -13,16 +13,17 @@ import pytest
 
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.model import MirroredTable
+from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
-from mirror_pump.ops.verify.repair import TableRepair, repair
+from mirror_pump.ops.verify.repair import RepairPhase, TableRepair, repair
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import connect
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.drift import drift
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.drift import drift
 
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(6, 2))",
@@ -49,9 +50,6 @@ class DigestingRunner:
         self.before()
         return self.runner.submit(function, task)
 
-    def close(self) -> None:
-        self.runner.close()
-
 
 def never_compared(*_: Any) -> Comparison:
     raise AssertionError("a repair compares by digests")
@@ -73,7 +71,7 @@ def mirror(database: Database, warehouse: str) -> Mirror:
 
 def test_missing_extra_different_and_doubled_rows_are_replaced(mirror: Mirror) -> None:
     drift(
-        mirror,
+        mirror.settings,
         "t",
         removed=[("1",), ("2",), ("3",)],
         added=[("2", "wrong", "2"), ("900", "extra", None), ("10", "v10", "10"), ("11", "v11", "NaN")],
@@ -102,7 +100,7 @@ def test_what_the_stream_brings_during_a_comparison_wins(mirror: Mirror) -> None
     )
     mirror.catch_up()
     wrong = [(str(key), "wrong", "0.00") for key in (1, 2, 3, 4)]
-    drift(mirror, "t", removed=[(key,) for key, _, _ in wrong], added=wrong)
+    drift(mirror.settings, "t", removed=[(key,) for key, _, _ in wrong], added=wrong)
     changed: list[bool] = []
 
     def change() -> None:
@@ -155,7 +153,7 @@ def test_repairs_under_load_end_equal(mirror: Mirror) -> None:
         with mirror.pumping():
             for number in range(8):
                 keys = [(str(key),) for key in range(500, 560)]
-                drift(mirror, "t", removed=keys, added=[(key, f"wrong {number}", "9") for (key,) in keys[::2]])
+                drift(mirror.settings, "t", removed=keys, added=[(key, f"wrong {number}", "9") for (key,) in keys[::2]])
                 done = repaired(mirror, "t")
                 assert done.error is None
                 assert done.repaired
@@ -166,4 +164,24 @@ def test_repairs_under_load_end_equal(mirror: Mirror) -> None:
     finally:
         stop.set()
         writer.join()
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_what_is_published_between_writing_and_the_lock_wins(mirror: Mirror) -> None:
+    database = mirror.database
+    wrong = [(str(key), "wrong", "0.00") for key in (1, 2, 3)]
+    drift(mirror.settings, "t", removed=[(key,) for key, _, _ in wrong], added=wrong)
+    phases = []
+
+    def observe(progress: TableProgress) -> None:
+        phases.append(progress.step)
+        if progress.step == RepairPhase.REPAIRING:
+            database.execute("UPDATE t SET v = 'newer' WHERE id = 1", "DELETE FROM t WHERE id = 2")
+            mirror.await_frontier()
+
+    with mirror.pumping():
+        (done,) = repair(mirror.settings, mirrored(mirror, "t"), observe=observe)
+        mirror.await_frontier()
+    assert done.repaired
+    assert phases == ["comparing", "repairing", "done"]
     mirror.assert_equal("public.t", "public.other")

@@ -14,20 +14,24 @@ from mirror_pump.pipeline.operations.apply_stream import ApplyStream
 from mirror_pump.pipeline.operations.operation import SegmentChange
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.publish.guest_publish import GuestPublisher
+from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import connect
 from mirror_pump.source.relations.relations import resolve_name
-from mirror_pump.testing.mirror import Mirror
 
 
 def drift(
-    mirror: Mirror, name: str, *, removed: Sequence[tuple[str, ...]] = (), added: Sequence[tuple[str | None, ...]] = ()
+    settings: Settings,
+    name: str,
+    *,
+    removed: Sequence[tuple[str, ...]] = (),
+    added: Sequence[tuple[str | None, ...]] = (),
 ) -> None:
     """Removes the rows with these keys from the lake, and adds rows to it, all given as texts."""
-    with connect(mirror.settings.require_dsn(), autocommit=True) as connection:
+    with connect(settings.require_dsn(), autocommit=True) as connection:
         table = load_table(connection, resolve_name(connection, name)[1])
         assert table is not None
-        storage, schema = lake_storage(mirror.settings), LakeSchema.of_table(table)
+        storage, schema = lake_storage(settings), LakeSchema.of_table(table)
         data, file_schema = narrowed(typed_rows(added, table.columns, schema), schema)
         keys = typed_rows(removed, table.key_columns, schema).select(schema.key.arrow.names)
         files = SegmentFiles(
@@ -35,7 +39,7 @@ def drift(
             write_equality_delete_files(keys, schema, table.location, storage, None),
         )
         request = PublishRequest.of(table, ApplyStream((SegmentChange(files),)))
-        guest = GuestPublisher(connection, mirror.settings.slot, storage)
+        guest = GuestPublisher(connection, settings.slot, storage)
         with connection.transaction(), connection.cursor() as cursor:
             guest.lock(cursor)
             guest.stage(request)
