@@ -53,8 +53,8 @@ USUAL = (
     *("lake", "lake-plan"),
 )
 BENCHMARKS = (*USUAL, "lag-s3", "lag-tables", "tables", "serve", "conversion", "repair", "cluster")
-"""The last seven only when they are named: tables, serve, conversion and repair take minutes to make their tables, cluster is
-about machines that are not there, and lag-s3 and lag-tables are for the figures of docs/operations.md."""
+"""The last seven only when they are named: tables, serve, conversion and repair take minutes to make their tables,
+cluster is about machines that are not there, and lag-s3 and lag-tables are for the figures of docs/operations.md."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
 READERS_DOCUMENT = ROOT / "docs" / "readers.md"

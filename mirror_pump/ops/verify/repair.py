@@ -139,8 +139,6 @@ def refuse(table: MirroredTable) -> None:
         reason = "its lake table is partitioned"
     elif table.row_filter:
         reason = "it has a row filter"
-    elif any(column.type.mask is not None for column in table.key_columns):
-        reason = "a column of its key is masked, so rows of the lake cannot be looked up in the heap"
     if reason or KeyPacking.of(LakeSchema.of_table(table), b"-") is None:
         reason = reason or "a column of its key is a list"
         raise TableError(f"{table.name} cannot be repaired row by row: {reason}", copied)

@@ -6,24 +6,31 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
+from mirror_pump.errors import SourceError
 from mirror_pump.model import MirroredTable
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.repair import RepairPhase, TableRepair, repair
+from mirror_pump.ops.verify.requested_repairs import repair_where_different, verify_and_repair
+from mirror_pump.ops.verify.verification import verify
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import connect
+from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
 from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.drift import drift
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.resyncs import drop_slot, resynced
 
 TABLES = (
     "CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(6, 2))",
@@ -184,4 +191,128 @@ def test_what_is_published_between_writing_and_the_lock_wins(mirror: Mirror) -> 
         mirror.await_frontier()
     assert done.repaired
     assert phases == ["comparing", "repairing", "done"]
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_keys_and_values_of_many_types(mirror: Mirror) -> None:
+    """Keys of several columns, of which the lake's values are printed to find the heap's rows; values that need a raw
+    text column; a partitioned heap."""
+    database = mirror.database
+    database.execute(
+        "CREATE TABLE keys (d date, u uuid, b bytea, x numeric(8, 2), t timestamptz, s text, c char(4),"
+        " v numeric(6, 2), l int[], j jsonb, PRIMARY KEY (d, u, b, x, t, s, c)) PARTITION BY RANGE (d)",
+        "CREATE TABLE keys_old PARTITION OF keys FOR VALUES FROM (MINVALUE) TO ('2000-01-01')",
+        "CREATE TABLE keys_new PARTITION OF keys FOR VALUES FROM ('2000-01-01') TO (MAXVALUE)",
+        "INSERT INTO keys SELECT '1999-12-30'::date + g, md5(g::text)::uuid, decode(md5(g::text), 'hex'), g * -1.25,"
+        " '2024-03-31 00:59:59.123456+00'::timestamptz + g * interval '7 hours', E'\\'a\\\\, \" ' || g, 'c', g,"
+        " ARRAY[g, NULL], jsonb_build_object('g', g) FROM generate_series(0, 99) g",
+        "UPDATE keys SET v = 'NaN' WHERE v < 3",
+    )
+    mirror.register("keys")
+    mirror.catch_up()
+    columns = ("d", "u", "b", "x", "t", "s", "c")
+    printed = ", ".join(f"format('%s', {name})" for name in columns)
+    keys = database.rows(f"SELECT {printed} FROM keys ORDER BY d LIMIT 10")
+    wrong = [(*key, "1.00", None, None) for key in keys[:5]]
+    drift(mirror.settings, "keys", removed=keys, added=wrong)
+    done = repaired(mirror, "keys")
+    assert (done.error, done.missing, done.different, done.extra) == (None, 5, 5, 0)
+    assert repaired(mirror, "keys").differing == 0
+    assert verify(mirror.settings).equal
+    mirror.assert_equal("public.t", "public.other")
+
+
+@pytest.mark.parametrize("statement", ["ALTER TABLE t ADD COLUMN more int DEFAULT 3", "VACUUM FULL t", "TRUNCATE t"])
+def test_a_table_that_changes_as_a_whole_meanwhile_is_compared_again(mirror: Mirror, statement: str) -> None:
+    statements = [statement]
+
+    def change() -> None:
+        if statements:
+            mirror.database.execute(statements.pop())
+            mirror.await_frontier()
+            mirror.await_live("public.t")
+
+    drift(mirror.settings, "t", removed=[("1",)], added=[("900", "extra", None)])
+    engine = ComparisonEngine(DigestingRunner(ThreadTaskRunner(), change), never_compared)
+    with mirror.pumping():
+        (done,) = repair(mirror.settings, mirrored(mirror, "t"), engine=engine)
+        mirror.await_frontier()
+    assert statements == []
+    assert done.error is None
+    assert done.repaired != statement.startswith("TRUNCATE")
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_an_empty_lake_table_is_filled(mirror: Mirror) -> None:
+    drift(mirror.settings, "t", removed=[(str(key),) for key in range(1, 501)])
+    with mirror.pumping():
+        done = repaired(mirror, "t")
+    assert (done.missing, done.lake_rows, done.repaired) == (500, 0, True)
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_what_cannot_be_repaired_is_refused_and_left_alone(mirror: Mirror) -> None:
+    mirror.database.execute(
+        "CREATE TABLE filtered (id int PRIMARY KEY, v int)",
+        "CREATE TABLE parts (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE parts_0 PARTITION OF parts FOR VALUES FROM (0) TO (100)",
+    )
+    mirror.register("filtered", choices=ColumnChoices(where="id > 3"))
+    mirror.register("parts", retention=RetentionWish(lag="10"))
+    mirror.catch_up()
+    reasons = {"filtered": "row filter", "parts": "rows leave the heap"}
+    for name, reason in reasons.items():
+        error = repaired(mirror, name).error
+        assert error is not None
+        assert reason in str(error)
+        assert f"mirror-pump resync public.{name}" in error.remedy
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_masked_values_stay_masked(mirror: Mirror, warehouse: str) -> None:
+    mirror.database.execute(
+        "CREATE TABLE people (id int PRIMARY KEY, email text)",
+        "INSERT INTO people SELECT g, 'Unmasked-' || g FROM generate_series(1, 50) g",
+    )
+    mirror.register("people", choices=parse_choices([], [], ["email=sha256"]))
+    mirror.catch_up()
+    drift(mirror.settings, "people", removed=[("1",), ("2",)])
+    done = repaired(mirror, "people")
+    assert (done.error, done.missing) == (None, 2)
+    assert verify(mirror.settings).equal
+    files = [path for path in Path(warehouse.removeprefix("file://")).rglob("*") if path.is_file()]
+    assert files
+    assert not any(b"Unmasked" in path.read_bytes() for path in files)
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_without_a_pump_a_repair_starts_one(mirror: Mirror) -> None:
+    drift(mirror.settings, "t", removed=[("1",), ("2",)])
+    mirror.database.execute("UPDATE t SET v = 'newer' WHERE id = 2")
+    (done, unchanged) = repair_where_different(mirror.settings, [], dry_run=False)
+    assert (unchanged.table, unchanged.missing, unchanged.repaired) == ("public.t", 1, True)
+    assert (done.table, done.differing, done.repaired) == ("public.other", 0, False)
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_after_a_lost_slot_it_is_refused(mirror: Mirror) -> None:
+    drift(mirror.settings, "t", removed=[("1",)])
+    drop_slot(mirror)
+    for names in (["t"], []):
+        with pytest.raises(SourceError) as refused:
+            repair_where_different(mirror.settings, names, dry_run=False)
+        assert "mirror-pump resync --all" in refused.value.remedy
+    resynced(mirror)
+    mirror.catch_up()
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_verify_repairs_what_differs_and_compares_again(mirror: Mirror) -> None:
+    drift(mirror.settings, "t", removed=[("1",)], added=[("700", "extra", None)])
+    with mirror.pumping():
+        assert not verify(mirror.settings).equal
+        report = verify_and_repair(mirror.settings, [])
+        assert report.equal
+        assert {table.table: table.repaired for table in report.tables} == {"public.t": 2, "public.other": 0}
+        assert verify(mirror.settings).equal
     mirror.assert_equal("public.t", "public.other")
