@@ -24,10 +24,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -42,12 +42,12 @@ from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableMode, TableState, format_lsn
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.ops.verify.catch_up_changes import CatchUpStream, ChangedRow, Key
-from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, Engines, EnginesBySize, SingleEngine
 from mirror_pump.ops.verify.differing_rows import DifferingRows
+from mirror_pump.ops.verify.followed_heap import FollowedHeap
 from mirror_pump.ops.verify.frontier_catch_up import reach
 from mirror_pump.ops.verify.heap_copy import Disturbed
-from mirror_pump.ops.verify.heap_rows import HeapRows
 from mirror_pump.ops.verify.pinned_tables import pinned, snapshot_reader
+from mirror_pump.ops.verify.repair_runners import RepairRunners
 from mirror_pump.ops.verify.table_digests import TASK_BYTES, ComparedDigests, TableDigests
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.missing_files.missing_files import refuse_missing
@@ -63,6 +63,9 @@ from mirror_pump.source.connect import PgConnection, connect, portable_dsn, sour
 from mirror_pump.source.heap.block_reader import FilenodeChanged, HeapLocked, plan_chunks
 from mirror_pump.source.stream.consistent_point import ConsistentPoint
 from sql import queries
+
+if TYPE_CHECKING:
+    from mirror_pump.engine.spark_runtime.runner import TaskRunner
 
 _SQL = queries("verify")
 
@@ -149,21 +152,21 @@ def repair(
     tables: Sequence[MirroredTable],
     *,
     dry_run: bool = False,
-    engine: ComparisonEngine | None = None,
+    runner: TaskRunner | None = None,
     observe: Callable[[TableProgress], None] = lambda _: None,
 ) -> list[TableRepair]:
     """Repair tables one after the other. With `dry_run`, only compare them.
 
-    If no pump runs, starts one until the frontier has caught up. `engine`: its runner reads all tables; without it,
-    Spark reads large ones. `observe` is called in this thread. Raises SourceError and ConnectionLost if the database
+    If no pump runs, starts one until the frontier has caught up. `runner` runs all tasks; without it, Spark
+    those of large tables. `observe` is called in this thread. Raises SourceError and ConnectionLost if the database
     does not answer or has no free slot.
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-repair") as connection:
         storage = lake_storage(settings)
         refresh_profiles(storage, connection)
-        with EnginesBySize(settings, storage) if engine is None else nullcontext(SingleEngine(engine)) as engines:
+        with RepairRunners(settings, runner) as runners:
             return [
-                _RepairedTable(settings, storage, connection, engines, table, observe).run(dry_run=dry_run)
+                _RepairedTable(settings, storage, connection, runners, table, observe).run(dry_run=dry_run)
                 for table in tables
             ]
 
@@ -176,14 +179,14 @@ class _RepairedTable:
         settings: Settings,
         storage: StorageOptions,
         connection: PgConnection,
-        engines: Engines,
+        runners: RepairRunners,
         table: MirroredTable,
         observe: Callable[[TableProgress], None],
     ) -> None:
         self._settings = settings
         self._storage = storage
         self._connection = connection
-        self._engines = engines
+        self._runners = runners
         self._table = table
         self._progress = TableProgress(str(table.name), RepairPhase.COMPARING)
         self._observe = observe
@@ -221,7 +224,7 @@ class _RepairedTable:
             reach(self._settings, point.lsn)
             with point.stream(self._settings.publication) as stream:
                 following = CatchUpStream(stream, tables, point.lsn)
-                heap = HeapRows(self._table, LakeSchema.of_table(self._table), following, reader, self._frontier)
+                heap = FollowedHeap(self._table, LakeSchema.of_table(self._table), following, reader, self._frontier)
                 frontier, compared = self._compare(heap, exported)
                 differing = compared.differing
                 found = TableRepair(str(self._table.name), compared.heap_rows, compared.lake_rows, frontier=frontier)
@@ -236,7 +239,7 @@ class _RepairedTable:
         ((applied,),) = self._connection.execute(_SQL["applied"], {"slot": self._settings.slot}).fetchall()
         return Lsn(applied)
 
-    def _compare(self, heap: HeapRows, snapshot: str) -> tuple[Lsn, ComparedDigests]:
+    def _compare(self, heap: FollowedHeap, snapshot: str) -> tuple[Lsn, ComparedDigests]:
         """Compares heap and lake at the frontier. `snapshot`: the exported snapshot of the consistent point."""
         tables = {self._table.table_id: self._table}
         with pinned(self._connection, tables) as (frontier, locations, _):
@@ -247,7 +250,7 @@ class _RepairedTable:
             chunks = plan_chunks(heap.reader, self._table.table_id, TASK_BYTES)
             relations = {"relations": sorted({chunk.relation_id for chunk in chunks})}
             ((nbytes,),) = self._connection.execute(_SQL["bytes"], relations).fetchall()
-            tasks = Tasks(self._engines.for_tables(nbytes, lake.metadata_location).runner, lambda: False)
+            tasks = Tasks(self._runners.for_heap(nbytes), lambda: False)
             dsn = portable_dsn(self._settings.require_dsn(), heap.reader)
             digests = TableDigests(heap, lake, chunks, snapshot, dsn, tasks, self._storage)
             return frontier, digests.compare(frontier)
@@ -255,7 +258,7 @@ class _RepairedTable:
     def _publishes(self) -> None:
         self._observe(replace(self._progress, step=RepairPhase.REPAIRING))
 
-    def _publish(self, differing: DifferingRows, heap: HeapRows) -> Lsn:
+    def _publish(self, differing: DifferingRows, heap: FollowedHeap) -> Lsn:
         """Returns the frontier at which the rows were replaced."""
         dsn = self._settings.require_dsn()
         with connect(dsn, autocommit=True, application_name="mirror-pump-repair") as connection:
@@ -284,7 +287,7 @@ class _RepairPublish:
         connection: PgConnection,
         table: MirroredTable,
         differing: DifferingRows,
-        heap: HeapRows,
+        heap: FollowedHeap,
         storage: StorageOptions,
         before_lock: Callable[[], None],
     ) -> None:

@@ -25,7 +25,6 @@ def repair_where_different(
     names: Sequence[str],
     *,
     dry_run: bool,
-    engine: ComparisonEngine | None = None,
     observe: Observe = lambda _: None,
 ) -> list[TableRepair]:
     """Repair the named tables, or all mirrored ones. With `dry_run`, only compare them.
@@ -40,9 +39,7 @@ def repair_where_different(
         )
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-repair") as connection:
         tables = [load_table(connection, table.table_id) for table in plan.tables]
-    return repair(
-        settings, [table for table in tables if table is not None], dry_run=dry_run, engine=engine, observe=observe
-    )
+    return repair(settings, [table for table in tables if table is not None], dry_run=dry_run, observe=observe)
 
 
 def verify_and_repair(
@@ -56,9 +53,7 @@ def verify_and_repair(
     different = [table.table for table in report.tables if table.comparison is not None and not table.equal]
     if not different:
         return report
-    done = {
-        table.table: table for table in repair(settings, _loaded(settings, different), engine=engine, observe=observe)
-    }
+    done = {table.table: table for table in repair(settings, _loaded(settings, different), observe=observe)}
     repaired = [name for name in different if done[name].error is None]
     again = verify(settings, repaired, engine, observe) if repaired else report
     by_name = {table.table: table for table in again.tables} if repaired else {}

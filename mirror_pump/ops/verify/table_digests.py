@@ -35,8 +35,8 @@ from mirror_pump.ops.verify.differing_rows import (
     row_words,
     unequal_buckets,
 )
+from mirror_pump.ops.verify.followed_heap import FollowedHeap
 from mirror_pump.ops.verify.heap_copy import Disturbed
-from mirror_pump.ops.verify.heap_rows import HeapRows
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.tier_files import tier_ranges
 from mirror_pump.runtime.cores import available_cores
@@ -64,7 +64,7 @@ class TableDigests:
 
     def __init__(
         self,
-        heap: HeapRows,
+        heap: FollowedHeap,
         lake: LakeTable,
         chunks: Sequence[Chunk],
         snapshot: str,

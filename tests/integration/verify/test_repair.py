@@ -16,8 +16,6 @@ from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import SourceError
 from mirror_pump.model import MirroredTable
 from mirror_pump.ops.table_progress import TableProgress
-from mirror_pump.ops.verify.comparison import Comparison
-from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.repair import RepairPhase, TableRepair, repair
 from mirror_pump.ops.verify.requested_repairs import repair_where_different, verify_and_repair
 from mirror_pump.ops.verify.verification import verify
@@ -56,10 +54,6 @@ class DigestingRunner:
     def submit(self, function: Callable[[Any], Any], task: Any) -> Future[Any]:
         self.before()
         return self.runner.submit(function, task)
-
-
-def never_compared(*_: Any) -> Comparison:
-    raise AssertionError("a repair compares by digests")
 
 
 def repaired(mirror: Mirror, name: str, *, dry_run: bool = False) -> TableRepair:
@@ -122,9 +116,9 @@ def test_what_the_stream_brings_during_a_comparison_wins(mirror: Mirror) -> None
             )
             mirror.await_frontier()
 
-    engine = ComparisonEngine(DigestingRunner(ThreadTaskRunner(), change), never_compared)
+    runner = DigestingRunner(ThreadTaskRunner(), change)
     with mirror.pumping():
-        (done,) = repair(mirror.settings, mirrored(mirror, "t"), engine=engine)
+        (done,) = repair(mirror.settings, mirrored(mirror, "t"), runner=runner)
         assert (done.error, done.different, done.missing, done.extra) == (None, 4, 0, 0)
         mirror.await_frontier()
     assert changed
@@ -233,9 +227,9 @@ def test_a_table_that_changes_as_a_whole_meanwhile_is_compared_again(mirror: Mir
             mirror.await_live("public.t")
 
     drift(mirror.settings, "t", removed=[("1",)], added=[("900", "extra", None)])
-    engine = ComparisonEngine(DigestingRunner(ThreadTaskRunner(), change), never_compared)
+    runner = DigestingRunner(ThreadTaskRunner(), change)
     with mirror.pumping():
-        (done,) = repair(mirror.settings, mirrored(mirror, "t"), engine=engine)
+        (done,) = repair(mirror.settings, mirrored(mirror, "t"), runner=runner)
         mirror.await_frontier()
     assert statements == []
     assert done.error is None

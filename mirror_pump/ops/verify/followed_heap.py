@@ -21,7 +21,7 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.heap.row_lookup import read_rows
 
 
-class HeapRows:
+class FollowedHeap:
     """The rows that the heap has at the frontier: those of the consistent point, with the stream's changes on top."""
 
     def __init__(
