@@ -30,6 +30,7 @@ from benchmarks import (
     bench_load,
     bench_memory,
     bench_read,
+    bench_repair,
     bench_retire,
     bench_schema,
     bench_seam,
@@ -51,9 +52,9 @@ USUAL = (
     *("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "fold", "schema", "ingest", "load"),
     *("lake", "lake-plan"),
 )
-BENCHMARKS = (*USUAL, "lag-s3", "lag-tables", "tables", "serve", "conversion", "cluster")
-"""The last six only when they are named: tables, serve and conversion take minutes to make their tables, cluster is
-about machines that are not there, and lag-s3 and lag-tables are for the figures of docs/operations.md."""
+BENCHMARKS = (*USUAL, "lag-s3", "lag-tables", "tables", "serve", "conversion", "repair", "cluster")
+"""The last seven only when they are named: tables, serve, conversion and repair take minutes to make their tables,
+cluster is about machines that are not there, and lag-s3 and lag-tables are for the figures of docs/operations.md."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
 READERS_DOCUMENT = ROOT / "docs" / "readers.md"
@@ -91,6 +92,7 @@ class Suite:
         for name, rows, benchmark in (
             ("lag", bench_lag.rows_at(self._options), bench_lag.run),
             ("schema", bench_schema.rows_at(self._options), bench_schema.run),
+            ("repair", bench_repair.rows_at(self._options), bench_repair.run),
         ):
             if name in self._chosen:
                 with self._guarded(name), self._mirror(f"bench_{name}", rows) as mirror:

@@ -46,6 +46,7 @@ from mirror_pump.ops.status.status_report import (
     TableStatus,
 )
 from mirror_pump.ops.verify.comparison import Comparison
+from mirror_pump.ops.verify.repair import TableRepair
 from mirror_pump.ops.verify.verification import TableReport, VerifyReport
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.former_locations import EndedBy, FormerLocation
@@ -151,6 +152,7 @@ def parts() -> dict[str, Part]:
                 Keys("tables[]", (TableResync,), computed={"remedy": ""}),
             ),
         ),
+        "repair": Part({"tables": [_REPAIRED.to_json()]}, (Keys("tables[]", (TableRepair,), computed={"remedy": ""}),)),
     }
 
 
@@ -334,6 +336,8 @@ _VERIFIED = VerifyReport(
     Lsn(0x5A3F2E8),
     (TableReport("public.orders", Comparison(1000103, 1000103, 0, ()), frontier=Lsn(0x5A3F2E8)),),
 )
+
+_REPAIRED = TableRepair("public.orders", 1000103, 1000101, missing=2, repaired=True, frontier=_FRONTIER)
 
 _RECONCILED = Reconciled(
     timeline=2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,12 +10,13 @@ import typer
 from mirror_pump.cli.arguments.completion import tables_argument
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
 from mirror_pump.cli.terminal.output import bytes_text, count_text, remark, report_error, say, write_json
-from mirror_pump.cli.terminal.progress import copy_progress
+from mirror_pump.cli.terminal.progress import copy_progress, verify_progress
 from mirror_pump.errors import UsageError
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     from mirror_pump.ops.resync.resync import Resync, TableResync
+    from mirror_pump.ops.verify.repair import TableRepair
 
 
 def add(app: typer.Typer) -> None:
@@ -32,6 +34,9 @@ def add(app: typer.Typer) -> None:
         no_wait: Annotated[
             bool, typer.Option("--no-wait", help="Return once the tables are marked; a running pump copies them")
         ] = False,
+        where_different: Annotated[
+            bool, typer.Option("--where-different", help="Compare, and replace only the rows that differ: no copy")
+        ] = False,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done")] = False,
         as_json: AsJson = False,
     ) -> int:
@@ -42,16 +47,27 @@ def add(app: typer.Typer) -> None:
         policies stay, and so do rows that only the lake has. A server that was promoted or restored so that the pump
         refuses it is a matter of reconcile.
 
+        With --where-different, heap and lake are compared by digests, and the rows of the lake that differ are replaced
+        in one publish for each table. That needs a slot that is not lost; --dry-run says what differs.
+
         If resync is interrupted, run it again: it goes on. Exit code 1 if a table cannot be copied; the others are.
         """
         if bool(tables) == every:
             raise UsageError("--all takes no TABLE" if every else "name a TABLE, or give --all")
+        if where_different and no_wait:
+            raise UsageError("--where-different does its work itself: leave out --no-wait")
 
         from mirror_pump.ops.resync.resync import plan_resync
         from mirror_pump.ops.resync.resync import resync as copy_again
         from mirror_pump.ops.setup.stored_settings import complete
 
         settings = complete(settings)
+        if where_different:
+            from mirror_pump.ops.verify.requested_repairs import repair_where_different
+
+            with verify_progress() as show_table:
+                repaired = repair_where_different(settings, tables or (), dry_run=dry_run, observe=show_table)
+            return _show_repairs(repaired, as_json=as_json)
         if dry_run:
             return _show(plan_resync(settings, tables or ()), "would be ", as_json=as_json)
         with copy_progress() as show:
@@ -81,6 +97,28 @@ def _show(result: Resync, verb: str, *, as_json: bool) -> int:
     if not result.tables:
         remark("no table is mirrored: mirror-pump register TABLE")
     return int(result.failed)
+
+
+def _show_repairs(tables: Sequence[TableRepair], *, as_json: bool) -> int:
+    """Prints what was repaired. Returns the exit code."""
+    if as_json:
+        write_json({"tables": [table.to_json() for table in tables]})
+        return int(any(table.error is not None for table in tables))
+    for table in tables:
+        if table.error is not None:
+            report_error(table.error, "was not repaired", table.table)
+            continue
+        rows = f"heap {count_text(table.heap_rows)} rows, lake {count_text(table.lake_rows)} rows"
+        counts = f"{table.missing:,} missing, {table.extra:,} extra, {table.different:,} different"
+        difference = f"{counts}{', repaired' if table.repaired else ''}" if table.differing else "equal"
+        say(
+            f"{table.table}: {difference} ({rows} before)"
+            if table.repaired
+            else f"{table.table}: {difference} ({rows})"
+        )
+    if not tables:
+        remark("no table is mirrored: mirror-pump register TABLE")
+    return int(any(table.error is not None for table in tables))
 
 
 def _text(table: TableResync, verb: str) -> str:

@@ -20,6 +20,9 @@ def add(app: typer.Typer) -> None:
         tables: Annotated[
             list[str] | None, tables_argument(r"Table names as Postgres reads them \[all live tables]")
         ] = None,
+        repair: Annotated[
+            bool, typer.Option("--repair", help="Replace the rows of the lake that differ, and compare again")
+        ] = False,
         as_json: AsJson = False,
     ) -> int:
         """Compare every column of every row of the heap with the lake, at a single frontier, while writes continue.
@@ -30,18 +33,23 @@ def add(app: typer.Typer) -> None:
 
         Tables of up to 64 MiB are compared by DuckDB inside this process (pip install 'mirror-pump[sql]'), larger ones
         by Spark, which takes some ten seconds to start. Both compare the same.
+
+        With --repair, the rows of the lake that differ are replaced by those of the heap, at the frontier, while writes
+        continue. Exit code 1 if a table differs afterwards, or cannot be repaired in this way.
         """
         from mirror_pump.ops.setup.stored_settings import complete
+        from mirror_pump.ops.verify.requested_repairs import verify_and_repair
         from mirror_pump.ops.verify.verification import verify as compare
 
+        compares = verify_and_repair if repair else compare
         with verify_progress() as show:
-            report = compare(complete(settings), tables or (), observe=show)
+            report = compares(complete(settings), tables or (), observe=show)
         result: dict[str, Any] = report.to_json()
         if as_json:
             write_json(result)
         else:
             for table in result["tables"]:
-                if table["problem"] is not None:
+                if table["problem"] is not None and table["frontier"] is None:
                     say(f"{table['table']}: NOT COMPARED ({table['problem']})")
                     continue
                 rows = f"heap {count_text(table['heap_rows'])} rows, lake {count_text(table['lake_rows'])} rows"
@@ -49,7 +57,11 @@ def add(app: typer.Typer) -> None:
                 at = "" if table["frontier"] == result["frontier"] else f", at frontier {table['frontier']}"
                 if table["compared"] is not None:
                     at = f"; {table['compared']}"
+                if table["repaired"]:
+                    at += f"; {count_text(table['repaired'])} rows were repaired"
                 say(f"{table['table']}: {'equal' if table['equal'] else 'DIFFERENT'} ({rows}{at})")
+                if table["problem"] is not None:
+                    say(f"  {table['problem']}")
                 for difference in table["differences"]:
                     say(f"  {_inline(difference)}")
             say(f"compared at frontier {result['frontier']}")

@@ -31,14 +31,14 @@ class LakeFile:
 
 @dataclass(frozen=True)
 class TierRange:
-    """Data files of the lake. Only rows with a tier value in [lo, hi) count."""
+    """Data files of the lake. Only rows with a tier value in [lo, hi) count; all rows without a tier key."""
 
     files: tuple[LakeFile, ...]
     positions: tuple[str, ...]
     """Position-delete files that may refer to rows of the data files."""
     schema: LakeSchema
-    tier_id: int
-    """Field ID of the tier key."""
+    tier_id: int | None
+    """Field ID of the tier key; None: the table has none."""
     lo: int
     hi: int
     storage: StorageOptions
@@ -52,7 +52,7 @@ class LiveRows:
     """By field ID, in the types of the schema. A column that the file lacks is missing."""
     rows: int
     tiers: npt.NDArray[np.int64]
-    """The rows' tier values."""
+    """The rows' tier values; empty without a tier key."""
     deleted: PackedKeys | None
     """Keys of equality deletes. Rows that have one of them are not live."""
 
@@ -67,13 +67,15 @@ def live_rows(chosen: TierRange, packing: KeyPacking) -> Iterator[LiveRows]:
             deleted[file.deletes] = PackedKeys.concatenated([part.keys for part in parts], packing.words)
         positions = hidden.get(file.path)
         for _, columns, live in stored_rows(file.path, chosen.schema, positions, chosen.storage, _BATCH_ROWS):
-            tiers = as_numbers(columns[chosen.tier_id])
-            live &= (tiers >= chosen.lo) & (tiers < chosen.hi)
+            tiers = np.zeros(0, np.int64)
+            if chosen.tier_id is not None:
+                tiers = as_numbers(columns[chosen.tier_id])
+                live &= (tiers >= chosen.lo) & (tiers < chosen.hi)
             if not live.any():
                 continue
             if not live.all():
                 columns = {field_id: column.filter(pa.array(live)) for field_id, column in columns.items()}
-            yield LiveRows(columns, int(live.sum()), tiers[live], deleted.get(file.deletes))
+            yield LiveRows(columns, int(live.sum()), tiers[live] if len(tiers) else tiers, deleted.get(file.deletes))
 
 
 class KeySet:

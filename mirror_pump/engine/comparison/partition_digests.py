@@ -1,4 +1,4 @@
-"""Spark tasks that compare a heap partition with the lake: they digest whole rows of either side.
+"""Spark tasks that compare a heap table or partition with the lake: they digest whole rows of either side.
 
 Rows whose keys are in the table's corrections are left out on both sides; the database compares those. Both sides
 return the number of rows and the sum of their hashes for each bucket of keys. If these differ, a second pass returns
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from mirror_pump.engine.comparison.live_rows import KeySet, TierRange, live_rows
-from mirror_pump.engine.comparison.row_hashes import BUCKETS, HashSecret, Words, buckets_of, row_hashes
+from mirror_pump.engine.comparison.row_hashes import BUCKET_BITS, HashSecret, Words, buckets_of, row_hashes
 from mirror_pump.lake.format.raw_text_columns import raw_text_id
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.model import Column
@@ -37,6 +37,10 @@ class Comparing:
     """Buckets whose rows to return; None for sums only."""
     among: PackedKeys | None = None
     """Restricts the returned rows to these keys; None for no restriction."""
+    bucket_bits: int = BUCKET_BITS
+    """There are 2^bucket_bits buckets."""
+    returns_key_columns: bool = False
+    """Whether returned rows have their keys as columns, and not as readable text."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,9 @@ class Digest:
     """Rows in the wanted buckets."""
 
     @classmethod
-    def total(cls, parts: list[Digest]) -> Digest:
+    def total(cls, parts: list[Digest], bucket_bits: int = BUCKET_BITS) -> Digest:
         """The digest of all parts together."""
-        sums = np.zeros((BUCKETS, 3), np.uint64)
+        sums = np.zeros((1 << bucket_bits, 3), np.uint64)
         for part in parts:
             sums += part.sums
         digested = [part.rows for part in parts if part.rows is not None]
@@ -78,11 +82,12 @@ class Digest:
 
 @dataclass(frozen=True)
 class DigestedRows:
-    """Individual rows: packed keys, hashes, and keys as readable text."""
+    """Individual rows: packed keys, hashes, and keys as readable text or as columns."""
 
     keys: PackedKeys
     hashes: tuple[Words, Words]
     texts: tuple[str, ...]
+    key_columns: tuple[pa.Array, ...] = ()
 
     @staticmethod
     def together(parts: list[DigestedRows]) -> DigestedRows:
@@ -91,6 +96,7 @@ class DigestedRows:
             PackedKeys.concatenated([part.keys for part in parts], words),
             (np.concatenate([part.hashes[0] for part in parts]), np.concatenate([part.hashes[1] for part in parts])),
             tuple(text for part in parts for text in part.texts),
+            tuple(map(pa.concat_arrays, zip(*(part.key_columns for part in parts), strict=True))),
         )
 
 
@@ -123,12 +129,19 @@ def digest_files(task: FilesTask) -> Digest:
     return digester.digest()
 
 
+def digest_rows(columns: dict[int, pa.Array], rows: int, comparing: Comparing) -> Digest:
+    """Digests rows that are in memory. `columns` are by field ID."""
+    digester = _Digester(comparing)
+    digester.add(columns, rows)
+    return digester.digest()
+
+
 class _Digester:
     """Sums up the rows of one task."""
 
     def __init__(self, comparing: Comparing) -> None:
         self._comparing = comparing
-        self._sums = np.zeros((BUCKETS, 3), np.uint64)
+        self._sums = np.zeros((1 << comparing.bucket_bits, 3), np.uint64)
         self._rows: list[DigestedRows] = []
         by_name = {column.name: column.field_id for column in comparing.columns}
         self._key_ids = [by_name[name] for name in comparing.key]
@@ -153,7 +166,7 @@ class _Digester:
             excluded |= self._deleted[1].among(keys)
         first, second = row_hashes(columns, rows, self._comparing.secret)
         places = np.flatnonzero(~excluded)
-        buckets = buckets_of(keys.first)
+        buckets = buckets_of(keys.first, self._comparing.bucket_bits)
         np.add.at(self._sums[:, 0], buckets[places], np.uint64(1))
         np.add.at(self._sums[:, 1], buckets[places], first[places])
         np.add.at(self._sums[:, 2], buckets[places], second[places])
@@ -161,14 +174,14 @@ class _Digester:
             places = places[np.isin(buckets[places], list(self._comparing.returned_buckets))]
             if self._among is not None:
                 places = places[self._among.among(keys.take(places))]
-            texts = zip(
-                *(columns[field_id].take(pa.array(places)).to_pylist() for field_id in self._key_ids), strict=True
-            )
-            self._rows.append(
-                DigestedRows(
-                    keys.take(places), (first[places], second[places]), tuple(", ".join(map(str, row)) for row in texts)
-                )
-            )
+            taken = tuple(columns[field_id].take(pa.array(places)) for field_id in self._key_ids)
+            hashes = first[places], second[places]
+            if self._comparing.returns_key_columns:
+                self._rows.append(DigestedRows(keys.take(places), hashes, (), taken))
+            else:
+                texts = zip(*(column.to_pylist() for column in taken), strict=True)
+                joined = tuple(", ".join(map(str, row)) for row in texts)
+                self._rows.append(DigestedRows(keys.take(places), hashes, joined))
 
     def digest(self) -> Digest:
         if self._comparing.returned_buckets is None:

@@ -30,7 +30,8 @@ from mirror_pump.lake.key_index.packed_keys import MULTIPLIER, as_numbers
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 
-BUCKETS = 4096
+BUCKET_BITS = 12
+BUCKETS = 1 << BUCKET_BITS
 """Rows are counted and summed by buckets of their keys, so that a difference is confined to few buckets."""
 
 _WORD = (1 << 64) - 1
@@ -73,9 +74,9 @@ def row_hashes(columns: Mapping[int, pa.Array], rows: int, secret: HashSecret) -
     return mixed(lanes[0]), mixed(lanes[1])
 
 
-def buckets_of(first_words: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The bucket of each packed key."""
-    return (mixed(first_words.view(np.uint64)) >> np.uint64(52)).astype(np.int64)
+def buckets_of(first_words: npt.NDArray[np.int64], bits: int = BUCKET_BITS) -> npt.NDArray[np.int64]:
+    """The bucket of each packed key, among 2^bits."""
+    return (mixed(first_words.view(np.uint64)) >> np.uint64(64 - bits)).astype(np.int64)
 
 
 def mixed(words: Words) -> Words:

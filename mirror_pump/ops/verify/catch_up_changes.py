@@ -8,6 +8,7 @@ and the interval is short.
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -35,6 +36,8 @@ class UnchangedValue:
 
 
 Cell: TypeAlias = str | UnchangedValue | None
+ChangedRow: TypeAlias = tuple[Cell, ...] | None
+"""The last version of a row; None if it was deleted."""
 
 
 @dataclass
@@ -42,7 +45,7 @@ class CatchUpTable:
     """One table's changes since the consistent point."""
 
     table: MirroredTable
-    rows: dict[Key, tuple[Cell, ...] | None] = field(default_factory=dict)
+    rows: dict[Key, ChangedRow] = field(default_factory=dict)
     """By key, the last version of each changed row, or None if the row was deleted. Without a key, by the row's number:
     rows are only inserted."""
     truncated: bool = False
@@ -64,7 +67,8 @@ class CatchUpChanges:
         self._skip = False
 
     def feed(self, message: bytes, until: Lsn) -> bool:
-        """Take one message. Return False, and discard the transaction, if the message ends one beyond `until`."""
+        """Take one message. Return False if it ends a transaction beyond `until`: that is applied once the message
+        comes again with a later `until`."""
         tag = message[:1]
         if tag == b"B":
             self._pending = []
@@ -179,17 +183,44 @@ def former_rows(changes: CatchUpTable, reader: PgConnection) -> dict[Key, tuple[
     return {tuple(str(row[place]) for place in places): row for row in rows}
 
 
+class CatchUpStream:
+    """Applies a temporary slot's stream up to one frontier after another."""
+
+    def __init__(self, stream: ReplicationStream, tables: Mapping[TableId, MirroredTable], start: Lsn) -> None:
+        """`start`: the slot's consistent point."""
+        self._stream = stream
+        self._start = start
+        self._messages: deque[bytes] = deque()
+        """What was received and belongs to later transactions."""
+        self.changes = CatchUpChanges(tables, start)
+
+    def follow(self, until: Lsn) -> None:
+        """Applies all transactions that ended at or before `until`, which the WAL has reached. Call it at least every
+        half minute: the server ends a connection that is silent for `wal_sender_timeout`."""
+        start = self._start
+        while self._feed(until):
+            block = self._stream.read(_STREAM_WAIT)
+            self._messages.extend(block.contents())
+            keepalive = self._stream.keepalive
+            if not len(block) and (
+                self.changes.position >= until or (keepalive is not None and keepalive.wal_end >= until)
+            ):
+                break
+            self._stream.send_status(start, start, start, reply=not len(block))
+
+    def _feed(self, until: Lsn) -> bool:
+        """Returns whether messages have to be received to reach `until`."""
+        while self._messages:
+            if not self.changes.feed(self._messages[0], until):
+                return False
+            self._messages.popleft()
+        return self.changes.position < until
+
+
 def read_catch_up_changes(
     stream: ReplicationStream, tables: Mapping[TableId, MirroredTable], start: Lsn, until: Lsn
 ) -> CatchUpChanges:
     """The changes of all transactions that ended after `start` and at or before `until`."""
-    changes = CatchUpChanges(tables, start)
-    while True:
-        messages = stream.read(_STREAM_WAIT)
-        for message in messages.contents():
-            if not changes.feed(message, until):
-                return changes
-        keepalive = stream.keepalive
-        if changes.position >= until or (keepalive is not None and keepalive.wal_end >= until and not len(messages)):
-            return changes
-        stream.send_status(start, start, start, reply=not len(messages))
+    catch_up = CatchUpStream(stream, tables, start)
+    catch_up.follow(until)
+    return catch_up.changes

@@ -91,15 +91,15 @@ def with_changes(heap: LakeTable, changes: CatchUpTable, reader: PgConnection, s
         return heap
     table, schema = changes.table, without_raw_text(heap.schema)
     raw_text = raw_text_fields(heap.schema)
-    rows = _rows(changes, reader)
+    rows = changed_rows(changes, reader)
     data: tuple[WrittenFile, ...] = ()
     deletes: tuple[WrittenFile, ...] = ()
     if rows:
-        typed, file_schema = narrowed(_typed(rows, table.columns, schema), schema)
+        typed, file_schema = narrowed(typed_rows(rows, table.columns, schema), schema)
         raw_text |= raw_text_fields(file_schema)
         data = (write_data_file(typed, file_schema, heap.location, storage),)
     if changes.rows and not table.append_only:
-        keys = _typed(list(changes.rows), table.key_columns, schema).select(schema.key.arrow.names)
+        keys = typed_rows(list(changes.rows), table.key_columns, schema).select(schema.key.arrow.names)
         deletes = (write_equality_deletes(keys, schema, heap.location, storage),)
     grown = with_raw_text(schema, raw_text)
     replaces = EveryFile() if changes.truncated else None
@@ -107,8 +107,9 @@ def with_changes(heap: LakeTable, changes: CatchUpTable, reader: PgConnection, s
     return heap.stage(delta, _now_ms()).table
 
 
-def _rows(changes: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:
-    """The changed rows, completed by the values that the stream did not send."""
+def changed_rows(changes: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:
+    """The changed rows, completed by the values that the stream did not send. Raises Disturbed if the heap of the
+    consistent point is gone."""
     try:
         # In a savepoint, so that after an error the reader can read other tables.
         with source_errors(f"reading rows of {changes.table.name}"), reader.transaction():
@@ -129,7 +130,7 @@ def _rows(changes: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:
         raise Disturbed("its heap was truncated or rewritten before all of it was read") from error
 
 
-def _typed(rows: Sequence[tuple[Any, ...]], columns: Sequence[Column], schema: LakeSchema) -> pa.Table:
+def typed_rows(rows: Sequence[tuple[Any, ...]], columns: Sequence[Column], schema: LakeSchema) -> pa.Table:
     """The rows as an Arrow table with the columns, and every raw text column of the schema."""
     typed, raw = parse_rows(rows, {column.name: column.type for column in columns})
     return widened(pa.table(typed), raw, schema)

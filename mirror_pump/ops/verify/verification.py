@@ -21,14 +21,14 @@ the partitions below the cut-line that are still in the heap are compared in tha
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
-from mirror_pump.errors import ConnectionLost, FileDamaged, MirrorPumpError, SourceError, TableError, repair_of
+from mirror_pump.errors import ConnectionLost, FileDamaged, MirrorPumpError, TableError, repair_of
 from mirror_pump.lake.commit.readable_files import require_readable
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine
@@ -47,17 +47,16 @@ from mirror_pump.ops.verify.comparison import Comparison
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine, Engines, EnginesBySize, SingleEngine
 from mirror_pump.ops.verify.frontier_catch_up import await_copies, reach
 from mirror_pump.ops.verify.heap_copy import Disturbed, NotReadable, read_heap, with_changes
+from mirror_pump.ops.verify.pinned_tables import pinned, snapshot_reader
 from mirror_pump.pipeline.missing_files.missing_files import refuse_missing
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import warehouse_of
-from mirror_pump.source.catalog.consistent_snapshot import TIE_PINS
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks
 from mirror_pump.source.relations.relations import resolve_name
-from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.consistent_point import ConsistentPoint
 from sql import queries
 
@@ -82,13 +81,16 @@ class TableReport:
     table: str
     comparison: Comparison | None
     problem: str | None = None
-    """Why the table could not be compared, five times if it changed meanwhile: then it does not count as equal."""
+    """Why the table could not be compared, five times if it changed meanwhile, or not repaired: then it does not count
+    as equal."""
     frontier: Lsn | None = None
     """The frontier at which heap and lake were compared; None if they were not, and for a tiered table. Tables that had
     to be begun again have a newer one than the others."""
     compared: str | None = None
     """Of a tiered table, which partitions were compared, for people: those that heap and lake both hold.
     `different_rows` counts the rows that are named then, and `columns` is empty."""
+    repaired: int = 0
+    """Keys whose rows `--repair` has replaced before this comparison."""
 
     @property
     def equal(self) -> bool:
@@ -107,6 +109,7 @@ class TableReport:
             "differences": [*(comparison.differences if comparison else ())],
             "problem": self.problem,
             "compared": self.compared,
+            "repaired": self.repaired,
         }
 
 
@@ -277,7 +280,10 @@ class _Verification:
         """A report on each table: the lake as it is, held against the heap in the database snapshot."""
         scratch = join(self._settings.require_warehouse(), f".verify-{uuid.uuid4().hex[:12]}")
         try:
-            with self._reader(snapshot) as reader, self._pinned(tables) as (frontier, locations, cuts):
+            with (
+                snapshot_reader(self._settings.require_dsn(), snapshot) as reader,
+                pinned(self._connection, tables) as (frontier, locations, cuts),
+            ):
                 reports = {}
                 for table_id, table in tables.items():
                     name = str(table.name)
@@ -345,7 +351,7 @@ class _Verification:
         try:
             with (
                 ConsistentPoint(settings.require_dsn(), slot, _POINT_TIMEOUT) as point,
-                self._reader(point.snapshot) as reader,
+                snapshot_reader(settings.require_dsn(), point.snapshot) as reader,
             ):
                 heaps = {}
                 for table_id, table in tables.items():
@@ -375,7 +381,7 @@ class _Verification:
     ) -> dict[TableId, TableReport | Disturbed]:
         """Bring the heap copies from the consistent point to the frontier, and compare them with the lake there."""
         outcomes: dict[TableId, TableReport | Disturbed] = {}
-        with self._pinned(tables) as (frontier, locations, cuts):
+        with pinned(self._connection, tables) as (frontier, locations, cuts):
             pinned_tables = {table_id: table for table_id, table in tables.items() if table_id in locations}
             for table_id in tables.keys() - pinned_tables.keys():
                 # Until its copy is complete, readers see the table as of a former frontier.
@@ -443,57 +449,6 @@ class _Verification:
             raise
         self._observe(replace(progress, step=VerifyPhase.DONE))
         return comparison
-
-    @contextmanager
-    def _reader(self, snapshot: str) -> Iterator[PgConnection]:
-        """A connection with a transaction that sees the database snapshot."""
-        dsn = self._settings.require_dsn()
-        with connect(dsn, autocommit=True, application_name="mirror-pump-verify") as connection:
-            with source_errors("importing a database snapshot"):
-                connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                connection.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode())
-            yield connection
-
-    @contextmanager
-    def _pinned(
-        self, tables: Mapping[TableId, MirroredTable]
-    ) -> Iterator[tuple[Lsn, dict[TableId, str], dict[TableId, int]]]:
-        """The frontier, and by table the metadata file to read at that frontier, and the cut-line. Pins are held until
-        exit.
-
-        Leaves out tables that are no longer live, or were registered or copied again since `tables` were read. Raises
-        SourceError if the tables have different frontiers.
-        """
-        with source_errors("reading the frontier"):
-            pins = fetch_rows(self._connection, _PinnedTable, _SQL["pin"], {"table_ids": list(tables)})
-            self._connection.execute(TIE_PINS, {"pins": [pin.pin_id for pin in pins]})
-        try:
-            same = [pin for pin in pins if pin.live and pin.start_lsn == tables[pin.table_id].start_lsn]
-            # A table that is being copied again has a former frontier, and is not in `same`.
-            frontiers = {pin.frontier for pin in same} or {Lsn(0)}
-            frontier = frontiers.pop()
-            if frontiers or frontier is None:
-                raise SourceError("live tables of one mirror have different frontiers", "Run verify again.")
-            locations = {pin.table_id: pin.location for pin in same}
-            yield frontier, locations, {pin.table_id: pin.cut for pin in same}
-        finally:
-            with source_errors("releasing the pins"):
-                self._connection.execute(_SQL["release"], {"pins": [pin.pin_id for pin in pins]})
-
-
-@dataclass(frozen=True)
-class _PinnedTable:
-    """A row of the query `pin`."""
-
-    pin_id: int
-    table_id: TableId
-    frontier: Lsn | None
-    """None until the initial copy is complete."""
-    location: str
-    """The metadata file that has the table at the frontier."""
-    cut: int
-    live: bool
-    start_lsn: Lsn
 
 
 def _given_up(reason: Disturbed) -> str:

@@ -22,11 +22,13 @@ def tier_column(table: MirroredTable) -> Column:
 
 
 def tier_ranges(
-    tier: Column, lake: LakeTable, lo: int, hi: int, storage: StorageOptions, task_bytes: int
+    tier: Column | None, lake: LakeTable, lo: int, hi: int, storage: StorageOptions, task_bytes: int
 ) -> Iterator[TierRange]:
     """The files with rows in [lo, hi), by their bounds, in groups of about `task_bytes`. `tier` is the tier key's
-    column. Raises LakeError if a file is not of a kind that can be read."""
-    data, positions, deletes = _by_content(Listing(storage, [tier.field_id, PATH_ID]), lake)
+    column; without one, these are all files. Raises LakeError if a file is not of a kind that can be read."""
+    tier_id = None if tier is None else tier.field_id
+    bounded = [PATH_ID] if tier_id is None else [tier_id, PATH_ID]
+    data, positions, deletes = _by_content(Listing(storage, bounded), lake)
     for delete in deletes:
         if set(delete.equality_ids) != set(lake.schema.key_ids):
             raise LakeError(
@@ -37,13 +39,14 @@ def tier_ranges(
 
     def grouped() -> TierRange:
         named = naming(positions, [file.path for file in group])
-        return TierRange(tuple(group), named, lake.schema, tier.field_id, lo, hi, storage)
+        return TierRange(tuple(group), named, lake.schema, tier_id, lo, hi, storage)
 
     for file in data:
-        low = ordered(tier.type, file.lower_bounds.get(tier.field_id))
-        high = ordered(tier.type, file.upper_bounds.get(tier.field_id))
-        if (low is not None and low >= hi) or (high is not None and high < lo):
-            continue
+        if tier is not None:
+            low = ordered(tier.type, file.lower_bounds.get(tier.field_id))
+            high = ordered(tier.type, file.upper_bounds.get(tier.field_id))
+            if (low is not None and low >= hi) or (high is not None and high < lo):
+                continue
         younger = tuple(delete.path for delete in deletes if delete.sequence_number > file.sequence_number)
         group.append(LakeFile(file.path, younger))
         size += file.size_bytes

@@ -1,0 +1,312 @@
+"""Repairs: rows of the lake that differ are replaced, at the frontier, and nothing else is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from mirror_pump.engine.spark_runtime.runner import TaskRunner
+from mirror_pump.errors import SourceError
+from mirror_pump.model import MirroredTable
+from mirror_pump.ops.table_progress import TableProgress
+from mirror_pump.ops.verify.repair import RepairPhase, TableRepair, repair
+from mirror_pump.ops.verify.requested_repairs import repair_where_different, verify_and_repair
+from mirror_pump.ops.verify.verification import verify
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import connect
+from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
+from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.drift import drift
+from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.resyncs import drop_slot, resynced
+
+TABLES = (
+    "CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(6, 2))",
+    "INSERT INTO t SELECT g, 'v' || g, g FROM generate_series(1, 500) g",
+    "CREATE TABLE other (id int PRIMARY KEY, v text)",
+    "INSERT INTO other SELECT g, 'v' FROM generate_series(1, 20) g",
+)
+
+
+def mirrored(mirror: Mirror, *names: str) -> list[MirroredTable]:
+    with connect(mirror.settings.require_dsn(), autocommit=True) as connection:
+        tables = [load_table(connection, resolve_name(connection, name)[1]) for name in names]
+    return [table for table in tables if table is not None]
+
+
+@dataclass(frozen=True)
+class DigestingRunner:
+    """A runner that calls a function before heap or files are digested."""
+
+    runner: TaskRunner
+    before: Callable[[], None]
+
+    def submit(self, function: Callable[[Any], Any], task: Any) -> Future[Any]:
+        self.before()
+        return self.runner.submit(function, task)
+
+
+def repaired(mirror: Mirror, name: str, *, dry_run: bool = False) -> TableRepair:
+    (result,) = repair(mirror.settings, mirrored(mirror, name), dry_run=dry_run)
+    return result
+
+
+@pytest.fixture
+def mirror(database: Database, warehouse: str) -> Mirror:
+    database.execute(*TABLES)
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("t", "other")
+    mirror.catch_up()
+    return mirror
+
+
+def test_missing_extra_different_and_doubled_rows_are_replaced(mirror: Mirror) -> None:
+    drift(
+        mirror.settings,
+        "t",
+        removed=[("1",), ("2",), ("3",)],
+        added=[("2", "wrong", "2"), ("900", "extra", None), ("10", "v10", "10"), ("11", "v11", "NaN")],
+    )
+    with mirror.pumping():
+        found = repaired(mirror, "t", dry_run=True)
+        assert (found.missing, found.extra, found.different, found.repaired) == (2, 1, 3, False)
+        before = mirror.frontier()
+        done = repaired(mirror, "t")
+        assert done.error is None
+        assert (done.missing, done.extra, done.different, done.repaired) == (2, 1, 3, True)
+        assert (done.heap_rows, done.lake_rows) == (500, 501)
+        assert done.frontier is not None
+        assert before <= done.frontier <= mirror.frontier()
+        mirror.database.execute("UPDATE t SET v = 'later' WHERE id IN (1, 2, 3, 10, 11)", "DELETE FROM t WHERE id = 2")
+        mirror.await_frontier()
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_what_the_stream_brings_during_a_comparison_wins(mirror: Mirror) -> None:
+    """Between the compared frontier and the publish: an update, a delete, a change of the key, a large value that is
+    not sent again."""
+    database = mirror.database
+    database.execute(
+        "UPDATE t SET v = (SELECT string_agg(md5(g::text), '') FROM generate_series(1, 400) g) WHERE id = 4"
+    )
+    mirror.catch_up()
+    wrong = [(str(key), "wrong", "0.00") for key in (1, 2, 3, 4)]
+    drift(mirror.settings, "t", removed=[(key,) for key, _, _ in wrong], added=wrong)
+    changed: list[bool] = []
+
+    def change() -> None:
+        if not changed:
+            changed.append(True)
+            database.execute(
+                "UPDATE t SET v = 'newer' WHERE id = 1",
+                "DELETE FROM t WHERE id = 2",
+                "UPDATE t SET id = 1003 WHERE id = 3",
+                "UPDATE t SET n = 17 WHERE id = 4",
+                "INSERT INTO t VALUES (1002, 'new', 1)",
+            )
+            mirror.await_frontier()
+
+    runner = DigestingRunner(ThreadTaskRunner(), change)
+    with mirror.pumping():
+        (done,) = repair(mirror.settings, mirrored(mirror, "t"), runner=runner)
+        assert (done.error, done.different, done.missing, done.extra) == (None, 4, 0, 0)
+        mirror.await_frontier()
+    assert changed
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_repairs_under_load_end_equal(mirror: Mirror) -> None:
+    """Writers change the very rows that are repaired, all the time."""
+    database = mirror.database
+    database.execute("INSERT INTO t SELECT g, repeat(md5(g::text), 200), 1 FROM generate_series(501, 520) g")
+    stop = threading.Event()
+
+    def write() -> None:
+        random = Random(7)
+        with database.connect() as connection:
+            while not stop.is_set():
+                key = random.randrange(500, 560)
+                match random.randrange(4):
+                    case 0:
+                        connection.execute("UPDATE t SET n = n + 1 WHERE id = %s", (key,))
+                    case 1:
+                        connection.execute("DELETE FROM t WHERE id = %s", (key,))
+                    case 2:
+                        text = str(random.random()) * 300
+                        connection.execute("INSERT INTO t VALUES (%s, %s, 0) ON CONFLICT DO NOTHING", (key, text))
+                    case _:
+                        moved = "UPDATE t SET id = %s WHERE id = %s AND NOT EXISTS (SELECT FROM t WHERE id = %s)"
+                        connection.execute(moved, (key + 1, key, key + 1))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        with mirror.pumping():
+            for number in range(8):
+                keys = [(str(key),) for key in range(500, 560)]
+                drift(mirror.settings, "t", removed=keys, added=[(key, f"wrong {number}", "9") for (key,) in keys[::2]])
+                done = repaired(mirror, "t")
+                assert done.error is None
+                assert done.repaired
+            stop.set()
+            writer.join()
+            mirror.await_frontier()
+            assert repaired(mirror, "t").differing == 0
+    finally:
+        stop.set()
+        writer.join()
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_what_is_published_between_writing_and_the_lock_wins(mirror: Mirror) -> None:
+    database = mirror.database
+    wrong = [(str(key), "wrong", "0.00") for key in (1, 2, 3)]
+    drift(mirror.settings, "t", removed=[(key,) for key, _, _ in wrong], added=wrong)
+    phases = []
+
+    def observe(progress: TableProgress) -> None:
+        phases.append(progress.step)
+        if progress.step == RepairPhase.REPAIRING:
+            database.execute("UPDATE t SET v = 'newer' WHERE id = 1", "DELETE FROM t WHERE id = 2")
+            mirror.await_frontier()
+
+    with mirror.pumping():
+        (done,) = repair(mirror.settings, mirrored(mirror, "t"), observe=observe)
+        mirror.await_frontier()
+    assert done.repaired
+    assert phases == ["comparing", "repairing", "done"]
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_keys_and_values_of_many_types(mirror: Mirror) -> None:
+    """Keys of several columns, of which the lake's values are printed to find the heap's rows; values that need a raw
+    text column; a partitioned heap."""
+    database = mirror.database
+    database.execute(
+        "CREATE TABLE keys (d date, u uuid, b bytea, x numeric(8, 2), t timestamptz, s text, c char(4),"
+        " v numeric(6, 2), l int[], j jsonb, PRIMARY KEY (d, u, b, x, t, s, c)) PARTITION BY RANGE (d)",
+        "CREATE TABLE keys_old PARTITION OF keys FOR VALUES FROM (MINVALUE) TO ('2000-01-01')",
+        "CREATE TABLE keys_new PARTITION OF keys FOR VALUES FROM ('2000-01-01') TO (MAXVALUE)",
+        "INSERT INTO keys SELECT '1999-12-30'::date + g, md5(g::text)::uuid, decode(md5(g::text), 'hex'), g * -1.25,"
+        " '2024-03-31 00:59:59.123456+00'::timestamptz + g * interval '7 hours', E'\\'a\\\\, \" ' || g, 'c', g,"
+        " ARRAY[g, NULL], jsonb_build_object('g', g) FROM generate_series(0, 99) g",
+        "UPDATE keys SET v = 'NaN' WHERE v < 3",
+    )
+    mirror.register("keys")
+    mirror.catch_up()
+    columns = ("d", "u", "b", "x", "t", "s", "c")
+    printed = ", ".join(f"format('%s', {name})" for name in columns)
+    keys = database.rows(f"SELECT {printed} FROM keys ORDER BY d LIMIT 10")
+    wrong = [(*key, "1.00", None, None) for key in keys[:5]]
+    drift(mirror.settings, "keys", removed=keys, added=wrong)
+    done = repaired(mirror, "keys")
+    assert (done.error, done.missing, done.different, done.extra) == (None, 5, 5, 0)
+    assert repaired(mirror, "keys").differing == 0
+    assert verify(mirror.settings).equal
+    mirror.assert_equal("public.t", "public.other")
+
+
+@pytest.mark.parametrize("statement", ["ALTER TABLE t ADD COLUMN more int DEFAULT 3", "VACUUM FULL t", "TRUNCATE t"])
+def test_a_table_that_changes_as_a_whole_meanwhile_is_compared_again(mirror: Mirror, statement: str) -> None:
+    statements = [statement]
+
+    def change() -> None:
+        if statements:
+            mirror.database.execute(statements.pop())
+            mirror.await_frontier()
+            mirror.await_live("public.t")
+
+    drift(mirror.settings, "t", removed=[("1",)], added=[("900", "extra", None)])
+    runner = DigestingRunner(ThreadTaskRunner(), change)
+    with mirror.pumping():
+        (done,) = repair(mirror.settings, mirrored(mirror, "t"), runner=runner)
+        mirror.await_frontier()
+    assert statements == []
+    assert done.error is None
+    assert done.repaired != statement.startswith("TRUNCATE")
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_an_empty_lake_table_is_filled(mirror: Mirror) -> None:
+    drift(mirror.settings, "t", removed=[(str(key),) for key in range(1, 501)])
+    with mirror.pumping():
+        done = repaired(mirror, "t")
+    assert (done.missing, done.lake_rows, done.repaired) == (500, 0, True)
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_what_cannot_be_repaired_is_refused_and_left_alone(mirror: Mirror) -> None:
+    mirror.database.execute(
+        "CREATE TABLE filtered (id int PRIMARY KEY, v int)",
+        "CREATE TABLE parts (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE parts_0 PARTITION OF parts FOR VALUES FROM (0) TO (100)",
+    )
+    mirror.register("filtered", choices=ColumnChoices(where="id > 3"))
+    mirror.register("parts", retention=RetentionWish(lag="10"))
+    mirror.catch_up()
+    reasons = {"filtered": "row filter", "parts": "rows leave the heap"}
+    for name, reason in reasons.items():
+        error = repaired(mirror, name).error
+        assert error is not None
+        assert reason in str(error)
+        assert f"mirror-pump resync public.{name}" in error.remedy
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_masked_values_stay_masked(mirror: Mirror, warehouse: str) -> None:
+    mirror.database.execute(
+        "CREATE TABLE people (id int PRIMARY KEY, email text)",
+        "INSERT INTO people SELECT g, 'Unmasked-' || g FROM generate_series(1, 50) g",
+    )
+    mirror.register("people", choices=parse_choices([], [], ["email=sha256"]))
+    mirror.catch_up()
+    drift(mirror.settings, "people", removed=[("1",), ("2",)])
+    done = repaired(mirror, "people")
+    assert (done.error, done.missing) == (None, 2)
+    assert verify(mirror.settings).equal
+    files = [path for path in Path(warehouse.removeprefix("file://")).rglob("*") if path.is_file()]
+    assert files
+    assert not any(b"Unmasked" in path.read_bytes() for path in files)
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_without_a_pump_a_repair_starts_one(mirror: Mirror) -> None:
+    drift(mirror.settings, "t", removed=[("1",), ("2",)])
+    mirror.database.execute("UPDATE t SET v = 'newer' WHERE id = 2")
+    (done, unchanged) = repair_where_different(mirror.settings, [], dry_run=False)
+    assert (unchanged.table, unchanged.missing, unchanged.repaired) == ("public.t", 1, True)
+    assert (done.table, done.differing, done.repaired) == ("public.other", 0, False)
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_after_a_lost_slot_it_is_refused(mirror: Mirror) -> None:
+    drift(mirror.settings, "t", removed=[("1",)])
+    drop_slot(mirror)
+    for names in (["t"], []):
+        with pytest.raises(SourceError) as refused:
+            repair_where_different(mirror.settings, names, dry_run=False)
+        assert "mirror-pump resync --all" in refused.value.remedy
+    resynced(mirror)
+    mirror.catch_up()
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_verify_repairs_what_differs_and_compares_again(mirror: Mirror) -> None:
+    drift(mirror.settings, "t", removed=[("1",)], added=[("700", "extra", None)])
+    with mirror.pumping():
+        assert not verify(mirror.settings).equal
+        report = verify_and_repair(mirror.settings, [])
+        assert report.equal
+        assert {table.table: table.repaired for table in report.tables} == {"public.t": 2, "public.other": 0}
+        assert verify(mirror.settings).equal
+    mirror.assert_equal("public.t", "public.other")
