@@ -114,7 +114,7 @@ _ROOMS = {
         "row_files": set[str](),
         "ingest": {"row_files"},
         "resync": {"register"},
-        "verify": {"resync", "status"},
+        "verify": {"status", "resync"},
         "reads": {"setup", "status", "verify"},
         "doctor": {"setup", "status"},
         "reconcile": {"verify"},

@@ -110,12 +110,8 @@ def _show_repairs(tables: Sequence[TableRepair], *, as_json: bool) -> int:
             continue
         rows = f"heap {count_text(table.heap_rows)} rows, lake {count_text(table.lake_rows)} rows"
         counts = f"{table.missing:,} missing, {table.extra:,} extra, {table.different:,} different"
-        difference = f"{counts}{', repaired' if table.repaired else ''}" if table.differing else "equal"
-        say(
-            f"{table.table}: {difference} ({rows} before)"
-            if table.repaired
-            else f"{table.table}: {difference} ({rows})"
-        )
+        outcome = f"{counts}{', repaired' if table.repaired else ''}" if table.differing else "equal"
+        say(f"{table.table}: {outcome} ({rows} before)" if table.repaired else f"{table.table}: {outcome} ({rows})")
     if not tables:
         remark("no table is mirrored: mirror-pump register TABLE")
     return int(any(table.error is not None for table in tables))

@@ -99,8 +99,8 @@ class FollowedHeap:
                 for keys, column in zip(differing.key_columns, self.table.key_columns, strict=True)
             ]
             with source_errors(f"reading rows of {self.table.name}"):
-                looked_up = read_rows(self.reader, self.table, self.table.columns, list(zip(*texts, strict=True)))
-            typed = typed_rows(looked_up, self.table.columns, self.schema)
+                rows = read_rows(self.reader, self.table, self.table.columns, list(zip(*texts, strict=True)))
+            typed = typed_rows(rows, self.table.columns, self.schema)
             # The key's operator may call several keys equal (citext): a row that has another key is left out.
             packed = self.pack(typed)
             places = unique_last(packed)

@@ -229,15 +229,15 @@ class _RepairedTable:
                 heap = FollowedHeap(self._table, LakeSchema.of_table(self._table), following, reader, self._frontier)
                 frontier, compared = self._compare(heap, exported)
                 differing = compared.differing
-                outcome = TableRepair(str(self._table.name), compared.heap_rows, compared.lake_rows, frontier=frontier)
+                result = TableRepair(str(self._table.name), compared.heap_rows, compared.lake_rows, frontier=frontier)
                 if differing is None:
-                    return outcome
-                outcome = replace(
-                    outcome, missing=differing.missing, extra=differing.extra, different=differing.different
+                    return result
+                result = replace(
+                    result, missing=differing.missing, extra=differing.extra, different=differing.different
                 )
                 if dry_run:
-                    return outcome
-                return replace(outcome, repaired=True, frontier=self._publish(differing, heap))
+                    return result
+                return replace(result, repaired=True, frontier=self._publish(differing, heap))
 
     def _frontier(self) -> Lsn:
         ((applied,),) = self._connection.execute(_SQL["applied"], {"slot": self._settings.slot}).fetchall()
@@ -331,14 +331,14 @@ class _RepairPublish:
             raise
         return frontier
 
-    def _land(self, cursor: Cursor, first: SegmentChange, first_changes: Mapping[Key, ChangedRow], since: float) -> Lsn:
-        """Stages and lands the publish under the slot's lock. `first_changes`: the stream's changes in the first segment."""
+    def _land(self, cursor: Cursor, first: SegmentChange, written: Mapping[Key, ChangedRow], since: float) -> Lsn:
+        """Stages and lands the publish under the slot's lock. `written`: the stream's changes in the first segment."""
         self._require_same()
         frontier = self._heap.follow()
         changed = {
             key: row
             for key, row in self._heap.among(self._differing, self._heap.changes).items()
-            if key not in first_changes or first_changes[key] is not row
+            if key not in written or written[key] is not row
         }
         segments = [first]
         if changed:

@@ -99,14 +99,14 @@ class TableDigests:
         left_out = self._heap.packed(list(changes)) if changes else self._comparing.left_out
         heap, lake = self._digests(self._comparing, left_out, changed)
         name = str(self._table.name)
-        counted = ComparedDigests(int(heap.sums[:, 0].sum()), int(lake.sums[:, 0].sum()), None)
+        compared = ComparedDigests(int(heap.sums[:, 0].sum()), int(lake.sums[:, 0].sum()), None)
         buckets, rows = unequal_buckets(heap, lake)
         if not buckets:
-            return counted
+            return compared
         if rows > MOST_ROWS:
             raise TableError(
-                f"{name}: too much differs to be repaired row by row: heap {counted.heap_rows:,} rows, lake"
-                f" {counted.lake_rows:,} rows, differences in {len(buckets):,} of {len(heap.sums):,} parts",
+                f"{name}: too much differs to be repaired row by row: heap {compared.heap_rows:,} rows, lake"
+                f" {compared.lake_rows:,} rows, differences in {len(buckets):,} of {len(heap.sums):,} parts",
                 f"`mirror-pump resync {name}` copies it again",
             )
         heap, lake = self._digests(replace(self._comparing, returned_buckets=buckets), left_out, changed)
@@ -114,7 +114,7 @@ class TableDigests:
         if differing is None:
             raise Disturbed("a second look at its rows found no difference")
         self._require_compared(differing, changes)
-        return replace(counted, differing=differing)
+        return replace(compared, differing=differing)
 
     def _digests(self, comparing: Comparing, left_out: PackedKeys, changed: pa.Table) -> tuple[Digest, Digest]:
         """The digests of heap and lake. The heap's side is without the keys `left_out`, and with the `changed` rows."""

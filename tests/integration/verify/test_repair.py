@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import orjson
 import pytest
 
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
@@ -27,6 +28,7 @@ from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.drift import drift
 from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.program import Program, ProgramFailed
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.resyncs import drop_slot, resynced
 
@@ -309,4 +311,40 @@ def test_verify_repairs_what_differs_and_compares_again(mirror: Mirror) -> None:
         assert report.equal
         assert {table.table: table.repaired for table in report.tables} == {"public.t": 2, "public.other": 0}
         assert verify(mirror.settings).equal
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_the_commands(mirror: Mirror, tmp_path: Path) -> None:
+    program = Program(mirror.settings.require_dsn(), tmp_path, mirror.settings.environment(["slot", "publication"]))
+    drift(mirror.settings, "t", removed=[("1",)], added=[("700", "extra", None)])
+    with mirror.pumping():
+        (found,) = orjson.loads(program.run("resync", "t", "--where-different", "--dry-run", "--json"))["tables"]
+        assert (found["missing"], found["extra"], found["repaired"]) == (1, 1, False)
+        printed = program.run("resync", "t", "--where-different")
+        assert printed == "public.t: 1 missing, 1 extra, 0 different, repaired (heap 500 rows, lake 500 rows before)\n"
+        assert program.run("resync", "t", "--where-different") == "public.t: equal (heap 500 rows, lake 500 rows)\n"
+        drift(mirror.settings, "t", removed=[("2",)])
+        repaired_lines = program.run("verify", "--repair", "t").splitlines()
+        assert repaired_lines[0] == "public.t: equal (heap 500 rows, lake 500 rows; 1 rows were repaired)"
+        with pytest.raises(ProgramFailed, match="leave out --no-wait"):
+            program.run("resync", "t", "--where-different", "--no-wait")
+    mirror.assert_equal("public.t", "public.other")
+
+
+def test_a_repair_that_ends_before_its_publish_leaves_nothing(mirror: Mirror, warehouse: str) -> None:
+    drift(mirror.settings, "t", removed=[("1",)])
+    root = Path(warehouse.removeprefix("file://"))
+    before = {path for path in root.rglob("*") if path.is_file()}
+
+    def interrupt(progress: TableProgress) -> None:
+        if progress.step == RepairPhase.REPAIRING:
+            assert {path for path in root.rglob("*") if path.is_file()} > before, "the rows are written"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repair(mirror.settings, mirrored(mirror, "t"), observe=interrupt)
+    after = {path for path in root.rglob("*") if path.is_file() and path.suffix == ".parquet"}
+    assert after == {path for path in before if path.suffix == ".parquet"}
+    assert mirror.database.rows("SELECT count(*) FROM pg_replication_slots WHERE slot_name ~ 'repair'") == [(0,)]
+    assert repaired(mirror, "t").missing == 1
     mirror.assert_equal("public.t", "public.other")
