@@ -4,7 +4,7 @@ quoting."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import NewType
 
@@ -203,6 +203,14 @@ class LakePartitioning:
 
 
 @dataclass(frozen=True)
+class SnapshotPlan:
+    """How a table is mirrored whose changes are not followed: it is copied, paused, and copied again."""
+
+    every: timedelta | None
+    """From the end of one copy to the begin of the next. None: copied on request only."""
+
+
+@dataclass(frozen=True)
 class MirroredTable:
     """A registered table as the pipeline uses it: read from the catalog, sent to tasks, never mutated."""
 
@@ -242,6 +250,8 @@ class MirroredTable:
     older than `columns` in the middle of a session."""
     paused_since: datetime | None = None
     """Since when it is out of the publication on request. None: it is not."""
+    snapshots: SnapshotPlan | None = None
+    """When it is copied again, if changes between copies are not followed. None: they are."""
     dropped_rows: tuple[str, ...] = ()
     """Rows that were dropped with their partitions and may still be in the lake, as JSON
     (mirror_pump.lake.contents.dropped_rows)."""
@@ -257,6 +267,11 @@ class MirroredTable:
         """Whether the table must be copied again, and the copy must wait until the stream describes the table. Until
         then its changes are not applied."""
         return self.state is TableState.WAITING
+
+    @property
+    def rests(self) -> bool:
+        """Whether its copy is complete, and is as it should be until the next one (`SnapshotPlan`)."""
+        return self.snapshots is not None and self.paused_since is not None
 
     @property
     def append_only(self) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pydantic import ByteSize
 
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
-from mirror_pump.model import Lsn, format_lsn
+from mirror_pump.model import Lsn, SnapshotPlan, format_lsn
 from mirror_pump.ops.register.registration import register
 from mirror_pump.ops.register.unregistration import unregister
 from mirror_pump.ops.setup.initialisation import initialise
@@ -205,6 +205,7 @@ class Mirror:
         choices: ColumnChoices = NO_CHOICES,
         retention: RetentionWish | None = None,
         profile: str | None = None,
+        snapshots: SnapshotPlan | None = None,
     ) -> None:
         """Registers tables without waiting for their copies. Raises the first refusal."""
         outcomes = register(
@@ -215,6 +216,7 @@ class Mirror:
             choices=choices,
             retention=retention,
             profile=profile,
+            snapshots=snapshots,
         )
         for outcome in outcomes:
             if outcome.error is not None:

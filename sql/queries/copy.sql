@@ -39,7 +39,9 @@ UPDATE modak.mirror_tables SET live_after_lsn = (pg_current_wal_insert_lsn() - '
  WHERE table_id = %(table_id)s AND state = 'copying';
 
 -- name: progress
-SELECT t.schema_name, t.table_name, m.state, coalesce(m.error, '') AS error,
+-- A table whose changes are not followed rests once its copy is complete.
+SELECT t.schema_name, t.table_name, CASE WHEN m.snapshot_only AND m.paused_at IS NOT NULL THEN 'snapshot' ELSE m.state END AS state,
+       CASE WHEN m.snapshot_only AND m.paused_at IS NOT NULL THEN '' ELSE coalesce(m.error, '') END AS error,
        count(c.*) FILTER (WHERE c.done_at IS NOT NULL) AS chunks_done, count(c.*) AS chunks_total,
        coalesce(sum(c.rows), 0)::bigint AS rows
   FROM modak.mirror_tables m

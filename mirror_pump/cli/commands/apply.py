@@ -115,6 +115,7 @@ def _declared(place: str, entry: Mapping[str, Any]) -> DeclaredTables:
         options.retention(),
         options.profile,
         tuple(options.followed) if options.follow_new else (),
+        options.snapshots(),
     )
 
 
@@ -148,6 +149,7 @@ def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: b
     from mirror_pump.ops.register.registration import register
     from mirror_pump.ops.register.selection import follow
     from mirror_pump.ops.register.unregistration import unregister
+    from mirror_pump.ops.resync.snapshots import rest
 
     failed = False
     alike: dict[int, tuple[DeclaredTables, list[str]]] = {}
@@ -168,8 +170,17 @@ def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: b
     for entry, names in alike.values():
         with copy_progress() as show:
             outcomes = register(
-                settings, names, wait, show, choices=entry.choices, retention=entry.retention, profile=entry.profile
+                settings,
+                names,
+                wait,
+                show,
+                choices=entry.choices,
+                retention=entry.retention,
+                profile=entry.profile,
+                snapshots=entry.snapshots,
             )
+        if entry.snapshots is not None and wait:
+            rest(settings)
         for outcome in outcomes:
             if outcome.error is not None:
                 report_error(outcome.error, "not registered", outcome.table)

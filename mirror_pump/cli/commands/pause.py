@@ -55,18 +55,24 @@ def resume(
 ) -> int:
     """Mirror paused tables again: copy them in the background, while readers keep what they have.
 
+    Those that were registered with --snapshot-only are paused again once they are copied.
+
     Choices of columns, heap retention and policies stay, and so do rows that only the lake has. If a table is refused,
     the others are still resumed; exit code 1 reports it.
     """
     from mirror_pump.ops.resync.pausing import follow
     from mirror_pump.ops.resync.pausing import resume as resume_table
+    from mirror_pump.ops.resync.snapshots import rest
     from mirror_pump.ops.setup.stored_settings import complete
 
     settings = complete(settings)
     copied: list[TableId] = []
+    snapshots = False
 
     def one(name: str) -> None:
         resumed = resume_table(settings, name)
+        nonlocal snapshots
+        snapshots = snapshots or resumed.snapshot_only
         if not resumed.was_paused:
             say(f"{resumed.table}: is not paused")
         else:
@@ -78,6 +84,8 @@ def resume(
     if copied and not no_wait:
         with copy_progress() as show:
             outcomes = follow(settings, copied, show)
+        if snapshots:
+            rest(settings)
         live = [_copied(table) for table in outcomes]
         refused = refused or not all(live)
     return int(refused)

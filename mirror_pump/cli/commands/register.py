@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +20,7 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.source.relations.table_patterns import EVERY_TABLE, is_pattern, parse_pattern
 
 if TYPE_CHECKING:
+    from mirror_pump.model import SnapshotPlan
     from mirror_pump.ops.register.preview import TablePreview
     from mirror_pump.ops.register.registration import RegisterOutcome
     from mirror_pump.ops.register.selection import SelectedTables
@@ -32,6 +33,10 @@ class RegisterMode(StrEnum):
 
     MIRRORED = "mirrored"
     TIERED = "tiered"
+
+
+SHORTEST_INTERVAL = timedelta(minutes=1)
+"""Of `--snapshot-every`."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,20 @@ class RegisterOptions:
             " while it is mirrored",
         ),
     ] = False
+    snapshot_only: Annotated[
+        bool,
+        typer.Option(
+            "--snapshot-only",
+            help="Copy the tables and do not follow their changes: resume, or --snapshot-every, has them copied again",
+        ),
+    ] = False
+    snapshot_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="With --snapshot-only: a running pump copies the tables again this long after their last copy",
+        ),
+    ] = None
     mode: Annotated[
         RegisterMode,
         typer.Option(
@@ -226,6 +245,20 @@ class RegisterOptions:
             append_only=self.append_only,
         )
 
+    def snapshots(self) -> SnapshotPlan | None:
+        """When the tables are copied again, if their changes are not followed. None: they are."""
+        from mirror_pump.model import SnapshotPlan
+        from mirror_pump.source.retention.retention_plan import parse_grace
+
+        if not self.snapshot_only:
+            return None
+        every = None if self.snapshot_every is None else parse_grace(self.snapshot_every, "--snapshot-every")
+        if every is not None and every < SHORTEST_INTERVAL:
+            raise UsageError(
+                "--snapshot-every is at least a minute", "register the table without --snapshot-only: it is followed"
+            )
+        return SnapshotPlan(every)
+
     def retention(self) -> RetentionWish | None:
         """How partitions leave the heap; None if they stay."""
         from mirror_pump.model import TableMode
@@ -258,6 +291,15 @@ _REGISTER_RULES = (
         lambda given: bool(given.follow_new) and given.sheds_partitions,
         "--follow-new is for plain mirrored tables, without --heap-retention and --mode tiered",
         "register tables whose partitions leave by name: each has its own distance and key",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.snapshot_every is not None and not given.snapshot_only,
+        "--snapshot-every requires --snapshot-only",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.snapshot_only and (given.sheds_partitions or bool(given.follow_new)),
+        "--snapshot-only is for tables whose rows all stay in the heap, and that are named or match now",
+        "leave out --heap-retention, --mode tiered and --follow-new",
     ),
     OptionRule[RegisterOptions](
         lambda given: bool(given.exclude) and not given.by_pattern, "--exclude requires --all or a pattern"
@@ -405,13 +447,13 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     first shows which partitions leave and when, and asks for confirmation.
     """
     from mirror_pump.ops.register.preview import estimate, preview
-    from mirror_pump.ops.register.registration import register as put_under_mirror
     from mirror_pump.ops.register.selection import follow, select_tables
     from mirror_pump.ops.setup.stored_settings import complete
 
     choices = options.choices()
     require_valid(options)
     retention = options.retention()
+    snapshots = options.snapshots()
     settings = complete(settings)
     selected = select_tables(settings, options.names, options.exclude or ())
     unmatched = _tell_left_out(selected, follows=bool(options.follow_new))
@@ -428,17 +470,7 @@ def register(settings: Settings, options: RegisterOptions) -> int:
             _confirm()
     if options.follow_new is not None:
         follow(settings, options.followed, options.exclude or (), options.profile, ends=not options.follow_new)
-    with copy_progress() as show:
-        outcomes = put_under_mirror(
-            settings,
-            selected.names,
-            not options.no_wait,
-            show,
-            choices=choices,
-            retention=retention,
-            profile=options.profile,
-            on_refused=_report_failure,
-        )
+    outcomes = _carry_out(settings, selected.names, options, choices, retention, snapshots)
     were_live = [outcome for outcome in outcomes if outcome.was_live and outcome.error is None]
     for outcome in outcomes:
         if not (selected.by_pattern and outcome in were_live):
@@ -446,6 +478,35 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     if selected.by_pattern and were_live:
         remark(f"{count_text(len(were_live))} tables are registered already, and live: nothing was copied")
     return 1 if any(outcome.error is not None for outcome in outcomes) else unmatched
+
+
+def _carry_out(
+    settings: Settings,
+    names: Sequence[str],
+    options: RegisterOptions,
+    choices: ColumnChoices,
+    retention: RetentionWish | None,
+    snapshots: SnapshotPlan | None,
+) -> Sequence[RegisterOutcome]:
+    """Registers the tables, and waits for their copies unless --no-wait is given."""
+    from mirror_pump.ops.register.registration import register as put_under_mirror
+    from mirror_pump.ops.resync.snapshots import rest
+
+    with copy_progress() as show:
+        outcomes = put_under_mirror(
+            settings,
+            names,
+            not options.no_wait,
+            show,
+            choices=choices,
+            retention=retention,
+            profile=options.profile,
+            snapshots=snapshots,
+            on_refused=_report_failure,
+        )
+    if snapshots is not None and not options.no_wait:
+        rest(settings)
+    return outcomes
 
 
 def unregister(settings: Settings, options: UnregisterOptions) -> int:
@@ -511,11 +572,15 @@ def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:
         if outcome.registered:
             _report_failure(outcome)
     elif outcome.was_live:
-        say(f"{outcome.table}: is registered already, and live: nothing was copied")
+        say(
+            f"{outcome.table}: is registered already{'' if options.snapshot_only else ', and live'}: nothing was copied"
+        )
     elif options.tiered:
         say(f"{outcome.table}: live; its partitions are copied into the lake when they are due")
     elif options.no_wait:
         say(f"{outcome.table}: registered")
+    elif options.snapshot_only:
+        say(f"{outcome.table}: copied; its changes are not followed")
     else:
         say(f"{outcome.table}: live" + (f", {count_text(outcome.rows)} rows copied" if outcome.rows else ""))
     if options.append_only and outcome.registered:

@@ -138,13 +138,15 @@ def _pump(
     from mirror_pump.model import format_lsn
     from mirror_pump.ops.maintenance.maintainer_process import MaintainerProcess
     from mirror_pump.ops.register.table_follower import TableFollower
+    from mirror_pump.ops.resync.snapshots import SnapshotKeeper
     from mirror_pump.pipeline.session.pump import Pump
 
     observer = monitor.observer(StepLog())
 
     @contextmanager
     def while_leading() -> Iterator[None]:
-        with TableFollower(settings, observer), MaintainerProcess(settings) if maintain else nullcontext():
+        maintainer = MaintainerProcess(settings) if maintain else nullcontext()
+        with TableFollower(settings, observer), SnapshotKeeper(settings), maintainer:
             yield
 
     pump = Pump(settings, observer=observer, while_leading=while_leading)

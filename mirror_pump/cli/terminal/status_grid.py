@@ -99,7 +99,7 @@ def _state(table: TableStatus) -> str:
     if table.state is TableState.COPYING and table.chunks_total:
         return f"{table.state.value} {table.chunks_done}/{table.chunks_total}"
     if table.paused_since is not None and table.state is TableState.WAITING:
-        return "paused"
+        return "snapshot" if table.snapshot_only else "paused"
     return table.state.value
 
 

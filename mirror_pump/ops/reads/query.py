@@ -320,7 +320,7 @@ def _not_followed(seam: TableCutline) -> str | None:
     if seam.dropped:
         return "was dropped in Postgres"
     if seam.table.paused_since is not None:
-        return f"is {paused_text(seam.table.paused_since)}"
+        return f"is {paused_text(seam.table.paused_since, snapshot=seam.table.rests)}"
     states = {
         TableState.FAILED: "has failed",
         TableState.WAITING: "is waiting to be copied again",

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from mirror_pump.errors import MirrorPumpError, UsageError
-from mirror_pump.model import MirroredTable, TableId, TableMode, TableState
+from mirror_pump.model import MirroredTable, SnapshotPlan, TableId, TableMode, TableState
 from mirror_pump.ops.register.registration import refuse_difference
 from mirror_pump.ops.register.selection import select_tables
 from mirror_pump.settings.config import Settings
@@ -37,6 +37,7 @@ class DeclaredTables:
     """None: the default one."""
     followed: tuple[str, ...] = ()
     """Those of the patterns by which new tables join."""
+    snapshots: SnapshotPlan | None = None
 
 
 class ChangeKind(StrEnum):
@@ -86,7 +87,7 @@ def differences(settings: Settings, declared: Sequence[DeclaredTables]) -> list[
                 continue
             profile = entry.profile or find_profile(connection, None).name
             try:
-                refuse_difference(connection, settings, table, entry.choices, entry.retention, profile)
+                refuse_difference(connection, settings, table, entry.choices, entry.retention, profile, entry.snapshots)
             except MirrorPumpError as error:
                 changes.append(DeclaredChange(ChangeKind.DIFFERS, name, entry, error))
         changes += [
@@ -189,6 +190,10 @@ def _column_options(table: MirroredTable) -> dict[str, Any]:
         "exclude_column": [] if table.column_list else excluded,
         "where": table.row_filter,
         "append_only": table.append_only,
+        "snapshot_only": table.snapshots is not None,
+        "snapshot_every": None
+        if table.snapshots is None or table.snapshots.every is None
+        else f"{round(table.snapshots.every.total_seconds())}s",
     }
     return {name: value for name, value in options.items() if value}
 

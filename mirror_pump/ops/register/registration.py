@@ -40,7 +40,17 @@ from mirror_pump.lake.document.metadata_files import read_any_version
 from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete, join
-from mirror_pump.model import Column, Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableName, TableState
+from mirror_pump.model import (
+    Column,
+    Lsn,
+    MirroredTable,
+    SequenceNumber,
+    SnapshotPlan,
+    TableId,
+    TableMode,
+    TableName,
+    TableState,
+)
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.ops.table_progress import TableProgress
@@ -140,6 +150,7 @@ class _Wish:
     retention: RetentionWish | None
     profile: str | None
     """Name of a storage profile; None: the default one."""
+    snapshots: SnapshotPlan | None
 
     @property
     def mode(self) -> TableMode:
@@ -168,6 +179,7 @@ def register(
     choices: ColumnChoices = NO_CHOICES,
     retention: RetentionWish | None = None,
     profile: str | None = None,
+    snapshots: SnapshotPlan | None = None,
     on_refused: Callable[[RegisterOutcome], None] = lambda _: None,
 ) -> tuple[RegisterOutcome, ...]:
     """Register tables and, with `wait`, return once they are live. If one table is refused, `on_refused` is called
@@ -176,8 +188,9 @@ def register(
     A running pump copies the tables; if none runs, a pump within this process does. Registering a table again while it
     is being copied resumes its copy. `choices` apply to the columns of a single table: UsageError is raised if several
     tables are named. With `retention`, the tables shed old partitions once they are live. `profile` names their storage
-    profile; None: the default one. Ctrl-C, where it raises KeyboardInterrupt in this process, raises Interrupted, which
-    says which tables are registered and which are not.
+    profile; None: the default one. With `snapshots`, their changes are not followed: once they are live, a running pump
+    or the caller pauses them (`ops/resync/snapshots.py`). Ctrl-C, where it raises KeyboardInterrupt in this process,
+    raises Interrupted, which says which tables are registered and which are not.
     """
     if choices and len(names) != 1:
         raise UsageError(
@@ -187,7 +200,7 @@ def register(
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
     as_text: dict[str, tuple[Column, ...]] = {}
-    wish = _Wish(choices, retention, profile)
+    wish = _Wish(choices, retention, profile, snapshots)
     with connect(settings.require_dsn(), autocommit=True) as connection:
         try:
             for name in names:
@@ -260,7 +273,7 @@ def _register_one(
     if current_table is not None and current_table.state is not TableState.DROPPED:
         _refuse_otherwise(connection, settings, current_table, wish)
         registered[table_id] = name
-        return None if current_table.state is TableState.LIVE else current_table
+        return None if current_table.state is TableState.LIVE or current_table.rests else current_table
     _refuse_lost(connection, str(table_name), table_id)
     if wish.mode is TableMode.MIRRORED:
         require_stream(connection, settings.slot, f"{table_name} cannot be mirrored")
@@ -293,10 +306,11 @@ def refuse_difference(
     choices: ColumnChoices,
     retention: RetentionWish | None,
     profile: str | None,
+    snapshots: SnapshotPlan | None,
 ) -> None:
     """Raise TableError if a registered table has failed, is paused, or is not registered with just these options. A
     distance, a width and the like do not count: they may have been changed since."""
-    wish = _Wish(choices, retention, profile)
+    wish = _Wish(choices, retention, profile, snapshots)
     _refuse_otherwise(connection, settings, table, wish, in_full=True)
     stored = read_choices(connection, table.table_id)
     if retention is None and table.mode is TableMode.MIRRORED and stored is not None and stored.lag != NEVER:
@@ -315,12 +329,12 @@ def _refuse_otherwise(
             f"{table.name} is registered, but has failed",
             "`mirror-pump status` says why. Fix that, then unregister and register the table.",
         )
-    if table.paused_since is not None:
+    if table.paused_since is not None and not table.rests:
         raise TableError(
             f"{table.name} is registered, and {paused_text(table.paused_since)}",
             f"mirror-pump resume {table.name}",
         )
-    if table.table_id in not_whole(connection, settings.slot):
+    if not table.rests and table.table_id in not_whole(connection, settings.slot):
         raise TableError(
             f"{table.name} is registered, but not published whole: somebody changed publication {settings.publication}",
             how_to_restore(settings.publication, table),
@@ -331,6 +345,11 @@ def _refuse_otherwise(
         registered_choices = describe_choices(table)
         raise TableError(
             f"{table.name} is registered with {registered_choices or 'its columns as they are'}",
+            "to change that, unregister and register the table: it is copied again",
+        )
+    if (wish.snapshots is not None or in_full) and table.snapshots != wish.snapshots:
+        raise TableError(
+            f"{table.name} is registered {snapshots_text(table.snapshots)}",
             "to change that, unregister and register the table: it is copied again",
         )
     if table.mode is not wish.mode:
@@ -386,6 +405,7 @@ def _prepare(
         leaves_out_new=wish.choices.leaves_out_new,
         column_list=bool(wish.choices.listed),
         row_filter=row_filter,
+        snapshots=wish.snapshots,
     )
     return _StagedRegistration(table, staged, description, plan, profile, retired_table)
 
@@ -448,6 +468,13 @@ def _warehouse(profile: StorageProfile) -> str:
             "run `mirror-pump init --warehouse URI`, or name another",
         )
     return profile.warehouse
+
+
+def snapshots_text(snapshots: SnapshotPlan | None) -> str:
+    """For people: how a table is registered."""
+    if snapshots is None:
+        return "to be followed"
+    return "for copies " + ("on request" if snapshots.every is None else f"every {snapshots.every}")
 
 
 def _refuse_missing_warehouse(connection: PgConnection, warehouse: str, storage: StorageOptions) -> None:

@@ -43,6 +43,8 @@ class Resumed:
     table_id: TableId
     table: TableName
     was_paused: bool
+    snapshot_only: bool
+    """Whether it is to be paused again once it is copied."""
 
 
 def pause(settings: Settings, name: str) -> Paused:
@@ -76,7 +78,7 @@ def resume(settings: Settings, name: str) -> Resumed:
         with source_errors(f"resuming {name}"):
             table = _candidate(connection, settings, name, "resumed")
         if table.paused_since is None:
-            return Resumed(table.table_id, table.name, was_paused=False)
+            return Resumed(table.table_id, table.name, was_paused=False, snapshot_only=table.snapshot_only)
         publication = catalog_slot(connection, settings.slot).publication
         check_publication(connection, publication)
 
@@ -85,7 +87,7 @@ def resume(settings: Settings, name: str) -> Resumed:
                 raise _changed_meanwhile(table)
 
         _in_transaction(connection, settings, table.name, attempt)
-        return Resumed(table.table_id, table.name, was_paused=True)
+        return Resumed(table.table_id, table.name, was_paused=True, snapshot_only=table.snapshot_only)
 
 
 def follow(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Self
 
 from mirror_pump.engine.lake_storage import lake_storage
@@ -23,7 +23,7 @@ from mirror_pump.source.catalog.followed import followed_patterns, not_joined
 from mirror_pump.source.catalog.former_locations import former_locations
 from mirror_pump.source.catalog.lost_rows import read_lost_rows
 from mirror_pump.source.catalog.maintenance import is_served
-from mirror_pump.source.catalog.pauses import paused_text
+from mirror_pump.source.catalog.pauses import PAUSED, paused_text
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
@@ -257,6 +257,8 @@ class _StatusTableRow:
     """The column list in the publication; empty for all columns."""
     has_key: bool
     paused_since: datetime | None
+    snapshot_only: bool
+    snapshot_every: timedelta | None
     waits_for_others: bool
     """Whether it is copied, and goes live with other tables of a resync that are not."""
     damaged: list[str]
@@ -281,7 +283,9 @@ def _table(
     elif row.waits_for_others:
         note = _WAITS_FOR_OTHERS
     if row.paused_since is not None and state == TableState.WAITING:
-        note, error = f"{paused_text(row.paused_since)}: mirror-pump resume {name}", None
+        resumed = "" if row.error == PAUSED else f"; not copied again: {row.error}"
+        since = paused_text(row.paused_since, snapshot=row.snapshot_only)
+        note, error = f"{since}: mirror-pump resume {name}{resumed}", None
     elif row.table_id in unpublished:
         remedy = how_to_publish(mirror.slot.publication, name, published_part(row.listed, row.row_filter))
         note, error = None, f"publication {mirror.slot.publication} does not have all of it: {remedy}"
@@ -315,6 +319,8 @@ def _table(
         masked=tuple(row.masked),
         row_filter=row.row_filter,
         paused_since=row.paused_since,
+        snapshot_only=row.snapshot_only,
+        snapshot_every=row.snapshot_every,
         damaged_files=tuple(row.damaged),
         repair=repair_of(str(name), only_copy=row.sheds) if row.damaged else "",
     )

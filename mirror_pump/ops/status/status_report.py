@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -78,6 +78,10 @@ class TableStatus:
     """The condition of the rows that are mirrored; empty for all rows."""
     paused_since: datetime | None = None
     """Since when the table is paused. None: it is not."""
+    snapshot_only: bool = False
+    """Whether it is copied from time to time, and its changes are not followed."""
+    snapshot_every: timedelta | None = None
+    """How long after its last copy the next one begins. None: on request."""
     retention: RetentionState | None = None
     """None if the table has no cut-line and no reader pins it."""
     maintenance: MaintenanceDue | None = None
@@ -347,6 +351,8 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "masked": list(table.masked),
         "row_filter": table.row_filter,
         "paused_since": None if table.paused_since is None else table.paused_since.isoformat(),
+        "snapshot_only": table.snapshot_only,
+        "snapshot_every": None if table.snapshot_every is None else table.snapshot_every.total_seconds(),
         "damaged_files": list(table.damaged_files),
         "retention": None if table.retention is None else table.retention.to_json(),
         "maintenance": None if table.maintenance is None else table.maintenance.to_json(),

@@ -10,11 +10,13 @@ recorded in it (`record_published`): the pump finds no change that others made.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from mirror_pump.model import TableId
+from mirror_pump.model import TableId, TableName
 from mirror_pump.source.catalog.resync import mark_tables
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.publication import publish_again, record_published
 from mirror_pump.source.stream.slot import remove_from_publication, wal_end
 from sql import queries
@@ -26,9 +28,34 @@ PAUSED = "it is paused: `mirror-pump resume` has it copied again"
 """The error text of a paused table."""
 
 
-def paused_text(since: datetime) -> str:
-    """For people: that a table is paused, and since when."""
-    return f"paused since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+@dataclass(frozen=True)
+class SnapshotDue:
+    """A table whose changes are not followed, and to which something has to be done. A row of the query `due`."""
+
+    table_id: TableId
+    schema: str
+    name: str
+    rests: bool
+    """Whether it has to be copied again. Otherwise its copy is complete, and it has to be paused."""
+
+    @property
+    def table(self) -> TableName:
+        return TableName(self.schema, self.name)
+
+
+def paused_text(since: datetime, *, snapshot: bool = False) -> str:
+    """For people: that a table is paused, and since when; or of when its snapshot is."""
+    return f"{'a snapshot of' if snapshot else 'paused since'} {since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def due_tables(connection: PgConnection, slot: str) -> list[SnapshotDue]:
+    """Reads which tables have to be paused or resumed by their `SnapshotPlan` now."""
+    return fetch_rows(connection, SnapshotDue, _SQL["due"], {"slot": slot})
+
+
+def note_not_resumed(connection: PgConnection, table_id: TableId, error: str) -> None:
+    """Records why a table that is due is not copied again. `status` shows it."""
+    connection.execute(_SQL["not_resumed"], {"table_id": table_id, "error": error})
 
 
 def pause_table(connection: PgConnection, slot: str, publication: str, table_id: TableId) -> datetime | None:

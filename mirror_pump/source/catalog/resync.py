@@ -41,6 +41,8 @@ class ResyncCandidate:
     kept_below: str | None
     """The cut-line, for display, if only the lake has the rows below it. None if there are no such rows."""
     paused_since: datetime | None
+    snapshot_only: bool
+    """Whether its changes are not followed between copies."""
     left_to_the_lake: str | None
     """Partitions above the cut-line whose rows only the lake has. None if there are no such partitions."""
     size_bytes: int
@@ -65,6 +67,7 @@ class _TableRow:
     error: str
     resync_since: datetime | None
     paused_since: datetime | None
+    snapshot_only: bool
     tier_key_type: str
     kept_below: int | None
     left_to_the_lake: str | None
@@ -93,6 +96,7 @@ def resync_candidates(connection: PgConnection, slot: str) -> list[ResyncCandida
             row.resync_since,
             None if row.kept_below is None else shown(TierKind(row.tier_key_type), row.kept_below),
             row.paused_since,
+            row.snapshot_only,
             row.left_to_the_lake,
             sizes[row.table_id].size_bytes,
             sizes[row.table_id].rows,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from psycopg import errors as pg_errors
@@ -21,6 +21,7 @@ from mirror_pump.model import (
     MirroredTable,
     SequenceNumber,
     SnapshotId,
+    SnapshotPlan,
     TableId,
     TableMode,
     TableName,
@@ -147,6 +148,8 @@ def _mirror_row(table: MirroredTable, slot: str, lake_head: Mapping[str, object]
         table.leaves_out_new,
         table.column_list,
         table.row_filter,
+        table.snapshots is not None,
+        None if table.snapshots is None else table.snapshots.every,
         None if lake_head is None else Jsonb(dict(lake_head)),
         table.table_id,
     )
@@ -257,6 +260,8 @@ class _MirroredTableRow:
     column_list: bool
     row_filter: str
     paused_since: datetime | None
+    snapshot_only: bool
+    snapshot_every: timedelta | None
     dropped_rows: list[Any]
     tier_key_col: str
     tier_key_type: str
@@ -287,6 +292,7 @@ class _MirroredTableRow:
             column_list=self.column_list,
             row_filter=self.row_filter,
             paused_since=self.paused_since,
+            snapshots=SnapshotPlan(self.snapshot_every) if self.snapshot_only else None,
             dropped_rows=tuple(json.dumps(bounds) for bounds in self.dropped_rows),
             tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag, self.retention_line),
             mode=TableMode(self.mode),
