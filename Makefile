@@ -46,8 +46,9 @@ help:
 setup: $(READY)
 
 $(READY): pyproject.toml requirements/dev.txt requirements/uv.txt
+	@# pip of the interpreter itself: an environment that happens to be active may have none.
 	@uv --version >/dev/null 2>&1 || test -x $(BOOTSTRAP)/bin/uv || \
-		PIP_ROOT_USER_ACTION=ignore $(PYTHON) -m pip install --quiet --disable-pip-version-check --require-hashes \
+		PIP_ROOT_USER_ACTION=ignore "$$($(PYTHON) -c 'import sys; print(sys._base_executable)')" -m pip install --quiet --disable-pip-version-check --require-hashes \
 			--target $(BOOTSTRAP) -r requirements/uv.txt
 	@# An environment whose interpreter is gone (a moved checkout, another machine) is made anew.
 	@$(BIN)/python -c '' 2>/dev/null || $(UV) venv --quiet --clear --python "$$(command -v $(PYTHON))" .venv

@@ -1,6 +1,6 @@
 """lag: 1,000 changes a second in transactions of ten, from each commit until a polling reader sees that the frontier
 has passed it, by default settings. lag-s3: the same, with storage that takes 50 ms for each request. lag-tables: the
-same, spread over 100 tables."""
+same, spread over 100 tables. lag-copy: while another table of 10,000,000 rows is copied, beside the same without."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import psycopg
 
 from benchmarks.compactions import Compactions
+from benchmarks.copies import COPIED_TABLE, Copies
 from benchmarks.lag_writer import RECORD
 from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
 from benchmarks.pump_process import TABLE
@@ -37,6 +38,8 @@ _POLL = 0.005
 _REQUEST_SECONDS = 0.05
 """What each request takes in lag-s3."""
 _TABLES = 100
+_COPIED_ROWS = 10_000_000
+_SHIFTED = "SELECT id + %s, branch, balance, note, updated FROM public.acct"
 _PUTS_PER_DOLLAR = 200_000
 
 _HUNDRED_TABLES = """
@@ -107,6 +110,32 @@ def run_tables(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     return _run(mirror, options, phase)
 
 
+@contextmanager
+def mirrored_beside_copies(scene: BenchmarkScene, options: Options) -> Iterator[BenchmarkMirror]:
+    """A mirror whose `acct` is live, and COPIED_TABLE of _COPIED_ROWS rows, which is not registered."""
+    repeats = options.scaled(_COPIED_ROWS, 400_000, 4_000) // rows_at(options)
+
+    def fill(connection: psycopg.Connection[Any]) -> None:
+        connection.execute(f"CREATE TABLE {COPIED_TABLE} (LIKE public.acct INCLUDING INDEXES)".encode())
+        rows = "SELECT (jsonb_populate_record(a, jsonb_build_object('id', a.id + %s))).* FROM public.acct a"
+        for number in range(max(1, repeats)):
+            connection.execute(f"INSERT INTO {COPIED_TABLE} {_SHIFTED % (number * rows_at(options))}".encode())
+
+    with scene.mirror("bench_lag_copy", rows_at(options), fill) as mirror:
+        mirror.program.run("register", TABLE, timeout=1800)
+        yield mirror
+
+
+def run_beside_copies(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
+    alone = _run(mirror, options, _Phase("lag_alone", "lag.alone_", "lag"))
+    beside = _run(mirror, options, _Phase("lag_copy", "lag.copy_", "lag, beside a copy", copying=True))
+    p99, limit = float(beside.figures["lag.copy_p99_s"]), float(alone.figures["lag.alone_p99_s"])
+    ratio = round(p99 / limit, 2)
+    line = Line("lag, beside a copy: p99", f"{p99:.2f} s", f"without: {limit:.2f} s", f"{ratio:.2f}", "≤ 2")
+    figures = {**alone.figures, **beside.figures, "lag.copy_ratio": ratio}
+    return BenchmarkResult(figures, (*alone.lines, *beside.lines, line))
+
+
 @dataclass(frozen=True)
 class _Phase:
     name: str
@@ -116,6 +145,7 @@ class _Phase:
     what: str
     goal: str = ""
     compacting: bool = False
+    copying: bool = False
     function: str = "public.bench_ten"
     """Makes the changes of a transaction."""
     elsewhere: Elsewhere = NOWHERE_ELSE
@@ -128,7 +158,10 @@ def _run(mirror: BenchmarkMirror, options: Options, phase: _Phase) -> BenchmarkR
         process.wait_for(Step.STREAMING)
         begin = time.monotonic() + _WARM_UP
         end = begin + max(5.0, SECONDS * options.scale)
-        with Compactions(mirror, begin, end) if phase.compacting else nullcontext() as compactions:
+        with (
+            Compactions(mirror, begin, end) if phase.compacting else nullcontext() as compactions,
+            Copies(mirror, begin, end) if phase.copying else nullcontext() as copies,
+        ):
             lags = _measure(mirror, process, begin, end, phase.function)
         published = [taken for taken in process.steps() if taken.step is Step.PUBLISHED and begin <= taken.at <= end]
         cpu, peak = process.sampler.cpu(begin, end), process.sampler.peak()
@@ -152,6 +185,9 @@ def _run(mirror: BenchmarkMirror, options: Options, phase: _Phase) -> BenchmarkR
         Line(phase.what, f"p50 {p50:.2f} s, p99 {p99:.2f} s", "", "", phase.goal, remark),
         Line("lag: memory", str(peak)),
     ]
+    if copies is not None:
+        figures[f"{phase.prefix}copy_s"] = longest = round(copies.longest(), 1)
+        lines.append(Line(f"{phase.what}: the copy", f"{longest} s"))
     if compactions is not None:
         done = compactions.done()
         figures |= done.figures()

@@ -52,9 +52,9 @@ USUAL = (
     *("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "fold", "schema", "ingest", "load"),
     *("lake", "lake-plan"),
 )
-BENCHMARKS = (*USUAL, "lag-s3", "lag-tables", "tables", "serve", "conversion", "repair", "cluster")
-"""The last seven only when they are named: tables, serve, conversion and repair take minutes to make their tables,
-cluster is about machines that are not there, and lag-s3 and lag-tables are for the figures of docs/operations.md."""
+BENCHMARKS = (*USUAL, "lag-s3", "lag-tables", "lag-copy", "tables", "serve", "conversion", "repair", "cluster")
+"""The last eight only when they are named: tables, serve, conversion and repair take minutes to make their tables,
+cluster is about machines that are not there, and the kinds of lag are for the figures of docs/operations.md."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
 READERS_DOCUMENT = ROOT / "docs" / "readers.md"
@@ -133,6 +133,9 @@ class Suite:
         if "lag-tables" in self._chosen:
             with self._guarded("lag-tables"), bench_lag.mirrored_tables(self._scene) as mirror:
                 self._measure("lag-tables", bench_lag.run_tables, mirror)
+        if "lag-copy" in self._chosen:
+            with self._guarded("lag-copy"), bench_lag.mirrored_beside_copies(self._scene, self._options) as mirror:
+                self._measure("lag-copy", bench_lag.run_beside_copies, mirror)
         if "tables" in self._chosen:
             fill = partial(bench_tables.fill, options=self._options)
             with self._guarded("tables"), self._mirror("bench_tables", 0, fill) as mirror:
