@@ -117,7 +117,6 @@ def mirrored_beside_copies(scene: BenchmarkScene, options: Options) -> Iterator[
 
     def fill(connection: psycopg.Connection[Any]) -> None:
         connection.execute(f"CREATE TABLE {COPIED_TABLE} (LIKE public.acct INCLUDING INDEXES)".encode())
-        rows = "SELECT (jsonb_populate_record(a, jsonb_build_object('id', a.id + %s))).* FROM public.acct a"
         for number in range(max(1, repeats)):
             connection.execute(f"INSERT INTO {COPIED_TABLE} {_SHIFTED % (number * rows_at(options))}".encode())
 
