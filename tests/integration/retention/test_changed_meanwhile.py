@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import LiteralString
 
 import pytest
@@ -61,6 +62,31 @@ def test_before_its_proof_reads_the_cutline(retention_tables: RetentionTables) -
         delete_table(connection, table.table_id)
     with pytest.raises(TableError, match="not registered any more"):
         _prover(events.mirror).prove(table, partition)
+
+
+@pytest.mark.parametrize(
+    "change", ["TRUNCATE p0", "ALTER TABLE public.events ALTER n TYPE int USING n + 0"], ids=["truncated", "rewritten"]
+)
+def test_a_heap_that_an_older_snapshot_finds_empty_is_not_taken_for_a_difference(
+    retention_tables: RetentionTables, change: str
+) -> None:
+    """The change commits after the proof has its snapshot, and before it reads the heap."""
+    events = retention_tables.automatic(partitions=3, rows=10, lag=None)
+    mirror = events.mirror
+    mirror.register("public.events", retention=tiered(keep_heap=True))
+    with mirror.pumping():
+        events.await_state(p0="tiered")
+    with connect(events.database.dsn, autocommit=True) as connection:
+        (table,) = load_tables(connection, mirror.settings.slot)
+        partition = read_partitions(connection, table.table_id)[0]
+    with ThreadPoolExecutor(1) as pool, events.database.session(autocommit=False) as connection:
+        connection.execute("LOCK TABLE modak.read_pins IN SHARE MODE")
+        proof = pool.submit(_prover(mirror).prove, table, partition)
+        await_true(lambda: mirror.database.rows(_PINNING) == [(1,)], 40, "it waits to pin its snapshot")
+        connection.execute(change.encode())
+        connection.commit()
+        with pytest.raises(TableError, match="altered while it was compared"):
+            proof.result(60)
 
 
 def test_a_key_of_another_type_is_not_proven(retention_tables: RetentionTables) -> None:

@@ -27,7 +27,7 @@ from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.drift import drift
-from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.program import Program, ProgramFailed
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.resyncs import drop_slot, resynced
@@ -345,6 +345,7 @@ def test_a_repair_that_ends_before_its_publish_leaves_nothing(mirror: Mirror, wa
         repair(mirror.settings, mirrored(mirror, "t"), observe=interrupt)
     after = {path for path in root.rglob("*") if path.is_file() and path.suffix == ".parquet"}
     assert after == {path for path in before if path.suffix == ".parquet"}
-    assert mirror.database.rows("SELECT count(*) FROM pg_replication_slots WHERE slot_name ~ 'repair'") == [(0,)]
+    slots = "SELECT count(*) FROM pg_replication_slots WHERE slot_name ~ 'repair'"
+    await_true(lambda: mirror.database.rows(slots) == [(0,)], 30, "the server ends the session, and its slot with it")
     assert repaired(mirror, "t").missing == 1
     mirror.assert_equal("public.t", "public.other")
