@@ -52,7 +52,7 @@ def test_the_heap_stays_whole_and_equals_every_read_across_the_cutline(tiered_ta
     mirror, database = events.mirror, events.mirror.database
     with duckdb_connection() as duckdb, mirror.pumping():
         with writing(database, _write, random.getrandbits(32)) as written:
-            await_true(lambda: events.states()["p1"] == "tiered", 60, f"p1 tiered: {events.explained()}")
+            events.await_state(p1="tiered")
             count = written()
             while written() < count + 60:
                 events.assert_exact(duckdb)
