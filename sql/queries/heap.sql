@@ -2,13 +2,15 @@
 
 -- name: leaves
 -- The relations that hold a table's rows. Not by pg_partition_tree(), which would lock every partition, the DEFAULT one
--- too, until the caller's transaction ends: no partition could be added during a read.
+-- too, until the caller's transaction ends: no partition could be added during a read. pg_class is read in the caller's snapshot, and
+-- pg_relation_filenode() looks at what is there now.
 WITH RECURSIVE tree(relation) AS (
     SELECT %(oid)s::bigint::oid
     UNION ALL
     SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation JOIN pg_class p ON p.oid = i.inhrelid
      WHERE p.relispartition AND NOT i.inhdetachpending)
 SELECT c.oid::bigint AS relation_id, n.nspname AS schema, c.relname AS name, pg_relation_filenode(c.oid)::bigint AS filenode,
+       c.relfilenode::bigint AS snapshot_filenode,
        coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::bigint AS blocks,
        current_setting('block_size')::bigint AS block_bytes
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -196,9 +196,6 @@ SELECT c.tier_key_hi AS cut, c.lake_snapshot_id AS snapshot_id, c.lake_props ->>
        pg_export_snapshot() AS exported, modak.watch_mark(%(relation_id)s::bigint::oid) AS watched_as
   FROM modak.cutline c WHERE c.table_id = %(table_id)s;
 
--- name: watch_mark
-SELECT modak.watch_mark(%(relation_id)s::bigint::oid);
-
 -- name: lake_locations
 -- The metadata files of the published snapshot and of the lake table.
 SELECT c.lake_props ->> 'metadata_location', i.metadata_location

@@ -55,7 +55,7 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import warehouse_of
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
-from mirror_pump.source.heap.block_reader import plan_chunks
+from mirror_pump.source.heap.block_reader import FilenodeChanged, plan_chunks
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.stream.consistent_point import ConsistentPoint
 from sql import queries
@@ -409,7 +409,10 @@ class _Verification:
         return outcomes
 
     def _read_heap(self, table: MirroredTable, snapshot: str, reader: PgConnection, location: str) -> _CopiedHeap:
-        chunks = plan_chunks(reader, table.table_id, _CHUNK_BYTES)
+        try:
+            chunks = plan_chunks(reader, table.table_id, _CHUNK_BYTES)
+        except FilenodeChanged as error:
+            raise Disturbed(str(error)) from error
         with source_errors(f"looking how large {table.name} is"):
             relations = {"relations": sorted({chunk.relation_id for chunk in chunks})}
             ((nbytes,),) = self._connection.execute(_SQL["bytes"], relations).fetchall()

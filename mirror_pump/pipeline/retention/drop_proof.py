@@ -7,9 +7,6 @@ write corrections in the transactions that change the heap. So at any snapshot `
 without the corrected keys) + corrections`, or the proof fails. Rows whose keys are corrected are compared in the
 database. All other rows are compared by count and by sums of 128-bit hashes over full rows, in tasks, with the parsers
 that copies use.
-
-TRUNCATE and rewrites by ALTER TABLE are the exception: once one has committed, an older snapshot finds the heap empty.
-They change modak.watch_mark(), so neither a proof nor a difference counts if that is another one afterwards.
 """
 
 from __future__ import annotations
@@ -170,8 +167,6 @@ class Prover:
             with self._pinned(table, seam) as pin:
                 state = ComparedState(seam.snapshot_id, seam.location, seam.exported)
                 rows, differing = self.compare(table, partition, reader, state, pin.renew)
-                if differing and _watch_mark(pin.connection, partition) != seam.watched_as:
-                    raise TableError(f"{partition.partition_id} was altered while it was compared")
             return Proof(rows, seam.snapshot_id, seam.watched_as, tuple(differing[:_SHOWN]))
 
     @contextmanager
@@ -278,14 +273,6 @@ class Prover:
         except ValueError as error:
             raise TableError(f"the mirror has not followed a change of the key of {table.name} yet: {error}") from error
         return differing, packing.pack(list(keys.values()))
-
-
-def _watch_mark(connection: PgConnection, partition: Partition) -> str | None:
-    """modak.watch_mark() now."""
-    row = connection.execute(_SQL["watch_mark"], {"relation_id": partition.relation_id}).fetchone()
-    assert row is not None
-    mark: str | None = row[0]
-    return mark
 
 
 def _not_registered(table: MirroredTable) -> TableError:

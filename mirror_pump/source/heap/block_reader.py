@@ -103,17 +103,27 @@ class RawTextNeeded(Exception):
 class HeapLeaf(_Heap):
     """A relation that holds rows itself, and its size."""
 
+    snapshot_filenode: int
+    """The file that the session's snapshot belongs to. Another one than `filenode` if a TRUNCATE, or a rewrite, has
+    committed since: an old snapshot finds the heap empty then, without an error."""
     blocks: int
     block_bytes: int
 
 
-def plan_chunks(conn: PgConnection, table_id: TableId, target_bytes: int) -> tuple[Chunk, ...]:
-    """Divides the heaps of a table, or of its leaf partitions, into ranges of about `target_bytes` on disk.
+def plan_chunks(reader: PgConnection, table_id: TableId, target_bytes: int) -> tuple[Chunk, ...]:
+    """Divides the heaps of a table, or of its leaf partitions, into ranges of about `target_bytes` on disk. `reader`
+    has the snapshot in which they are read.
 
     Together the ranges cover every row that exists at the time of the call. The last range of each leaf has no upper
-    end. Leaves without blocks get no chunk. Empty for a table that has no blocks or no longer exists.
+    end. Leaves without blocks get no chunk. Empty for a table that has no blocks or no longer exists. Raises
+    FilenodeChanged if a heap was truncated or rewritten since that snapshot; `read_chunk` raises it for what comes
+    later.
     """
-    return chunks_of(read_leaves(conn, table_id), target_bytes)
+    leaves = read_leaves(reader, table_id)
+    for leaf in leaves:
+        if leaf.filenode != leaf.snapshot_filenode:
+            raise FilenodeChanged(f"{leaf.table} was truncated or rewritten since the snapshot", "try again")
+    return chunks_of(leaves, target_bytes)
 
 
 def read_leaves(conn: PgConnection, table_id: TableId) -> list[HeapLeaf]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, LiteralString
 
 import orjson
 import pytest
@@ -237,6 +237,23 @@ def test_a_table_that_changes_as_a_whole_meanwhile_is_compared_again(mirror: Mir
     assert done.error is None
     assert done.repaired != statement.startswith("TRUNCATE")
     mirror.assert_equal("public.t", "public.other")
+
+
+def test_a_truncate_that_the_mirror_has_not_followed_yet_is_no_difference(mirror: Mirror) -> None:
+    """It commits after the snapshot and before the heap is read, and no pump runs: the lake keeps its rows until the
+    frontier has passed it."""
+    waiting: LiteralString = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%pin_tables(%'"
+    )
+    with ThreadPoolExecutor(1) as pool, mirror.database.session(autocommit=False) as connection:
+        connection.execute("LOCK TABLE modak.read_pins IN SHARE MODE")
+        repairing = pool.submit(repair, mirror.settings, mirrored(mirror, "t"), dry_run=True)
+        await_true(lambda: mirror.database.rows(waiting) == [(1,)], 60, "it waits to pin the lake")
+        connection.execute("TRUNCATE t")
+        connection.commit()
+        (compared,) = repairing.result(120)
+    assert (compared.error, compared.differing, compared.lake_rows) == (None, 0, 0)
 
 
 def test_an_empty_lake_table_is_filled(mirror: Mirror) -> None:

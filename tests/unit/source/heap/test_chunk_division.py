@@ -13,7 +13,7 @@ _BLOCK = 8192
 
 
 def leaf(megabytes: int, number: int = 1) -> HeapLeaf:
-    return HeapLeaf(number, "public", f"t{number}", number, megabytes * _MIB // _BLOCK, _BLOCK)
+    return HeapLeaf(number, "public", f"t{number}", number, number, megabytes * _MIB // _BLOCK, _BLOCK)
 
 
 def sizes(leaves: list[HeapLeaf], target: int, workers: int) -> list[int]:
