@@ -67,7 +67,7 @@ def _written(arrays: Sequence[npt.NDArray[np.int64]], size: int) -> mmap.mmap:
                 raise OSError("the disk is almost full")
             os.posix_fallocate(file.fileno(), 0, size)
         for array in arrays:
-            remaining = memoryview(np.ascontiguousarray(array)).cast("B")
+            remaining = np.ascontiguousarray(array).data.cast("B")
             while remaining:
                 remaining = remaining[file.write(remaining) :]
         return mmap.mmap(file.fileno(), size)
