@@ -137,6 +137,10 @@ class Settings(BaseSettings):
         default=ByteSize(1024 * _MIB),
         description="Memory for key indexes, which let deletes be written by position at once; 0 switches them off",
     )
+    index_disk: SizeOrNone = Field(
+        default=ByteSize(0),
+        description="Room in the temporary directory for key indexes that do not fit into index_memory; 0: none",
+    )
 
     idle_publish_bytes: Size = Field(
         default=ByteSize(256 * 1024),

@@ -363,3 +363,20 @@ def test_with_no_memory_there_is_no_index(mirror: Mirror) -> None:
         assert pending(mirror, "public.t") >= 1000
     assert not steps.count(Step.INDEX_BUILDING)
     mirror.assert_equal("public.t")
+
+
+def test_an_index_without_room_in_memory_is_kept_in_files(mirror: Mirror) -> None:
+    """From the first ready index on, no delete is written by key."""
+    # Less than the least estimate of an index, so that none is in memory.
+    small = mirror.with_options(index_memory=2**19, index_disk=2**26)
+    steps = Steps()
+    small.register("t")
+    with small.pumping(steps) as running:
+        small.await_live("public.t")
+        await_index(small, steps, "public.t", "UPDATE t SET n = n + 1 WHERE id < 10")
+        small.database.execute("UPDATE t SET n = n + 1 WHERE id % 3 = 0", "DELETE FROM t WHERE id % 7 = 0")
+        small.await_frontier()
+        assert pending(small, "public.t") == 0
+        [tracked] = running.pump._indexes._tracked.values()
+        assert tracked.store is not None
+        assert_read(small, running, "public.t")

@@ -34,6 +34,7 @@ TUNING = (
     "convert_age",
     "convert_rows",
     "index_memory",
+    "index_disk",
     "merge_bytes",
     "fold_age",
     "fold_rows",

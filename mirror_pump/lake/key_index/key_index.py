@@ -4,10 +4,14 @@ It consists of sorted arrays, as in a log-structured merge tree: `leaves` are di
 are small runs of keys that came later. Every key has exactly one entry. When a key's row moves, its entry is changed
 in place. A removed key keeps its entry, without a place, until its leaf is rewritten; once such entries are many, all
 leaves are rewritten. Not thread-safe.
+
+With a LeafStore, the leaves are in files instead of in memory, and all else is the same: a leaf has the same entries
+wherever it is. A leaf for which there is no room in files stays in memory, and counts there.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +20,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import PackedKeys, stable_order
 
 Places: TypeAlias = npt.NDArray[np.int64]
@@ -54,6 +59,23 @@ class _Run:
 
     keys: PackedKeys
     places: Places
+    mapped: mmap.mmap | None = None
+    """The file that has the entries. None: they are in memory."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the entries in bytes."""
+        return self.keys.nbytes + int(self.places.nbytes)
+
+    @cached_property
+    def least(self) -> np.int64:
+        """The first word of the first key."""
+        return np.int64(self.keys.first[0])
+
+    def release(self) -> None:
+        """Gives the pages of the file back that were looked at."""
+        if self.mapped is not None:
+            self.mapped.madvise(mmap.MADV_DONTNEED)
 
     @cached_property
     def twins(self) -> int:
@@ -96,13 +118,37 @@ class KeyIndex:
     """Entries of a leaf after a split. A leaf always has fewer than twice as many."""
     recent_entries: int = field(default=1 << 16, kw_only=True)
     """Recent runs may hold at least this many entries before they are merged into the leaves."""
+    store: LeafStore | None = field(default=None, kw_only=True)
+    """Where leaves are kept. None: in memory."""
     _leaves: list[_Run] = field(default_factory=list)
     _recent: list[_Run] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
         """Memory of the arrays in bytes."""
-        return sum(run.keys.nbytes + run.places.nbytes for run in (*self._leaves, *self._recent))
+        return sum(run.nbytes for run in (*self._leaves, *self._recent) if run.mapped is None)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Size of its files in bytes."""
+        return sum(run.nbytes for run in self._leaves if run.mapped is not None)
+
+    def spill(self, store: LeafStore) -> None:
+        """Moves the leaves into files, one after the other, as those that come later."""
+        self.store = store
+        for number, leaf in enumerate(self._leaves):
+            self._leaves[number] = self._placed(leaf)
+
+    def _placed(self, leaf: _Run) -> _Run:
+        """The leaf in a file, if leaves are kept in files and there is room."""
+        if self.store is None or leaf.mapped is not None:
+            return leaf
+        words = [leaf.keys.first] if leaf.keys.second is None else [leaf.keys.first, leaf.keys.second]
+        piece = self.store.stored([*words, leaf.places])
+        if piece is None:
+            return leaf
+        columns = np.frombuffer(piece, np.int64).reshape(len(words) + 1, len(leaf))
+        return _Run(PackedKeys(columns[0], columns[1] if len(words) > 1 else None), columns[-1], piece)
 
     def __len__(self) -> int:
         return sum(map(len, self._leaves)) + sum(map(len, self._recent))
@@ -144,6 +190,7 @@ class KeyIndex:
         """Whether any key's place is in one of these files (a mask by file number). Scans every entry."""
         for run in (*self._leaves, *self._recent):
             places = run.places[run.places >= 0]
+            run.release()
             if files[files_of(places)].any():
                 return True
         return False
@@ -159,10 +206,11 @@ class KeyIndex:
         # Sorted keys are searched for one after the other, so neighbours share most of the path and the CPU cache.
         order = stable_order(keys.first)
         keys = keys.take(order)
-        limits = np.searchsorted(keys.first, [leaf.keys.first[0] for leaf in self._leaves[1:]])
+        limits = np.searchsorted(keys.first, [leaf.least for leaf in self._leaves[1:]])
         for leaf, begin, end in zip(self._leaves, [0, *limits], [*limits, len(keys)], strict=True):
             if begin < end:
                 yield from _hits(leaf, keys.take(slice(begin, end)), order[begin:end])
+                leaf.release()
 
     def _settle(self) -> None:
         """Merges recent runs of similar size, and merges all of them into the leaves once they have become large."""
@@ -172,6 +220,8 @@ class KeyIndex:
             recent[-1] = _sorted([recent[-1], last], self.words)
         rewrite_all = len(self) - self.alive > self.recent_entries + self.alive // _GONE_SHARE
         most = max(self.recent_entries, sum(map(len, self._leaves)) // _RECENT_SHARE)
+        if self.store is not None:
+            most = min(most, max(self.recent_entries, self.leaf_entries))
         if rewrite_all or sum(map(len, recent)) > most:
             self._recent = []
             self._merge(_alive(_sorted(recent, self.words)), everywhere=rewrite_all)
@@ -183,9 +233,9 @@ class KeyIndex:
         Old leaves are released one by one as new ones are built, so the index is never in memory twice.
         """
         if not self._leaves:
-            self._leaves = list(_split(new, self.leaf_entries))
+            self._leaves = [self._placed(leaf) for leaf in _split(new, self.leaf_entries)]
             return
-        limits = np.searchsorted(new.keys.first, [leaf.keys.first[0] for leaf in self._leaves[1:]])
+        limits = np.searchsorted(new.keys.first, [leaf.least for leaf in self._leaves[1:]])
         old, self._leaves = self._leaves[::-1], []
         small: list[_Run] = []
         for begin, end in zip([0, *limits], [*limits, len(new)], strict=True):
@@ -205,7 +255,7 @@ class KeyIndex:
         """Turns neighbouring runs, whose keys follow those of all leaves, into leaves, and empties the list."""
         if runs:
             run = runs[0] if len(runs) == 1 else _sorted(runs, self.words)
-            self._leaves += _split(run, self.leaf_entries)
+            self._leaves += (self._placed(leaf) for leaf in _split(run, self.leaf_entries))
             runs.clear()
 
 

@@ -20,6 +20,7 @@ from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.key_index.index_plan import FileNumbers
 from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, place_of
+from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, unique_last
 from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.events import Event, IndexRead
@@ -52,7 +53,9 @@ class IndexJob:
     indexed_paths: frozenset[str] | None
     """URIs of the data files whose keys are known. Only the others are read. None: build an index of all files."""
     budget: int
-    """Maximum size of a new index in bytes."""
+    """Maximum memory of a new index in bytes."""
+    store: LeafStore | None = None
+    """Where a new index keeps its leaves. None: in memory."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class IndexBuilder(ThreadedService):
         """Index the newest row of each key, unless a newer delete hides it. In a live table this is the key's only live
         row, because a delete always comes between two rows of a key."""
         data, equality, positions = _files(job.lake)
-        index, numbers = KeyIndex(job.packing.words), FileNumbers()
+        index, numbers = KeyIndex(job.packing.words, store=job.store), FileNumbers()
         sequence = {file.path: file.sequence_number for file in (*data, *equality)}
         for read in self._read(job, sorted(data, key=lambda file: file.sequence_number), positions):
             # Files come in the order of their sequence numbers, so a later row of a key replaces an earlier one.
@@ -118,7 +121,9 @@ class IndexBuilder(ThreadedService):
             last = unique_last(keys)
             index.put(keys.take(last), places[last])
             if index.nbytes > job.budget:
-                raise LakeError(f"its key index would need more than {job.budget} bytes", "raise --index-memory")
+                raise LakeError(
+                    f"its key index would need more than {job.budget} bytes", "raise --index-memory or --index-disk"
+                )
         if equality:
             by_number = np.array([sequence[numbers.path(number)] for number in range(len(numbers.paths()))], np.int64)
             for read in self._read(job, equality, ()):

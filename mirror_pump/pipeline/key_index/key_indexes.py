@@ -27,7 +27,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +41,7 @@ from mirror_pump.lake.format.partitioned_files import encoded_position_delete_fi
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import IndexPlan, KeyedSegment, SegmentKeys, plan_commit
 from mirror_pump.lake.key_index.key_index import KeyIndex
+from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
@@ -51,6 +52,8 @@ from mirror_pump.pipeline.key_index.index_budget import Candidate, choose
 from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, FollowedFiles, IndexBuilder, IndexJob
 from mirror_pump.pipeline.key_index.table_index import IndexPhase, TableIndex
 from mirror_pump.pipeline.operations.operation import SegmentChange
+
+_Value = TypeVar("_Value")
 
 _LOG_SHARE = 4
 """The log of commits during the building of an index may take at most the budget divided by this."""
@@ -108,9 +111,11 @@ class KeyIndexes:
     They outlive sessions: an index that is READY stays exact as long as the catalog names the same metadata.
     """
 
-    def __init__(self, budget: int, storage: StorageOptions, look_interval: float = 1.0) -> None:
+    def __init__(self, budget: int, storage: StorageOptions, look_interval: float = 1.0, disk: int = 0) -> None:
         """`budget`: maximum size of all indexes together, in bytes. 0: no table gets an index. `look_interval`: seconds
-        between decisions about which tables have one."""
+        between decisions about which tables have one. `disk`: maximum size of the files of indexes for which memory
+        has no room, in bytes. 0: they have none."""
+        self._store = LeafStore(disk)
         self._budget = budget
         self._look_interval = look_interval
         self._storage = storage
@@ -385,7 +390,8 @@ class KeyIndexes:
     ) -> None:
         assert self._builder is not None
         tracked.job = self._next_job()
-        self._builder.submit(IndexJob(table_id, tracked.job, lake, tracked.packing, indexed_paths, self._budget))
+        job = IndexJob(table_id, tracked.job, lake, tracked.packing, indexed_paths, self._budget, tracked.store)
+        self._builder.submit(job)
 
     def _count(self, table: MirroredTable, deletes: int, now: LakeTable) -> None:
         """Count the table's deletes, and estimate the size of an index."""
@@ -403,18 +409,46 @@ class KeyIndexes:
         self._counted[table.table_id] = replace(counted, candidate=candidate)
 
     def _choose(self) -> None:
-        """Give indexes to the tables that they help most, within the budget."""
+        """Give indexes to the tables that they help most: in memory, and where that has no room in files. An index
+        that outgrows memory moves into files; one in files stays there."""
         now = time.monotonic()
         allowed = {
             table_id: counted.candidate for table_id, counted in self._counted.items() if counted.not_before <= now
         }
         taken = {table_id: tracked.nbytes for table_id, tracked in self._tracked.items()}
-        chosen = choose(allowed, taken, self._budget, now)
-        for table_id in self._tracked.keys() - chosen:
-            self.forget(table_id)
-        for table_id in chosen - self._tracked.keys():
+        filed = {table_id for table_id, tracked in self._tracked.items() if tracked.store is not None}
+        in_memory = choose(_without(allowed, filed), _without(taken, filed), self._budget, now)
+        # Those that have to leave memory come as candidates, or they would count as taken in files already.
+        in_files = choose(
+            _without(allowed, in_memory),
+            {table_id: size for table_id, size in taken.items() if table_id in filed},
+            self._store.limit,
+            now,
+        )
+        self._place(allowed, in_memory, in_files)
+
+    def _place(
+        self, allowed: Mapping[TableId, Candidate], in_memory: Collection[TableId], in_files: Collection[TableId]
+    ) -> None:
+        """Begin, move and drop indexes so that these tables have theirs."""
+        for table_id, tracked in tuple(self._tracked.items()):
+            if table_id in in_files and tracked.store is None:
+                tracked.spill(self._store)
+            elif table_id not in in_memory and table_id not in in_files:
+                self.forget(table_id)
+            if tracked.store is not None and tracked.index.nbytes > self._budget:
+                # Files had no room for leaves, which stayed in memory.
+                error = "its key index has no room in memory nor on disk: raise --index-memory or --index-disk"
+                self._observe(Step.INDEX_FAILED, table_id, error=error)
+                self.forget(table_id)
+                if table_id in self._counted:
+                    self._counted[table_id].not_before = time.monotonic() + _FAILED_PAUSE
+                return
+        for table_id in {*in_memory, *in_files} - self._tracked.keys():
             candidate = allowed[table_id]
             tracked = TableIndex(candidate.table.start_lsn, candidate.packing_of(self._secret), candidate.nbytes)
+            if table_id in in_files:
+                tracked.spill(self._store)
             tracked.restart(self._next_job())
             self._tracked[table_id] = tracked
 
@@ -422,6 +456,10 @@ class KeyIndexes:
         if self._observer is not None:
             name = self._counted[table_id].candidate.table.name if table_id in self._counted else table_id
             self._observer(step, table=str(name), **details)
+
+
+def _without(values: Mapping[TableId, _Value], tables: Collection[TableId]) -> dict[TableId, _Value]:
+    return {table_id: value for table_id, value in values.items() if table_id not in tables}
 
 
 def _by_key(keys: SegmentKeys, number: int, plan: IndexPlan | None, *, positions: bool) -> pa.Table:

@@ -11,6 +11,7 @@ import numpy as np
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.key_index.index_plan import FileNumbers, IndexPlan, KeyedSegment, apply_plan, plan_commit
 from mirror_pump.lake.key_index.key_index import KeyIndex, place_of
+from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, FollowedFiles
@@ -56,6 +57,8 @@ class TableIndex:
     """Commits and merges to apply once the job is done, oldest first."""
     log_bytes: int = 0
     """Memory of the log in bytes."""
+    store: LeafStore | None = None
+    """Where the index keeps its leaves. None: in memory."""
 
     @property
     def has_keys(self) -> bool:
@@ -64,8 +67,14 @@ class TableIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory in bytes, estimated while the index is incomplete."""
-        return (self.index.nbytes if self.phase is IndexPhase.READY else self.estimate) + self.log_bytes
+        """Memory and files in bytes, estimated while the index is incomplete."""
+        size = self.index.nbytes + self.index.disk_bytes if self.phase is IndexPhase.READY else self.estimate
+        return size + self.log_bytes
+
+    def spill(self, store: LeafStore) -> None:
+        """Move the index into files. One that is being built is moved once it is taken over."""
+        self.store = store
+        self.index.spill(store)
 
     def restart(self, job: int) -> None:
         """Discard the index. It is built again from the next commit on."""
@@ -102,6 +111,8 @@ class TableIndex:
     def built(self, built: BuiltIndex) -> None:
         """Take over the built index, and apply the logged commits to it."""
         self.index, self.numbers = built.index, built.numbers
+        if self.store is not None:
+            self.index.spill(self.store)
         for happened in self.log:
             if isinstance(happened, MergedFile):
                 self._move(happened)
@@ -140,5 +151,5 @@ class TableIndex:
             self.numbers.forget(merged.sources)
 
     def _clear(self) -> None:
-        self.index, self.numbers = KeyIndex(self.packing.words), FileNumbers()
+        self.index, self.numbers = KeyIndex(self.packing.words, store=self.store), FileNumbers()
         self.log, self.log_bytes = [], 0

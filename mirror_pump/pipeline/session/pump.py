@@ -241,7 +241,10 @@ class Pump:
         self, first: Leader, goal: Goal, run_state: RunState, storage: StorageOptions, runner: TaskRunner
     ) -> None:
         indexes = self._indexes = KeyIndexes(
-            self._settings.index_memory, storage, self._settings.limits.upkeep_interval
+            self._settings.index_memory,
+            storage,
+            self._settings.limits.upkeep_interval,
+            self._settings.index_disk,
         )
         leads = [first]
         guard = WalGuard(self._settings, self._observer, lambda: run_state.epoch, self.submit)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, place_of, positions_of
+from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, codes_of, stable_order, unique_last
 
 LONG, INT, TEXT, UUID = (ColumnType(kind) for kind in (Kind.LONG, Kind.INT, Kind.STRING, Kind.UUID))
@@ -106,12 +107,15 @@ def test_null_is_no_key() -> None:
         packing(LONG).pack([pa.array([1, None])])
 
 
+@pytest.mark.parametrize("disk", [None, 1 << 20, 3000], ids=["memory", "disk", "small disk"])
 @pytest.mark.parametrize("two_words", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_index_is_a_dict(two_words: bool, seed: int) -> None:
-    """Small leaves and runs, so that each is split and merged many times; also keys that share their first words."""
+def test_the_index_is_a_dict(two_words: bool, seed: int, disk: int | None) -> None:
+    """Small leaves and runs, so that each is split and merged many times; also keys that share their first words, and
+    leaves in files, all of them or as many as there is room for."""
     chance = random.Random(seed)
-    index = KeyIndex(2 if two_words else 1, leaf_entries=40, recent_entries=25)
+    store = None if disk is None else LeafStore(disk)
+    index = KeyIndex(2 if two_words else 1, leaf_entries=40, recent_entries=25, store=store)
     model = dict[tuple[int, ...], int]()
     universe: list[tuple[int, ...]] = [(number,) for number in range(700)]
     if two_words:
@@ -152,6 +156,24 @@ def test_the_index_is_a_dict(two_words: bool, seed: int) -> None:
     assert moves > 10
     assert adoptions > 10
     assert len(index._leaves) > 3
+    if store is not None:
+        assert 0 < index.disk_bytes == store.used <= store.limit
+        in_files = [leaf.mapped is not None for leaf in index._leaves]
+        assert all(in_files) == (disk != 3000)
+        index = KeyIndex(1)
+        assert store.used == 0
+
+
+def test_an_index_moves_into_files() -> None:
+    index, store = KeyIndex(1, leaf_entries=40, recent_entries=25), LeafStore(1 << 20)
+    keys = PackedKeys(np.arange(1000), None)
+    index.put(keys, np.arange(1000) + 5)
+    size = index.nbytes
+    index.spill(store)
+    assert index.nbytes == 0
+    assert index.disk_bytes == store.used == size
+    index.move(keys.take(slice(0, 10)), np.arange(10) + 5, np.full(10, 3))
+    assert index.find(keys).tolist() == [3] * 10 + list(range(15, 1005))
 
 
 @pytest.mark.parametrize("every", [0, 20], ids=["all go", "some stay"])
