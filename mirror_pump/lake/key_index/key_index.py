@@ -148,7 +148,11 @@ class KeyIndex:
         if piece is None:
             return leaf
         columns = np.frombuffer(piece, np.int64).reshape(len(words) + 1, len(leaf))
-        return _Run(PackedKeys(columns[0], columns[1] if len(words) > 1 else None), columns[-1], piece)
+        placed = _Run(PackedKeys(columns[0], columns[1] if len(words) > 1 else None), columns[-1], piece)
+        # Looked up for every batch: kept, so that the page of it is not.
+        _ = placed.least
+        placed.release()
+        return placed
 
     def __len__(self) -> int:
         return sum(map(len, self._leaves)) + sum(map(len, self._recent))
