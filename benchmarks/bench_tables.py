@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.outcome import BenchmarkResult, Line, Options
+from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
 from benchmarks.pumping import BenchmarkFailed, MeasuredProcess
 from benchmarks.scene import BenchmarkMirror
 from mirror_pump.pipeline.flow.steps import Step
@@ -70,8 +70,9 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
         mirror.program.run("status", timeout=300)
         figures["tables.status_s"] = shown = round(time.monotonic() - begin, 2)
         lines.append(Line("tables: status", f"{shown} s", "", "", "≤ 0.6 s"))
-        figures["tables.idle_share"] = idle = _idle_share(process)
-        lines.append(Line("tables: idle", f"{idle:.1%} of a core", "", "", "≤ 1 %"))
+        idle, roles = _idle_share(process)
+        figures["tables.idle_share"] = idle
+        lines.append(Line("tables: idle", f"{idle:.1%} of a core", "", "", "≤ 1 %", roles))
         for size in sorted({3, min(100, count), count}):
             waits = [_readable_after(mirror, process, number, size) for number in range(_ROUNDS)]
             figures[f"tables.readable_{size}_s"] = readable = round(median(waits), 2)
@@ -83,14 +84,15 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     return BenchmarkResult(figures | peak.figures("tables"), (*lines, Line("tables: memory", str(peak))))
 
 
-def _idle_share(process: MeasuredProcess) -> float:
+def _idle_share(process: MeasuredProcess) -> tuple[float, str]:
     """Cores that the pump and its sessions in the server use while nothing changes. What a start brings is over by
     then: it waits as long as it measures."""
     time.sleep(_IDLE_SECONDS)
     begin = time.monotonic()
     time.sleep(_IDLE_SECONDS)
     end = time.monotonic()
-    return round(sum(process.sampler.cpu(begin, end).values()) / (end - begin), 4)
+    cpu = process.sampler.cpu(begin, end)
+    return round(sum(cpu.values()) / (end - begin), 4), f"in {_IDLE_SECONDS:.0f} s: {cpu_text(cpu)}"
 
 
 def _readable_after(mirror: BenchmarkMirror, process: MeasuredProcess, number: int, size: int) -> float:
