@@ -23,7 +23,7 @@ _DOCUMENT = Path(__file__).parents[3] / "docs" / "settings.md"
 
 _ENDINGS = {
     "SECONDS": ("_age", "_interval", "_timeout", "_backoff_max", "_wait", "_ready_max_lag", "_within"),
-    "SIZE": ("_bytes", "_memory"),
+    "SIZE": ("_bytes", "_memory", "_disk"),
     "SHARE": ("_share",),
     "ROWS": ("_rows",),
     "CORES": ("_cores",),
