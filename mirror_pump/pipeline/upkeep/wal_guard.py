@@ -64,6 +64,8 @@ class WalGuard(ThreadedService):
         """The first sample since which time to act has been short, without a break."""
         self._written: dict[TableId, int] = {}
         """Rows written to each table at that moment."""
+        self._failing = False
+        """Whether the pump failed at the last sample."""
         self._suspect: _Suspect | None = None
         self._reported_at: dict[str, float] = {}
         """When each thing was last reported: time.monotonic(), in seconds."""
@@ -97,6 +99,9 @@ class WalGuard(ThreadedService):
             self._forget()
             return
         self._add(sample)
+        # What it kept while it failed does not show that a pump which works again falls behind, nor for which table.
+        recovered = self._settings.wal_guard == "fail-table" and self._failing and trouble.error is None
+        self._failing = trouble.error is not None
         left = self._seconds_to_invalidation(sample)
         if left is not None and left < self._settings.wal_warn_within:
             self._report(
@@ -109,7 +114,7 @@ class WalGuard(ThreadedService):
         if left is None or left >= self._settings.wal_act_within or self.given_up:
             # A table that was given up has to have failed before it can be seen whether that has helped.
             self._short_since = self._suspect = None
-        elif self._short_since is None:
+        elif self._short_since is None or recovered:
             self._short_since = sample
             self._written = {table.table_id: table.written for table in self._tables(connection)}
         elif _age(self._short_since, sample) >= self._settings.limits.wal_guard_window:
