@@ -138,8 +138,8 @@ class Settings(BaseSettings):
         description="Memory for key indexes, which let deletes be written by position at once; 0 switches them off",
     )
     index_disk: SizeOrNone = Field(
-        default=ByteSize(0),
-        description="Room in the temporary directory for key indexes that do not fit into index_memory; 0: none",
+        default=ByteSize(8192 * _MIB),
+        description="Room for key indexes that do not fit into index_memory, in TMPDIR or /var/tmp; 0: none",
     )
 
     idle_publish_bytes: Size = Field(

@@ -330,7 +330,7 @@ def test_memory_for_one_index_goes_to_the_table_that_needs_it_most(mirror: Mirro
     database.execute(
         "CREATE TABLE u (id int PRIMARY KEY, n int)", "INSERT INTO u SELECT g, 0 FROM generate_series(1, 500) g"
     )
-    small = mirror.with_options(index_memory=int(1.5 * 2**20))
+    small = mirror.with_options(index_memory=int(1.5 * 2**20), index_disk=0)
 
     def phases() -> list[str | None]:
         return [shown.phase for shown in deletes_shown(small)]
@@ -368,7 +368,7 @@ def test_with_no_memory_there_is_no_index(mirror: Mirror) -> None:
 def test_an_index_without_room_in_memory_is_kept_in_files(mirror: Mirror) -> None:
     """From the first ready index on, no delete is written by key."""
     # Less than the least estimate of an index, so that none is in memory.
-    small = mirror.with_options(index_memory=2**19, index_disk=2**26)
+    small = mirror.with_options(index_memory=2**19)
     steps = Steps()
     small.register("t")
     with small.pumping(steps) as running:
@@ -380,3 +380,34 @@ def test_an_index_without_room_in_memory_is_kept_in_files(mirror: Mirror) -> Non
         [tracked] = running.pump._indexes._tracked.values()
         assert tracked.store is not None
         assert_read(small, running, "public.t")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disk", [2**26, 3 * 2**20], ids=["room", "too little room"])
+def test_an_index_grows_out_of_memory_under_load(mirror: Mirror, disk: int) -> None:
+    """It moves into files between two commits, and out of those that have no room for it: then deletes are by key."""
+    small = mirror.with_options(index_memory=2**20, index_disk=disk)
+    steps = Steps()
+    small.register("t")
+    with small.pumping(steps) as running:
+        small.await_live("public.t")
+        await_index(small, steps, "public.t", "UPDATE t SET n = n + 1 WHERE id < 10")
+        for turn in range(1, 40):
+            small.database.execute(
+                f"INSERT INTO t SELECT {turn} * 10000 + g, 0, 'v' FROM generate_series(1, 8000) g",
+                f"UPDATE t SET n = {turn} WHERE id % 37 = {turn} % 37",
+                f"DELETE FROM t WHERE id % 101 = {turn}",
+            )
+        small.await_frontier()
+        small.database.execute("UPDATE t SET n = -1 WHERE id % 11 = 0")
+        small.await_frontier()
+        fits = disk == 2**26
+        tracked = list(running.pump._indexes._tracked.values())
+        assert [found.store is not None for found in tracked] == [True] * fits
+        assert (pending(small, "public.t") == 0) == fits
+        [shown] = deletes_shown(small)
+        assert (shown.phase == "ready", shown.disk_bytes > 2**20) == (fits, fits)
+        assert_same(small.heap("public.t"), small.lake("public.t"), "t by DuckDB")
+        if fits:
+            assert_read(small, running, "public.t")
+    assert_same(small.heap("public.t"), small.lake("public.t"), "t by DuckDB, afterwards")

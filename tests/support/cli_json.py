@@ -181,6 +181,7 @@ _STATUS_KEYS = (
             "index_phase": "phase",
             "index_rows": "rows of DeleteMode",
             "index_bytes": "bytes",
+            "index_disk_bytes": "disk_bytes",
         },
         {"copy": "The running initial copy: chunks, those that are published, and the rows in these"},
     ),

@@ -125,11 +125,11 @@ def _pending(table: TableStatus) -> str:
 
 
 def _index(table: TableStatus) -> str:
-    """Memory of the key index, which lets deletes be written by position at once, or its state until it is ready."""
+    """Size of the key index, which lets deletes be written by position at once, or its state until it is ready."""
     deletes = table.deletes
     if deletes.phase is None:
         return "-"
-    return bytes_text(deletes.bytes) if deletes.phase == "ready" else deletes.phase
+    return bytes_text(deletes.bytes + deletes.disk_bytes) if deletes.phase == "ready" else deletes.phase
 
 
 _ALWAYS = (

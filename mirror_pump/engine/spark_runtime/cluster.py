@@ -12,8 +12,8 @@ from psycopg.conninfo import conninfo_to_dict
 from mirror_pump.engine.spark_runtime.executor_packages import archives
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.storage import local_path
+from mirror_pump.runtime.file_systems import MOUNTS, file_system_type
 
-_MOUNTS = Path("/proc/self/mountinfo")
 _SHARED = frozenset(
     {"afs", "beegfs", "ceph", "cifs", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "smb3", "wekafs"}
 )
@@ -49,13 +49,13 @@ def check_cluster(master: str, dsn: str, warehouse: str) -> None:
     _refuse_socket(master, dsn)
 
 
-def refuse_local_disk(master: str, warehouse: str, mounts: Path = _MOUNTS) -> None:
+def refuse_local_disk(master: str, warehouse: str, mounts: Path = MOUNTS) -> None:
     """Raises UsageError if the warehouse is a directory on a disk of this machine: executors elsewhere would write
     files that no other machine sees. `mounts` lists the mounted file systems (proc_pid_mountinfo(5))."""
     path = local_path(warehouse)
     if path is None:
         return
-    kind = _file_system(path, mounts)
+    kind = file_system_type(path, mounts)
     if kind in _SHARED or kind.startswith("fuse."):
         return
     raise UsageError(
@@ -64,25 +64,6 @@ def refuse_local_disk(master: str, warehouse: str, mounts: Path = _MOUNTS) -> No
         "use a warehouse in s3://, or on a file system that all machines mount at the same path (NFS, CephFS), or"
         " --master local[*]",
     )
-
-
-def _file_system(path: Path, mounts: Path) -> str:
-    """The type of the file system that holds the path, or will."""
-    path = path.resolve()
-    file_system, depth = "unknown", -1
-    for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
-        before, _, after = line.partition(" - ")
-        mounted = Path(_unescaped(before.split()[4]))
-        # Of two that are mounted at one place, the later one is seen.
-        if len(mounted.parts) >= depth and path.is_relative_to(mounted):
-            file_system, depth = after.split()[0], len(mounted.parts)
-    return file_system
-
-
-def _unescaped(text: str) -> str:
-    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(code, character)
-    return text
 
 
 def _refuse_socket(master: str, dsn: str) -> None:

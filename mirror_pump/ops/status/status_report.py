@@ -30,12 +30,14 @@ class DeleteMode:
     all by key, to be converted later. `equality` before the first delete."""
     phase: str | None = None
     """The key index of the pump: `wanted` (it begins with the next commit), `building`, `ready`, `following` (reading
-    the files of another engine's rewrite). None where there is none: no deletes yet, no room in `index_memory`, or a
-    key that cannot be indexed."""
+    the files of another engine's rewrite). None where there is none: no deletes yet, no room in `index_memory` and
+    `index_disk`, or a key that cannot be indexed."""
     rows: int = 0
     """Rows of the key index, as of the last commit."""
     bytes: int = 0
     """Bytes of the pump's memory that the key index takes."""
+    disk_bytes: int = 0
+    """Bytes of its temporary files: it does not fit into `index_memory`."""
 
 
 @dataclass(frozen=True)
@@ -337,6 +339,7 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "index_phase": table.deletes.phase,
         "index_rows": table.deletes.rows,
         "index_bytes": table.deletes.bytes,
+        "index_disk_bytes": table.deletes.disk_bytes,
         "equality_deletes_age": table.equality_deletes_age,
         "size_bytes": content.size_bytes if content else None,
         "written_bytes": content.written_bytes if content else None,

@@ -310,9 +310,9 @@ class KeyIndexes:
         """What `status` shows of the table's index: phase, rows and bytes."""
         tracked = self._tracked.get(table_id)
         if tracked is None:
-            return {"phase": None, "rows": 0, "bytes": 0}
-        size = tracked.index.nbytes if tracked.has_keys else 0
-        return {"phase": tracked.phase.value, "rows": tracked.index.alive, "bytes": size}
+            return {"phase": None, "rows": 0, "bytes": 0, "disk_bytes": 0}
+        size, on_disk = (tracked.index.nbytes, tracked.index.disk_bytes) if tracked.has_keys else (0, 0)
+        return {"phase": tracked.phase.value, "rows": tracked.index.alive, "bytes": size, "disk_bytes": on_disk}
 
     def changed_reports(self) -> Mapping[TableId, Mapping[str, Any]]:
         """The reports of all tables whose index appeared, disappeared or changed its phase since the last call."""

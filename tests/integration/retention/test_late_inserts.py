@@ -157,7 +157,9 @@ def test_an_absent_key_is_not_deleted_while_files_are_rewritten(
 def test_without_room_for_an_index_folds_do_not_wait(
     retention_tables: RetentionTables, database: Database, index_memory: int
 ) -> None:
-    events = retention_tables.manual(partitions=2, fold_age=0.05, convert_age=0.2, index_memory=index_memory)
+    events = retention_tables.manual(
+        partitions=2, fold_age=0.05, convert_age=0.2, index_memory=index_memory, index_disk=0
+    )
     mirror = events.mirror
     with mirror.pumping() as running:
         mirror.await_live(EVENTS)

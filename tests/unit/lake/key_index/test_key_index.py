@@ -176,6 +176,16 @@ def test_an_index_moves_into_files() -> None:
     assert index.find(keys).tolist() == [3] * 10 + list(range(15, 1005))
 
 
+def test_leaves_beyond_the_most_files_stay_in_memory() -> None:
+    index, store = KeyIndex(1, leaf_entries=40, recent_entries=25), LeafStore(1 << 20, most_files=3)
+    index.put(PackedKeys(np.arange(1000), None), np.arange(1000))
+    size = index.nbytes
+    index.spill(store)
+    assert [leaf.mapped is not None for leaf in index._leaves] == [number < 3 for number in range(len(index._leaves))]
+    assert index.nbytes + index.disk_bytes == size
+    assert index.find(PackedKeys(np.arange(1000), None)).tolist() == list(range(1000))
+
+
 @pytest.mark.parametrize("every", [0, 20], ids=["all go", "some stay"])
 def test_memory_follows_the_keys_that_are_there(every: int) -> None:
     """A key counts upward under a window of rows: new keys never use the leaves from which old ones are removed."""
