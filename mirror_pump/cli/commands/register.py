@@ -103,6 +103,13 @@ class RegisterOptions:
             " while it is mirrored",
         ),
     ] = False
+    no_copy: Annotated[
+        bool,
+        typer.Option(
+            "--no-copy",
+            help="Do not copy the rows: mirror those that change from now on. Readers are told that others are missing",
+        ),
+    ] = False
     snapshot_only: Annotated[
         bool,
         typer.Option(
@@ -243,6 +250,7 @@ class RegisterOptions:
             where=self.where,
             listed=self.columns_only,
             append_only=self.append_only,
+            no_copy=self.no_copy,
         )
 
     def snapshots(self) -> SnapshotPlan | None:
@@ -314,16 +322,22 @@ _REGISTER_RULES = (
                 or given.mask
                 or given.where
                 or given.append_only
+                or given.no_copy
             )
         ),
-        "--column, --mask, --exclude-column, --columns-only, --where and --append-only are about one table, which has"
-        " to be named",
+        "--column, --mask, --exclude-column, --columns-only, --where, --append-only and --no-copy are about one table,"
+        " which has to be named",
         "register that table by itself first, and then the others",
     ),
     OptionRule[RegisterOptions](
         lambda given: given.append_only and given.sheds_partitions,
         "--append-only is for tables whose rows all stay in the heap: corrections of rows in the lake find them by key",
         "give the table a key, or leave out --heap-retention and --mode tiered",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.no_copy and (given.sheds_partitions or given.append_only or given.snapshot_only),
+        "--no-copy is for tables with a key whose rows all stay in the heap, and whose changes are followed",
+        "leave out --heap-retention, --mode tiered, --append-only and --snapshot-only",
     ),
     OptionRule[RegisterOptions](
         lambda given: given.tiered and given.heap_retention is not None,
@@ -583,6 +597,8 @@ def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:
         say(f"{outcome.table}: copied; its changes are not followed")
     else:
         say(f"{outcome.table}: live" + (f", {count_text(outcome.rows)} rows copied" if outcome.rows else ""))
+    if options.no_copy and outcome.registered:
+        remark(f"{outcome.table}: rows that do not change from now on are not in the lake", "warning")
     if options.append_only and outcome.registered:
         remark(f"{outcome.table}: PostgreSQL refuses UPDATE and DELETE of it until it is unregistered", "warning")
     if outcome.generated_left_out:

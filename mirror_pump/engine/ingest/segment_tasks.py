@@ -42,6 +42,8 @@ class SegmentTable:
     """How to pack the deleted keys for the driver, which writes them; None to write equality-delete files here."""
     partitioning: LakePartitioning | None = None
     """How the lake table's files are divided."""
+    lacks_rows: bool = False
+    """Whether changes may concern rows that the lake does not have."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,13 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         left_out=table.excluded_places,
     )
     return SegmentTable(
-        shape, LakeSchema.of_table(table), table.location, CutLine.of(table), packing, table.partitioning
+        shape,
+        LakeSchema.of_table(table),
+        table.location,
+        CutLine.of(table),
+        packing,
+        table.partitioning,
+        table.lacks_rows,
     )
 
 
@@ -170,6 +178,7 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
             packed=table.packing.pack(changes.deleted_keys.columns),
             packing=table.packing,
             rows=keys_by_file(changes.rows, table.schema, table.packing, table.partitioning),
+            may_be_absent=table.lacks_rows,
         )
         files = SegmentFiles(data, ())
         return TableResult(

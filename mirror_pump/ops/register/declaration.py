@@ -190,6 +190,7 @@ def _column_options(table: MirroredTable) -> dict[str, Any]:
         "exclude_column": [] if table.column_list else excluded,
         "where": table.row_filter,
         "append_only": table.append_only,
+        "no_copy": table.no_copy,
         "snapshot_only": table.snapshots is not None,
         "snapshot_every": None
         if table.snapshots is None or table.snapshots.every is None

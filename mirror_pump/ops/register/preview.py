@@ -86,7 +86,8 @@ class TablePreview:
     numbers_as_text: tuple[Column, ...] = ()
     left_out: tuple[str, ...] = ()
     size_bytes: int = 0
-    """Of the heap, which a copy reads; 0 for a tiered table, whose partitions are copied when they leave."""
+    """Of the heap, which a copy reads; 0 for a tiered table, whose partitions are copied when they leave, and
+    without a copy."""
     chunks: int = 0
     row_filter: str = ""
     """The condition on the rows that would be mirrored; empty for all rows."""
@@ -152,7 +153,8 @@ def _preview(
                 plan = plan_retention(connection, description, wish, partial(session_time_zone, settings.require_dsn()))
                 leaving = _leaving(connection, table_id, plan)
         texts = numbers_as_text(connection, description)
-        leaves = read_leaves(connection, table_id) if mode is TableMode.MIRRORED else []
+        copied = mode is TableMode.MIRRORED and not choices.no_copy
+        leaves = read_leaves(connection, table_id) if copied else []
     except MirrorPumpError as error:
         return TablePreview(name, error)
     return TablePreview(

@@ -194,7 +194,8 @@ def register(
     """
     if choices and len(names) != 1:
         raise UsageError(
-            "--column, --mask, --exclude-column, --columns-only, --where and --append-only are about one table",
+            "--column, --mask, --exclude-column, --columns-only, --where, --append-only and --no-copy are about one"
+            " table each",
             "register the tables one by one",
         )
     outcomes: list[RegisterOutcome] = []
@@ -339,6 +340,10 @@ def _refuse_otherwise(
             f"{table.name} is registered, but not published whole: somebody changed publication {settings.publication}",
             how_to_restore(settings.publication, table),
         )
+    if table.no_copy and not wish.choices.no_copy:
+        raise TableError(
+            f"{table.name} is registered with --no-copy", f"`mirror-pump resync {table.name}` copies its rows"
+        )
     if (wish.choices or in_full) and not (
         same_choices(table, wish.choices) and _has_filter(connection, settings, table, wish.choices.where)
     ):
@@ -406,6 +411,7 @@ def _prepare(
         column_list=bool(wish.choices.listed),
         row_filter=row_filter,
         snapshots=wish.snapshots,
+        no_copy=wish.choices.no_copy,
     )
     return _StagedRegistration(table, staged, description, plan, profile, retired_table)
 

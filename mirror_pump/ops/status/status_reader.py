@@ -257,6 +257,7 @@ class _StatusTableRow:
     """The column list in the publication; empty for all columns."""
     has_key: bool
     paused_since: datetime | None
+    no_copy: bool
     snapshot_only: bool
     snapshot_every: timedelta | None
     waits_for_others: bool
@@ -319,6 +320,7 @@ def _table(
         masked=tuple(row.masked),
         row_filter=row.row_filter,
         paused_since=row.paused_since,
+        no_copy=row.no_copy,
         snapshot_only=row.snapshot_only,
         snapshot_every=row.snapshot_every,
         damaged_files=tuple(row.damaged),

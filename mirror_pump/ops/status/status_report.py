@@ -80,6 +80,8 @@ class TableStatus:
     """The condition of the rows that are mirrored; empty for all rows."""
     paused_since: datetime | None = None
     """Since when the table is paused. None: it is not."""
+    no_copy: bool = False
+    """Whether it was registered without a copy: rows that have not changed since are missing in the lake."""
     snapshot_only: bool = False
     """Whether it is copied from time to time, and its changes are not followed."""
     snapshot_every: timedelta | None = None
@@ -354,6 +356,7 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "masked": list(table.masked),
         "row_filter": table.row_filter,
         "paused_since": None if table.paused_since is None else table.paused_since.isoformat(),
+        "no_copy": table.no_copy,
         "snapshot_only": table.snapshot_only,
         "snapshot_every": None if table.snapshot_every is None else table.snapshot_every.total_seconds(),
         "damaged_files": list(table.damaged_files),

@@ -144,6 +144,8 @@ def refuse(table: MirroredTable) -> None:
         reason = "it has a row filter"
     elif table.append_only:
         reason = "it has no key"
+    elif table.no_copy:
+        reason = "it was registered with --no-copy, so that most rows differ"
     if reason or KeyPacking.of(LakeSchema.of_table(table), b"-") is None:
         reason = reason or "a column of its key is a list"
         raise TableError(f"{table.name} cannot be repaired row by row: {reason}", copied)

@@ -142,6 +142,8 @@ class Copier(ThreadedService):
             return False
         settings = self._context.settings
         chunks = chunks_of(leaves, balanced_bytes(leaves, settings.copy_chunk_bytes, settings.copy_workers))
+        if table.lacks_rows:
+            chunks = ()
         with connection.transaction():
             check_epoch(connection, self._context.slot, self._epoch)
             who = {"table_id": table.table_id, "start_lsn": table.start_lsn, "generation": table.generation}

@@ -21,7 +21,12 @@ from mirror_pump.lake.commit.merged_manifests import MergedManifests, with_merge
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.lake.document.metadata_files import next_location
-from mirror_pump.lake.document.snapshot_summary import FRONTIER_PROPERTY, POSITION_PROPERTY, TIMELINE_PROPERTY
+from mirror_pump.lake.document.snapshot_summary import (
+    FRONTIER_PROPERTY,
+    NO_COPY_PROPERTY,
+    POSITION_PROPERTY,
+    TIMELINE_PROPERTY,
+)
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, discard, write_all
 from mirror_pump.model import Lsn, TableId, TableName
@@ -32,7 +37,7 @@ from sql import queries
 
 _LOCK = queries("publish")["lock_slot"]
 _SET_TIMEOUT = "SELECT set_config('idle_in_transaction_session_timeout', %s, true)"
-_CARRIED = (FRONTIER_PROPERTY, TIMELINE_PROPERTY, POSITION_PROPERTY)
+_CARRIED = (FRONTIER_PROPERTY, TIMELINE_PROPERTY, POSITION_PROPERTY, NO_COPY_PROPERTY)
 """Entries of a snapshot's summary that hold for the next one too if it has the same rows."""
 
 

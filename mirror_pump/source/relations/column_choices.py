@@ -16,9 +16,12 @@ from decoders.columns import ColumnType, Kind
 from decoders.masks import Mask, MaskKeyUnusable
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import Column, ExcludedColumn, MirroredTable
-from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.relations import numeric_types
+from sql import queries
+
+_SQL = queries("relations")
 
 _TEXT = ColumnType(Kind.STRING)
 _TEXTS = ColumnType(Kind.LIST, element=_TEXT)
@@ -40,9 +43,11 @@ class ColumnChoices:
     """The condition on the rows that are mirrored. Empty: all rows."""
     append_only: bool = False
     """The table has no key, and its rows are only inserted."""
+    no_copy: bool = False
+    """Only rows that change from now on are mirrored."""
 
     def __bool__(self) -> bool:
-        return bool(self.types or self.excluded or self.listed or self.where or self.append_only)
+        return bool(self.types or self.excluded or self.listed or self.where or self.append_only or self.no_copy)
 
     def includes(self, name: str) -> bool:
         """Whether a column is mirrored."""
@@ -70,6 +75,7 @@ def parse_choices(
     listed: str = "",
     *,
     append_only: bool = False,
+    no_copy: bool = False,
 ) -> ColumnChoices:
     """Choices from `name=type` options, names of excluded columns, `name=mask` options, a row filter, and names of the
     only columns, with commas between them.
@@ -98,7 +104,7 @@ def parse_choices(
         raise UsageError("--columns-only and --exclude-column exclude each other", "name the columns that may leave")
     if only and types.keys() - only:
         raise UsageError(f"column {min(types.keys() - only)} is not in --columns-only")
-    return ColumnChoices(types, frozenset(excluded), frozenset(only), where.strip(), append_only)
+    return ColumnChoices(types, frozenset(excluded), frozenset(only), where.strip(), append_only, no_copy)
 
 
 def _parse_mask(option: str) -> tuple[str, Mask]:
@@ -149,6 +155,8 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
         raise TableError(
             f"{relation.name} has no key, and a row filter needs one", "register it without --where, or give it a key"
         )
+    if choices.no_copy:
+        _refuse_missing_values(connection, relation, choices)
     names = {column.name for column in relation.columns}
     for name in sorted(choices.types.keys() | choices.excluded | choices.listed):
         if name not in names:
@@ -253,6 +261,22 @@ def decimal_option(column: Column) -> str:
     return f"--column {shlex.quote(f'{column.name}={chosen_type}')}"
 
 
+def _refuse_missing_values(connection: PgConnection, relation: RelationDescription, choices: ColumnChoices) -> None:
+    """Raise TableError for a table of which the stream may leave values out that only a copy would have: an UPDATE does
+    not send a large value that it did not touch, unless it sends the whole old row."""
+    if relation.identity.setting == "f":
+        return
+    with source_errors(f"looking at {relation.name}"):
+        rows = connection.execute(_SQL["large_values"], {"table_id": relation.table_id}).fetchall()
+    large = [name for (name,) in rows if choices.includes(name)]
+    if large:
+        raise TableError(
+            f"{relation.name} cannot be mirrored without a copy: an UPDATE leaves out large values that it does not"
+            f" touch ({', '.join(large)}), and the lake would not have them",
+            f"ALTER TABLE {relation.name.quoted} REPLICA IDENTITY FULL, or register it without --no-copy",
+        )
+
+
 def is_number_as_text(column: Column, numeric: Collection[int] = _NUMERIC) -> bool:
     """Whether a column is text in the lake, though its type is among `numeric`, and the user did not choose that."""
     return column.type_oid in numeric and column.type in (_TEXT, _TEXTS) and not column.chosen
@@ -267,7 +291,7 @@ def numbers_as_text(connection: PgConnection, table: MirroredTable | RelationDes
 
 def same_choices(table: MirroredTable, choices: ColumnChoices) -> bool:
     """Whether a registered table has exactly these choices."""
-    if table.append_only != choices.append_only:
+    if table.append_only != choices.append_only or (table.no_copy and not choices.no_copy):
         return False
     types = {column.name: column.type for column in table.columns if column.chosen}
     if types != dict(choices.types) or table.column_list != bool(choices.listed):
@@ -314,4 +338,6 @@ def describe_choices(table: MirroredTable) -> str:
         options.append(f"--where {shlex.quote(table.row_filter)}")
     if table.append_only:
         options.append("--append-only")
+    if table.no_copy:
+        options.append("--no-copy")
     return " ".join(options)
