@@ -76,14 +76,50 @@ EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'the mirror could not be told of this change and copies the table again: %', SQLERRM;
 END $$;
 
--- Before a heap is rewritten: emits a note with the reason.
+-- Whether no command in a text has a USING, but for plain casts of a column to its new type. Every keyword USING is found: a
+-- keyword is written in ASCII letters, in any language of the database.
+CREATE OR REPLACE FUNCTION modak.mirror_without_using(statements text) RETURNS boolean
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT coalesce((SELECT count(*) FROM regexp_matches(statements COLLATE "C", 'using', 'gi'))
+              = (SELECT count(*) FROM regexp_matches(statements COLLATE "C",
+                    '\malter\s+(?:column\s+)?("[^"]+"|[a-z_][a-z0-9_]*)\s+(?:set\s+data\s+)?type\s+'
+                    '(integer|int|bigint|double\s+precision)\s+'
+                    'using\s+("[^"]+"|[a-z_][a-z0-9_]*)\s*::\s*(integer|int|bigint|double\s+precision)(?=\s*(?:[,;]|$))', 'gi') AS cast_of
+                  WHERE cast_of[1] = cast_of[3] AND cast_of[2] = cast_of[4]), false)
+$$;
+
+-- Whether all that changed about a table's columns since its last note is that some have a wider type: one that every value is
+-- cast to without a change of its number.
+CREATE OR REPLACE FUNCTION modak.mirror_widened(mirrored bigint) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+SELECT coalesce(bool_and((f ->> 'type', a.atttypid::text) IN (
+                    ('int2'::regtype::oid::text, 'int4'::regtype::oid::text), ('int2'::regtype::oid::text, 'int8'::regtype::oid::text),
+                    ('int4'::regtype::oid::text, 'int8'::regtype::oid::text), ('float4'::regtype::oid::text, 'float8'::regtype::oid::text))
+                  AND a.attgenerated = ''), false)
+  FROM modak.mirror_shapes s
+ CROSS JOIN jsonb_array_elements(coalesce(nullif(s.shape -> 'columns', 'null'), '[]')) f
+  JOIN pg_attribute a ON a.attrelid = mirrored::oid AND a.attnum = (f ->> 'attnum')::int AND NOT a.attisdropped
+ WHERE s.table_id = mirrored AND (a.atttypid, a.atttypmod) IS DISTINCT FROM ((f ->> 'type')::oid, (f ->> 'modifier')::int)
+$$;
+
+-- Before a heap is rewritten: emits a note with the reason (change_notes.py: REWRITTEN_TYPE, REWRITTEN_WIDENED). No trigger sees
+-- a command's expressions. But a command that no function and no other trigger began was read from the session's text.
 CREATE OR REPLACE FUNCTION modak.mirror_rewrite() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     rewritten oid := pg_event_trigger_table_rewrite_oid();
     mirrored bigint := coalesce(pg_partition_root(rewritten)::oid, rewritten)::bigint;
+    reason int := pg_event_trigger_table_rewrite_reason();
+    stack text;
 BEGIN
+    -- Has a line for every function that is being executed, and every statement that one of them executes.
+    GET DIAGNOSTICS stack = PG_CONTEXT;
+    IF reason = 4 AND strpos(stack, E'\n') = 0 AND modak.mirror_without_using(current_query())
+       AND modak.mirror_widened(mirrored) THEN
+        reason := 65536;
+    END IF;
     -- Does not check whether the table is mirrored: see modak.mirror_truncated().
-    PERFORM modak.mirror_message(jsonb_build_object(
-        'table', mirrored, 'rewritten', pg_event_trigger_table_rewrite_reason()));
+    PERFORM modak.mirror_message(jsonb_build_object('table', mirrored, 'rewritten', reason));
 END $$;
+
+REVOKE EXECUTE ON FUNCTION modak.mirror_without_using(text), modak.mirror_widened(bigint) FROM PUBLIC;

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
+from decoders.columns import Kind
 from mirror_pump.lake.commit.schema_evolution import widens
 from mirror_pump.lake.format.initial_defaults import holds_text
 from mirror_pump.model import Column
+from mirror_pump.source.relations.change_notes import WIDENINGS
 
 _SAME_TEXT = frozenset({25, 1043})
 """The OIDs of text and varchar. They are binary coercible both ways and print alike, unlike other such pairs (cidr,
@@ -104,7 +106,7 @@ class ChangedColumn:
     column: Column
     before: Column
     untouched: bool
-    """No value was written again."""
+    """No value was written again, or only by an exact cast to a wider type."""
     in_key: bool
 
     @property
@@ -117,7 +119,14 @@ class ChangedColumn:
     def reads_on(self) -> bool:
         """Whether the lake's values equal those that a new copy would read."""
         before, now = self.before, self.column
-        comparable = before.type_oid == now.type_oid or {before.type_oid, now.type_oid} <= _SAME_TEXT
+        comparable = (
+            before.type_oid == now.type_oid
+            or {before.type_oid, now.type_oid} <= _SAME_TEXT
+            or (
+                (before.type_oid, now.type_oid) in WIDENINGS
+                and (before.initial is None or before.type.kind is not Kind.FLOAT)
+            )
+        )
         return self.untouched and comparable and self.is_promoted
 
     @property

@@ -15,7 +15,7 @@ from mirror_pump.errors import TableError
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds, bounds_of
 from mirror_pump.model import Column, MirroredTable, TableMode, TableState, Tier
 from mirror_pump.pipeline.schema.column_rules import ChangedColumn, NewColumn, RowOutcome
-from mirror_pump.source.relations.change_notes import REWRITTEN_TYPE, REWRITTEN_VALUES, Note
+from mirror_pump.source.relations.change_notes import REWRITTEN_TYPE, REWRITTEN_VALUES, REWRITTEN_WIDENED, Note
 from mirror_pump.source.relations.column_choices import still_chosen
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.refusal import refuse
@@ -167,7 +167,7 @@ class SchemaChange:
 
     def _new_column(self, column: Column) -> NewColumn:
         note, former_shape = self.note, self.former_shape
-        provable = note.exact and bool(former_shape) and not self.values_rewritten
+        provable = note.exact and bool(former_shape) and not note.rewritten & (REWRITTEN_VALUES | REWRITTEN_WIDENED)
         # Rows below the cut-line are not in the heap: what else happened to it since did not reach them. A settled note
         # reports what earlier notes did, which may be lost with their slot.
         reported = (note.exact or note.settled) and bool(former_shape) and self.has_old_rows
@@ -196,7 +196,7 @@ class SchemaChange:
         return (self.table.state.has_all_rows and not self.is_tiered) or self.has_old_rows
 
     def _changed_column(self, before: Column, column: Column) -> ChangedColumn:
-        untouched = self.note.exact and not self.note.rewritten
+        untouched = self.note.exact and not self.note.rewritten & ~REWRITTEN_WIDENED
         return ChangedColumn(column, before, untouched=untouched, in_key=column.name in self.description.key)
 
     @cached_property

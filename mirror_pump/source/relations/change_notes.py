@@ -51,6 +51,11 @@ REWRITTEN_TYPE = 4
 """Reason for a rewrite: AT_REWRITE_COLUMN_REWRITE (commands/event_trigger.h)."""
 REWRITTEN_VALUES = REWRITTEN_TYPE | 2
 """Reasons that concern values: also AT_REWRITE_DEFAULT_VAL. The other reasons are persistence and access method."""
+REWRITTEN_WIDENED = 1 << 16
+"""Our own, instead of REWRITTEN_TYPE: columns were cast to wider types (WIDENINGS), and no value was changed."""
+WIDENINGS = frozenset({(21, 23), (21, 20), (23, 20), (700, 701)})
+"""Pairs of OIDs, as in modak.mirror_widened(): smallint, int and bigint, real and double precision. The cast of the
+server and Iceberg's promotion give the same number for every value."""
 
 _SQL = queries("shape")
 
