@@ -80,12 +80,14 @@ END $$;
 -- keyword is written in ASCII letters, in any language of the database.
 CREATE OR REPLACE FUNCTION modak.mirror_without_using(statements text) RETURNS boolean
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-SELECT coalesce((SELECT count(*) FROM regexp_matches(statements COLLATE "C", 'using', 'gi'))
-              = (SELECT count(*) FROM regexp_matches(statements COLLATE "C",
+SELECT statements IS NOT NULL
+       AND (SELECT count(*) FROM regexp_matches(statements COLLATE "C", 'using', 'gi'))
+         = (SELECT count(*) FROM regexp_matches(statements COLLATE "C",
                     '\malter\s+(?:column\s+)?("[^"]+"|[a-z_][a-z0-9_]*)\s+(?:set\s+data\s+)?type\s+'
                     '(integer|int|bigint|double\s+precision)\s+'
-                    'using\s+("[^"]+"|[a-z_][a-z0-9_]*)\s*::\s*(integer|int|bigint|double\s+precision)(?=\s*(?:[,;]|$))', 'gi') AS cast_of
-                  WHERE cast_of[1] = cast_of[3] AND cast_of[2] = cast_of[4]), false)
+                    'using\s+("[^"]+"|[a-z_][a-z0-9_]*)\s*::\s*(integer|int|bigint|double\s+precision)(?=\s*(?:[,;]|$))',
+                    'gi') AS cast_of
+                  WHERE cast_of[1] = cast_of[3] AND cast_of[2] = cast_of[4])
 $$;
 
 -- Whether all that changed about a table's columns since its last note is that some have a wider type: one that every value is

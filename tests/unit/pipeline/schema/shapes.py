@@ -48,6 +48,7 @@ SHAPE: dict[str, Any] = {
     "columns": [
         column_shape(1, "id", (23, -1)), column_shape(3, "v", (1043, 24)), column_shape(4, "n", (1700, 655366)),
         column_shape(5, "net", (650, -1)), column_shape(6, "g", (23, -1), generated=True),
+        column_shape(2, "m", (23, -1)),
     ],
 }  # fmt: skip
 TABLE = live_table(

@@ -42,6 +42,7 @@ def test_a_renamed_column_keeps_its_field_id_and_a_new_one_gets_the_next() -> No
         ("key", 1),
         ("n", 3),
         ("net", 4),
+        ("m", 5),
         ("z", 9),
     ]
     assert (decision.table.key, decision.table.next_field_id) == (("key",), 10)

@@ -20,7 +20,7 @@ from mirror_pump.model import TableId, TableState
 from mirror_pump.pipeline.schema.column_rules import CHANGED_COLUMN_RULES, NEW_COLUMN_RULES, Rule, first_rule
 from mirror_pump.pipeline.schema.decisions import COPY_RULES, DECISION_RULES, Action, decide
 from mirror_pump.pipeline.schema.schema_change import SchemaChange
-from mirror_pump.source.relations.change_notes import Note, describe_shape
+from mirror_pump.source.relations.change_notes import REWRITTEN_WIDENED, Note, describe_shape
 from tests.unit.pipeline.schema.shapes import (
     IDENTITY,
     RESOLVED,
@@ -68,6 +68,7 @@ _Z: dict[str, Any] = adding(filled=True)
 _SEVEN: dict[str, Any] = {"missing": {7: "7"}}
 _NULL: dict[str, Any] = {"missing": {7: None}}
 _USING = {"rewritten": 4}
+_CAST = {"rewritten": REWRITTEN_WIDENED}
 
 
 def _type(number: tuple[int, int], sql: str, place: int = 1, **facts: Any) -> dict[str, Any]:
@@ -150,7 +151,17 @@ COLUMNS: dict[str, DocumentedCase] = {
     "more digits": (_type((1700, 917510), "numeric(14,2)", 2), {}, READS_ON),
     "numeric without limits": (_type((1700, -1), "numeric", 2), {}, ANOTHER),
     "more decimal places": (_type((1700, -1), "numeric", 2), _USING, ANOTHER),
-    "int to bigint, nothing generated from it": (_type((20, -1), "bigint", 0), _USING, ANOTHER),
+    "int to bigint, nothing generated from it": (_type((20, -1), "bigint", 5), _CAST, READS_ON),
+    "the same, as many frameworks write it": (_type((20, -1), "bigint", 5), _CAST, READS_ON),
+    "the same, with other statements": (_type((20, -1), "bigint", 5, name="number"), _CAST, READS_ON),
+    "the same, in a function": (_type((20, -1), "bigint", 5), _USING, WIDER),
+    "smallint to int to bigint, and real to double precision": (_type((20, -1), "bigint", 5), _CAST, READS_ON),
+    "int to bigint with USING": (_type((20, -1), "bigint", 5), _USING, WIDER),
+    "int to bigint, and a column whose length shrinks": (_type((20, -1), "bigint", 5), _USING, WIDER),
+    "int to bigint by way of oid, which has no negative numbers": (_type((20, -1), "bigint", 5), _USING, WIDER),
+    "int to bigint by way of real, which rounds": (
+        _type((20, -1), "bigint", 5), {"rewritten": REWRITTEN_WIDENED | 4}, WIDER,
+    ),
     "the key from int to bigint": (_type((20, -1), "bigint", 0), _USING, ANOTHER),
     "int to oid, which prints negative numbers differently": (_type((26, -1), "oid", 0), {}, ANOTHER),
     "narrower with USING": (_type((23, -1), "integer"), _USING, ANOTHER),
@@ -358,6 +369,11 @@ _MORE: list[tuple[str, SchemaChange, Action]] = [
     ("old rows may be wrong", _change(_Z, {}, SHAPE, WITH_RETENTION), Action.FAIL),
     (WIDER, _change(_type((1700, 917510), "numeric(14,2)", 2), _USING, SHAPE, WITH_RETENTION), Action.COPY_AGAIN),
     (ANOTHER, _change(_type((20, -1), "bigint", 0), _USING, SHAPE, WITH_RETENTION), Action.FAIL),
+    (READS_ON, _change(_type((20, -1), "bigint", 5), _CAST, SHAPE, WITH_RETENTION), Action.FOLLOW),
+    # "What it costs": a wider key, a new column in the same transaction, a widening that nobody reported.
+    (ANOTHER, _change(_type((20, -1), "bigint", 0), _CAST, SHAPE), Action.COPY_AGAIN),
+    (OTHER, _change(_Z, _CAST | _SEVEN, SHAPE), Action.COPY_AGAIN),
+    (WIDER, _change(_type((20, -1), "bigint", 5), {"exact": False}, SHAPE), Action.COPY_AGAIN),
     # A table without a key: a note is where its copy begins.
     (
         "its copy begins here, as it has no key",
