@@ -137,7 +137,7 @@ def _resident_kb(name: str) -> int:
 
 def _table(directory: Path, count: int) -> str:
     """A table whose files are only in its manifests, 1,000 in each; returns the path of its metadata."""
-    partitioning = LakePartitioning(1, f"truncate[{_WIDTH}]")
+    partitioning = LakePartitioning.by(1, f"truncate[{_WIDTH}]")
     metadata = TableMetadata.new(_SCHEMA, f"file://{directory}", {}, 1, partitioning)
     writer = ManifestWriter(metadata, 1, 1)
     manifests: list[Manifest] = []

@@ -189,17 +189,36 @@ class Tier:
 
 
 @dataclass(frozen=True)
+class PartitionedColumn:
+    """One of the values by which the files of a lake table are divided."""
+
+    field_id: int
+    """Field ID of the column."""
+    transform: str
+    """Iceberg's name of the partition transform: `identity`, `hour`, `day`, `month`, `year`, `bucket[N]` or
+    `truncate[W]`."""
+
+
+@dataclass(frozen=True)
 class LakePartitioning:
     """How the files of a lake table are divided: each holds rows of one lake partition only.
 
-    Iceberg's hidden partitioning: queries name the column, and engines skip files by it
+    Iceberg's hidden partitioning: queries name the columns, and engines skip files by them
     (mirror_pump.lake.format.partitioning).
     """
 
-    field_id: int
-    """Field ID of the tier key. It is part of the table's key, so it is never NULL."""
-    transform: str
-    """Iceberg's name of the partition transform: `hour`, `day`, `month`, `year` or `truncate[W]`."""
+    fields: tuple[PartitionedColumn, ...]
+    """At least one. With heap retention, one of the tier key."""
+
+    @classmethod
+    def by(cls, field_id: int, transform: str) -> LakePartitioning:
+        """By one column."""
+        return cls((PartitionedColumn(field_id, transform),))
+
+    @property
+    def field_ids(self) -> frozenset[int]:
+        """Field IDs of the columns."""
+        return frozenset(field.field_id for field in self.fields)
 
 
 @dataclass(frozen=True)

@@ -291,5 +291,5 @@ def assert_divided(table: SmallTable) -> None:
             named = set(rows.column("file_path").to_pylist())
             assert {partition_of.get(path, partition) for path in named} == {partition}
         else:
-            keys = partition_values(rows.column("id").combine_chunks(), table.partitioning.transform)
-            assert set(keys.tolist()) <= {partition}
+            keys = partition_values(rows.column("id").combine_chunks(), table.partitioning.fields[0].transform)
+            assert set(keys.to_pylist()) <= {partition}

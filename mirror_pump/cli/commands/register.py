@@ -110,6 +110,14 @@ class RegisterOptions:
             help="Do not copy the rows: mirror those that change from now on. Readers are told that others are missing",
         ),
     ] = False
+    partition_by: Annotated[
+        str | None,
+        typer.Option(
+            "--partition-by",
+            metavar="FIELDS",
+            help="Partition the lake table, by 'day(created_at), bucket(16, tenant), truncate(4, code), region'",
+        ),
+    ] = None
     snapshot_only: Annotated[
         bool,
         typer.Option(
@@ -251,6 +259,7 @@ class RegisterOptions:
             listed=self.columns_only,
             append_only=self.append_only,
             no_copy=self.no_copy,
+            partition_by=self.partition_by,
         )
 
     def snapshots(self) -> SnapshotPlan | None:
@@ -323,16 +332,22 @@ _REGISTER_RULES = (
                 or given.where
                 or given.append_only
                 or given.no_copy
+                or given.partition_by is not None
             )
         ),
-        "--column, --mask, --exclude-column, --columns-only, --where, --append-only and --no-copy are about one table,"
-        " which has to be named",
+        "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --no-copy and --partition-by are"
+        " about one table, which has to be named",
         "register that table by itself first, and then the others",
     ),
     OptionRule[RegisterOptions](
         lambda given: given.append_only and given.sheds_partitions,
         "--append-only is for tables whose rows all stay in the heap: corrections of rows in the lake find them by key",
         "give the table a key, or leave out --heap-retention and --mode tiered",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.partition_by is not None and given.sheds_partitions,
+        "--partition-by is for tables whose rows all stay in the heap",
+        "use --lake-partition",
     ),
     OptionRule[RegisterOptions](
         lambda given: given.no_copy and (given.sheds_partitions or given.append_only or given.snapshot_only),

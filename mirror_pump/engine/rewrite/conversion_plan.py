@@ -14,7 +14,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming, paths_of
 from mirror_pump.lake.format.bounds import ordered
 from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeSchema
 
@@ -57,7 +57,7 @@ def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None
     positions: list[LiveFile] = []
     others: list[LiveFile] = []
     schema = table.schema
-    for file, supported in listed(by_manifest, table.manifests, table.spec_id):
+    for file, supported in listed(by_manifest, table.manifests, table.spec_ids):
         if file.content is FileContent.DATA:
             # Empty data files are placeholders of commits that only delete.
             if file.records:
@@ -149,7 +149,7 @@ def _groups(
 ) -> Iterator[tuple[list[_Ranged], list[_Ranged]]]:
     """For each task, data files that may hold a deleted row, and the deletes that reach at least one of them."""
     ranged: dict[PartitionTuple, list[_Ranged]] = defaultdict(list)
-    # A delete reaches data files of its own lake partition only.
+    # A delete reaches data files of its own lake partition only, or those of all.
     for file in sorted(deletes, key=lambda delete: -delete.sequence_number):
         ranged[file.partition].append(_Ranged.of(file, schema))
     group: list[_Ranged] = []
@@ -157,7 +157,7 @@ def _groups(
     # Files of one partition and of similar age are likely to be reached by the same deletes.
     for file in sorted(data, key=lambda data_file: (data_file.partition, data_file.sequence_number)):
         candidate = _Ranged.of(file, schema)
-        if not any(delete.reaches(candidate) for delete in ranged.get(file.partition, ())):
+        if not any(delete.reaches(candidate) for delete in _deletes_of(ranged, file.partition)):
             continue
         if group and (rows + file.records > _TASK_ROWS or len(group) >= _TASK_FILES):
             yield group, _reaching(group, ranged)
@@ -168,6 +168,12 @@ def _groups(
         yield group, _reaching(group, ranged)
 
 
+def _deletes_of(deletes: Mapping[PartitionTuple, Sequence[_Ranged]], partition: PartitionTuple) -> Sequence[_Ranged]:
+    """The deletes that apply to a partition."""
+    own = deletes.get(partition, ())
+    return own if partition == UNPARTITIONED else (*own, *deletes.get(UNPARTITIONED, ()))
+
+
 def _reaching(group: Sequence[_Ranged], deletes: Mapping[PartitionTuple, Sequence[_Ranged]]) -> list[_Ranged]:
     by_partition: dict[PartitionTuple, list[_Ranged]] = defaultdict(list)
     for ranged in group:
@@ -175,6 +181,6 @@ def _reaching(group: Sequence[_Ranged], deletes: Mapping[PartitionTuple, Sequenc
     return [
         delete
         for partition, files in by_partition.items()
-        for delete in deletes.get(partition, ())
+        for delete in _deletes_of(deletes, partition)
         if any(map(delete.reaches, files))
     ]

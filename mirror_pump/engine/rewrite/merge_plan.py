@@ -150,7 +150,7 @@ def _current_files(table: LakeTable, listing: Listing) -> _CurrentFiles | None:
     pending: set[int] = set()
     paths: set[str] = set()
     unreadable = False
-    for file, supported in listed(by_manifest, table.manifests, table.spec_id):
+    for file, supported in listed(by_manifest, table.manifests, table.spec_ids):
         if file.content is FileContent.DATA:
             paths.add(file.path)
             if supported:

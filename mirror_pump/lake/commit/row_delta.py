@@ -248,7 +248,8 @@ class LakeTable:
         number = placeholder_number(added.data, added.deletes)
         if number is not None:
             # Any partition will do: Iceberg compares the numbers of all data files of the table.
-            partition = added.deletes[0][0].partition
+            fields = self.metadata.default_spec.fields
+            partition = added.deletes[0][0].partition or (None,) * len(fields)
             rows = self.schema.arrow.empty_table()
             file = write_data_file(rows, self.schema, self.location, self.storage, partition)
             written.own(file.path)
@@ -319,8 +320,13 @@ class LakeTable:
 
     @property
     def spec_id(self) -> int:
-        """ID of the partition spec of new files."""
+        """ID of the partition spec of new data files."""
         return self.metadata.default_spec_id
+
+    @property
+    def spec_ids(self) -> frozenset[int]:
+        """IDs of the partition specs of new files: also that of equality deletes, if another."""
+        return self.metadata.own_spec_ids
 
     @property
     def summary(self) -> SnapshotSummary:

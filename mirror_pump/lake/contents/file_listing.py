@@ -68,13 +68,13 @@ class Listing:
 
 
 def listed(
-    by_manifest: Mapping[str, tuple[LiveFile, ...]], manifests: Sequence[Manifest], spec_id: int
+    by_manifest: Mapping[str, tuple[LiveFile, ...]], manifests: Sequence[Manifest], spec_ids: Collection[int]
 ) -> Iterator[tuple[LiveFile, bool]]:
-    """Every file of a listing, with a flag: whether it is of the kind that this project writes, that is Parquet of this
-    partition spec."""
+    """Every file of a listing, with a flag: whether it is of the kind that this project writes, that is Parquet of
+    these partition specs."""
     for manifest in manifests:
         for file in by_manifest.get(manifest.path, ()):
-            yield file, file.format == "PARQUET" and manifest.spec_id == spec_id
+            yield file, file.format == "PARQUET" and manifest.spec_id in spec_ids
 
 
 def paths_of(by_manifest: Mapping[str, tuple[LiveFile, ...]]) -> dict[str, frozenset[str]]:

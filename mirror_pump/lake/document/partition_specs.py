@@ -1,4 +1,4 @@
-"""Partition specs in table metadata: the mirror's own, which have one field, and what any engine's document says."""
+"""Partition specs in table metadata: the mirror's own, and what any engine's document says."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from typing import Any
 
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
-from pyiceberg.types import DateType, IcebergType, IntegerType, LongType, NestedField, StructType
+from pyiceberg.types import DateType, IcebergType, IntegerType, NestedField, StructType
 
-from decoders.columns import Kind
 from mirror_pump.errors import ForeignTable, LakeError
-from mirror_pump.lake.format.partitioning import applies, width_of
+from mirror_pump.lake.format.partitioning import applies, buckets_of, partitioning_of_deletes, width_of
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.model import LakePartitioning
+from mirror_pump.model import LakePartitioning, PartitionedColumn
 
 NO_PARTITION = StructType()
 """The partition type of unpartitioned tables."""
 LAST_PARTITION_ID = 999
 """Partition field IDs begin at 1000 (Iceberg spec)."""
 _FIELD_ID = LAST_PARTITION_ID + 1
-_SUFFIX = "trunc"
-"""Iceberg's own suffix for the name of a field that truncates; other transforms give their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +41,29 @@ class PartitionSpec:
 
     @property
     def partitioning(self) -> LakePartitioning | None:
-        """The partitioning by the spec's only field; None if it has no field, or several."""
-        if len(self.fields) != 1:
-            return None
-        (field,) = self.fields
-        return LakePartitioning(int(field["source-id"]), str(field["transform"]))
+        """The partitioning by the spec's fields; None if it has none."""
+        fields = tuple(PartitionedColumn(int(field["source-id"]), str(field["transform"])) for field in self.fields)
+        return LakePartitioning(fields) if fields else None
 
     def partition_type(self, schema: Mapping[str, Any]) -> StructType | None:
         """The type of partitions under this spec (Iceberg spec, manifests, field 102). `schema`: the table's schema in
         the form of table metadata. None for a spec that the mirror does not write."""
-        if not self.fields:
-            return NO_PARTITION
         partitioning = self.partitioning
         if partitioning is None:
-            return None
+            return NO_PARTITION
         try:
-            source = _source(LakeSchema.from_iceberg_json(schema), partitioning)
+            lake_schema = LakeSchema.from_iceberg_json(schema)
         except LakeError:
             # Another engine added a column of a type that the mirror does not write.
             return None
-        if source is None or not applies(partitioning.transform, source.type):
-            return None
-        (field,) = self.fields
-        result = _result_type(source, partitioning.transform)
-        return StructType(NestedField(int(field["field-id"]), str(field["name"]), result, required=False))
+        types = []
+        for field, divided in zip(self.fields, partitioning.fields, strict=True):
+            source = _source(lake_schema, divided)
+            if source is None or not applies(divided.transform, source.type):
+                return None
+            result = _result_type(source, divided.transform)
+            types.append(NestedField(int(field["field-id"]), str(field["name"]), result, required=False))
+        return StructType(*types)
 
     def any_partition_type(self, schema: Schema) -> StructType:
         """As `partition_type`, for a spec of any engine. `schema`: the table's, with a column for each field. Raises
@@ -85,22 +81,39 @@ class PartitionSpec:
         return StructType(*fields)
 
 
-def spec_of(schema: LakeSchema, partitioning: LakePartitioning | None) -> PartitionSpec:
-    """The spec of a new table. Raises ValueError if the schema has no such column or the transform does not apply to
-    it."""
+def specs_of(schema: LakeSchema, partitioning: LakePartitioning | None) -> list[PartitionSpec]:
+    """The specs of a new table, first that of its data files. Another one, without fields, is for equality deletes
+    that apply to every partition, if keys do not tell the partition. Raises ValueError if the schema has no such column
+    or a transform does not apply to it."""
     if partitioning is None:
-        return PartitionSpec({"spec-id": 0, "fields": []})
-    source = _source(schema, partitioning)
-    if source is None or not source.required or not applies(partitioning.transform, source.type):
-        raise ValueError(f"{partitioning} does not apply to a table of {schema}")
-    suffix = partitioning.transform if width_of(partitioning.transform) is None else _SUFFIX
-    field = {
-        "source-id": source.field_id,
-        "field-id": _FIELD_ID,
-        "name": _free_name(f"{source.name}_{suffix}", schema),
-        "transform": partitioning.transform,
-    }
-    return PartitionSpec({"spec-id": 0, "fields": [field]})
+        return [PartitionSpec({"spec-id": 0, "fields": []})]
+    fields: list[dict[str, Any]] = []
+    for number, divided in enumerate(partitioning.fields):
+        source = _source(schema, divided)
+        if source is None or not applies(divided.transform, source.type):
+            raise ValueError(f"{divided} does not apply to a table of {schema}")
+        name = _free_name(f"{source.name}_{_suffix(divided.transform)}", schema)
+        while any(field["name"].lower() == name.lower() for field in fields):
+            name += "_"
+        fields.append(
+            {
+                "source-id": source.field_id,
+                "field-id": _FIELD_ID + number,
+                "name": name,
+                "transform": divided.transform,
+            }
+        )
+    specs = [PartitionSpec({"spec-id": 0, "fields": fields})]
+    if partitioning_of_deletes(partitioning, schema) is None:
+        specs.append(PartitionSpec({"spec-id": 1, "fields": []}))
+    return specs
+
+
+def _suffix(transform: str) -> str:
+    """For the name of a field, as in Iceberg."""
+    if width_of(transform) is not None:
+        return "trunc"
+    return "bucket" if buckets_of(transform) is not None else transform
 
 
 def named_apart(specs: Sequence[Mapping[str, Any]], schema: LakeSchema) -> list[Mapping[str, Any]]:
@@ -110,7 +123,8 @@ def named_apart(specs: Sequence[Mapping[str, Any]], schema: LakeSchema) -> list[
 
 
 def _named_apart(field: Mapping[str, Any], schema: LakeSchema) -> Mapping[str, Any]:
-    if field["transform"] == "identity":
+    source = _source(schema, PartitionedColumn(int(field["source-id"]), str(field["transform"])))
+    if field["transform"] == "identity" and source is not None and field["name"] == source.name:
         # Another engine's, which usually has the name of its column.
         return field
     return {**field, "name": _free_name(field["name"], schema)}
@@ -124,12 +138,14 @@ def _free_name(name: str, schema: LakeSchema) -> str:
     return name
 
 
-def _source(schema: LakeSchema, partitioning: LakePartitioning) -> LakeField | None:
-    return next((field for field in schema.fields if field.field_id == partitioning.field_id), None)
+def _source(schema: LakeSchema, divided: PartitionedColumn) -> LakeField | None:
+    return next((field for field in schema.fields if field.field_id == divided.field_id), None)
 
 
 def _result_type(source: LakeField, transform: str) -> IcebergType:
     """The type of partition values, as in Iceberg's Java code, which has dates for days."""
     if transform == "day":
         return DateType()
-    return LongType() if source.type.kind is Kind.LONG else IntegerType()
+    if transform == "identity" or width_of(transform) is not None:
+        return IcebergType.model_validate("string" if source.type.mask is not None else str(source.type))
+    return IntegerType()

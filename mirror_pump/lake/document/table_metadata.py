@@ -62,10 +62,10 @@ class TableMetadata:
     ) -> TableMetadata:
         """Metadata of a table without snapshots (Iceberg spec, table metadata, v2). Raises ValueError for a
         partitioning that does not apply to the schema."""
-        from mirror_pump.lake.document.partition_specs import LAST_PARTITION_ID, spec_of
+        from mirror_pump.lake.document.partition_specs import LAST_PARTITION_ID, specs_of
         from mirror_pump.lake.format.data_files import FORMAT_VERSION
 
-        spec = spec_of(schema, partitioning)
+        specs = specs_of(schema, partitioning)
         return cls(
             {
                 "format-version": FORMAT_VERSION,
@@ -76,9 +76,9 @@ class TableMetadata:
                 "last-column-id": schema.last_column_id,
                 "schemas": [schema.to_iceberg_json()],
                 "current-schema-id": schema.schema_id,
-                "partition-specs": [spec.document],
-                "default-spec-id": spec.spec_id,
-                "last-partition-id": LAST_PARTITION_ID + len(spec.fields),
+                "partition-specs": [spec.document for spec in specs],
+                "default-spec-id": specs[0].spec_id,
+                "last-partition-id": LAST_PARTITION_ID + len(specs[0].fields),
                 "sort-orders": [_UNSORTED],
                 "default-sort-order-id": 0,
                 "properties": {**schema.engine_properties, **properties},
@@ -227,6 +227,20 @@ class TableMetadata:
     def default_spec(self) -> PartitionSpec:
         """The partition spec of new files."""
         return next(spec for spec in self.partition_specs if spec.spec_id == self.default_spec_id)
+
+    @property
+    def global_spec_id(self) -> int | None:
+        """The spec of equality deletes that apply to every partition; None if there is none. An unpartitioned table's
+        only one."""
+        return next((spec.spec_id for spec in self.partition_specs if not spec.fields), None)
+
+    @property
+    def own_spec_ids(self) -> frozenset[int]:
+        """The specs of files that the mirror writes."""
+        default, without = self.default_spec, self.global_spec_id
+        partitioning = default.partitioning
+        by_key = partitioning is None or partitioning.field_ids <= set(self.current_schema.key_ids)
+        return frozenset({default.spec_id} if by_key or without is None else {default.spec_id, without})
 
     @property
     def is_partitioned(self) -> bool:

@@ -22,7 +22,7 @@ from mirror_pump.lake.format.data_files import (
     write_equality_deletes,
 )
 from mirror_pump.lake.format.gathered_rows import GatheredRows
-from mirror_pump.lake.format.partitioning import PartitionTuple, by_partition, divided
+from mirror_pump.lake.format.partitioning import PartitionTuple, by_partition, divided, partitioning_of_deletes
 from mirror_pump.lake.format.position_deletes import Positions, encoded_position_deletes, write_position_deletes
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
@@ -180,9 +180,11 @@ def write_data_files(
 def write_equality_delete_files(
     keys: pa.Table, schema: LakeSchema, location: str, storage: StorageOptions, partitioning: LakePartitioning | None
 ) -> tuple[WrittenFile, ...]:
-    """Writes deleted keys as one equality-delete file for each lake partition; none without keys. Raises the same
-    errors as `write_equality_deletes`, and leaves no file behind then."""
-    return _one_each(write_equality_deletes, keys, schema, location, storage, partitioning)
+    """Writes deleted keys as one equality-delete file for each lake partition, or as a single one for all partitions
+    (`partitioning_of_deletes`); none without keys. Raises the same errors as `write_equality_deletes`, and leaves no
+    file behind then."""
+    divided_by = partitioning_of_deletes(partitioning, schema)
+    return _one_each(write_equality_deletes, keys, schema, location, storage, divided_by)
 
 
 def _one_each(

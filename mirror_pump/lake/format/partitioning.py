@@ -1,10 +1,12 @@
-"""Lake partitions: the partition of a tier key by Iceberg's transforms, and rows divided by their partitions.
+"""Lake partitions: the partition of a row by Iceberg's transforms, and rows divided by their partitions.
 
-A partitioned lake table has one partition field, a transform of the tier key. The tier key is part of the table's key,
-and every row and every delete has one. So each file of the table is in exactly one partition: data files because their
-rows were divided, equality deletes because their keys were, and a position delete because its data file is. Iceberg
-applies a delete only to data files of its own partition (spec, scan planning). A row and whatever deletes it have the
-same key, hence the same partition: dividing deletes by partition changes nothing that a reader sees.
+Each file of a partitioned table is in exactly one partition: data files because their rows were divided, a position
+delete because its data file is. Iceberg applies a delete only to data files of its own partition, but for equality
+deletes of a spec without fields, which apply to the files of every partition (spec, scan planning).
+
+If all partition fields are of key columns, as with heap retention, a row and whatever deletes it have the same key,
+hence the same partition: equality deletes are divided like rows, and nothing changes that a reader sees. Otherwise a
+deleted key does not tell where its row is, and equality deletes belong to no partition (`partitioning_of_deletes`).
 
 The values are those of Iceberg's Java code, in which Spark rewrites files: floored, so a moment before 1970 belongs to
 the day that holds it, and wrapped around at the ends of the result's type.
@@ -14,13 +16,17 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
 from itertools import pairwise
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
+import mmh3
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.format.columns import plain
@@ -28,14 +34,15 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.model import LakePartitioning
 
 PartitionTuple: TypeAlias = tuple[Any, ...]
-"""A lake partition, as in manifests: one value for each field of the partition spec. The mirror's own partitions have
-one field, an integer (hours, days, months or years since 1970, or the truncated key)."""
+"""A lake partition, as in manifests: one value for each field of the partition spec, in the form of manifests: days,
+months, years, hours or microseconds since 1970 are integers. None for NULL."""
 
 UNPARTITIONED: Final[PartitionTuple] = ()
-"""The partition of every file of an unpartitioned table."""
+"""The partition of every file of an unpartitioned table, and of equality deletes that apply to every partition."""
 
 MAX_WIDTH = 1_000_000_000
-"""Largest W of `truncate[W]`. Iceberg's Java code computes with 32 bits: a larger one could overflow."""
+"""Largest W of `truncate[W]`, and N of `bucket[N]`. Iceberg's Java code computes with 32 bits: a larger one could
+overflow."""
 
 _MICROSECONDS = {"hour": 3_600_000_000, "day": 86_400_000_000}
 _CALENDAR = {"month": "datetime64[M]", "year": "datetime64[Y]"}
@@ -46,6 +53,12 @@ _UNITS: Mapping[Kind, Collection[str]] = {
     **dict.fromkeys(_TIMES, ("hour", "day", "month", "year")),
 }
 _TRUNCATE = re.compile(r"truncate\[([1-9]\d{0,9})\]")
+_BUCKET = re.compile(r"bucket\[([1-9]\d{0,9})\]")
+_INTEGERS = (Kind.INT, Kind.LONG)
+_IDENTITY = (Kind.BOOLEAN, *_INTEGERS, Kind.DECIMAL, Kind.STRING, Kind.DATE, *_TIMES)
+"""Types whose values are partitions. Engines order UUIDs differently, and would skip manifests that hold matching
+rows; of floating-point numbers, two that are equal may be of two partitions."""
+_BUCKETED = (*_INTEGERS, Kind.DECIMAL, Kind.STRING, Kind.BINARY, Kind.UUID, Kind.DATE, *_TIMES)
 
 Values: TypeAlias = npt.NDArray[np.int64]
 _Value = TypeVar("_Value")
@@ -70,20 +83,35 @@ def width_of(transform: str) -> int | None:
     return None if matched is None else int(matched[1])
 
 
+def buckets_of(transform: str) -> int | None:
+    """N of `bucket[N]`; None for other transforms."""
+    matched = _BUCKET.fullmatch(transform)
+    return None if matched is None else int(matched[1])
+
+
 def applies(transform: str, column_type: ColumnType) -> bool:
     """Whether a column of this type can be partitioned by the transform."""
-    if column_type.kind in (Kind.INT, Kind.LONG):
-        width = width_of(transform)
-        return width is not None and width <= MAX_WIDTH
-    return transform in _UNITS.get(column_type.kind, ())
+    kind = column_type.kind
+    if transform == "identity":
+        return kind in _IDENTITY
+    if (count := buckets_of(transform)) is not None:
+        return kind in _BUCKETED and count <= MAX_WIDTH
+    if (width := width_of(transform)) is not None:
+        return kind in (*_INTEGERS, Kind.STRING) and width <= MAX_WIDTH
+    return transform in _UNITS.get(kind, ())
 
 
-def partition_values(column: pa.Array | pa.ChunkedArray, transform: str) -> Values:
-    """The partition value of each tier key, none of which may be NULL. Raises ValueError for a transform that does not
-    apply to the column's type."""
+def partitioning_of_deletes(partitioning: LakePartitioning | None, schema: LakeSchema) -> LakePartitioning | None:
+    """How equality deletes are divided: like rows if their key tells the partition, else not at all."""
+    return partitioning if partitioning is not None and partitioning.field_ids <= set(schema.key_ids) else None
+
+
+def partition_values(column: pa.Array | pa.ChunkedArray, transform: str) -> pa.Array:
+    """The partition value of each value, NULL for NULL, in the form of a PartitionTuple's. Raises ValueError for a
+    transform that does not apply to the column's type."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     parts = [_of_array(plain(chunk), transform) for chunk in chunks]
-    return np.concatenate([np.zeros(0, np.int64), *parts])
+    return pa.concat_arrays(parts) if parts else pa.array([], pa.int64())
 
 
 def divided(
@@ -107,15 +135,43 @@ def places_by_partition(
     if partitioning is None:
         yield UNPARTITIONED, np.arange(rows.num_rows)
         return
-    values = partition_values(rows.column(schema.name_of(partitioning.field_id)), partitioning.transform)
-    if values[0] == values[-1] and (values == values[0]).all():
-        yield (int(values[0]),), np.arange(rows.num_rows)
+    columns = [
+        _Ranked.of(partition_values(rows.column(schema.name_of(field.field_id)), field.transform))
+        for field in partitioning.fields
+    ]
+    ranks = columns[0].ranks
+    for column in columns[1:]:
+        # Dense again after each field, so that the product does not overflow.
+        ranks = np.unique(ranks, return_inverse=True)[1] * len(column.values) + column.ranks
+
+    def partition(place: int) -> PartitionTuple:
+        return tuple(column.values[column.ranks[place]] for column in columns)
+
+    if ranks[0] == ranks[-1] and (ranks == ranks[0]).all():
+        yield partition(0), np.arange(rows.num_rows)
         return
-    order = np.argsort(values, kind="stable")
-    values = values[order]
-    limits = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    order = np.argsort(ranks, kind="stable")
+    ranks = ranks[order]
+    limits = [0, *(np.flatnonzero(ranks[1:] != ranks[:-1]) + 1).tolist(), len(ranks)]
     for begin, end in pairwise(limits):
-        yield (int(values[begin]),), order[begin:end]
+        yield partition(order[begin]), order[begin:end]
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """A column of partition values: each distinct value, ascending, NULL first, and each row's index among them."""
+
+    values: list[Any]
+    ranks: Values
+
+    @classmethod
+    def of(cls, column: pa.Array) -> Self:
+        encoded = column.dictionary_encode(null_encoding="encode")
+        values = encoded.dictionary.to_pylist()
+        order = sorted(range(len(values)), key=lambda place: (values[place] is not None, values[place]))
+        rank = np.empty(len(values), np.int64)
+        rank[order] = np.arange(len(values))
+        return cls([values[place] for place in order], rank[encoded.indices.to_numpy(zero_copy_only=False)])
 
 
 def by_partition(
@@ -148,25 +204,40 @@ def partitions_of(files: Iterable[InPartition]) -> dict[str, PartitionTuple]:
     return {file.path: file.partition for file in files}
 
 
-def _of_array(column: pa.Array, transform: str) -> Values:
+def _of_array(column: pa.Array, transform: str) -> pa.Array:
     """The values of one array. Raises ValueError if the transform does not apply to its type."""
     kind = column.type
+    if column.null_count and not (transform == "identity" or buckets_of(transform) or pa.types.is_string(kind)):
+        dense = _of_array(column.drop_null(), transform)
+        return pc.replace_with_mask(pa.nulls(len(column), dense.type), column.is_valid(), dense)
+    if (count := buckets_of(transform)) is not None:
+        return _buckets(column, count)
+    if transform == "identity":
+        return _numbers(column) if pa.types.is_temporal(kind) else column
     if pa.types.is_integer(kind):
         width = width_of(transform)
         if width is not None:
-            return _truncated(column, width)
+            return pa.array(_truncated(column, width))
+    elif pa.types.is_string(kind) and (width := width_of(transform)) is not None:
+        # Java counts code points, and so does Arrow.
+        return pc.utf8_slice_codeunits(column, 0, width)
     elif pa.types.is_date32(kind) and transform in _UNITS[Kind.DATE]:
-        days = column.view(pa.int32()).to_numpy(zero_copy_only=False).astype(np.int64)
-        return calendar_units(days, transform)
+        return pa.array(calendar_units(_numbers(column).to_numpy(zero_copy_only=False), transform))
     elif pa.types.is_timestamp(kind) and transform in _UNITS[Kind.TIMESTAMP]:
-        numbers = column if kind.unit == "us" else column.cast(pa.timestamp("us", kind.tz))
-        microseconds = numbers.view(pa.int64()).to_numpy(zero_copy_only=False)
+        microseconds = _numbers(column).to_numpy(zero_copy_only=False)
         if transform in _MICROSECONDS:
             # Java has 32 bits for hours, which end in the year 246953.
             units: Values = (microseconds // _MICROSECONDS[transform]).astype(np.int32).astype(np.int64)
-            return units
-        return calendar_units(microseconds // _DAY, transform)
+            return pa.array(units)
+        return pa.array(calendar_units(microseconds // _DAY, transform))
     raise ValueError(f"the partition transform {transform} does not apply to {kind}")
+
+
+def _numbers(column: pa.Array) -> pa.Array:
+    """Dates as days, and timestamps as microseconds since 1970, int64."""
+    if pa.types.is_date32(column.type):
+        return column.view(pa.int32()).cast(pa.int64())
+    return (column if column.type.unit == "us" else column.cast(pa.timestamp("us", column.type.tz))).view(pa.int64())
 
 
 def calendar_units(days: Values, transform: str) -> Values:
@@ -183,3 +254,35 @@ def _truncated(column: pa.Array, width: int) -> Values:
     with np.errstate(over="ignore"):
         result: Values = (numbers - np.mod(numbers, numbers.dtype.type(width))).astype(np.int64)
     return result
+
+
+def _buckets(column: pa.Array, count: int) -> pa.Array:
+    """The bucket of each value by its 32-bit Murmur3 hash (Iceberg spec, appendix B), worked out once for each distinct
+    value. NULL for NULL."""
+    encode = _hashed_bytes(column.type)
+    if pa.types.is_temporal(column.type):
+        column = _numbers(column)
+    encoded = column.dictionary_encode()
+    hashes = (mmh3.hash(encode(value)) & 0x7FFFFFFF for value in encoded.dictionary.to_pylist())
+    return pa.array([number % count for number in hashes], pa.int64()).take(encoded.indices)
+
+
+def _hashed_bytes(kind: pa.DataType) -> Callable[[Any], bytes]:
+    """What is hashed of a value. Raises ValueError for a type without buckets."""
+    if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
+        return struct.Struct("<q").pack
+    if pa.types.is_string(kind):
+        return str.encode
+    if pa.types.is_decimal(kind):
+        return _unscaled
+    if pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return bytes
+    raise ValueError(f"a bucket transform does not apply to {kind}")
+
+
+def _unscaled(value: Decimal) -> bytes:
+    """The unscaled number in as few bytes as hold it, as Java's BigInteger writes it."""
+    sign, digits, _ = value.as_tuple()
+    number = int("".join(map(str, digits)))
+    number = -number if sign else number
+    return number.to_bytes(((number if number >= 0 else ~number).bit_length() + 8) // 8, "big", signed=True)

@@ -10,7 +10,7 @@ result, some 150 bytes a key, does not grow with the commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Self, TypeAlias
@@ -19,13 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mirror_pump.lake.format.partitioning import PartitionTuple, partition_values
+from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.format.sorted_numbers import sorted_distinct
 from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, Places, files_of, place_of, positions_of
 from mirror_pump.lake.key_index.packed_keys import MULTIPLIER, KeyPacking, PackedKeys, codes_of
-from mirror_pump.model import LakePartitioning
 from mirror_pump.runtime.spill import Spill, release_spilled
 
 
@@ -53,25 +52,35 @@ class SegmentKeys:
         return int(self.deleted.nbytes) + self.packed.nbytes + sum(keys.nbytes for keys in self.rows)
 
 
+@dataclass(frozen=True, slots=True)
+class PlacedFile:
+    """A data file and its lake partition."""
+
+    path: str
+    partition: PartitionTuple = UNPARTITIONED
+
+
 @dataclass(frozen=True)
 class KeyedSegment:
     """A segment's keys and the data files that hold their rows."""
 
-    data: tuple[str, ...]
-    """URIs, one for each of `keys.rows`."""
+    data: tuple[PlacedFile, ...]
+    """One for each of `keys.rows`."""
     keys: SegmentKeys
 
 
 @dataclass
 class FileNumbers:
-    """Small numbers for data files, used as the upper half of a place."""
+    """Small numbers for data files, used as the upper half of a place, and the files' lake partitions."""
 
     _paths: list[str] = field(default_factory=list)
+    _partitions: dict[str, PartitionTuple] = field(default_factory=dict)
+    """Of files that are in one."""
     _numbers: dict[str, int] = field(default_factory=dict)
     _free: list[int] = field(default_factory=list)
 
-    def number(self, path: str) -> int:
-        """The file's number; a new file gets a new one."""
+    def number(self, path: str, partition: PartitionTuple = UNPARTITIONED) -> int:
+        """The file's number; a new file gets a new one, and is in this lake partition."""
         assigned = self._numbers.get(path)
         if assigned is not None:
             return assigned
@@ -82,11 +91,17 @@ class FileNumbers:
             number = len(self._paths)
             self._paths.append(path)
         self._numbers[path] = number
+        if partition:
+            self._partitions[path] = partition
         return number
 
     def path(self, number: int) -> str:
         """URI of the file with this number."""
         return self._paths[number]
+
+    def partitions(self, paths: Iterable[str]) -> dict[str, PartitionTuple]:
+        """The lake partitions of these files, by URI; leaves out those of an unpartitioned table."""
+        return {path: self._partitions[path] for path in paths if path in self._partitions}
 
     def paths(self) -> frozenset[str]:
         """URIs of all files that have numbers."""
@@ -101,6 +116,8 @@ class FileNumbers:
     def forget(self, paths: Sequence[str]) -> None:
         """Frees the numbers of files that nothing refers to any more."""
         self._free.extend(self._numbers.pop(path) for path in paths if path in self._numbers)
+        for path in paths:
+            self._partitions.pop(path, None)
 
 
 @dataclass(frozen=True)
@@ -127,28 +144,24 @@ def plan_commit(
     index: KeyIndex,
     numbers: FileNumbers,
     segments: Sequence[KeyedSegment],
-    partitioning: LakePartitioning | None = None,
     *,
     part_keys: int = PART_KEYS,
 ) -> IndexPlan:
     """Works out the commit, about `part_keys` keys at a time. Leaves the index unchanged until `apply_plan`, but gives
-    numbers to the new data files.
-
-    `partitioning`: that of the lake table. A row that is deleted is in the partition of its key, and so is its file:
-    the index need not know in which partition each file is.
-    """
+    numbers to the new data files."""
     spill = Spill(part_keys * _RESULT_BYTES)
     planned = []
     for part in _parts(segments, part_keys):
-        planned.append(spill.stored(_plan_part(index, numbers, part, partitioning), part_keys * _RESULT_BYTES))
+        planned.append(spill.stored(_plan_part(index, numbers, part), part_keys * _RESULT_BYTES))
         # All parts look at all segments, which may have been spilled.
         release_spilled()
     hidden = np.concatenate([part.hidden for part in planned])
     # A place is of one key, so it is in one part.
     hidden.sort()
     unknown = tuple(np.sort(np.concatenate(absent)) for absent in zip(*(part.unknown for part in planned), strict=True))
-    partitions = {path: value for part in planned for path, value in part.partitions.items()}
-    return IndexPlan(_by_file(hidden, numbers), partitions, unknown, tuple(part.touched for part in planned))
+    positions = _by_file(hidden, numbers)
+    partitions = numbers.partitions(positions)
+    return IndexPlan(positions, partitions, unknown, tuple(part.touched for part in planned))
 
 
 @dataclass(frozen=True)
@@ -206,21 +219,18 @@ class _PlannedPart:
 
     hidden: Places
     """Rows to delete, each once."""
-    partitions: Mapping[str, PartitionTuple]
     unknown: tuple[npt.NDArray[np.int64], ...]
     touched: tuple[PackedKeys, Places]
 
 
-def _plan_part(
-    index: KeyIndex, numbers: FileNumbers, segments: Sequence[_SegmentPart], partitioning: LakePartitioning | None
-) -> _PlannedPart:
+def _plan_part(index: KeyIndex, numbers: FileNumbers, segments: Sequence[_SegmentPart]) -> _PlannedPart:
     words = index.words
     row_keys, row_places, row_segments = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for number, part in enumerate(segments):
-        for path, keys, chosen in zip(part.segment.data, part.segment.keys.rows, part.rows, strict=True):
+        for file, keys, chosen in zip(part.segment.data, part.segment.keys.rows, part.rows, strict=True):
             positions = np.arange(len(keys))[chosen]
             row_keys.append(keys.take(chosen))
-            row_places.append(place_of(numbers.number(path), positions))
+            row_places.append(place_of(numbers.number(file.path, file.partition), positions))
             row_segments.append(np.full(len(positions), number, np.int64))
     deleted_parts = [part.segment.keys.packed.take(part.deleted) for part in segments]
     deleted = PackedKeys.concatenated(deleted_parts, words)
@@ -238,15 +248,7 @@ def _plan_part(
     np.minimum.at(first_row, row_codes, added_in)
 
     lost = added_in < last_delete[row_codes]
-    hidden = np.concatenate([before[before >= 0], places[lost]])
-    partitions: dict[str, PartitionTuple] = {}
-    if partitioning is not None:
-        values = _partition_values(segments, partitioning)
-        by_code = np.zeros(count, np.int64)
-        by_code[deleted_codes] = values
-        of_hidden = np.concatenate([values[before >= 0], by_code[row_codes[lost]]])
-        partitions = _partitions(hidden, of_hidden, numbers)
-    hidden = sorted_distinct(hidden)
+    hidden = sorted_distinct(np.concatenate([before[before >= 0], places[lost]]))
     had_row = (before >= 0) | (first_row[deleted_codes] < deleted_in)
     unknown = tuple(
         _places_in(part, np.flatnonzero(~had_row[begin:end]))
@@ -258,7 +260,7 @@ def _plan_part(
     # A row that remains comes after every delete of its key. Each key is touched: a lost row's has a delete.
     last = np.zeros(count, np.int64)
     np.maximum.at(last, np.concatenate([deleted_codes, row_codes[~lost]]), np.arange(len(touched)))
-    return _PlannedPart(hidden, partitions, unknown, (touched.take(last), after[last]))
+    return _PlannedPart(hidden, unknown, (touched.take(last), after[last]))
 
 
 def _places_in(part: _SegmentPart, part_indexes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -271,22 +273,6 @@ def apply_plan(index: KeyIndex, plan: IndexPlan) -> None:
     for keys, places in plan.touched:
         index.put(keys, places)
     release_spilled()
-
-
-def _partition_values(segments: Sequence[_SegmentPart], partitioning: LakePartitioning) -> npt.NDArray[np.int64]:
-    """The partition value of each deleted key, in the order of the segments."""
-    parts = [np.zeros(0, np.int64)]
-    for part in segments:
-        keys = part.segment.keys
-        column = keys.deleted.column(keys.schema.name_of(partitioning.field_id))
-        parts.append(partition_values(column, partitioning.transform)[part.deleted])
-    return np.concatenate(parts)
-
-
-def _partitions(places: Places, values: npt.NDArray[np.int64], numbers: FileNumbers) -> dict[str, PartitionTuple]:
-    """By URI, the partition of each file that has a place. `values`: the partition value of each place."""
-    files, first = np.unique(files_of(places), return_index=True)
-    return {numbers.path(int(number)): (int(value),) for number, value in zip(files, values[first], strict=True)}
 
 
 def _by_file(places: Places, numbers: FileNumbers) -> dict[str, Positions]:

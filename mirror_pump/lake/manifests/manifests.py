@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -24,6 +24,7 @@ from mirror_pump.lake.document.snapshot_summary import FileCounts
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
+from mirror_pump.lake.format.partitioning import UNPARTITIONED
 from mirror_pump.lake.manifests.entry_reader import Status
 from mirror_pump.lake.manifests.manifest_entries import (
     ManifestEntry,
@@ -116,7 +117,7 @@ class ManifestWriter:
         out; and new files, each with its explicit data sequence number.
 
         At most one manifest for each content is written: new files go into the one that small manifests are merged
-        into, if a merge is due.
+        into, if a merge is due. Two, where equality deletes apply to every partition: these have a spec of their own.
 
         Amortised cost: one commit in ten merges ten manifests of about one entry each, one in a hundred merges ten of
         ten entries, and so on.
@@ -126,11 +127,13 @@ class ManifestWriter:
         carried, groups = self._grouped(manifests)
         written: list[Manifest] = []
         for content in ManifestContent:
-            entries = self._added(added.get(content, ()))
-            group, due = self._due(content, entries, groups)
-            if entries or due:
-                written.append(self._merged(group, entries, due, storage))
-            merged = {manifest.path for manifest in due}
+            merged: set[str] = set()
+            for files in self._by_spec(added.get(content, ())):
+                entries = self._added(files)
+                group, due = self._due(content, entries, groups)
+                if entries or due:
+                    written.append(self._merged(group, entries, due, storage))
+                merged |= {manifest.path for manifest in due}
             for group_key, classes in groups.items():
                 if group_key[0] is content:
                     carried += [one for members in classes.values() for one in members if one.path not in merged]
@@ -186,7 +189,7 @@ class ManifestWriter:
         """The entries of new files."""
         if not files:
             return ()
-        spec_id = self._metadata.default_spec_id
+        spec_id = self._spec_of(files[0][0])
         partition = self._partition_type(spec_id)
         for file, _ in files:
             if len(file.partition) != len(partition.fields):
@@ -210,7 +213,24 @@ class ManifestWriter:
 
     def _group(self, content: ManifestContent, entries: Sequence[ManifestEntry]) -> _Group:
         """What a manifest of these new entries has in common with those that it may be merged with."""
-        return content, self._metadata.default_spec_id, _kind(content, {entry.content for entry in entries})
+        spec_id = self._spec_of(entries[0]) if entries else self._metadata.default_spec_id
+        return content, spec_id, _kind(content, {entry.content for entry in entries})
+
+    def _spec_of(self, file: WrittenFile | ManifestEntry) -> int:
+        """The partition spec of a new file: that of data files, but for equality deletes that apply to every
+        partition."""
+        if file.content is FileContent.EQUALITY_DELETES and file.partition == UNPARTITIONED:
+            without = self._metadata.global_spec_id
+            if without in self._metadata.own_spec_ids:
+                return without
+        return self._metadata.default_spec_id
+
+    def _by_spec(self, files: Sequence[tuple[WrittenFile, int]]) -> Iterator[list[tuple[WrittenFile, int]]]:
+        """The files by their partition specs; a single empty list for none."""
+        specs: dict[int, list[tuple[WrittenFile, int]]] = defaultdict(list)
+        for file in files:
+            specs[self._spec_of(file[0])].append(file)
+        yield from specs.values() or [[]]
 
     def remove(
         self,

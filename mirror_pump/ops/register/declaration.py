@@ -17,6 +17,7 @@ from mirror_pump.source.catalog.profiles import find_profile, profile_of
 from mirror_pump.source.catalog.tables import load_table, load_tables
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.relations.column_choices import ColumnChoices
+from mirror_pump.source.relations.partition_choices import partition_choices, partition_text
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.relations.table_patterns import is_pattern
 from mirror_pump.source.relations.tier_keys import NEVER, span_text
@@ -191,6 +192,7 @@ def _column_options(table: MirroredTable) -> dict[str, Any]:
         "where": table.row_filter,
         "append_only": table.append_only,
         "no_copy": table.no_copy,
+        "partition_by": partition_text(partition_choices(table)),
         "snapshot_only": table.snapshots is not None,
         "snapshot_every": None
         if table.snapshots is None or table.snapshots.every is None
@@ -217,7 +219,7 @@ def _retention_options(table: MirroredTable, choices: RetentionChoices | None) -
         "detach": choices.detach,
         "lake_partition": None
         if table.partitioning is None
-        else table.partitioning.transform.removeprefix("truncate[").removesuffix("]"),
+        else table.partitioning.fields[0].transform.removeprefix("truncate[").removesuffix("]"),
     }
     if not choices.premake:
         del options["width"]

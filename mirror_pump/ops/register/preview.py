@@ -247,7 +247,7 @@ def _leaving(connection: PgConnection, table_id: TableId, plan: RetentionPlan) -
         "kept" if plan.keep_heap else "detached" if plan.detach else "dropped",
         grace_text(plan.drop_grace),
         tuple(partitions),
-        None if plan.partitioning is None else f"{plan.partitioning.transform} of {tier.column}",
+        None if plan.partitioning is None else f"{plan.partitioning.fields[0].transform} of {tier.column}",
         None if plan.lake_lag is None else span_text(tier.kind, plan.lake_lag),
     )
 

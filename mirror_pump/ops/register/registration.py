@@ -42,6 +42,7 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, delete, join
 from mirror_pump.model import (
     Column,
+    LakePartitioning,
     Lsn,
     MirroredTable,
     SequenceNumber,
@@ -52,6 +53,7 @@ from mirror_pump.model import (
     TableState,
 )
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
+from mirror_pump.ops.register.lake_partitions import partitioning_by
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
@@ -194,8 +196,8 @@ def register(
     """
     if choices and len(names) != 1:
         raise UsageError(
-            "--column, --mask, --exclude-column, --columns-only, --where, --append-only and --no-copy are about one"
-            " table each",
+            "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --no-copy and --partition-by"
+            " are about one table each",
             "register the tables one by one",
         )
     outcomes: list[RegisterOutcome] = []
@@ -404,7 +406,10 @@ def _prepare(
     refresh_profiles(storage, connection)
     _refuse_missing_warehouse(connection, _warehouse(profile), storage)
     _refuse_left_over(connection, description.name, storage)
-    table, staged = _new_lake_table(_warehouse(profile), description, storage, plan, wish.mode)
+    partitioning = partitioning_by(description.name, description.columns, wish.choices.partition_by)
+    if plan is not None:
+        partitioning = plan.partitioning
+    table, staged = _new_lake_table(_warehouse(profile), description, storage, plan, wish.mode, partitioning)
     table = replace(
         table,
         leaves_out_new=wish.choices.leaves_out_new,
@@ -425,7 +430,7 @@ def _refuse_lost(connection: PgConnection, name: str, table_id: TableId) -> None
 
 def _refuse_other_layout(table: MirroredTable, wish: RetentionWish) -> None:
     """Raise TableError if the lake table of a registered table is not partitioned as requested."""
-    transform = None if table.partitioning is None else table.partitioning.transform
+    transform = None if table.partitioning is None else table.partitioning.fields[0].transform
     if wish.lake_partition is None or is_present_layout(wish.lake_partition, transform):
         return
     layout = f"partitioned by {transform}" if transform is not None else "not partitioned"
@@ -521,6 +526,7 @@ def _new_lake_table(
     storage: StorageOptions,
     plan: RetentionPlan | None,
     mode: TableMode,
+    partitioning: LakePartitioning | None,
 ) -> tuple[MirroredTable, StagedCommit]:
     """Return the table's value and its empty lake table, which nothing refers to yet.
 
@@ -546,7 +552,7 @@ def _new_lake_table(
         excluded=description.excluded,
         tier=None if plan is None else plan.tier,
         mode=mode,
-        partitioning=None if plan is None else plan.partitioning,
+        partitioning=partitioning,
     )
     # This refuses a lake type chosen by the user that does not sort as the tier key does.
     CutLine.of(table, cut=0)

@@ -25,7 +25,9 @@ from mirror_pump.source.catalog.lost_rows import read_lost_rows
 from mirror_pump.source.catalog.maintenance import is_served
 from mirror_pump.source.catalog.pauses import PAUSED, paused_text
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
+from mirror_pump.source.catalog.tables import partitioning_of
 from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.relations.partition_choices import choices_of, partition_text
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
@@ -258,6 +260,9 @@ class _StatusTableRow:
     has_key: bool
     paused_since: datetime | None
     no_copy: bool
+    partition_scheme: dict[str, Any]
+    field_names: dict[str, str]
+    """Of columns, by field ID."""
     snapshot_only: bool
     snapshot_every: timedelta | None
     waits_for_others: bool
@@ -266,6 +271,12 @@ class _StatusTableRow:
     """URIs of files that cannot be read."""
     sheds: bool
     """Whether rows have left its heap."""
+
+    @property
+    def partition_by(self) -> str:
+        """As `--partition-by` takes it."""
+        names = {int(number): name for number, name in self.field_names.items()}
+        return partition_text(choices_of(partitioning_of(self.partition_scheme), names))
 
 
 def _table(
@@ -321,6 +332,7 @@ def _table(
         row_filter=row.row_filter,
         paused_since=row.paused_since,
         no_copy=row.no_copy,
+        partition_by=row.partition_by,
         snapshot_only=row.snapshot_only,
         snapshot_every=row.snapshot_every,
         damaged_files=tuple(row.damaged),

@@ -4,7 +4,7 @@ another engine's rewrite added."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -17,6 +17,7 @@ from mirror_pump.errors import LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.partitioning import PartitionTuple, partitions_of
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.key_index.index_plan import FileNumbers
 from mirror_pump.lake.key_index.key_index import NOWHERE, KeyIndex, files_of, place_of
@@ -72,6 +73,8 @@ class FollowedFiles:
 
     added: tuple[FileKeys, ...]
     """Newest first, so that a key's live row comes before rows of the key that a pending delete hides."""
+    partitions: Mapping[str, PartitionTuple]
+    """Their lake partitions, by URI."""
     gone: tuple[str, ...]
     """URIs of the known data files that are no longer part of the table."""
 
@@ -114,10 +117,13 @@ class IndexBuilder(ThreadedService):
         data, equality, positions = _files(job.lake)
         index, numbers = KeyIndex(job.packing.words, store=job.store), FileNumbers()
         sequence = {file.path: file.sequence_number for file in (*data, *equality)}
+        partitions = partitions_of(data)
         for read in self._read(job, sorted(data, key=lambda file: file.sequence_number), positions):
             # Files come in the order of their sequence numbers, so a later row of a key replaces an earlier one.
             keys = PackedKeys.concatenated([file.keys for file in read], job.packing.words)
-            places = np.concatenate([place_of(numbers.number(file.path), file.positions) for file in read])
+            places = np.concatenate(
+                [place_of(numbers.number(file.path, partitions[file.path]), file.positions) for file in read]
+            )
             last = unique_last(keys)
             index.put(keys.take(last), places[last])
             if index.nbytes > job.budget:
@@ -139,7 +145,8 @@ class IndexBuilder(ThreadedService):
         # it.
         new = sorted((file for file in data if file.path not in indexed_paths), key=lambda file: -file.sequence_number)
         added = tuple(file for read in self._read(job, new, positions) for file in read)
-        return FollowedFiles(added, tuple(indexed_paths.difference(file.path for file in data)))
+        gone = tuple(indexed_paths.difference(file.path for file in data))
+        return FollowedFiles(added, partitions_of(new), gone)
 
     def _read(
         self, job: IndexJob, files: Sequence[LiveFile], positions: Sequence[LiveFile]
@@ -165,7 +172,7 @@ def _files(lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFi
     listing = Listing(lake.storage, (PATH_ID,))
     by_manifest = listing.files(lake.manifests)
     by_content: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
-    for file, usual in listed(by_manifest, lake.manifests, lake.spec_id):
+    for file, usual in listed(by_manifest, lake.manifests, lake.spec_ids):
         own = file.content is not FileContent.EQUALITY_DELETES or set(file.equality_ids) == set(lake.schema.key_ids)
         if not (usual and own) or lake.foreign_partitions:
             raise LakeError(f"{file.path} is of a kind that a key index does not know", "compact the table")

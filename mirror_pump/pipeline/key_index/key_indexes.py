@@ -39,7 +39,7 @@ from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files, write_equality_delete_files
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.key_index.index_plan import IndexPlan, KeyedSegment, SegmentKeys, plan_commit
+from mirror_pump.lake.key_index.index_plan import IndexPlan, KeyedSegment, PlacedFile, SegmentKeys, plan_commit
 from mirror_pump.lake.key_index.key_index import KeyIndex
 from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
@@ -168,7 +168,7 @@ class KeyIndexes:
         plan: IndexPlan | None = None
         if tracked is not None and self._usable(table.table_id, tracked, base, keyed or ()) and keyed:
             index = KeyIndex(tracked.packing.words) if emptied else tracked.index
-            plan = plan_commit(index, tracked.numbers, keyed, table.partitioning)
+            plan = plan_commit(index, tracked.numbers, keyed)
         ready = tracked is not None and tracked.phase is IndexPhase.READY
         if awaits_index and (plan is None or (positions_allowed and not ready)):
             raise IndexNotReady(f"the key index of {table.name} does not match the table yet")
@@ -356,7 +356,7 @@ class KeyIndexes:
             return False
         # If this is a repeated attempt, the coming files already have numbers. They are not in `base` yet, but are not
         # gone either.
-        self._follow(table_id, tracked, base, {path for segment in coming for path in segment.data})
+        self._follow(table_id, tracked, base, {file.path for segment in coming for file in segment.data})
         return True
 
     def _follow(self, table_id: TableId, tracked: TableIndex, lake: LakeTable, coming: Collection[str] = ()) -> None:
@@ -491,5 +491,7 @@ def _keyed(segments: Iterable[SegmentChange]) -> tuple[KeyedSegment, ...] | None
             if segment.files.data or segment.files.deletes:
                 return None
             continue
-        keyed.append(KeyedSegment(tuple(file.path for file in segment.files.data), segment.keys))
+        keyed.append(
+            KeyedSegment(tuple(PlacedFile(file.path, file.partition) for file in segment.files.data), segment.keys)
+        )
     return tuple(keyed)

@@ -127,7 +127,7 @@ class TableIndex:
         If a new file has several rows of a key, the first one counts. A key that was changed or deleted since the
         rewrite has no place in a removed file any more, and stays as it is.
         """
-        numbered = [(self.numbers.number(file.path), file) for file in followed.added]
+        numbered = [(self.numbers.number(file.path, followed.partitions[file.path]), file) for file in followed.added]
         gone = self.numbers.mask(followed.gone)
         for number, file in numbered:
             self.index.adopt(file.keys, place_of(number, file.positions), gone)
@@ -142,9 +142,9 @@ class TableIndex:
         return True
 
     def _move(self, merged: MergedFile) -> None:
-        if merged.path is not None and merged.keys is not None:
+        if merged.file is not None and merged.keys is not None:
             sources = np.array([self.numbers.number(path) for path in merged.sources], np.int64)
-            number = self.numbers.number(merged.path)
+            number = self.numbers.number(merged.file.path, merged.file.partition)
             old = place_of(sources[merged.source], merged.position)
             self.index.move(merged.keys, old, place_of(number, np.arange(len(merged.keys))))
         if self.phase is IndexPhase.READY:

@@ -170,6 +170,15 @@ def _keyless(change: SchemaChange) -> SchemaChangeDecision:
     return SchemaChangeDecision(Action.WAIT, table, reason, waits_for_owner=True)
 
 
+def _not_divisible(change: SchemaChange) -> SchemaChangeDecision:
+    names = ", ".join(change.lost_partition_columns)
+    reason = (
+        f"its lake table is partitioned by {names}, which is gone or has another type now. Readers keep what it held"
+        " before; unregister it and register it with another --partition-by"
+    )
+    return SchemaChangeDecision(Action.FAIL, change.table, reason)
+
+
 def _concerns_old_rows(change: SchemaChange) -> bool:
     return change.has_old_rows and any(reason.everywhere for reason in copy_reasons(change))
 
@@ -228,6 +237,7 @@ DECISION_RULES: tuple[Rule[SchemaChange, Callable[[SchemaChange], SchemaChangeDe
         _refused,
     ),
     Rule("no key", lambda change: change.is_keyless, _keyless),
+    Rule("no partition", lambda change: bool(change.lost_partition_columns), _not_divisible),
     Rule("old rows may be wrong", _concerns_old_rows, _old_rows_wrong),
     Rule(
         "rows that print as before are to come",

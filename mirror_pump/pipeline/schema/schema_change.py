@@ -217,6 +217,20 @@ class SchemaChange:
         )
 
     @property
+    def lost_partition_columns(self) -> list[str]:
+        """Names of columns by which the lake's files are divided, and that are gone or have another type in the lake.
+        Iceberg reads the partitions of every file by the columns' present types."""
+        partitioning = self.table.partitioning
+        if partitioning is None or self.table.tier is not None:
+            return []
+        kept = {(column.field_id, column.type) for column in self.decided.columns}
+        return [
+            column.name
+            for column in self.table.columns
+            if column.field_id in partitioning.field_ids and (column.field_id, column.type) not in kept
+        ]
+
+    @property
     def adds_columns(self) -> bool:
         return not {column.attnum for column in self.decided.columns} <= {
             column.attnum for column in self.table.columns

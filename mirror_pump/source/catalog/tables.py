@@ -19,6 +19,7 @@ from mirror_pump.model import (
     LakePartitioning,
     Lsn,
     MirroredTable,
+    PartitionedColumn,
     SequenceNumber,
     SnapshotId,
     SnapshotPlan,
@@ -178,12 +179,20 @@ def partition_scheme(partitioning: LakePartitioning | None) -> dict[str, Any]:
     """The value of modak.tables.partition_scheme; empty for an unpartitioned lake table."""
     if partitioning is None:
         return {}
-    return {"field_id": partitioning.field_id, "transform": partitioning.transform}
+    if len(partitioning.fields) == 1:
+        (only,) = partitioning.fields
+        return {"field_id": only.field_id, "transform": only.transform}
+    return {"fields": [{"field_id": field.field_id, "transform": field.transform} for field in partitioning.fields]}
 
 
 def partitioning_of(scheme: Mapping[str, Any]) -> LakePartitioning | None:
     """The inverse of `partition_scheme`."""
-    return LakePartitioning(int(scheme["field_id"]), str(scheme["transform"])) if scheme else None
+    if not scheme:
+        return None
+    fields = scheme.get("fields", [scheme])
+    return LakePartitioning(
+        tuple(PartitionedColumn(int(field["field_id"]), str(field["transform"])) for field in fields)
+    )
 
 
 def delete_table(conn: PgConnection, table_id: TableId) -> bool:

@@ -18,6 +18,12 @@ from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import Column, ExcludedColumn, MirroredTable
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import RelationDescription
+from mirror_pump.source.relations.partition_choices import (
+    PartitionChoice,
+    parse_partition_by,
+    partition_choices,
+    partition_text,
+)
 from mirror_pump.source.relations.relations import numeric_types
 from sql import queries
 
@@ -45,9 +51,11 @@ class ColumnChoices:
     """The table has no key, and its rows are only inserted."""
     no_copy: bool = False
     """Only rows that change from now on are mirrored."""
+    partition_by: tuple[PartitionChoice, ...] = ()
+    """How the lake table is partitioned."""
 
     def __bool__(self) -> bool:
-        return bool(self.types or self.excluded or self.listed or self.where or self.append_only or self.no_copy)
+        return self != NO_CHOICES
 
     def includes(self, name: str) -> bool:
         """Whether a column is mirrored."""
@@ -76,6 +84,7 @@ def parse_choices(
     *,
     append_only: bool = False,
     no_copy: bool = False,
+    partition_by: str | None = None,
 ) -> ColumnChoices:
     """Choices from `name=type` options, names of excluded columns, `name=mask` options, a row filter, and names of the
     only columns, with commas between them.
@@ -104,7 +113,8 @@ def parse_choices(
         raise UsageError("--columns-only and --exclude-column exclude each other", "name the columns that may leave")
     if only and types.keys() - only:
         raise UsageError(f"column {min(types.keys() - only)} is not in --columns-only")
-    return ColumnChoices(types, frozenset(excluded), frozenset(only), where.strip(), append_only, no_copy)
+    partitions = () if partition_by is None else parse_partition_by(partition_by)
+    return ColumnChoices(types, frozenset(excluded), frozenset(only), where.strip(), append_only, no_copy, partitions)
 
 
 def _parse_mask(option: str) -> tuple[str, Mask]:
@@ -293,6 +303,8 @@ def same_choices(table: MirroredTable, choices: ColumnChoices) -> bool:
     """Whether a registered table has exactly these choices."""
     if table.append_only != choices.append_only or (table.no_copy and not choices.no_copy):
         return False
+    if table.tier is None and partition_choices(table) != choices.partition_by:
+        return False
     types = {column.name: column.type for column in table.columns if column.chosen}
     if types != dict(choices.types) or table.column_list != bool(choices.listed):
         return False
@@ -340,4 +352,6 @@ def describe_choices(table: MirroredTable) -> str:
         options.append("--append-only")
     if table.no_copy:
         options.append("--no-copy")
+    if partitions := partition_choices(table):
+        options.append(f"--partition-by {shlex.quote(partition_text(partitions))}")
     return " ".join(options)

@@ -125,7 +125,7 @@ def plan_retention(
     tier = Tier(column.name, kind, cut, lag)
     partitioning = None
     if wish.lake_partition is not None:
-        partitioning = LakePartitioning(
+        partitioning = LakePartitioning.by(
             column.field_id, lake_transform(kind, wish.lake_partition, width, relation.name)
         )
     lake_lag = None

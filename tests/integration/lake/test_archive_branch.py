@@ -60,7 +60,7 @@ def test_the_archive_is_main_below_the_cutline_whatever_was_committed(
     tmp_path: Path, seed: int, transform: str | None
 ) -> None:
     chance = random.Random(seed)
-    partitioning = None if transform is None else LakePartitioning(1, transform)
+    partitioning = None if transform is None else LakePartitioning.by(1, transform)
     small = SmallTable(tmp_path.as_uri(), partitioning=partitioning)
     branch = ArchiveBranch(STORAGE)
     model: Rows = {}

@@ -99,7 +99,7 @@ SIZES = MergeSizes(fanout=2, own_positions=2)
 """Two files of a class suffice for a merge, and two deleted rows for a separate file, as examples are short."""
 
 
-PARTITIONED = LakePartitioning(1, "truncate[2]")
+PARTITIONED = LakePartitioning.by(1, "truncate[2]")
 """Three partitions of the keys."""
 
 

@@ -19,7 +19,7 @@ from tests.support.growing_table import SCHEMA, STORAGE, GrowingTable, rows_of
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GrowingTable:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MIRROR_PUMP_DSN", raising=False)
-    table = GrowingTable(tmp_path / "t", LakePartitioning(1, "truncate[10]"))
+    table = GrowingTable(tmp_path / "t", LakePartitioning.by(1, "truncate[10]"))
     for number in (5, 15):
         partition = (number // 10 * 10,)
         rows = rows_of([(number, "a", 1.5)])

@@ -196,7 +196,7 @@ class ExistingRows:
         """The data files that may hold ingested keys, and all files with deletes. Raises LakeError."""
         by_content: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
         by_manifest = self._listing.files(lake.manifests)
-        for file, usual in listed(by_manifest, lake.manifests, lake.spec_id):
+        for file, usual in listed(by_manifest, lake.manifests, lake.spec_ids):
             own = file.content is not FileContent.EQUALITY_DELETES or set(file.equality_ids) == set(self.schema.key_ids)
             if not (usual and own):
                 raise LakeError(f"{file.path} is of a kind that mirror-pump does not write", "compact the table")

@@ -11,7 +11,7 @@ from pyiceberg.types import NestedField
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.document.next_metadata import with_schema
-from mirror_pump.lake.document.partition_specs import NO_PARTITION, PartitionSpec, spec_of
+from mirror_pump.lake.document.partition_specs import NO_PARTITION, PartitionSpec, specs_of
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.model import LakePartitioning
@@ -23,7 +23,7 @@ def schema(kind: Kind, *names: str) -> LakeSchema:
 
 
 def table(kind: Kind, transform: str, *names: str) -> TableMetadata:
-    return TableMetadata.new(schema(kind, *names), "file:///t", {}, 0, LakePartitioning(1, transform))
+    return TableMetadata.new(schema(kind, *names), "file:///t", {}, 0, LakePartitioning.by(1, transform))
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,12 @@ def table(kind: Kind, transform: str, *names: str) -> TableMetadata:
         (Kind.TIMESTAMPTZ, "year", "at_year"),
         (Kind.LONG, "truncate[100]", "at_trunc"),
         (Kind.INT, "truncate[7]", "at_trunc"),
+        (Kind.STRING, "truncate[7]", "at_trunc"),
+        (Kind.STRING, "identity", "at_identity"),
+        (Kind.TIMESTAMP, "identity", "at_identity"),
+        (Kind.BOOLEAN, "identity", "at_identity"),
+        (Kind.UUID, "bucket[5]", "at_bucket"),
+        (Kind.DATE, "bucket[5]", "at_bucket"),
     ],
 )
 def test_partition_types_are_those_of_pyiceberg(kind: Kind, transform: str, name: str) -> None:
@@ -48,7 +54,7 @@ def test_partition_types_are_those_of_pyiceberg(kind: Kind, transform: str, name
     (wanted,) = parsed.spec().partition_type(parsed.schema()).fields
     # Java has partition fields optional, whatever their source is.
     assert found.fields == (NestedField(wanted.field_id, wanted.name, wanted.field_type, required=False),)
-    assert (parsed.last_partition_id, metadata.default_spec.partitioning) == (1000, LakePartitioning(1, transform))
+    assert (parsed.last_partition_id, metadata.default_spec.partitioning) == (1000, LakePartitioning.by(1, transform))
     assert metadata.is_partitioned
 
 
@@ -63,24 +69,27 @@ def test_an_unpartitioned_table_has_an_empty_spec() -> None:
 @pytest.mark.parametrize(
     ("kind", "partitioning"),
     [
-        (Kind.LONG, LakePartitioning(1, "day")),
-        (Kind.DATE, LakePartitioning(1, "hour")),
-        (Kind.STRING, LakePartitioning(1, "truncate[4]")),
-        (Kind.DATE, LakePartitioning(2, "day")),
-        (Kind.DATE, LakePartitioning(9, "day")),
+        (Kind.LONG, LakePartitioning.by(1, "day")),
+        (Kind.DATE, LakePartitioning.by(1, "hour")),
+        (Kind.STRING, LakePartitioning.by(1, "day")),
+        (Kind.DATE, LakePartitioning.by(2, "day")),
+        (Kind.DATE, LakePartitioning.by(9, "day")),
     ],
 )
 def test_a_partitioning_that_does_not_fit_is_refused(kind: Kind, partitioning: LakePartitioning) -> None:
     with pytest.raises(ValueError, match="does not apply"):
-        spec_of(schema(kind, "other"), partitioning)
+        specs_of(schema(kind, "other"), partitioning)
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        [{"source-id": 1, "field-id": 1000, "name": "at_bucket", "transform": "bucket[4]"}],
+        [{"source-id": 1, "field-id": 1000, "name": "at_void", "transform": "void"}],
         [{"source-id": 7, "field-id": 1000, "name": "at_day", "transform": "day"}],
-        [{"source-id": 1, "field-id": number, "name": f"f{number}", "transform": "day"} for number in (1000, 1001)],
+        [
+            {"source-id": 1, "field-id": 1000 + n, "name": f"f{n}", "transform": ("day", "truncate[2]")[n]}
+            for n in (0, 1)
+        ],
     ],
 )
 def test_specs_of_other_engines_have_no_type_that_the_mirror_writes(fields: list[dict[str, object]]) -> None:

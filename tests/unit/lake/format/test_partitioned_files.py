@@ -36,7 +36,7 @@ SCHEMA = LakeSchema(
     (1,),
 )
 STORAGE = StorageOptions(fsync=False)
-TENS = LakePartitioning(1, "truncate[10]")
+TENS = LakePartitioning.by(1, "truncate[10]")
 
 
 @pytest.fixture

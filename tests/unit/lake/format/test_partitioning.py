@@ -36,7 +36,7 @@ _MOMENTS = st.builds(
 
 
 def values(array: pa.Array, transform: str) -> list[int]:
-    found: list[int] = partition_values(array, transform).tolist()
+    found: list[int] = partition_values(array, transform).to_pylist()
     return found
 
 
@@ -128,7 +128,7 @@ def test_which_transforms_apply() -> None:
 @given(keys=st.lists(st.integers(-30, 30), max_size=60), width=st.integers(1, 20))
 def test_every_row_is_in_its_partition_once_and_rows_keep_their_order(keys: list[int], width: int) -> None:
     rows = pa.table({"v": [str(number) for number in range(len(keys))], "at": keys}, schema=_SCHEMA.arrow)
-    parts = list(divided(rows, _SCHEMA, LakePartitioning(2, f"truncate[{width}]")))
+    parts = list(divided(rows, _SCHEMA, LakePartitioning.by(2, f"truncate[{width}]")))
     assert [partition for partition, _ in parts] == sorted({(math.floor(key / width) * width,) for key in keys})
     for partition, part in parts:
         expected = [

@@ -11,7 +11,14 @@ import pytest
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.lake.key_index.index_plan import FileNumbers, KeyedSegment, SegmentKeys, apply_plan, plan_commit
+from mirror_pump.lake.key_index.index_plan import (
+    FileNumbers,
+    KeyedSegment,
+    PlacedFile,
+    SegmentKeys,
+    apply_plan,
+    plan_commit,
+)
 from mirror_pump.lake.key_index.key_index import KeyIndex, files_of, positions_of
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.model import LakePartitioning
@@ -34,7 +41,7 @@ def test_random_commits(seed: int) -> None:
     with a delete. From time to time a key without a row is deleted. Half of the tables are partitioned: a segment has
     a file for each lake partition. Every third commit is worked out in parts."""
     chance = random.Random(seed)
-    partitioning = LakePartitioning(1, "truncate[10]") if seed % 2 else None
+    partitioning = LakePartitioning.by(1, "truncate[10]") if seed % 2 else None
     index, numbers = KeyIndex(1), FileNumbers()
     live: dict[int, tuple[str, int]] = {}
     for commit in range(40):
@@ -56,8 +63,11 @@ def test_random_commits(seed: int) -> None:
                 live.update({key: (path, row) for row, key in enumerate(in_file)})
             table = pa.table({"id": pa.array(deleted, pa.int64())})
             rows = tuple(map(packed, by_path.values()))
-            segments.append(KeyedSegment(tuple(by_path), SegmentKeys(SCHEMA, table, packed(deleted), PACKING, rows)))
-        plan = plan_commit(index, numbers, segments, partitioning, part_keys=1 << 20 if commit % 3 else 1 + commit // 3)
+            files = tuple(
+                PlacedFile(path, () if partitioning is None else (int(path.rpartition("-")[2]),)) for path in by_path
+            )
+            segments.append(KeyedSegment(files, SegmentKeys(SCHEMA, table, packed(deleted), PACKING, rows)))
+        plan = plan_commit(index, numbers, segments, part_keys=1 << 20 if commit % 3 else 1 + commit // 3)
         wanted = {} if partitioning is None else {path: (int(path.rpartition("-")[2]),) for path, _ in hidden}
         assert plan.partitions == wanted
         found = [(path, int(row)) for path, rows in plan.positions.items() for row in rows]
@@ -67,7 +77,7 @@ def test_random_commits(seed: int) -> None:
         assert [places.tolist() for places in plan.unknown] == unknown
         if chance.random() < 0.2:
             # A publish that failed, and is planned again.
-            assert plan_commit(index, numbers, segments, partitioning).positions.keys() == plan.positions.keys()
+            assert plan_commit(index, numbers, segments).positions.keys() == plan.positions.keys()
         apply_plan(index, plan)
         every = index.find(packed(list(range(40))))
         assert {
@@ -89,7 +99,8 @@ def test_a_plan_in_parts_is_the_plan_of_the_whole() -> None:
         rows = (packed(keys[:1500].tolist()), packed(keys[1500:2500].tolist()))
         segments.append(
             KeyedSegment(
-                (f"{number}-a", f"{number}-b"), SegmentKeys(SCHEMA, table, packed(keys.tolist()), PACKING, rows)
+                (PlacedFile(f"{number}-a"), PlacedFile(f"{number}-b")),
+                SegmentKeys(SCHEMA, table, packed(keys.tolist()), PACKING, rows),
             )
         )
     whole = plan_commit(index, numbers, segments)

@@ -229,7 +229,7 @@ def test_partitions_are_in_the_entries_and_exactly_in_the_lists(
     """As pyiceberg reads them, after merges of manifests and removals of files."""
     directory = tmp_path_factory.mktemp("m").as_uri()
     metadata = TableMetadata.new(
-        SCHEMA, directory, {"write.metadata.path": directory}, 0, LakePartitioning(1, "truncate[10]")
+        SCHEMA, directory, {"write.metadata.path": directory}, 0, LakePartitioning.by(1, "truncate[10]")
     )
     manifests: tuple[Manifest, ...] = ()
     partition_of: dict[str, int] = {}
@@ -262,7 +262,7 @@ def test_merged_manifests_have_the_partitions_of_all(tmp_path: Path, restart: bo
     """Merged from entries in memory or as bytes, a second time too."""
     directory = tmp_path.as_uri()
     metadata = TableMetadata.new(
-        SCHEMA, directory, {"write.metadata.path": directory}, 0, LakePartitioning(1, "truncate[10]")
+        SCHEMA, directory, {"write.metadata.path": directory}, 0, LakePartitioning.by(1, "truncate[10]")
     )
     manifests: tuple[Manifest, ...] = ()
     partition_of: dict[str, int] = {}
@@ -281,7 +281,7 @@ def test_merged_manifests_have_the_partitions_of_all(tmp_path: Path, restart: bo
 
 
 def test_a_file_without_its_partition_is_refused(tmp_path: Path) -> None:
-    partitioned = TableMetadata.new(SCHEMA, tmp_path.as_uri(), {}, 0, LakePartitioning(1, "truncate[10]"))
+    partitioned = TableMetadata.new(SCHEMA, tmp_path.as_uri(), {}, 0, LakePartitioning.by(1, "truncate[10]"))
     writer = ManifestWriter(partitioned, 1, 1)
     with pytest.raises(ValueError, match="does not fit partition spec 0"):
         writer.next((), {ManifestContent.DATA: [(_file("d"), 1)]}, STORAGE)

@@ -45,7 +45,7 @@ class _KnownRows:
 
     def __init__(self, directory: Path, *, partitioned: bool) -> None:
         self._partitioned = partitioned
-        self.table = GrowingTable(directory, LakePartitioning(1, f"truncate[{_WIDTH}]") if partitioned else None)
+        self.table = GrowingTable(directory, LakePartitioning.by(1, f"truncate[{_WIDTH}]") if partitioned else None)
         self.live: dict[str, list[_Row | None]] = {}
         self._partitions: dict[str, tuple[int, ...]] = {}
 

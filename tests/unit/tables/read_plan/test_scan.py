@@ -124,7 +124,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_pruned_manifests_are_not_opened(tmp_path: Path) -> None:
     """Their files are gone: opening one would fail."""
-    table = GrowingTable(tmp_path, LakePartitioning(1, "truncate[10]"))
+    table = GrowingTable(tmp_path, LakePartitioning.by(1, "truncate[10]"))
     location = table.metadata.location
     for number in (5, 15, 25):
         partition = (number // 10 * 10,)
