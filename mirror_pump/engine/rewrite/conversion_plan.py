@@ -14,7 +14,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming, paths_of
 from mirror_pump.lake.format.bounds import ordered
 from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
+from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple, partition_order
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeSchema
 
@@ -155,7 +155,7 @@ def _groups(
     group: list[_Ranged] = []
     rows = 0
     # Files of one partition and of similar age are likely to be reached by the same deletes.
-    for file in sorted(data, key=lambda data_file: (data_file.partition, data_file.sequence_number)):
+    for file in sorted(data, key=lambda data_file: (partition_order(data_file.partition), data_file.sequence_number)):
         candidate = _Ranged.of(file, schema)
         if not any(delete.reaches(candidate) for delete in _deletes_of(ranged, file.partition)):
             continue

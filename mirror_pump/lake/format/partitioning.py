@@ -72,6 +72,11 @@ def partition_key(partition: PartitionTuple) -> Hashable:
     )
 
 
+def partition_order(partition: PartitionTuple) -> tuple[tuple[bool, Any], ...]:
+    """By which partitions of one spec are sorted: NULL first."""
+    return tuple((value is not None, value) for value in partition)
+
+
 def truncation(width: int) -> str:
     """Iceberg's name of the transform that truncates integers to multiples of `width`."""
     return f"truncate[{width}]"

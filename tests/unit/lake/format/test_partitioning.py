@@ -5,18 +5,28 @@ from __future__ import annotations
 import math
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.transforms import parse_transform
-from pyiceberg.types import DateType, IntegerType, LongType, TimestampType, TimestamptzType
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.lake.format.partitioning import applies, by_partition, divided, partition_values, width_of
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
-from mirror_pump.model import LakePartitioning
+from mirror_pump.model import LakePartitioning, PartitionedColumn
 
 _DAY = 86_400_000_000
 _SCHEMA = LakeSchema(
@@ -104,25 +114,111 @@ def test_truncation_wraps_around_below_the_least_multiple_as_in_java(kind: pa.Da
     ]
 
 
+_STRINGS = st.text(max_size=8) | st.sampled_from(["", "iceberg", "\U0001f9ca\U0001f9ca ice", "e\u0301"])
+_DECIMALS = st.decimals(-(10**20), 10**20, places=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "elements"),
+    [
+        (pa.int32(), IntegerType(), st.integers(-(2**31), 2**31 - 1)),
+        (pa.int64(), LongType(), st.integers(-(2**63), 2**63 - 1)),
+        (pa.string(), StringType(), _STRINGS),
+        (pa.binary(), BinaryType(), st.binary(max_size=8)),
+        (pa.decimal128(38, 2), DecimalType(38, 2), _DECIMALS),
+        (pa.date32(), DateType(), _DAYS),
+        (pa.timestamp("us"), TimestampType(), _MOMENTS),
+        (pa.timestamp("us", "UTC"), TimestamptzType(), _MOMENTS),
+    ],
+)
+@given(data=st.data(), count=st.integers(1, 10**9))
+def test_buckets_are_those_of_iceberg(
+    kind: pa.DataType, source: Any, elements: st.SearchStrategy[Any], data: st.DataObject, count: int
+) -> None:
+    numbers = data.draw(st.lists(st.none() | elements, max_size=20))
+    function = parse_transform(f"bucket[{count}]").transform(source)
+    integers = pa.types.is_temporal(kind)
+    array = pa.array(numbers, (pa.int32() if kind == pa.date32() else pa.int64()) if integers else kind)
+    found = values(array.view(kind) if integers else array, f"bucket[{count}]")
+    assert found == [None if number is None else function(number) for number in numbers]
+
+
+def test_a_uuid_has_the_bucket_of_its_bytes() -> None:
+    """The value of the Iceberg spec, appendix B."""
+    number = UUID("f79c3e09-677c-4bbd-a479-3f349cb785e7")
+    array = pa.array([number.bytes], pa.binary(16))
+    assert values(array, "bucket[1000000]") == [(1488055340 & 0x7FFFFFFF) % 1_000_000]
+
+
+@given(texts=st.lists(st.none() | _STRINGS, max_size=20), width=st.integers(1, 6))
+def test_texts_are_in_the_partitions_of_iceberg(texts: list[str | None], width: int) -> None:
+    function = parse_transform(f"truncate[{width}]").transform(StringType())
+    array = pa.array(texts, pa.string())
+    assert values(array, f"truncate[{width}]") == [None if text is None else function(text) for text in texts]
+    assert values(array, "identity") == texts
+
+
+@given(moments=st.lists(st.none() | _MOMENTS, min_size=1, max_size=20))
+def test_null_is_a_partition(moments: list[int | None]) -> None:
+    array = pa.array(moments, pa.int64()).view(pa.timestamp("us"))
+    assert values(array, "identity") == moments
+    assert values(array, "day") == [None if moment is None else moment // _DAY for moment in moments]
+    years = values(array, "year")
+    assert [year is None for year in years] == [moment is None for moment in moments]
+
+
 def test_which_transforms_apply() -> None:
     units = ("hour", "day", "month", "year", "truncate[5]", "truncate[0]", "truncate[1000000001]", "bucket[4]")
     accepted = {
-        kind: [unit for unit in units if applies(unit, ColumnType(kind))]
-        for kind in (Kind.LONG, Kind.INT, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.STRING)
+        kind: [unit for unit in (*units, "identity", "bucket[0]", "void") if applies(unit, ColumnType(kind))]
+        for kind in Kind
+        if kind not in (Kind.DECIMAL, Kind.LIST)
     }
-    times = ["hour", "day", "month", "year"]
+    times = ["hour", "day", "month", "year", "bucket[4]", "identity"]
+    numbers = ["truncate[5]", "bucket[4]", "identity"]
     assert accepted == {
-        Kind.LONG: ["truncate[5]"],
-        Kind.INT: ["truncate[5]"],
+        Kind.BOOLEAN: ["identity"],
+        Kind.LONG: numbers,
+        Kind.INT: numbers,
+        Kind.FLOAT: [],
+        Kind.DOUBLE: [],
         Kind.DATE: times[1:],
+        Kind.TIME: [],
         Kind.TIMESTAMP: times,
         Kind.TIMESTAMPTZ: times,
-        Kind.STRING: [],
+        Kind.STRING: numbers,
+        Kind.BINARY: ["bucket[4]"],
+        Kind.UUID: ["bucket[4]"],
     }
-    with pytest.raises(ValueError, match="does not apply"):
-        partition_values(pa.array([1]), "day")
-    with pytest.raises(ValueError, match="does not apply"):
-        partition_values(pa.array([date(2026, 1, 1)]), "hour")
+    for column, name in (
+        (pa.array([1]), "day"),
+        (pa.array([date(2026, 1, 1)]), "hour"),
+        (pa.array([1.5]), "bucket[2]"),
+    ):
+        with pytest.raises(ValueError, match="does not apply"):
+            partition_values(column, name)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.none() | st.integers(-3, 3), st.none() | st.sampled_from(["a", "b", "ab", ""])), max_size=40
+    )
+)
+def test_rows_are_divided_by_several_fields(rows: list[tuple[int | None, str | None]]) -> None:
+    fields = [("n", Kind.LONG), ("s", Kind.STRING), ("place", Kind.LONG)]
+    schema = LakeSchema(
+        0, tuple(LakeField(n, name, ColumnType(kind), required=False) for n, (name, kind) in enumerate(fields, 1)), ()
+    )
+    table = pa.table(
+        {"n": [n for n, _ in rows], "s": [s for _, s in rows], "place": range(len(rows))}, schema=schema.arrow
+    )
+    by = LakePartitioning((PartitionedColumn(1, "truncate[2]"), PartitionedColumn(2, "identity")))
+    parts = [(partition, part.column("place").to_pylist()) for partition, part in divided(table, schema, by)]
+    expected: dict[tuple[int | None, str | None], list[int]] = {}
+    for place, (number, text) in enumerate(rows):
+        expected.setdefault((None if number is None else number // 2 * 2, text), []).append(place)
+    assert dict(parts) == expected
+    assert len(parts) == len(expected)
 
 
 @given(keys=st.lists(st.integers(-30, 30), max_size=60), width=st.integers(1, 20))

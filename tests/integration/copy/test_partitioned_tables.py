@@ -1,0 +1,301 @@
+"""`register --partition-by`: files of a plain mirrored table are divided by any columns, and nothing else changes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import DataFileContent
+from pyiceberg.table import StaticTable
+
+from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
+from mirror_pump.errors import TableError
+from mirror_pump.lake.format.partitioning import partition_key
+from mirror_pump.ops.status.status_reader import StatusReader
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.source.relations.column_choices import parse_choices
+from mirror_pump.tables.table.partition_values import PartitionColumn, plain_values
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
+from tests.support.cli import RunCommand
+from tests.support.killed_pump import die
+from tests.support.lake_tables import local_path
+from tests.support.resyncs import resynced
+
+ORDERS = (
+    "CREATE TABLE orders (id int PRIMARY KEY, created timestamptz, tenant text, code numeric(10,2), n int, big text)",
+    "ALTER TABLE orders ALTER big SET STORAGE EXTERNAL, ALTER tenant SET STORAGE EXTERNAL",
+    """INSERT INTO orders SELECT g, timestamptz '2026-03-01 00:00Z' + g * interval '5 hours',
+       CASE g % 4 WHEN 0 THEN NULL WHEN 1 THEN repeat('large', 800) ELSE 't' || g % 4 END, g % 7 / 4.0, 0,
+       repeat(md5(g::text), 100) FROM generate_series(1, 120) g""",
+    "UPDATE orders SET created = '9998-12-31 00:00Z' WHERE id = 7",
+    "UPDATE orders SET created = '0002-01-01 00:00Z' WHERE id = 8",
+    "UPDATE orders SET created = NULL WHERE id % 30 = 0",
+)
+SPECS = (
+    "day(created), bucket(4, tenant)",
+    "tenant",
+    "truncate(10, id), month(created)",
+    "bucket(3, id)",
+    "code, n",
+    "bucket(5, code), year(created), truncate(2, tenant), hour(created)",
+)
+WITHOUT_INDEX: dict[str, Any] = {"index_memory": 0, "index_disk": 0}
+
+
+def by(text: str) -> Any:
+    return parse_choices([], [], partition_by=text)
+
+
+@pytest.fixture
+def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
+    database.execute(*ORDERS)
+    return Mirror.create(database, warehouse, tasks, copy_chunk_bytes=8192, convert_age=0.2)
+
+
+def assert_divided(location: str) -> int:
+    """Fails unless each file is in the one partition that its rows, or what it deletes, belong to. Returns the number
+    of data files with rows."""
+    table = StaticTable.from_metadata(location)
+    schema, specs = table.schema(), table.specs()
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    partitions: dict[str, Any] = {}
+    positions: list[tuple[str, Any]] = []
+    count = 0
+    for manifest in snapshot.manifests(PyArrowFileIO()):
+        spec = specs[manifest.partition_spec_id]
+        for entry in manifest.fetch_manifest_entry(PyArrowFileIO()):
+            file = entry.data_file
+            own = tuple(file.partition[place] for place in range(len(spec.fields)))
+            if file.content == DataFileContent.EQUALITY_DELETES:
+                assert own == () or {field.source_id for field in spec.fields} <= set(schema.identifier_field_ids)
+                continue
+            assert own, "a data file or a position delete of no partition"
+            if file.content == DataFileContent.POSITION_DELETES:
+                positions.append((file.file_path, own))
+                continue
+            partitions[file.file_path] = own
+            rows = pq.read_table(local_path(file.file_path))
+            count += bool(rows.num_rows)
+            for place, field in enumerate(spec.fields):
+                source = schema.find_field(field.source_id)
+                column = PartitionColumn(field.name, source.field_id, source.field_type, field.transform)
+                values = plain_values(rows.column(source.name), source.field_type)
+                found = {partition_key((None if value is None else column.function(value),)) for value in values}
+                assert found <= {partition_key((own[place],))}, f"{file.file_path}, {field.name}"
+    for path, own in positions:
+        for named in set(pq.read_table(local_path(path)).column("file_path").to_pylist()):
+            assert partitions.get(named, own) == own, f"{path} names {named}"
+    return count
+
+
+class OrderChanges:
+    """Random changes of `orders`, many of which move a row to another partition."""
+
+    def __init__(self, database: Database, seed: int) -> None:
+        self._database, self._random, self._next = database, random.Random(seed), 1000
+
+    def some(self, count: int = 25) -> None:
+        with self._database.connect(autocommit=False) as connection:
+            for number in range(count):
+                first = self._random.randrange(1, 130)
+                given = {
+                    "first": first,
+                    "last": first + self._random.randrange(6),
+                    "new": self._next,
+                    "tenant": self._random.choice([None, "t1", "t2", "", "é🧊x", "x" * 4000]),
+                    "hours": self._random.randrange(-2000, 2000),
+                    "code": self._random.randrange(9) / 4,
+                }
+                self._next += 7
+                connection.execute(
+                    self._random.choice(
+                        [
+                            b"UPDATE orders SET n = n + 1 WHERE id BETWEEN %(first)s AND %(last)s",
+                            b"UPDATE orders SET tenant = %(tenant)s WHERE id BETWEEN %(first)s AND %(last)s",
+                            b"UPDATE orders SET created = created + %(hours)s * interval '1 hour' WHERE id = %(first)s",
+                            b"UPDATE orders SET code = %(code)s, n = n %% 3 WHERE id BETWEEN %(first)s AND %(last)s",
+                            b"UPDATE orders SET id = %(new)s, tenant = %(tenant)s WHERE id = %(first)s",
+                            b"DELETE FROM orders WHERE id BETWEEN %(first)s AND %(last)s",
+                            b"INSERT INTO orders VALUES (%(new)s, now(), %(tenant)s, %(code)s, 0, 'v')",
+                        ]
+                    ),
+                    given,
+                )
+                if number % 8 == 0:
+                    connection.commit()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("options", [{}, WITHOUT_INDEX], ids=["index", "no index"])
+def test_every_row_is_in_its_partition_once(mirror: Mirror, database: Database, spec: str, options: Any) -> None:
+    """Copies, stream, large values that are looked up, rows that move to other partitions and keys, TRUNCATE, with
+    deletes by position and by key, conversions and merges."""
+    mirror = mirror.with_options(**options)
+    changes = OrderChanges(database, len(spec))
+    mirror.register("orders", choices=by(spec))
+    with mirror.pumping():
+        changes.some()
+        mirror.await_live("public.orders")
+        for _ in range(4):
+            changes.some()
+            mirror.await_frontier()
+            mirror.assert_equal("public.orders")
+            assert assert_divided(mirror.location("public.orders")) > 1
+        database.execute("TRUNCATE orders", "INSERT INTO orders VALUES (1, now(), 't1', 1, 0, 'x')")
+        changes.some()
+        mirror.await_frontier()
+        mirror.assert_equal("public.orders")
+    mirror.catch_up()
+    mirror.assert_equal("public.orders")
+    assert_divided(mirror.location("public.orders"))
+    mirror.assert_sound()
+
+
+def test_deletes_by_key_apply_to_every_partition(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """Nothing tells in which partition the former row is: neither the key nor an index."""
+    database.execute(*ORDERS)
+    gate = GatedCopies(tasks, convert_deletes)
+    mirror = Mirror.create(database, warehouse, gate, **WITHOUT_INDEX, convert_age=3600)
+    mirror.register("orders", choices=by("day(created), tenant"))
+    gate.hold()
+    with mirror.pumping():
+        mirror.await_live("public.orders")
+        database.execute(
+            "UPDATE orders SET tenant = 'moved', created = created + interval '1 year' WHERE id % 3 = 0",
+            "DELETE FROM orders WHERE id % 5 = 0",
+        )
+        mirror.await_frontier()
+        mirror.assert_equal("public.orders")
+        location = mirror.location("public.orders")
+        summary = StaticTable.from_metadata(location).current_snapshot()
+        assert summary is not None
+        assert summary.summary is not None
+        assert int(summary.summary["total-equality-deletes"] or 0) > 0
+        assert_divided(location)
+        gate.let_go()
+
+
+def test_what_changes_about_the_table(mirror: Mirror, database: Database) -> None:
+    """Columns by which it is divided may be renamed; without one of them, or with another type, it fails."""
+    mirror.register("orders", choices=by("bucket(4, tenant), code"))
+    changes = OrderChanges(database, 3)
+    with mirror.pumping():
+        mirror.await_live("public.orders")
+        database.execute("ALTER TABLE orders ADD COLUMN code_identity int DEFAULT 5")
+        changes.some()
+        database.execute(
+            "ALTER TABLE orders RENAME tenant TO customer", "UPDATE orders SET customer = 'c' WHERE id % 7 = 0"
+        )
+        mirror.await_frontier()
+        mirror.await_live("public.orders")
+        mirror.await_frontier()
+        mirror.assert_equal("public.orders")
+        with StatusReader(mirror.settings) as reader:
+            assert reader.read().tables[0].partition_by == "bucket(4, customer), code"
+        resynced(mirror, "orders")
+        database.execute("UPDATE orders SET customer = 'd' WHERE id % 9 = 0")
+        mirror.await_live("public.orders")
+        mirror.await_frontier()
+        mirror.assert_equal("public.orders")
+        assert_divided(mirror.location("public.orders"))
+        before = mirror.lake("public.orders")
+        database.execute("ALTER TABLE orders DROP COLUMN code", "DELETE FROM orders WHERE id < 50")
+        mirror.await_frontier()
+        assert mirror.state("public.orders") == "failed"
+        assert "its lake table is partitioned by code, which is gone" in mirror.error("public.orders")
+        assert mirror.lake("public.orders") == before
+
+
+@pytest.mark.parametrize("step", [Step.WRITTEN, Step.STAGED, Step.PUBLISHED, Step.CHUNK_COPIED])
+def test_a_killed_pump(mirror: Mirror, database: Database, step: Step) -> None:
+    mirror.register("orders", choices=by("day(created), bucket(2, tenant)"))
+    changes = OrderChanges(database, 11)
+    for nth in (1, 2):
+        if step is Step.CHUNK_COPIED and nth == 2:
+            resynced(mirror, "orders")
+        changes.some()
+        die(mirror, step, 1, meanwhile=lambda: changes.some(5), once="false", copy_chunk_bytes=8192)
+    mirror.catch_up()
+    mirror.assert_equal("public.orders")
+    assert_divided(mirror.location("public.orders"))
+    mirror.assert_sound()
+
+
+def test_engines_skip_files(mirror: Mirror) -> None:
+    mirror.register("orders", choices=by("day(created), bucket(4, tenant)"))
+    mirror.catch_up()
+    table = StaticTable.from_metadata(mirror.location("public.orders"))
+    everything = len(list(table.scan().plan_files()))
+    day = len(
+        list(
+            table.scan("created >= '2026-03-05T00:00:00+00:00' and created < '2026-03-06T00:00:00+00:00'").plan_files()
+        )
+    )
+    tenant = len(list(table.scan("tenant == 't2'").plan_files()))
+    assert 0 < day < everything / 5
+    assert 0 < tenant < everything / 2
+
+
+def test_the_commands(mirror: Mirror, database: Database, run: RunCommand, tmp_path: Path) -> None:
+    slot = ("--slot", mirror.settings.slot)
+    spec = "Day( created ) , bucket(4,tenant)"
+    registered = run("register", "orders", "--partition-by", spec, *slot)
+    assert registered.exit_code == 0, registered.stderr
+    assert run("register", "orders", "--partition-by", spec, *slot).exit_code == 0, "once more"
+    assert run("register", "orders", *slot).exit_code == 0, "whatever it is"
+    refused = run("register", "orders", "--partition-by", "tenant", *slot)
+    assert (refused.exit_code, "--partition-by 'day(created), bucket(4, tenant)'" in refused.stderr) == (1, True)
+    exported = run("export", *slot)
+    assert 'partition_by = "day(created), bucket(4, tenant)"' in exported.stdout
+    file = tmp_path / "tables.toml"
+    file.write_text(exported.stdout, encoding="utf-8")
+    assert run("apply", str(file), *slot).stdout == "nothing differs\n"
+    assert_divided(mirror.location("public.orders"))
+    assert run("verify", "orders", *slot).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("day(missing)", "has no mirrored column missing"),
+        ("day(tenant)", "column tenant is string in the lake: use tenant, bucket(16, tenant), truncate(10, tenant)"),
+        ("hour(code)", "use code, bucket(16, code)"),
+        ("year(f)", "column f is double in the lake: choose another column"),
+    ],
+)
+def test_columns_that_do_not_do(mirror: Mirror, database: Database, run: RunCommand, spec: str, message: str) -> None:
+    database.execute("ALTER TABLE orders ADD COLUMN f float8")
+    refused = run("register", "orders", "--partition-by", spec, "--slot", mirror.settings.slot)
+    assert refused.exit_code == 1
+    assert message.split(":", maxsplit=1)[0] in " ".join(refused.stderr.split())
+    assert message.rsplit(": ", maxsplit=1)[-1] in " ".join(refused.stderr.split())
+    assert mirror.state("public.orders") == ""
+    with pytest.raises(TableError):
+        mirror.register("orders", choices=by(spec))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("orders", "--partition-by", ""), "names no column"),
+        (("orders", "--partition-by", "day(created) tenant"), "is not understood"),
+        (("orders", "--partition-by", "day(created),"), "is not understood"),
+        (("orders", "--partition-by", "week(created)"), "week(created) is no partition field"),
+        (("orders", "--partition-by", "bucket(tenant)"), "bucket(tenant) is no partition field"),
+        (("orders", "--partition-by", "bucket(0, tenant)"), "is no partition field"),
+        (("orders", "--partition-by", "day(4, created)"), "is no partition field"),
+        (("orders", "--partition-by", "tenant, identity(tenant)"), "names a field twice"),
+        (("orders", "--partition-by", "tenant", "--heap-retention", "10"), "use --lake-partition"),
+        (("public.*", "--partition-by", "tenant"), "which has to be named"),
+    ],
+)
+def test_wrong_options(mirror: Mirror, run: RunCommand, options: tuple[str, ...], message: str) -> None:
+    refused = run("register", *options, "--slot", mirror.settings.slot)
+    assert (refused.exit_code, message in " ".join(refused.stderr.split())) == (2, True), refused.stderr
