@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
-from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import StaticTable
 
 from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
 from mirror_pump.errors import TableError
-from mirror_pump.lake.format.partitioning import partition_key
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
-from mirror_pump.source.relations.column_choices import parse_choices
-from mirror_pump.tables.table.partition_values import PartitionColumn, plain_values
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.killed_pump import die
-from tests.support.lake_tables import local_path
+from tests.support.partitioned_orders import ORDERS, WITHOUT_INDEX, OrderChanges, assert_divided, by
 from tests.support.resyncs import resynced
 
-ORDERS = (
-    "CREATE TABLE orders (id int PRIMARY KEY, created timestamptz, tenant text, code numeric(10,2), n int, big text)",
-    "ALTER TABLE orders ALTER big SET STORAGE EXTERNAL, ALTER tenant SET STORAGE EXTERNAL",
-    """INSERT INTO orders SELECT g, timestamptz '2026-03-01 00:00Z' + g * interval '5 hours',
-       CASE g % 4 WHEN 0 THEN NULL WHEN 1 THEN repeat('large', 800) ELSE 't' || g % 4 END, g % 7 / 4.0, 0,
-       repeat(md5(g::text), 100) FROM generate_series(1, 120) g""",
-    "UPDATE orders SET created = '9998-12-31 00:00Z' WHERE id = 7",
-    "UPDATE orders SET created = '0002-01-01 00:00Z' WHERE id = 8",
-    "UPDATE orders SET created = NULL WHERE id % 30 = 0",
-)
 SPECS = (
     "day(created), bucket(4, tenant)",
     "tenant",
@@ -45,91 +28,12 @@ SPECS = (
     "code, n",
     "bucket(5, code), year(created), truncate(2, tenant), hour(created)",
 )
-WITHOUT_INDEX: dict[str, Any] = {"index_memory": 0, "index_disk": 0}
-
-
-def by(text: str) -> Any:
-    return parse_choices([], [], partition_by=text)
 
 
 @pytest.fixture
 def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
     database.execute(*ORDERS)
     return Mirror.create(database, warehouse, tasks, copy_chunk_bytes=8192, convert_age=0.2)
-
-
-def assert_divided(location: str) -> int:
-    """Fails unless each file is in the one partition that its rows, or what it deletes, belong to. Returns the number
-    of data files with rows."""
-    table = StaticTable.from_metadata(location)
-    schema, specs = table.schema(), table.specs()
-    snapshot = table.current_snapshot()
-    assert snapshot is not None
-    partitions: dict[str, Any] = {}
-    positions: list[tuple[str, Any]] = []
-    count = 0
-    for manifest in snapshot.manifests(PyArrowFileIO()):
-        spec = specs[manifest.partition_spec_id]
-        for entry in manifest.fetch_manifest_entry(PyArrowFileIO()):
-            file = entry.data_file
-            own = tuple(file.partition[place] for place in range(len(spec.fields)))
-            if file.content == DataFileContent.EQUALITY_DELETES:
-                assert own == () or {field.source_id for field in spec.fields} <= set(schema.identifier_field_ids)
-                continue
-            assert own, "a data file or a position delete of no partition"
-            if file.content == DataFileContent.POSITION_DELETES:
-                positions.append((file.file_path, own))
-                continue
-            partitions[file.file_path] = own
-            rows = pq.read_table(local_path(file.file_path))
-            count += bool(rows.num_rows)
-            for place, field in enumerate(spec.fields):
-                source = schema.find_field(field.source_id)
-                column = PartitionColumn(field.name, source.field_id, source.field_type, field.transform)
-                values = plain_values(rows.column(source.name), source.field_type)
-                found = {partition_key((None if value is None else column.function(value),)) for value in values}
-                assert found <= {partition_key((own[place],))}, f"{file.file_path}, {field.name}"
-    for path, own in positions:
-        for named in set(pq.read_table(local_path(path)).column("file_path").to_pylist()):
-            assert partitions.get(named, own) == own, f"{path} names {named}"
-    return count
-
-
-class OrderChanges:
-    """Random changes of `orders`, many of which move a row to another partition."""
-
-    def __init__(self, database: Database, seed: int) -> None:
-        self._database, self._random, self._next = database, random.Random(seed), 1000
-
-    def some(self, count: int = 25) -> None:
-        with self._database.connect(autocommit=False) as connection:
-            for number in range(count):
-                first = self._random.randrange(1, 130)
-                given = {
-                    "first": first,
-                    "last": first + self._random.randrange(6),
-                    "new": self._next,
-                    "tenant": self._random.choice([None, "t1", "t2", "", "é🧊x", "x" * 4000]),
-                    "hours": self._random.randrange(-2000, 2000),
-                    "code": self._random.randrange(9) / 4,
-                }
-                self._next += 7
-                connection.execute(
-                    self._random.choice(
-                        [
-                            b"UPDATE orders SET n = n + 1 WHERE id BETWEEN %(first)s AND %(last)s",
-                            b"UPDATE orders SET tenant = %(tenant)s WHERE id BETWEEN %(first)s AND %(last)s",
-                            b"UPDATE orders SET created = created + %(hours)s * interval '1 hour' WHERE id = %(first)s",
-                            b"UPDATE orders SET code = %(code)s, n = n %% 3 WHERE id BETWEEN %(first)s AND %(last)s",
-                            b"UPDATE orders SET id = %(new)s, tenant = %(tenant)s WHERE id = %(first)s",
-                            b"DELETE FROM orders WHERE id BETWEEN %(first)s AND %(last)s",
-                            b"INSERT INTO orders VALUES (%(new)s, now(), %(tenant)s, %(code)s, 0, 'v')",
-                        ]
-                    ),
-                    given,
-                )
-                if number % 8 == 0:
-                    connection.commit()
 
 
 @pytest.mark.parametrize("spec", SPECS)

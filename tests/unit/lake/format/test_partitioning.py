@@ -45,8 +45,8 @@ _MOMENTS = st.builds(
 """Microseconds from the year 1 to 9999: pyiceberg's months and years are those of Python's calendar."""
 
 
-def values(array: pa.Array, transform: str) -> list[int]:
-    found: list[int] = partition_values(array, transform).to_pylist()
+def values(array: pa.Array, transform: str) -> list[Any]:
+    found: list[Any] = partition_values(array, transform).to_pylist()
     return found
 
 
