@@ -30,6 +30,7 @@ from mirror_pump.testing.drift import drift
 from mirror_pump.testing.mirror import Mirror, await_true
 from mirror_pump.testing.program import Program, ProgramFailed
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.partitioned_orders import assert_divided
 from tests.support.resyncs import drop_slot, resynced
 
 TABLES = (
@@ -280,6 +281,29 @@ def test_what_cannot_be_repaired_is_refused_and_left_alone(mirror: Mirror) -> No
         assert reason in str(error)
         assert f"mirror-pump resync public.{name}" in error.remedy
     mirror.assert_equal("public.t", "public.other")
+
+
+def test_rows_of_a_partitioned_lake_table(mirror: Mirror) -> None:
+    """A row that differs is replaced wherever the lake has it, in its own partition or in another one's."""
+    mirror.database.execute(
+        "CREATE TABLE divided (id int PRIMARY KEY, v text, n int)",
+        "INSERT INTO divided SELECT g, 'v' || g % 5, g FROM generate_series(1, 300) g",
+    )
+    mirror.register("divided", choices=parse_choices([], [], partition_by="v, bucket(2, n)"))
+    mirror.catch_up()
+    drift(
+        mirror.settings,
+        "divided",
+        removed=[("1",), ("2",), ("3",)],
+        added=[("2", "elsewhere", "2"), ("900", "v1", None), ("10", "v1", "10"), ("11", None, "5")],
+    )
+    with mirror.pumping():
+        done = repaired(mirror, "divided")
+        assert (done.error, done.missing, done.extra, done.different, done.repaired) == (None, 2, 1, 3, True)
+        mirror.database.execute("UPDATE divided SET v = 'later' WHERE id IN (1, 2, 3, 10, 11)")
+        mirror.await_frontier()
+    mirror.assert_equal("public.divided", "public.t")
+    assert_divided(mirror.location("public.divided"))
 
 
 def test_masked_values_stay_masked(mirror: Mirror, warehouse: str) -> None:
