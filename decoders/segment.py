@@ -7,7 +7,7 @@ in unchanged TOAST values (toast.py), and only then parse text (text.py), only o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -49,13 +49,15 @@ class RelationShape:
     """Column names in the order of pgoutput, without the columns left out."""
     types: tuple[ColumnType, ...]
     key: tuple[int, ...]
-    """Indexes of the key columns in `names`, ascending. Empty: rows are only inserted, and may repeat."""
+    """Indexes of the key columns in `names`, ascending. Empty: rows may repeat."""
     not_null: tuple[bool, ...]
     """Columns that the lake requires: a NULL there is an error of the table, as its file would be invalid."""
     every_key_deletes: bool
     """True while the table is copied: each touched key is deleted, even if its row first appears in this segment."""
     left_out: tuple[int, ...] = ()
     """Indexes, among all columns that pgoutput sends, of those that are not in `names` and are ignored."""
+    whole_rows: bool = False
+    """The relation has no key and REPLICA IDENTITY FULL: an old tuple is a row that goes, among equal ones any."""
 
 
 RawTexts: TypeAlias = Mapping[str, pa.ChunkedArray]
@@ -99,6 +101,11 @@ class TableChanges:
     incomplete: IncompleteRows | None
     error: str | None
     """Reason why the relation could not be decoded; then the tables are empty."""
+    deleted_rows: pa.Table | None = None
+    """If the shape says `whole_rows`: rows to delete, like `rows`, which then are all that were put. A row that was put
+    and deleted again is in both. Each deletes one of the rows equal to it that exist before the segment or in `rows`."""
+    deleted_raw: RawTexts = field(default_factory=dict)
+    """Raw text of `deleted_rows`."""
 
 
 def decode_segment(
@@ -132,7 +139,8 @@ def decode_segment(
 def _decode(buffer: RawBuffer, at: Ints, ends: Ints, tags: Bytes, marks: Bytes, shape: RelationShape) -> TableChanges:
     try:
         changes = read_changes(buffer, at, ends, tags, marks, len(shape.names) + len(shape.left_out))
-        return _Relation(buffer, changes.without(shape.left_out), shape).table_changes()
+        relation = _Relation(buffer, changes.without(shape.left_out), shape)
+        return relation.whole_row_changes() if shape.whole_rows else relation.table_changes()
     except (ValueError, IndexError) as error:
         # A wrong length in a malformed message points beyond the data.
         reason = "a row change is longer or shorter than its message" if isinstance(error, IndexError) else str(error)
@@ -151,9 +159,10 @@ def _schema(shape: RelationShape) -> pa.Schema:
     return pa.schema([(name, column.arrow) for name, column in zip(shape.names, shape.types, strict=True)])
 
 
-def _every_row(changes: Changes) -> Ints:
-    """Numbers of rows without a key: each row stands for itself. Raises ValueError unless all were inserted."""
-    if (changes.tags != INSERT).any():
+def _every_row(changes: Changes, *, whole: bool) -> Ints:
+    """Numbers of rows without a key: each row stands for itself. Raises ValueError unless all were inserted, or old rows
+    come as a whole."""
+    if not whole and (changes.tags != INSERT).any():
         raise ValueError("a row was updated or deleted, and the table has no key by which the lake could find it")
     return np.arange(len(changes.new_messages), dtype=np.int64)
 
@@ -170,7 +179,11 @@ class _Relation:
         old = [self._checked(changes.old[column], column) for column in shape.key]
         self._key_cells = [new_cells.followed_by(old_cells) for new_cells, old_cells in zip(new, old, strict=True)]
         """By key column: the cells of the new tuples, then those of the old ones."""
-        self._numbers = key_numbers(buffer, self._key_cells, self._key_types) if shape.key else _every_row(changes)
+        self._numbers = (
+            key_numbers(buffer, self._key_cells, self._key_types)
+            if shape.key
+            else _every_row(changes, whole=shape.whole_rows)
+        )
         """Key numbers of the new tuples, then of the old ones."""
 
     def table_changes(self) -> TableChanges:
@@ -196,6 +209,28 @@ class _Relation:
             deleted_keys=self._deleted_keys(effect),
             incomplete=incomplete,
             error=None,
+        )
+
+    def whole_row_changes(self) -> TableChanges:
+        """All rows that were put, and all that went: how many equal rows there are does not depend on the order."""
+        changes, shape = self._changes, self._shape
+        new = [from_old_tuples(changes, column) for column in range(len(shape.names))]
+        if len(changes.old_messages) != int((changes.tags != INSERT).sum()):
+            raise ValueError("a row was updated or deleted, and the stream does not have the whole old row")
+        if any((cells.kinds == UNCHANGED).any() for cells in (*new, *changes.old)):
+            raise ValueError("a row lacks one of its values")
+        rows, raw = self._rows(np.arange(len(changes.new_messages)), new)
+        deleted, deleted_raw = self._rows(np.arange(len(changes.old_messages)), changes.old)
+        return TableChanges(
+            relation_id=shape.relation_id,
+            changes=len(changes.tags),
+            rows=rows,
+            raw=raw,
+            deleted_keys=_schema(shape).empty_table().select([]),
+            incomplete=None,
+            error=None,
+            deleted_rows=deleted,
+            deleted_raw=deleted_raw,
         )
 
     def _surviving_cells(self, effect: NetEffect, surviving: Ints) -> tuple[list[Cells], Ints | None]:

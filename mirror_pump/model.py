@@ -3,6 +3,7 @@ quoting."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -239,7 +240,7 @@ class MirroredTable:
     """In attribute order, which is the order pgoutput sends."""
     key: tuple[str, ...]
     """Names of the key columns, in attribute order: the primary key, or the replica identity index. Empty for a table
-    that was registered as append-only."""
+    without a key."""
     state: TableState
     start_lsn: Lsn
     """The start LSN: only transactions that end after it concern the table."""
@@ -302,9 +303,20 @@ class MirroredTable:
         return self.no_copy and not self.generation
 
     @property
-    def append_only(self) -> bool:
-        """Whether the table has no key: PostgreSQL refuses UPDATE and DELETE of its rows, which may repeat."""
+    def keyless(self) -> bool:
+        """Whether the table has no key, so that its rows may repeat."""
         return not self.key
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether the table has no key and REPLICA IDENTITY FULL: an old row is found in the lake by all its values, and
+        an UPDATE or DELETE removes one of the rows that are equal to it."""
+        return self.keyless and bool(self.shape) and json.loads(self.shape)["identity"]["setting"] == "f"
+
+    @property
+    def append_only(self) -> bool:
+        """Whether rows are only inserted: without a key and a replica identity, PostgreSQL refuses UPDATE and DELETE."""
+        return self.keyless and not self.whole_rows
 
     @property
     def excluded_places(self) -> tuple[int, ...]:

@@ -20,10 +20,11 @@ from mirror_pump.lake.commit.row_delta import SegmentFiles
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.partitioned_files import write_data_files, write_equality_delete_files
 from mirror_pump.lake.format.partitioning import places_by_partition
-from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, widened
+from mirror_pump.lake.format.raw_text_columns import every_raw_text, narrowed, raw_text_fields, widened
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
+from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 from mirror_pump.model import LakePartitioning, MirroredTable, TableId
 
@@ -76,6 +77,8 @@ class TableResult:
     """If the table has a packing: the deleted keys, for which no file was written, and the keys of the rows."""
     raw_text_columns: frozenset[int] = frozenset()
     """Field IDs of the columns that have a raw text column in the data files."""
+    deleted_rows: RemovedRows | None = None
+    """If the table's rows are found by all their values: the rows that the segment deletes."""
     missing: str | None = None
     """The file that could not be written because its directory is gone. Then nothing else counts."""
 
@@ -83,6 +86,7 @@ class TableResult:
     def nbytes(self) -> int:
         """Memory of its keys and rows in bytes."""
         keys = 0 if self.keys is None else self.keys.nbytes
+        keys += 0 if self.deleted_rows is None else self.deleted_rows.nbytes
         return keys + (0 if self.incomplete is None else self.incomplete.nbytes)
 
 
@@ -111,7 +115,8 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         types=tuple(column.type for column in table.columns),
         key=tuple(sorted(names.index(name) for name in table.key)),
         not_null=tuple(column.name in table.key for column in table.columns),
-        every_key_deletes=not table.state.has_all_rows and not table.append_only,
+        every_key_deletes=not table.state.has_all_rows and not table.keyless,
+        whole_rows=table.whole_rows,
         left_out=table.excluded_places,
     )
     return SegmentTable(
@@ -187,6 +192,17 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
         files = SegmentFiles(data, ())
         return TableResult(
             table_id, changes.changes, files, changes.incomplete, None, raw_text_columns=raw_text_ids, keys=keys
+        )
+    if changes.deleted_rows is not None:
+        deleted = widened(changes.deleted_rows, changes.deleted_raw, table.schema)
+        return TableResult(
+            table_id,
+            changes.changes,
+            SegmentFiles(data, ()),
+            None,
+            None,
+            raw_text_columns=raw_text_ids,
+            deleted_rows=RemovedRows(every_raw_text(table.schema), deleted),
         )
     deletes = write_equality_delete_files(
         changes.deleted_keys, table.schema, table.location, storage, table.partitioning

@@ -339,7 +339,7 @@ def _load(connection: PgConnection, name: str) -> MirroredTable:
         raise TableError(
             f"{resolved} is {table.state.value}, not live", "`mirror-pump status` says why; ingest when it is live"
         )
-    if table.append_only:
+    if table.keyless:
         raise TableError(
             f"{resolved} has no key, by which an ingest would find rows that are there already",
             "use COPY: the stream brings the rows",

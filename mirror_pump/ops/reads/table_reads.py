@@ -348,7 +348,7 @@ def axis(table: MirroredTable) -> Column | None:
 
     None if a table cannot be split on that column's type, or has no key.
     """
-    if table.append_only:
+    if table.keyless:
         return None
     name = table.tier.column if table.tier is not None else table.key_columns[0].name
     column = next(column for column in table.columns if column.name == name)

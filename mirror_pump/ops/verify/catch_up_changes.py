@@ -47,7 +47,13 @@ class CatchUpTable:
     table: MirroredTable
     rows: dict[Key, ChangedRow] = field(default_factory=dict)
     """By key, the last version of each changed row, or None if the row was deleted. Without a key, by the row's number:
-    rows are only inserted."""
+    rows that were put and are still there."""
+    numbers: dict[ChangedRow, list[Key]] = field(default_factory=dict)
+    """The keys in `rows`, by row, of a table without a key."""
+    inserted: int = 0
+    """Number of the last row that was put, of a table without a key."""
+    removed: list[tuple[str | None, ...]] = field(default_factory=list)
+    """Rows of the consistent point that went, of a table whose rows are found by all their values: one for each."""
     truncated: bool = False
     """True if a TRUNCATE removed all rows of the consistent point."""
     altered: str = ""
@@ -104,6 +110,8 @@ class CatchUpChanges:
             for relation_id in parse_truncate(message).relation_ids:
                 if relation_id in self.tables:
                     self.tables[relation_id].rows = {}
+                    self.tables[relation_id].removed = []
+                    self.tables[relation_id].numbers = {}
                     self.tables[relation_id].truncated = True
             return
         (relation_id,) = struct.unpack_from(">I", message, 1)
@@ -128,13 +136,16 @@ def _change(changes: CatchUpTable, tag: bytes, message: bytes) -> None:
             new = cells
         else:
             old = cells
+    if changes.table.keyless:
+        _change_whole_rows(changes, old, new)
+        return
     if new is None:
         assert old is not None
         changes.rows[_key(old, key_places)] = None
         return
     if old is not None:
         new = [before if cell == b"u" and before is not None else cell for cell, before in zip(new, old, strict=True)]
-    key = (str(len(changes.rows)),) if changes.table.append_only else _key(new, key_places)
+    key = _key(new, key_places)
     old_key = _key(old, key_places) if old is not None else key
     if tag == b"U":
         old_row = changes.rows.get(old_key)
@@ -145,6 +156,22 @@ def _change(changes: CatchUpTable, tag: bytes, message: bytes) -> None:
         if old_key != key:
             changes.rows[old_key] = None
     changes.rows[key] = tuple(cell for cell in new if not isinstance(cell, bytes))
+
+
+def _change_whole_rows(changes: CatchUpTable, old: list[Cell | bytes] | None, new: list[Cell | bytes] | None) -> None:
+    """Applies a change to a table without a key: one of the rows that are equal to the old one goes."""
+    if old is not None:
+        gone = tuple(cell for cell in old if cell is None or isinstance(cell, str))
+        if keys := changes.numbers.get(gone):
+            del changes.rows[keys.pop()]
+        else:
+            changes.removed.append(gone)
+    if new is not None:
+        whole = [before if cell == b"u" else cell for cell, before in zip(new, old or new, strict=True)]
+        row = tuple(cell for cell in whole if not isinstance(cell, bytes))
+        changes.inserted += 1
+        changes.rows[str(changes.inserted),] = row
+        changes.numbers.setdefault(row, []).append((str(changes.inserted),))
 
 
 def _tuple(message: bytes, position: int) -> tuple[list[Cell | bytes], int]:

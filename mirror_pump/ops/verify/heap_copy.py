@@ -15,11 +15,21 @@ from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
-from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, widened, with_raw_text, without_raw_text
+from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
+from mirror_pump.lake.format.raw_text_columns import (
+    every_raw_text,
+    narrowed,
+    raw_text_fields,
+    widened,
+    with_raw_text,
+    without_raw_text,
+)
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column, MirroredTable
 from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, UnchangedValue, former_rows
+from mirror_pump.pipeline.key_index.whole_rows import RowFinder
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.heap.block_reader import Chunk
 
@@ -87,7 +97,7 @@ def read_heap(
 def with_changes(heap: LakeTable, changes: CatchUpTable, reader: PgConnection, storage: StorageOptions) -> LakeTable:
     """The scratch table with the changes applied. `reader` sees the consistent point. Raises Disturbed if the heap has
     been truncated or rewritten since, so that `reader` no longer finds the rows of the consistent point."""
-    if not changes.rows and not changes.truncated:
+    if not changes.rows and not changes.removed and not changes.truncated:
         return heap
     table, schema = changes.table, without_raw_text(heap.schema)
     raw_text = raw_text_fields(heap.schema)
@@ -98,13 +108,32 @@ def with_changes(heap: LakeTable, changes: CatchUpTable, reader: PgConnection, s
         typed, file_schema = narrowed(typed_rows(rows, table.columns, schema), schema)
         raw_text |= raw_text_fields(file_schema)
         data = (write_data_file(typed, file_schema, heap.location, storage),)
-    if changes.rows and not table.append_only:
+    positions: list[tuple[WrittenFile, bytes]] = []
+    if changes.removed:
+        positions = _removed(changes, heap, storage)
+    if changes.rows and not table.keyless:
         keys = typed_rows(list(changes.rows), table.key_columns, schema).select(schema.key.arrow.names)
         deletes = (write_equality_deletes(keys, schema, heap.location, storage),)
     grown = with_raw_text(schema, raw_text)
     replaces = EveryFile() if changes.truncated else None
-    delta = RowDelta((SegmentFiles(data, deletes),), replaces=replaces, schema=grown)
+    delta = RowDelta(
+        (SegmentFiles(data, deletes),),
+        replaces=replaces,
+        positions=tuple(file for file, _ in positions),
+        unwritten={file.path: content for file, content in positions},
+        schema=grown,
+    )
     return heap.stage(delta, _now_ms()).table
+
+
+def _removed(changes: CatchUpTable, heap: LakeTable, storage: StorageOptions) -> list[tuple[WrittenFile, bytes]]:
+    """Position deletes of the rows of the consistent point that went. Raises Disturbed if it does not have them."""
+    schema = without_raw_text(heap.schema)
+    removed = RemovedRows(every_raw_text(schema), typed_rows(changes.removed, changes.table.columns, schema))
+    search = RowFinder(storage).search(changes.table, heap, emptied=changes.truncated)
+    if search.find(removed).rows.num_rows:
+        raise Disturbed("rows of it that were deleted have not been read")
+    return encoded_position_delete_files(search.taken, {}, heap.location)
 
 
 def changed_rows(changes: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:

@@ -140,7 +140,7 @@ def refuse(table: MirroredTable) -> None:
         reason = "its rows leave the heap, and then only the lake has them"
     elif table.row_filter:
         reason = "it has a row filter"
-    elif table.append_only:
+    elif table.keyless:
         reason = "it has no key"
     elif table.no_copy:
         reason = "it was registered with --no-copy, so that most rows differ"

@@ -113,7 +113,7 @@ class Copier(ThreadedService):
     def _advance(self, connection: PgConnection, table: MirroredTable, *, planned: bool) -> None:
         """Plan the table's copy, unless it is planned, and give its chunks to tasks."""
         snapshot = None
-        if table.append_only:
+        if table.keyless:
             snapshot = self._snapshots.snapshot_of(table)
             if snapshot is None:
                 return

@@ -43,6 +43,7 @@ from mirror_pump.lake.key_index.index_plan import IndexPlan, KeyedSegment, Place
 from mirror_pump.lake.key_index.key_index import KeyIndex
 from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
+from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.backlog import Backlog
@@ -85,7 +86,9 @@ class EncodedDeletes:
     written: tuple[str, ...] = ()
     """URIs of the files that encoding wrote. They are removed if the publish certainly failed."""
     deleted: int = 0
-    """Number of keys that the commit deletes."""
+    """Number of keys, or of whole rows, that the commit deletes."""
+    waiting: tuple[RemovedRows, ...] = field(default=(), repr=False)
+    """Deletes of rows that are not in the lake yet, as the table is being copied."""
 
     @property
     def mode(self) -> str | None:

@@ -14,6 +14,7 @@ from mirror_pump.lake.commit.replacement import EveryFile, FilesAbove
 from mirror_pump.lake.commit.row_delta import BackdatedFile, Replacement, SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
+from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.model import Lsn, MirroredTable, TableState
 from mirror_pump.pipeline.operations.registrations import Registration
 from mirror_pump.source.connect import LOCK_TIMEOUT
@@ -30,15 +31,21 @@ class SegmentChange:
     keys: SegmentKeys | None = None
     """The keys that it deletes and adds, if its deletes are not written to a file yet."""
 
+    deleted_rows: RemovedRows | None = None
+    """Rows that it deletes, of a table whose rows are found by all their values."""
+
     @property
     def empty(self) -> bool:
         """Whether it changes nothing."""
-        return not (self.files.data or self.files.deletes or (self.keys is not None and len(self.keys.packed)))
+        return not (self.files.data or self.deleted)
 
     @property
     def deleted(self) -> int:
         """Number of keys that it deletes."""
-        return sum(file.record_count for file in self.files.deletes) + (len(self.keys.packed) if self.keys else 0)
+        rows = self.deleted_rows.rows.num_rows if self.deleted_rows else 0
+        return (
+            sum(file.record_count for file in self.files.deletes) + (len(self.keys.packed) if self.keys else 0) + rows
+        )
 
     @property
     def locations(self) -> tuple[str, ...]:

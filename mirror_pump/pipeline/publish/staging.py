@@ -43,6 +43,7 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, gathered_writes
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableState, format_lsn
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, IndexNotReady, KeyIndexes
+from mirror_pump.pipeline.key_index.whole_rows import WholeRowDeletes, rows_missing
 from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
@@ -127,6 +128,7 @@ class Stager:
         self._timeline = timeline
         self._tables: dict[TableId, LakeTable] = {}
         self._archive = ArchiveBranches(storage)
+        self._whole_rows = WholeRowDeletes(storage)
 
     def load_state(self, table_id: TableId, location: str) -> LakeTable:
         """Returns the state that this metadata file describes. It is in memory unless another engine committed."""
@@ -215,7 +217,10 @@ class Stager:
         for accepted in staged.accepted:
             if accepted.table is not None and accepted.encoded is not None:
                 committed[accepted.request.table.table_id] = accepted.table
-                self._indexes.landed(accepted.request.table, accepted.encoded, accepted.table, accepted.plan.merged)
+                if accepted.request.table.whole_rows:
+                    self._whole_rows.landed(accepted.request.table, accepted.encoded)
+                else:
+                    self._indexes.landed(accepted.request.table, accepted.encoded, accepted.table, accepted.plan.merged)
         self._tables |= committed
         self._tables |= {table_id: swap.table for table_id, swap in staged.swaps.items() if table_id in live}
         return {table_id: self._tables[table_id] for table_id in committed}
@@ -305,6 +310,8 @@ class Stager:
         summary |= _no_copy_summary(request.table, plan)
         with StagedFiles(self._storage) as written:
             encoded = self._encoded(request.table, plan, lake, row, written)
+            if live is not None and encoded.waiting:
+                raise rows_missing(request.table)
             staged = None
             if commits:
                 staged = _committed(lake, _row_delta(plan, encoded, schema, summary), row)
@@ -339,6 +346,8 @@ class Stager:
         self, table: MirroredTable, plan: TablePlan, lake: LakeTable, row: Registration, written: StagedFiles
     ) -> EncodedDeletes:
         """Encodes the plan's segments, with their deletes as files. The files belong to `written`."""
+        if table.whole_rows:
+            return self._whole_rows.encode(table, lake, plan)
         encoded = self._indexes.encode(
             table,
             lake,

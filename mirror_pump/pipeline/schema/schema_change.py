@@ -95,14 +95,19 @@ class SchemaChange:
     def is_keyless(self) -> bool:
         """Whether the stream does not say which rows it changes."""
         identity = self.description.identity
-        if self.table.append_only:
+        if self.table.keyless:
             return False
         return not identity.key or not identity.immediate or (identity.setting == "n" and not self.is_tiered)
 
     @property
     def begins_copy(self) -> bool:
-        """Whether the note was made to copy a table without a key from there on."""
-        return self.table.append_only and self.note.settled and self.table.state is TableState.COPYING
+        """Whether a table without a key is copied from here on: the note was made for that, or rows that were deleted
+        before their chunk landed would have to be found under other columns."""
+        return (
+            self.table.keyless
+            and self.table.state is TableState.COPYING
+            and (self.note.settled or self.table.whole_rows)
+        )
 
     @property
     def former_key(self) -> set[int]:

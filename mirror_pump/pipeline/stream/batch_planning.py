@@ -137,7 +137,9 @@ class BatchPlanner:
         `xids`: the batch's transactions. Raises TableError, FileMissing and FileDamaged, of this table only."""
         counted = {number: result for number, result in results.items() if number >= (truncated_before or 0)}
         emptied = truncated_before is not None or (change is not None and change.copy_again)
-        changes = {number: SegmentChange(result.files, result.keys) for number, result in counted.items()}
+        changes = {
+            number: SegmentChange(result.files, result.keys, result.deleted_rows) for number, result in counted.items()
+        }
         raw_text_columns: frozenset[int] = frozenset().union(*(result.raw_text_columns for result in counted.values()))
         heap_read_at: Lsn | None = None
         incomplete = {number: result.incomplete for number, result in counted.items() if result.incomplete is not None}

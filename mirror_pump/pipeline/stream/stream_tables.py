@@ -113,6 +113,8 @@ def difference_from(table: MirroredTable, relation: RelationMessage) -> str:
         identity = {column.name for column in relation.columns if column.is_key}
         if table.append_only and (identity or relation.replica_identity == _FULL):
             return "it has a replica identity now, and may be updated"
+        if table.whole_rows:
+            return "" if relation.replica_identity == _FULL else "its replica identity is not FULL any more"
         # Without any identity the server refuses updates and deletes. Inserts look the same as before.
         if relation.replica_identity == _FULL or not identity or identity == set(table.key):
             return ""

@@ -84,6 +84,11 @@ class RelationDescription:
         return self.identity.key
 
     @property
+    def whole_rows(self) -> bool:
+        """Whether rows can only be found by all their values, and the stream has these."""
+        return not self.identity.key and self.identity.setting == "f"
+
+    @property
     def estimated_rows(self) -> int:
         """The planner's estimate over all leaves; 0 if never analysed."""
         return sum(leaf.estimated_rows for leaf in self.leaves)

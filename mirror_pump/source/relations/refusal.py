@@ -46,6 +46,8 @@ def refuse(
     _refuse_access(description)
     if append_only and not description.key and description.identity.setting != "i":
         _refuse_updates(description)
+    elif streams and description.whole_rows:
+        _refuse_partitions(description)
     else:
         _refuse_identity(description, streams=streams)
     if streams:
@@ -55,6 +57,15 @@ def refuse(
     for leaf in description.leaves:
         if leaf.relation_id != description.table_id:
             _refuse_leaf(description, leaf, streams=streams)
+
+
+def _refuse_partitions(relation: RelationDescription) -> None:
+    if relation.kind != "r":
+        raise TableError(
+            f"{relation.name} is partitioned and has no key: whether each partition's changes have whole rows can change"
+            " unnoticed",
+            f"ALTER TABLE {relation.name.quoted} ADD PRIMARY KEY (...)",
+        )
 
 
 def _refuse_kind(relation: RelationDescription) -> None:
@@ -126,9 +137,9 @@ def _refuse_updates(relation: RelationDescription) -> None:
         )
     if relation.identity.setting == "f":
         raise TableError(
-            f"{name} has REPLICA IDENTITY FULL: its rows could be updated and deleted, and without a key the lake could"
-            " not find them",
-            f"ALTER TABLE {name.quoted} ADD PRIMARY KEY (...); or REPLICA IDENTITY NOTHING, if rows are only inserted",
+            f"{name} has REPLICA IDENTITY FULL: its rows can be updated and deleted",
+            "register it without --append-only: its rows are found by all their values; or ALTER TABLE"
+            f" {name.quoted} REPLICA IDENTITY NOTHING, if rows are only inserted",
         )
 
 
@@ -148,8 +159,8 @@ def _refuse_identity(relation: RelationDescription, *, streams: bool) -> None:
         raise TableError(
             f"{name} has no primary key, without which rows cannot be found in the lake",
             f"ALTER TABLE {name.quoted} ADD PRIMARY KEY (...), or REPLICA IDENTITY USING INDEX a unique index over"
-            " NOT NULL columns; or register it with --append-only if its rows are only inserted: then PostgreSQL"
-            " refuses UPDATE and DELETE",
+            " NOT NULL columns, or REPLICA IDENTITY FULL; or register it with --append-only if its rows are only inserted:"
+            " then PostgreSQL refuses UPDATE and DELETE",
         )
     if not identity.immediate:
         raise TableError(

@@ -1,0 +1,224 @@
+"""Tables without a key and with REPLICA IDENTITY FULL: the lake has each row as often as the heap has it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import psycopg
+import pytest
+
+from mirror_pump.errors import TableError
+from mirror_pump.ops.verify.verification import verify
+from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror, Steps, await_true, paced
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.pipeline import writing
+from tests.support.resyncs import resynced
+
+
+def change_rows(connection: psycopg.Connection[Any], chance: random.Random) -> None:
+    """Inserts, updates and deletes of single rows among many that are equal."""
+    for _ in range(chance.randrange(1, 5)):
+        n, v = chance.randrange(5), chance.choice([None, "a", "b", "v" * 40])
+        chosen = (
+            f"ctid = ANY (ARRAY(SELECT ctid FROM bag WHERE n = {chance.randrange(5)} LIMIT {chance.randrange(1, 4)}"
+            " FOR UPDATE))"
+        )
+        match chance.randrange(6):
+            case 0 | 1:
+                connection.execute(
+                    "INSERT INTO bag SELECT %s, %s, CASE WHEN %s THEN repeat(md5(%s), 100) END, %s"
+                    " FROM generate_series(1, %s)",
+                    (
+                        n,
+                        v,
+                        chance.random() < 0.3,
+                        str(chance.randrange(2)),
+                        chance.choice(["NaN", "-0", "0", "1.5", None]),
+                        chance.randrange(1, 4),
+                    ),
+                )
+            case 2:
+                connection.execute(f"UPDATE bag SET n = %s WHERE {chosen}", (n,))
+            case 3:
+                connection.execute(f"UPDATE bag SET v = %s WHERE {chosen}", (v,))
+            case 4:
+                connection.execute(f"UPDATE bag SET v = v WHERE {chosen}")
+            case _:
+                connection.execute(f"DELETE FROM bag WHERE {chosen}")
+    if chance.random() < 0.2:
+        connection.rollback()
+
+
+@pytest.fixture
+def bag(database: Database) -> Database:
+    """Table bag, with many equal rows."""
+    database.execute(
+        "CREATE TABLE bag (n int, v text, big text, f float8)",
+        "ALTER TABLE bag ALTER COLUMN big SET STORAGE EXTERNAL",
+        "ALTER TABLE bag REPLICA IDENTITY FULL",
+        "INSERT INTO bag SELECT g % 5, repeat('v', 40), CASE WHEN g % 100 = 0 THEN repeat(md5('1'), 100) END, 1.5"
+        " FROM generate_series(1, 20000) g",
+    )
+    return database
+
+
+def _equal(mirror: Mirror, table: str = "bag") -> None:
+    (report,) = verify(mirror.settings, [table]).tables
+    assert report.comparison is not None, report
+    assert report.comparison.different_rows == 0, report
+    mirror.assert_equal(f"public.{table}")
+    mirror.assert_sound()
+
+
+@pytest.mark.parametrize("event", ["", "a restart", "TRUNCATE bag", "VACUUM FULL bag", "a resync"])
+def test_rows_are_copied_or_streamed_and_deleted_once(
+    bag: Database, warehouse: str, tasks: ThreadTaskRunner, event: str
+) -> None:
+    """While rows are changed all the time, also before their chunk is copied. The copy begins again at each event."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"writer's seed: {seed}")
+    mirror = Mirror.create(bag, warehouse, tasks, limits=paced(0.1), copy_chunk_bytes=1 << 16, copy_workers=2)
+    steps = Steps()
+    with writing(bag, change_rows, seed) as written:
+        with mirror.pumping(steps):
+            mirror.register("bag")
+            await_true(lambda: steps.count(Step.CHUNK_COPIED) >= 2, 60, "two chunks are copied")
+            if event == "a resync":
+                mirror.await_live("public.bag")
+                resynced(mirror, "bag")
+            elif event and event != "a restart":
+                bag.execute(event)
+            elif not event:
+                mirror.await_live("public.bag")
+        with mirror.pumping(steps):
+            mirror.await_live("public.bag", seconds=120)
+            after = written()
+            await_true(lambda: written() > after + 10, 60, "rows of the live table are changed")
+            # Compared while it is written to: what happened since the heap was read is applied to it.
+            (report,) = verify(mirror.settings, ["bag"]).tables
+            assert report.comparison is not None, report
+            assert report.comparison.different_rows == 0, report
+    with mirror.pumping():
+        mirror.await_frontier()
+    _equal(mirror)
+
+
+def test_one_of_many_equal_rows_goes(bag: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """Of 10,000 equal rows three are deleted and two updated; a row that comes and goes in one transaction; and an
+    update that leaves out a large value, which does not change."""
+    bag.execute("TRUNCATE bag", "INSERT INTO bag SELECT 1, 'same', NULL, 0 FROM generate_series(1, 10000)")
+    mirror = Mirror.create(bag, warehouse, tasks)
+    mirror.register("bag")
+    mirror.catch_up()
+    first = "ctid = ANY (ARRAY(SELECT ctid FROM bag LIMIT {}))"
+    bag.execute(
+        f"DELETE FROM bag WHERE {first.format(3)}",
+        f"UPDATE bag SET f = '-0' WHERE {first.format(2)}",
+        "INSERT INTO bag VALUES (2, 'large', repeat(md5('x'), 200), 1), (2, 'large', repeat(md5('x'), 200), 1)",
+    )
+    mirror.catch_up()
+    _equal(mirror)
+    with bag.connect(autocommit=False) as connection:
+        connection.execute("INSERT INTO bag VALUES (1, 'same', NULL, 0), (3, 'brief', NULL, 0)")
+        connection.execute(f"DELETE FROM bag WHERE n = 3 OR {first.format(1)}")
+        connection.execute("UPDATE bag SET v = 'small' WHERE ctid = (SELECT min(ctid) FROM bag WHERE n = 2)")
+        connection.commit()
+    mirror.catch_up()
+    _equal(mirror)
+    assert bag.rows("SELECT v, count(*) FROM bag GROUP BY v ORDER BY v") == [("large", 1), ("same", 9997), ("small", 1)]
+    bag.execute("DELETE FROM bag")
+    mirror.catch_up()
+    _equal(mirror)
+
+
+def test_files_are_merged_between_deletes(bag: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """The pump merges small files, while rows in them are deleted."""
+    mirror = Mirror.create(bag, warehouse, tasks)
+    mirror.register("bag")
+    steps = Steps()
+    with mirror.pumping(steps):
+        mirror.await_live("public.bag")
+
+        def merged() -> bool:
+            bag.execute(
+                "INSERT INTO bag VALUES (1, 'a', NULL, NULL), (1, 'a', NULL, NULL), (NULL, NULL, NULL, NULL)",
+                "DELETE FROM bag WHERE ctid = ANY (ARRAY(SELECT ctid FROM bag ORDER BY random() LIMIT 2))",
+            )
+            mirror.await_frontier()
+            return steps.count(Step.MERGED) > 1
+
+        await_true(merged, 60, "files are merged")
+        bag.execute("DELETE FROM bag WHERE v = 'a' AND ctid = (SELECT max(ctid) FROM bag WHERE v = 'a')")
+        mirror.await_frontier()
+    _equal(mirror)
+
+
+def test_columns_and_identity_change_later(bag: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """Rows from before an added column have its default. A table that gets a key is like any other; one whose old rows
+    are not sent any more fails."""
+    bag.execute(
+        "CREATE TABLE other (LIKE bag)", "ALTER TABLE other REPLICA IDENTITY FULL", "INSERT INTO other VALUES (1)"
+    )
+    mirror = Mirror.create(bag, warehouse, tasks)
+    mirror.register("bag")
+    mirror.register("other")
+    third = "ctid = ANY (ARRAY(SELECT ctid FROM bag ORDER BY random() LIMIT 3))"
+    with mirror.pumping():
+        mirror.await_live("public.bag", "public.other")
+        bag.execute(
+            f"DELETE FROM bag WHERE {third}",
+            "ALTER TABLE bag ADD COLUMN added int DEFAULT 7",
+            f"DELETE FROM bag WHERE {third}",
+            f"UPDATE bag SET added = 8 WHERE {third}",
+            "ALTER TABLE bag RENAME COLUMN v TO w",
+            f"UPDATE bag SET w = 'new' WHERE {third}",
+            "ALTER TABLE bag DROP COLUMN big",
+            f"DELETE FROM bag WHERE {third}",
+            "ALTER TABLE bag ALTER COLUMN n TYPE bigint",
+            f"DELETE FROM bag WHERE {third}",
+        )
+        mirror.await_frontier()
+        mirror.await_live("public.bag")
+        _equal(mirror)
+        bag.execute("ALTER TABLE bag ADD COLUMN id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY")
+        bag.execute("UPDATE bag SET w = 'updated' WHERE id = 1", "DELETE FROM bag WHERE id = 2")
+        mirror.await_frontier()
+        mirror.await_live("public.bag")
+        mirror.await_frontier()
+        _equal(mirror)
+        before = mirror.lake("public.other")
+        bag.execute("ALTER TABLE other REPLICA IDENTITY DEFAULT", "INSERT INTO other VALUES (2)")
+        mirror.await_frontier()
+        assert mirror.state("public.other") == "failed"
+        assert "no primary key" in mirror.error("public.other")
+        assert mirror.lake("public.other") == before
+    mirror.assert_equal("public.bag")
+    mirror.assert_sound()
+
+
+@pytest.mark.parametrize(
+    ("table", "choices", "text"),
+    [
+        ("parts", ColumnChoices(), "is partitioned and has no key"),
+        ("bag", ColumnChoices(append_only=True), "register it without --append-only"),
+        ("bag", ColumnChoices(where="n = 1"), "register it without --where"),
+        ("bag", ColumnChoices(no_copy=True), "register it without --no-copy"),
+        ("bag", ColumnChoices(excluded=frozenset({"v"})), "register it without --exclude-column"),
+        ("bag", ColumnChoices(listed=frozenset({"v"})), "register it without --columns-only"),
+        ("bag", parse_choices((), (), ("v=sha256",)), "register it without --mask"),
+        ("bag", parse_choices((), (), partition_by="n"), "register it without --partition-by"),
+    ],
+)
+def test_what_is_refused(bag: Database, warehouse: str, table: str, choices: ColumnChoices, text: str) -> None:
+    bag.execute(
+        "CREATE TABLE parts (id int) PARTITION BY RANGE (id)",
+        "ALTER TABLE parts REPLICA IDENTITY FULL",
+    )
+    mirror = Mirror.create(bag, warehouse, ThreadTaskRunner())
+    with pytest.raises(TableError) as refused:
+        mirror.register(table, choices=choices)
+    assert text in f"{refused.value} {refused.value.remedy}"
