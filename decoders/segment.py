@@ -102,8 +102,8 @@ class TableChanges:
     error: str | None
     """Reason why the relation could not be decoded; then the tables are empty."""
     deleted_rows: pa.Table | None = None
-    """If the shape says `whole_rows`: rows to delete, like `rows`, which then are all that were put. A row that was put
-    and deleted again is in both. Each deletes one of the rows equal to it that exist before the segment or in `rows`."""
+    """If the shape says `whole_rows`: rows to delete, like `rows`, which then are all that were put. A row that was
+    put and deleted again is in both. Each deletes one of the rows equal to it, from before the segment or in `rows`."""
     deleted_raw: RawTexts = field(default_factory=dict)
     """Raw text of `deleted_rows`."""
 
@@ -160,8 +160,8 @@ def _schema(shape: RelationShape) -> pa.Schema:
 
 
 def _every_row(changes: Changes, *, whole: bool) -> Ints:
-    """Numbers of rows without a key: each row stands for itself. Raises ValueError unless all were inserted, or old rows
-    come as a whole."""
+    """Numbers of rows without a key: each row stands for itself. Raises ValueError unless all were inserted, or old
+    rows come as a whole."""
     if not whole and (changes.tags != INSERT).any():
         raise ValueError("a row was updated or deleted, and the table has no key by which the lake could find it")
     return np.arange(len(changes.new_messages), dtype=np.int64)

@@ -309,13 +309,13 @@ class MirroredTable:
 
     @property
     def whole_rows(self) -> bool:
-        """Whether the table has no key and REPLICA IDENTITY FULL: an old row is found in the lake by all its values, and
-        an UPDATE or DELETE removes one of the rows that are equal to it."""
+        """Whether the table has no key and REPLICA IDENTITY FULL: an old row is found in the lake by all its values,
+        and an UPDATE or DELETE removes one of the rows that are equal to it."""
         return self.keyless and bool(self.shape) and json.loads(self.shape)["identity"]["setting"] == "f"
 
     @property
     def append_only(self) -> bool:
-        """Whether rows are only inserted: without a key and a replica identity, PostgreSQL refuses UPDATE and DELETE."""
+        """Whether rows are only inserted: without a replica identity PostgreSQL refuses UPDATE and DELETE."""
         return self.keyless and not self.whole_rows
 
     @property

@@ -37,7 +37,7 @@ from mirror_pump.lake.format.raw_text_columns import without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import MirroredTable, TableId
+from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes
 from mirror_pump.pipeline.operations.operation import TablePlan
 
@@ -51,8 +51,8 @@ _NONE = np.zeros(0, np.int64)
 class _Waiting:
     """Deletes of rows that no chunk has brought yet."""
 
-    table: MirroredTable
-    """The table in the copy to which they belong."""
+    start_lsn: Lsn
+    """The start LSN of the copy to which they belong."""
     rows: tuple[RemovedRows, ...]
 
 
@@ -70,8 +70,8 @@ class WholeRowDeletes:
         Raises FileRewriteSuperseded if the plan also exchanges files, ForeignTable if a row is missing, and LakeError.
         """
         deletes = any(segment.deleted_rows for segment in plan.segments)
-        waiting = () if plan.empties else self._waiting_of(table)
-        if plan.merged and deletes:
+        waiting = () if plan.empties or plan.starts_copy else self._waiting_of(table)
+        if plan.merged and (deletes or waiting):
             raise FileRewriteSuperseded(f"rows of {table.name} are deleted")
         left: tuple[RemovedRows, ...] = ()
         positions: dict[str, Positions] = {}
@@ -99,13 +99,11 @@ class WholeRowDeletes:
         """The commit was published."""
         self._waiting.pop(table.table_id, None)
         if encoded.waiting:
-            self._waiting[table.table_id] = _Waiting(table, encoded.waiting)
+            self._waiting[table.table_id] = _Waiting(table.start_lsn, encoded.waiting)
 
     def _waiting_of(self, table: MirroredTable) -> tuple[RemovedRows, ...]:
         waiting = self._waiting.get(table.table_id)
-        if waiting is None or _copy_of(waiting.table) != _copy_of(table):
-            return ()
-        return waiting.rows
+        return waiting.rows if waiting is not None and waiting.start_lsn == table.start_lsn else ()
 
 
 def rows_missing(table: MirroredTable) -> ForeignTable:
@@ -211,7 +209,3 @@ class RowSearch:
             if len(found):
                 self.taken[path] = np.union1d(self.taken.get(path, _NONE), found)
         return wanted.left()
-
-
-def _copy_of(table: MirroredTable) -> tuple[int, int]:
-    return table.start_lsn, table.generation

@@ -62,8 +62,7 @@ def refuse(
 def _refuse_partitions(relation: RelationDescription) -> None:
     if relation.kind != "r":
         raise TableError(
-            f"{relation.name} is partitioned and has no key: whether each partition's changes have whole rows can change"
-            " unnoticed",
+            f"{relation.name} is partitioned and has no key: a partition could stop sending whole rows unnoticed",
             f"ALTER TABLE {relation.name.quoted} ADD PRIMARY KEY (...)",
         )
 
@@ -159,8 +158,8 @@ def _refuse_identity(relation: RelationDescription, *, streams: bool) -> None:
         raise TableError(
             f"{name} has no primary key, without which rows cannot be found in the lake",
             f"ALTER TABLE {name.quoted} ADD PRIMARY KEY (...), or REPLICA IDENTITY USING INDEX a unique index over"
-            " NOT NULL columns, or REPLICA IDENTITY FULL; or register it with --append-only if its rows are only inserted:"
-            " then PostgreSQL refuses UPDATE and DELETE",
+            " NOT NULL columns, or REPLICA IDENTITY FULL; or register it with --append-only if its rows are only"
+            " inserted: then PostgreSQL refuses UPDATE and DELETE",
         )
     if not identity.immediate:
         raise TableError(
