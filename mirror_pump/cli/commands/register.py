@@ -616,6 +616,13 @@ def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:
         remark(f"{outcome.table}: rows that do not change from now on are not in the lake", "warning")
     if options.append_only and outcome.registered:
         remark(f"{outcome.table}: PostgreSQL refuses UPDATE and DELETE of it until it is unregistered", "warning")
+    if outcome.whole_rows:
+        remark(
+            f"{outcome.table}: has no key, so its rows are found in the lake by all their values, and an UPDATE or DELETE"
+            " costs more than with one",
+            "warning",
+            "nothing; with a primary key it is copied again and is like any other table",
+        )
     if outcome.generated_left_out:
         left_out = ", ".join(outcome.generated_left_out)
         remark(

@@ -22,7 +22,7 @@ from mirror_pump.lake.storage import StorageOptions
 _BATCH_ROWS = 64 * 1024
 
 
-class WantedRows:
+class RowDemand:
     """How many rows of each value are still to be found."""
 
     def __init__(self, rows: RemovedRows, secret: HashSecret) -> None:
@@ -50,26 +50,26 @@ class WantedRows:
         chosen = np.sort(order[_ranks(self._codes[order]) < self._counts[self._codes[order]]])
         return RemovedRows(self._rows.schema, self._rows.rows.take(pa.array(chosen)))
 
-    def take_from(self, file: FileRows, hidden: Positions) -> Positions:
+    def take_from(self, file: HashedFile, hidden: Positions) -> Positions:
         """Sorted positions of rows of the file that are wanted, no more of each value than that. `hidden`: positions
         of rows that are not there any more, sorted."""
-        wanted = np.flatnonzero(self._counts)
-        begin = np.searchsorted(file.first, self._first[wanted], "left")
-        lengths = np.searchsorted(file.first, self._first[wanted], "right") - begin
-        codes = np.repeat(wanted, lengths)
+        demanded = np.flatnonzero(self._counts)
+        begin = np.searchsorted(file.first, self._first[demanded], "left")
+        lengths = np.searchsorted(file.first, self._first[demanded], "right") - begin
+        codes = np.repeat(demanded, lengths)
         places = np.arange(len(codes)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(begin, lengths)
         equal = file.second[places] == self._second[codes]
         codes, positions = codes[equal], file.order[places[equal]]
         present = ~np.isin(positions, hidden)
         codes, positions = codes[present], positions[present]
-        # `codes` are ascending, as `wanted` is.
+        # `codes` are ascending, as `demanded` is.
         taken = _ranks(codes) < self._counts[codes]
         self._counts -= np.bincount(codes[taken], minlength=len(self._counts))
         return np.sort(positions[taken])
 
 
 @dataclass(frozen=True)
-class FileRows:
+class HashedFile:
     """The hashes of all rows of a data file under one schema."""
 
     first: Words

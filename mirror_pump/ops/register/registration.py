@@ -142,6 +142,8 @@ class RegisterOutcome:
     """Whether the table was registered, and live, before: nothing was copied."""
     numbers_as_text: tuple[Column, ...] = ()
     """Columns of numbers that are text in the lake, though no option chose that; empty for a table that was live."""
+    whole_rows: bool = False
+    """Whether its rows are found by all their values, as it has no key."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,7 @@ def register(
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
     as_text: dict[str, tuple[Column, ...]] = {}
+    whole_rows: set[str] = set()
     wish = _Wish(choices, retention, profile, snapshots)
     with connect(settings.require_dsn(), autocommit=True) as connection:
         try:
@@ -215,6 +218,8 @@ def register(
                 else:
                     if table is not None:
                         as_text[str(table.name)] = numbers_as_text(connection, table)
+                        if table.whole_rows:
+                            whole_rows.add(str(table.name))
                     observer(Step.REGISTERED, table=name)
                     _refresh_statistics(connection, len(registered))
             if registered:
@@ -225,7 +230,11 @@ def register(
         except KeyboardInterrupt:
             refused = {outcome.table for outcome in outcomes}
             raise _interrupted(names, refused, list(registered.values())) from None
-        return (*outcomes, *_registered_outcomes(connection, list(registered), as_text))
+        registered_outcomes = _registered_outcomes(connection, list(registered), as_text)
+        return (
+            *outcomes,
+            *(replace(outcome, whole_rows=outcome.table in whole_rows) for outcome in registered_outcomes),
+        )
 
 
 def _refresh_statistics(connection: PgConnection, registered: int) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from mirror_pump.engine.comparison.row_hashes import HashSecret
-from mirror_pump.engine.comparison.whole_rows import FileRows, WantedRows
+from mirror_pump.engine.comparison.whole_rows import HashedFile, RowDemand
 from mirror_pump.errors import ForeignTable
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -48,7 +48,7 @@ _NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _WaitingDeletes:
     """Deletes of rows that no chunk has brought yet."""
 
     start_lsn: Lsn
@@ -62,10 +62,12 @@ class WholeRowDeletes:
     def __init__(self, storage: StorageOptions) -> None:
         self._storage = storage
         self._finder = RowFinder(storage)
-        self._waiting: dict[TableId, _Waiting] = {}
+        self._waiting: dict[TableId, _WaitingDeletes] = {}
 
-    def encode(self, table: MirroredTable, base: LakeTable, plan: TablePlan) -> EncodedDeletes:
+    def encode(self, table: MirroredTable, base: LakeTable, plan: TablePlan, *, has_all_rows: bool) -> EncodedDeletes:
         """Encodes the deletes of the plan's segments for a commit on top of `base`. May be repeated with another base.
+
+        `has_all_rows`: the table is live, or goes live: every deleted row must be there.
 
         Raises FileRewriteSuperseded if the plan also exchanges files, ForeignTable if a row is missing, and LakeError.
         """
@@ -84,8 +86,11 @@ class WholeRowDeletes:
                 if segment.deleted_rows is not None and (rows := search.find(segment.deleted_rows)).rows.num_rows:
                     left = (*left, rows)
             positions = search.taken
-        if left and table.state.has_all_rows:
-            raise rows_missing(table)
+        if left and has_all_rows:
+            raise ForeignTable(
+                f"PostgreSQL deleted or updated a row of {table.name} that its lake table does not have",
+                f"unregister {table.name} and register it: it is copied again",
+            )
         files = encoded_position_delete_files(positions, {}, table.location)
         return EncodedDeletes(
             segments=tuple(segment.files for segment in plan.segments),
@@ -99,19 +104,11 @@ class WholeRowDeletes:
         """The commit was published."""
         self._waiting.pop(table.table_id, None)
         if encoded.waiting:
-            self._waiting[table.table_id] = _Waiting(table.start_lsn, encoded.waiting)
+            self._waiting[table.table_id] = _WaitingDeletes(table.start_lsn, encoded.waiting)
 
     def _waiting_of(self, table: MirroredTable) -> tuple[RemovedRows, ...]:
         waiting = self._waiting.get(table.table_id)
         return waiting.rows if waiting is not None and waiting.start_lsn == table.start_lsn else ()
-
-
-def rows_missing(table: MirroredTable) -> ForeignTable:
-    """The table has to fail: the lake cannot be what the heap was."""
-    return ForeignTable(
-        f"PostgreSQL deleted or updated a row of {table.name} that its lake table does not have",
-        f"unregister {table.name} and register it: it is copied again",
-    )
 
 
 class RowFinder:
@@ -122,7 +119,7 @@ class RowFinder:
         self._secret = HashSecret.draw()
         self._most = cache_bytes
         self._bytes = 0
-        self._files: OrderedDict[tuple[str, LakeSchema], FileRows] = OrderedDict()
+        self._files: OrderedDict[tuple[str, LakeSchema], HashedFile] = OrderedDict()
         self._listings: dict[TableId, Listing] = {}
         self._hidden: dict[TableId, tuple[frozenset[str], Mapping[str, Positions]]] = {}
 
@@ -136,12 +133,12 @@ class RowFinder:
         search.add(file.path for file in data)
         return search
 
-    def read(self, path: str, schema: LakeSchema, initial: Mapping[int, pa.Array]) -> FileRows:
+    def read(self, path: str, schema: LakeSchema, initial: Mapping[int, pa.Array]) -> HashedFile:
         """The hashes of a file's rows. Raises LakeError."""
         key = path, schema
         rows = self._files.pop(key, None)
         if rows is None:
-            rows = FileRows.read(path, schema, initial, self._storage, self._secret)
+            rows = HashedFile.read(path, schema, initial, self._storage, self._secret)
             self._bytes += rows.nbytes
         self._files[key] = rows
         while self._bytes > self._most:
@@ -199,13 +196,13 @@ class RowSearch:
 
     def find(self, rows: RemovedRows) -> RemovedRows:
         """Takes a row for each of these. Returns those for which there is none. Newer files come first."""
-        wanted = WantedRows(rows, self._secret)
+        demand = RowDemand(rows, self._secret)
         schema = without_raw_text(rows.schema)
         for path in reversed(self._paths):
-            if not wanted.missing:
+            if not demand.missing:
                 break
             gone = np.union1d(self._hidden.get(path, _NONE), self.taken.get(path, _NONE))
-            found = wanted.take_from(self._finder.read(path, schema, self._initial), gone)
-            if len(found):
-                self.taken[path] = np.union1d(self.taken.get(path, _NONE), found)
-        return wanted.left()
+            positions = demand.take_from(self._finder.read(path, schema, self._initial), gone)
+            if len(positions):
+                self.taken[path] = np.union1d(self.taken.get(path, _NONE), positions)
+        return demand.left()

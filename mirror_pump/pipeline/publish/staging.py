@@ -43,7 +43,7 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, gathered_writes
 from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableState, format_lsn
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, IndexNotReady, KeyIndexes
-from mirror_pump.pipeline.key_index.whole_rows import WholeRowDeletes, rows_missing
+from mirror_pump.pipeline.key_index.whole_rows import WholeRowDeletes
 from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
@@ -309,9 +309,7 @@ class Stager:
         summary = _own_summary(plan, lake, row.mode, frontier, live, self._timeline)
         summary |= _no_copy_summary(request.table, plan)
         with StagedFiles(self._storage) as written:
-            encoded = self._encoded(request.table, plan, lake, row, written)
-            if live is not None and encoded.waiting:
-                raise rows_missing(request.table)
+            encoded = self._encoded(request.table, plan, lake, row, written, goes_live=live is not None)
             staged = None
             if commits:
                 staged = _committed(lake, _row_delta(plan, encoded, schema, summary), row)
@@ -343,11 +341,18 @@ class Stager:
         return replace(lake, retention=row.retention)
 
     def _encoded(
-        self, table: MirroredTable, plan: TablePlan, lake: LakeTable, row: Registration, written: StagedFiles
+        self,
+        table: MirroredTable,
+        plan: TablePlan,
+        lake: LakeTable,
+        row: Registration,
+        written: StagedFiles,
+        *,
+        goes_live: bool,
     ) -> EncodedDeletes:
         """Encodes the plan's segments, with their deletes as files. The files belong to `written`."""
         if table.whole_rows:
-            return self._whole_rows.encode(table, lake, plan)
+            return self._whole_rows.encode(table, lake, plan, has_all_rows=goes_live or table.state.has_all_rows)
         encoded = self._indexes.encode(
             table,
             lake,

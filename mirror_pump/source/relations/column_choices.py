@@ -314,8 +314,8 @@ def _refuse_for_whole_rows(relation: RelationDescription, choices: ColumnChoices
     used = [option for option, given in options.items() if given]
     if used and not choices.append_only:
         raise TableError(
-            f"{relation.name} has no key, and its rows are found in the lake by all their values: {used[0]} would change"
-            " these",
+            f"{relation.name} has no key, and its rows are found in the lake by all their values, for which"
+            f" {used[0]} is not made",
             f"register it without {used[0]}, or give it a key",
         )
 
