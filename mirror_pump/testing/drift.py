@@ -35,8 +35,8 @@ def drift(
         data, file_schema = narrowed(typed_rows(added, table.columns, schema), schema)
         keys = typed_rows(removed, table.key_columns, schema).select(schema.key.arrow.names)
         files = SegmentFiles(
-            write_data_files(data, file_schema, table.location, storage, None),
-            write_equality_delete_files(keys, schema, table.location, storage, None),
+            write_data_files(data, file_schema, table.location, storage, table.partitioning),
+            write_equality_delete_files(keys, schema, table.location, storage, table.partitioning),
         )
         request = PublishRequest.of(table, ApplyStream((SegmentChange(files),)))
         guest = GuestPublisher(connection, settings.slot, storage)

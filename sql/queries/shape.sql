@@ -23,6 +23,33 @@ SELECT FROM modak.mirror_shapes WHERE table_id = %(table_id)s AND noted_at = %(n
 -- Emits notes for tables that changed without one, and for those that are settled.
 SELECT modak.mirror_note(false, %(table_ids)s::bigint[], %(settled)s::bigint[]);
 
+-- name: catalogs
+-- A text for the state of all that modak.mirror_shape() reads, which any write changes: a row that is written has another place or
+-- another transaction. VACUUM and ANALYZE, which overwrite rows, do not. Leaves out what the server itself brings, and
+-- temporary tables.
+WITH written (place, xid) AS (
+    SELECT c.ctid, c.xmin FROM pg_class c WHERE c.oid >= 16384 AND c.relpersistence <> 't'
+    UNION ALL SELECT a.ctid, a.xmin FROM pg_attribute a WHERE a.attrelid >= 16384 AND a.attnum > 0
+       AND a.attrelid NOT IN (SELECT c.oid FROM pg_class c WHERE c.relpersistence = 't')
+    UNION ALL SELECT t.ctid, t.xmin FROM pg_type t WHERE t.oid >= 16384
+       AND t.typnamespace NOT IN (SELECT n.oid FROM pg_namespace n WHERE n.nspname ~ '^pg_(toast_)?temp_')
+    UNION ALL SELECT i.ctid, i.xmin FROM pg_index i WHERE i.indrelid >= 16384
+       AND i.indrelid NOT IN (SELECT c.oid FROM pg_class c WHERE c.relpersistence = 't')
+    UNION ALL SELECT g.ctid, g.xmin FROM pg_trigger g WHERE g.tgname = 'mirror_pump_truncate'
+    UNION ALL SELECT n.ctid, n.xmin FROM pg_namespace n WHERE n.nspname !~ '^pg_(toast_)?temp_'
+    UNION ALL SELECT ctid, xmin FROM pg_enum
+    UNION ALL SELECT ctid, xmin FROM pg_range
+    UNION ALL SELECT ctid, xmin FROM pg_inherits
+    UNION ALL SELECT ctid, xmin FROM pg_partitioned_table
+    UNION ALL SELECT ctid, xmin FROM pg_event_trigger
+    UNION ALL SELECT ctid, xmin FROM pg_publication
+    UNION ALL SELECT ctid, xmin FROM pg_auth_members
+    UNION ALL SELECT ctid, xmin FROM modak.tables
+    UNION ALL SELECT ctid, xmin FROM modak.mirror_shapes)
+SELECT concat((SELECT concat(count(*), ' ', sum(hashtextextended(w.xid::text, hashtid(w.place)))) FROM written w), ' ',
+              (SELECT sum(hashtextextended(r::text, 0)) FROM pg_roles r), ' ',
+              (SELECT sum(hashtextextended(concat(m.table_id, m.slot_name, m.state), 0)) FROM modak.mirror_tables m));
+
 -- name: differing
 -- The tables for which `note` would emit a note. Reads only. Tiered tables have none in the stream.
 SELECT s.table_id FROM modak.mirror_shapes s JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)

@@ -16,6 +16,7 @@ from mirror_pump.runtime.service_thread import ThreadedService
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import (
+    CatalogLook,
     Waiting,
     note_changes,
     waiting_tables,
@@ -28,9 +29,9 @@ from sql import queries
 _SQL = queries("pump")
 
 _LOOK_INTERVAL = 2.0
-"""Seconds between two comparisons: how long a change may go unnoticed where no event trigger reports it."""
+"""Seconds between two looks: how long a change may go unnoticed where no event trigger reports it."""
 _SHARE = 0.02
-"""The largest share of time spent comparing. With very many tables the pauses get longer."""
+"""The largest share of time spent looking. With very many tables the pauses get longer."""
 
 
 class SchemaWatcher(ThreadedService):
@@ -45,6 +46,7 @@ class SchemaWatcher(ThreadedService):
         self._thread = session_thread("watcher", self._run, context.inbox)
 
     def _run(self) -> None:
+        look = CatalogLook(self._slot)
         with self._context.connect() as connection:
             while self._thread.next_round():
                 began = time.monotonic()
@@ -59,7 +61,7 @@ class SchemaWatcher(ThreadedService):
                         "state": state_after(TableState.FAILED, TableEvent.DROPPED).value,
                     },
                 )
-                note_changes(connection, self._slot, self._settled(connection), partial(self._fail, connection))
+                note_changes(connection, look, self._settled(connection), partial(self._fail, connection))
                 watch_partitions(connection)
                 for change in tiered_changes(connection, self._slot):
                     self._inbox.put(change)

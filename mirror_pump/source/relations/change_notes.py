@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -75,6 +76,8 @@ INVALID_NOTE_ERRORS = (
 uses."""
 _SIGNATURE_LENGTH = 64
 """Bytes of a signature: a SHA-256 digest in hexadecimal."""
+_COMPARED_EVERY = 600.0
+"""Seconds after which all tables are compared although the catalogs are the same."""
 _NEXT_LOCK_TIMEOUT = "10ms"
 """Used instead of LOCK_TIMEOUT for each table, once the pump has waited for one that another session is altering."""
 _BUSY = (
@@ -349,9 +352,33 @@ def waiting_tables(connection: PgConnection, slot: str) -> dict[Waiting, set[str
         }
 
 
+class CatalogLook:
+    """Finds the tables whose changes have not been noted, and compares nothing again while the catalogs stay the same.
+
+    Invariant: `_state` is of catalogs in which no table differed, and was read before they were compared. Every write
+    of a row that a shape is made of changes it. As a precaution everything is compared from time to time all the same.
+    """
+
+    def __init__(self, slot: str) -> None:
+        self._slot = slot
+        self._state = ""
+        self._compared_at = 0.0
+
+    def differing(self, connection: PgConnection) -> set[TableId]:
+        """The tables for which `note_changes` would emit notes."""
+        row = connection.execute(_SQL["catalogs"]).fetchone()
+        state = "" if row is None else str(row[0])
+        now = time.monotonic()
+        if state == self._state and now - self._compared_at < _COMPARED_EVERY:
+            return set()
+        rows = connection.execute(_SQL["differing"], {"slot": self._slot}).fetchall()
+        self._state, self._compared_at = "" if rows else state, now
+        return {TableId(table_id) for (table_id,) in rows}
+
+
 def note_changes(
     connection: PgConnection,
-    slot: str,
+    look: CatalogLook,
     settled: Iterable[Waiting] = (),
     on_undescribable: Callable[[TableId, str], None] = lambda *_: None,
 ) -> int:
@@ -360,8 +387,7 @@ def note_changes(
     called for a table that cannot be described in a note, with the reason."""
     ready = {table.table_id: table for table in settled}
     with source_errors("looking for schema changes"):
-        rows = connection.execute(_SQL["differing"], {"slot": slot}).fetchall()
-        table_ids = sorted({*ready, *(TableId(table_id) for (table_id,) in rows)})
+        table_ids = sorted({*ready, *look.differing(connection)})
         if not table_ids:
             return 0
         # Together if possible: tables that swapped their names must not be noted in two batches.

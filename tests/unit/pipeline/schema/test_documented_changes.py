@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mirror_pump.model import TableId, TableState
+from mirror_pump.model import LakePartitioning, TableId, TableState
 from mirror_pump.pipeline.schema.column_rules import CHANGED_COLUMN_RULES, NEW_COLUMN_RULES, Rule, first_rule
 from mirror_pump.pipeline.schema.decisions import COPY_RULES, DECISION_RULES, Action, decide
 from mirror_pump.pipeline.schema.schema_change import SchemaChange
@@ -379,6 +379,12 @@ _MORE: list[tuple[str, SchemaChange, Action]] = [
         "its copy begins here, as it has no key",
         _change(SHAPE, {"settled": True}, SHAPE, replace(TABLE, key=(), state=TableState.COPYING)),
         Action.COPY_AGAIN,
+    ),
+    # "Layout of lake tables" in docs/operations.md.
+    (
+        "no partition",
+        _change(_without(5), {}, SHAPE, replace(TABLE, partitioning=LakePartitioning.by(5, "identity"))),
+        Action.FAIL,
     ),
     # A label is renamed, before those who wrote the former one have ended.
     ("rows that print as before are to come", _change(_LABEL, {}, _types(**{"7": "ok"})), Action.WAIT),
