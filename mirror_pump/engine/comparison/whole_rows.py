@@ -60,8 +60,8 @@ class RowDemand:
         places = np.arange(len(codes)) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(begin, lengths)
         equal = file.second[places] == self._second[codes]
         codes, positions = codes[equal], file.order[places[equal]]
-        present = ~np.isin(positions, hidden)
-        codes, positions = codes[present], positions[present]
+        visible = ~np.isin(positions, hidden)
+        codes, positions = codes[visible], positions[visible]
         # `codes` are ascending, as `demanded` is.
         taken = _ranks(codes) < self._counts[codes]
         self._counts -= np.bincount(codes[taken], minlength=len(self._counts))

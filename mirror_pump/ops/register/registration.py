@@ -205,7 +205,7 @@ def register(
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
     as_text: dict[str, tuple[Column, ...]] = {}
-    whole_rows: set[str] = set()
+    whole_rows: dict[str, bool] = {}
     wish = _Wish(choices, retention, profile, snapshots)
     with connect(settings.require_dsn(), autocommit=True) as connection:
         try:
@@ -218,8 +218,7 @@ def register(
                 else:
                     if table is not None:
                         as_text[str(table.name)] = numbers_as_text(connection, table)
-                        if table.whole_rows:
-                            whole_rows.add(str(table.name))
+                        whole_rows[str(table.name)] = table.whole_rows
                     observer(Step.REGISTERED, table=name)
                     _refresh_statistics(connection, len(registered))
             if registered:
@@ -230,11 +229,7 @@ def register(
         except KeyboardInterrupt:
             refused = {outcome.table for outcome in outcomes}
             raise _interrupted(names, refused, list(registered.values())) from None
-        registered_outcomes = _registered_outcomes(connection, list(registered), as_text)
-        return (
-            *outcomes,
-            *(replace(outcome, whole_rows=outcome.table in whole_rows) for outcome in registered_outcomes),
-        )
+        return (*outcomes, *_registered_outcomes(connection, list(registered), as_text, whole_rows))
 
 
 def _refresh_statistics(connection: PgConnection, registered: int) -> None:
@@ -245,7 +240,10 @@ def _refresh_statistics(connection: PgConnection, registered: int) -> None:
 
 
 def _registered_outcomes(
-    connection: PgConnection, table_ids: list[TableId], as_text: Mapping[str, tuple[Column, ...]]
+    connection: PgConnection,
+    table_ids: list[TableId],
+    as_text: Mapping[str, tuple[Column, ...]],
+    whole_rows: Mapping[str, bool],
 ) -> Iterator[RegisterOutcome]:
     """The results of tables that are registered. `as_text`: `numbers_as_text` of those that were not live before."""
     left_out = generated_left_out(connection, table_ids)
@@ -259,6 +257,7 @@ def _registered_outcomes(
             generated_left_out=left_out.get(progress.table, ()),
             was_live=progress.table not in as_text,
             numbers_as_text=as_text.get(progress.table, ()),
+            whole_rows=whole_rows.get(progress.table, False),
         )
 
 

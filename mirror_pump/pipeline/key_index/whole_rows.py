@@ -161,12 +161,12 @@ class RowFinder:
                 data.append(file)
             else:
                 deletes.add(file.path)
-        known, hidden = self._hidden.get(table_id, (frozenset(), {}))
-        if not known <= deletes:
-            known, hidden = frozenset(), {}
+        read_files, hidden = self._hidden.get(table_id, (frozenset(), {}))
+        if not read_files <= deletes:
+            read_files, hidden = frozenset(), {}
         paths = {file.path for file in data}
         # Of files that came since, no position delete was read before: it came later than they did.
-        new = read_position_deletes(sorted(deletes - known), paths, self._storage)
+        new = read_position_deletes(sorted(deletes - read_files), paths, self._storage)
         merged = {path: np.union1d(hidden.get(path, _NONE), new.get(path, _NONE)) for path in hidden.keys() | new}
         self._hidden[table_id] = frozenset(deletes), merged
         return data, merged

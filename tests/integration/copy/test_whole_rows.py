@@ -15,6 +15,7 @@ from mirror_pump.source.relations.column_choices import ColumnChoices, parse_cho
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true, paced
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.killed_pump import die
 from tests.support.pipeline import writing
 from tests.support.resyncs import resynced
 
@@ -132,6 +133,34 @@ def test_one_of_many_equal_rows_goes(bag: Database, warehouse: str, tasks: Threa
     assert bag.rows("SELECT v, count(*) FROM bag GROUP BY v ORDER BY v") == [("large", 1), ("same", 9997), ("small", 1)]
     bag.execute("DELETE FROM bag")
     mirror.catch_up()
+    _equal(mirror)
+
+
+def test_the_pump_is_killed_at_each_step(bag: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """Deletes that wait for a chunk are lost with the process, and the copy begins again. No row goes twice."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed: {seed}")
+    mirror = Mirror.create(bag, warehouse, tasks, copy_chunk_bytes=1 << 16, copy_workers=2)
+    mirror.register("bag")
+    with writing(bag, change_rows, seed) as written:
+        for step, nth in (
+            (Step.COPY_PLANNED, 1),
+            (Step.CHUNK_COPIED, 2),
+            (Step.PUBLISHED, 3),
+            (Step.STAGED, 4),
+            (Step.WRITTEN, 5),
+            (Step.PUBLISHED, 20),
+            (Step.ACKNOWLEDGED, 2),
+        ):
+            die(mirror, step, nth, once="false", copy_chunk_bytes=1 << 16)
+        with mirror.pumping():
+            mirror.await_live("public.bag", seconds=120)
+            after = written()
+            await_true(lambda: written() > after + 10, 60, "rows of the live table are changed")
+        for step in (Step.STAGED, Step.PUBLISHED, Step.ACKNOWLEDGED):
+            die(mirror, step, 3, once="false")
+    with mirror.pumping():
+        mirror.await_frontier()
     _equal(mirror)
 
 
