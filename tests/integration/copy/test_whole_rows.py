@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from mirror_pump.errors import TableError
+from mirror_pump.ops.resync.pausing import pause, resume
 from mirror_pump.ops.verify.verification import verify
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
@@ -229,6 +230,26 @@ def test_columns_and_identity_change_later(bag: Database, warehouse: str, tasks:
         assert mirror.lake("public.other") == before
     mirror.assert_equal("public.bag")
     mirror.assert_sound()
+
+
+def test_it_is_sorted_in_the_lake_and_paused(bag: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """Rows are found wherever they were written; what happened during a pause is made up for."""
+    delete = "DELETE FROM bag WHERE ctid = ANY (ARRAY(SELECT ctid FROM bag ORDER BY random() LIMIT 3))"
+    mirror = Mirror.create(bag, warehouse, tasks)
+    with mirror.pumping():
+        mirror.register("bag", choices=parse_choices((), (), sort_by="n, v"))
+        mirror.await_live("public.bag")
+        bag.execute("INSERT INTO bag VALUES (3, 'z', NULL, 1), (1, 'z', NULL, 1), (3, 'z', NULL, 1)", delete)
+        bag.execute("DELETE FROM bag WHERE ctid = (SELECT max(ctid) FROM bag WHERE n = 3 AND v = 'z')")
+        mirror.await_frontier()
+        _equal(mirror)
+        pause(mirror.settings, "bag")
+        bag.execute(delete, "INSERT INTO bag VALUES (9, 'paused', NULL, 1), (9, 'paused', NULL, 1)")
+        resume(mirror.settings, "bag")
+        bag.execute(delete)
+        mirror.await_live("public.bag")
+        mirror.await_frontier()
+        _equal(mirror)
 
 
 @pytest.mark.parametrize(
