@@ -80,6 +80,8 @@ class TablePreview:
     registered: bool = False
     """True if the table is registered already: `register` resumes its copy."""
     key: tuple[str, ...] = ()
+    whole_rows: bool = False
+    """Whether its rows are found by all their values, as it has no key."""
     columns: int = 0
     types: tuple[str, ...] = ()
     """Of each column its name, its type and its lake type, for people."""
@@ -101,9 +103,9 @@ class TablePreview:
             yield f"{self.table}: is registered already"
             return
         left_out = f", without {', '.join(self.left_out)}" if self.left_out else ""
-        key = (
-            f"key {', '.join(self.key)}" if self.key else "no key, so PostgreSQL refuses UPDATE and DELETE from then on"
-        )
+        key = "no key, so PostgreSQL refuses UPDATE and DELETE from then on"
+        if self.key or self.whole_rows:
+            key = f"key {', '.join(self.key)}" if self.key else "no key, so rows are found by all their values"
         size = f"; {_size_text(self.size_bytes)} in {self.chunks} chunks" if self.chunks else ""
         yield f"{self.table}: {self.columns} columns{left_out}; {key}{size}"
         yield f"  lake types: {', '.join(self.types)}"
@@ -160,6 +162,7 @@ def _preview(
     return TablePreview(
         str(table_name),
         key=tuple(description.key),
+        whole_rows=description.whole_rows,
         columns=len(description.columns),
         types=tuple(f"{column.name} {column.type} ({column.type_sql})" for column in description.columns),
         numbers_as_text=texts,
