@@ -35,11 +35,14 @@ SELECT n.nspname AS schema, c.relname AS name, m.row_filter,
  ORDER BY m.table_id;
 
 -- name: filter
--- The row filter of a table (mirror_pump/source/relations/row_filters.py).
+-- The row filter of a table (mirror_pump/source/relations/row_filters.py). A listed column depends once on the list, and once
+-- more if it is in the filter.
 SELECT pg_get_expr(r.prqual, r.prrelid) AS condition,
-       ARRAY(SELECT DISTINCT d.refobjsubid FROM pg_depend d
+       ARRAY(SELECT d.refobjsubid FROM pg_depend d
               WHERE d.classid = 'pg_publication_rel'::regclass AND d.objid = r.oid
-                AND d.refclassid = 'pg_class'::regclass AND d.refobjid = r.prrelid AND d.refobjsubid > 0) AS column_numbers,
+                AND d.refclassid = 'pg_class'::regclass AND d.refobjid = r.prrelid AND d.refobjsubid > 0
+              GROUP BY d.refobjsubid
+             HAVING count(*) > coalesce(d.refobjsubid = ANY (r.prattrs::int2[]), false)::int) AS column_numbers,
        EXISTS (SELECT FROM pg_attribute a
                 WHERE a.attrelid = r.prrelid AND a.attnum > 0 AND NOT a.attisdropped AND a.attlen = -1) AS has_large_values
   FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid

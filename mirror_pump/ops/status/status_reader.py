@@ -300,7 +300,10 @@ def _table(
         note, error = f"{since}: mirror-pump resume {name}{resumed}", None
     elif row.table_id in unpublished:
         remedy = how_to_publish(mirror.slot.publication, name, published_part(row.listed, row.row_filter))
-        note, error = None, f"publication {mirror.slot.publication} does not have all of it: {remedy}"
+        # The pump's error says the same, and why the table cannot take over what the publication has.
+        has_reason = row.error is not None and remedy in row.error
+        note = None
+        error = row.error if has_reason else f"publication {mirror.slot.publication} does not have all of it: {remedy}"
     content = contents.get(location) if location is not None else None
     # All live tables share one frontier, so the mirror's lag is theirs. A failed table stays where it stopped.
     live = state == TableState.LIVE and frontier is not None

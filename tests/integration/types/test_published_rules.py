@@ -23,6 +23,8 @@ pytestmark = pytest.mark.skipif(major_version() < 15, reason="column lists and r
 def mirror(database: Database, warehouse: str) -> Mirror:
     database.execute(
         "CREATE TABLE t (region int, id int, v text, w text, PRIMARY KEY (region, id))",
+        "CREATE TABLE k (region int, id int, v int, w int, PRIMARY KEY (region, id))",
+        "INSERT INTO k SELECT g % 3, g, g, g FROM generate_series(1, 30) g",
         "CREATE TABLE f (id int PRIMARY KEY, region int, v text)",
         "ALTER TABLE f REPLICA IDENTITY FULL",
         "INSERT INTO t SELECT g % 3, g, 'v', 'w' FROM generate_series(1, 30) g",
@@ -93,26 +95,25 @@ def test_a_filter_comes_changes_and_goes(mirror: Mirror) -> None:
 def test_a_list_comes_changes_and_goes(mirror: Mirror) -> None:
     database = mirror.database
     with mirror.pumping():
-        mirror.register("t")
-        mirror.await_live("public.t")
-        publish(mirror, "t", "(id, region, v) WHERE (region > 0)")
-        database.execute("UPDATE t SET w = 'unseen', region = 1 - region WHERE region < 2")
-        await_rows(mirror, "t", "region, id, v", "region > 0")
+        mirror.register("k")
+        mirror.await_live("public.k")
+        publish(mirror, "k", "(id, region, v) WHERE (region > 0)")
+        database.execute("UPDATE k SET w = 7, region = 1 - region WHERE region < 2")
+        await_rows(mirror, "k", "region, id, v", "region > 0")
         database.execute(
-            "ALTER TABLE t ADD COLUMN later int DEFAULT 3",
-            "ALTER TABLE t RENAME COLUMN v TO renamed",
-            "INSERT INTO t VALUES (2, 60, 'a', 'b', 4)",
+            "ALTER TABLE k ADD COLUMN later int DEFAULT 3",
+            "ALTER TABLE k RENAME COLUMN v TO renamed",
+            "INSERT INTO k VALUES (2, 60, 1, 2, 4)",
         )
-        await_rows(mirror, "t", "region, id, renamed", "region > 0")
-        publish(mirror, "t", "(id, region, later)")
-        await_true(lambda: mirror.state("public.t") in ("waiting", "copying", "live"), 60, "unknown state")
+        await_rows(mirror, "k", "region, id, renamed", "region > 0")
+        publish(mirror, "k", "(id, region, later)")
         # The filter of the administrator is gone with it.
-        await_rows(mirror, "t", "region, id, later", "true")
+        await_rows(mirror, "k", "region, id, later", "true")
         assert assert_verified(database) == 1
-        publish(mirror, "t")
-        await_rows(mirror, "t", "*", "true")
-        database.execute("ALTER TABLE t ADD COLUMN last int DEFAULT 5", "UPDATE t SET later = 1 WHERE id < 5")
-        await_rows(mirror, "t", "*", "true")
+        publish(mirror, "k")
+        await_rows(mirror, "k", "*", "true")
+        database.execute("ALTER TABLE k ADD COLUMN last int DEFAULT 5", "UPDATE k SET later = 1 WHERE id < 5")
+        await_rows(mirror, "k", "*", "true")
     assert assert_verified(database) == 1
 
 
