@@ -200,15 +200,27 @@ class PartitionedColumn:
 
 
 @dataclass(frozen=True)
+class SortedColumn:
+    """A column by which the rows of a file are sorted."""
+
+    field_id: int
+    descending: bool = False
+    nulls_last: bool = False
+
+
+@dataclass(frozen=True)
 class LakePartitioning:
-    """How the files of a lake table are divided: each holds rows of one lake partition only.
+    """How the files of a lake table are divided, each holding rows of one lake partition only, and their rows sorted.
 
     Iceberg's hidden partitioning: queries name the columns, and engines skip files by them
     (mirror_pump.lake.format.partitioning).
     """
 
     fields: tuple[PartitionedColumn, ...]
-    """At least one. With heap retention, one of the tier key."""
+    """None if only rows are sorted. With heap retention, one of the tier key."""
+    order: tuple[SortedColumn, ...] = ()
+    """How rows are sorted that are written together; a column that is gone is left out. None: they stay as they
+    come."""
 
     @classmethod
     def by(cls, field_id: int, transform: str) -> LakePartitioning:

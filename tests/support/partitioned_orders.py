@@ -30,9 +30,23 @@ WITHOUT_INDEX: dict[str, Any] = {"index_memory": 0, "index_disk": 0}
 """Settings of a pump that deletes by key."""
 
 
-def by(text: str) -> ColumnChoices:
-    """As `--partition-by`."""
-    return parse_choices([], [], partition_by=text)
+def by(text: str | None, sort_by: str | None = None) -> ColumnChoices:
+    """As `--partition-by` and `--sort-by`."""
+    return parse_choices([], [], partition_by=text, sort_by=sort_by)
+
+
+def unsorted_files(location: str, column: str) -> int:
+    """Number of data files whose rows are not in the ascending order of a column, NULL last."""
+    table = StaticTable.from_metadata(location)
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    found = 0
+    for manifest in snapshot.manifests(PyArrowFileIO()):
+        for entry in manifest.fetch_manifest_entry(PyArrowFileIO()):
+            if entry.data_file.content == DataFileContent.DATA:
+                values = pq.read_table(local_path(entry.data_file.file_path)).column(column).to_pylist()
+                found += values != sorted(values, key=lambda value: (value is None, value))
+    return found
 
 
 def assert_divided(location: str) -> int:

@@ -118,6 +118,14 @@ class RegisterOptions:
             help="Partition the lake table, by 'day(created_at), bucket(16, tenant), truncate(4, code), region'",
         ),
     ] = None
+    sort_by: Annotated[
+        str | None,
+        typer.Option(
+            "--sort-by",
+            metavar="COLUMNS",
+            help="Sort the rows of the lake's files, by 'tenant, created_at desc nulls last'",
+        ),
+    ] = None
     snapshot_only: Annotated[
         bool,
         typer.Option(
@@ -260,6 +268,7 @@ class RegisterOptions:
             append_only=self.append_only,
             no_copy=self.no_copy,
             partition_by=self.partition_by,
+            sort_by=self.sort_by,
         )
 
     def snapshots(self) -> SnapshotPlan | None:
@@ -333,10 +342,11 @@ _REGISTER_RULES = (
                 or given.append_only
                 or given.no_copy
                 or given.partition_by is not None
+                or given.sort_by is not None
             )
         ),
-        "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --no-copy and --partition-by are"
-        " about one table, which has to be named",
+        "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --no-copy, --partition-by and"
+        " --sort-by are about one table, which has to be named",
         "register that table by itself first, and then the others",
     ),
     OptionRule[RegisterOptions](
@@ -345,8 +355,8 @@ _REGISTER_RULES = (
         "give the table a key, or leave out --heap-retention and --mode tiered",
     ),
     OptionRule[RegisterOptions](
-        lambda given: given.partition_by is not None and given.sheds_partitions,
-        "--partition-by is for tables whose rows all stay in the heap",
+        lambda given: (given.partition_by is not None or given.sort_by is not None) and given.sheds_partitions,
+        "--partition-by and --sort-by are for tables whose rows all stay in the heap",
         "use --lake-partition",
     ),
     OptionRule[RegisterOptions](

@@ -67,6 +67,8 @@ class Procedures:
         if rewrite.sort_by:
             order = ", ".join(f"{spark_identifier(name)} ASC NULLS FIRST" for name in rewrite.sort_by)
             arguments |= {"strategy": "'sort'", "sort_order": spark_literal(order)}
+        elif self._is_sorted(table):
+            arguments |= {"strategy": "'sort'"}
         return self._counts("rewrite_data_files", table, arguments)
 
     def rewrite_position_deletes(self, table: TableName, min_input_files: int) -> dict[str, int]:
@@ -110,6 +112,11 @@ class Procedures:
             finally:
                 self.spark.catalog.dropTempView(view)
         return [str(row[0]) for row in orphans]
+
+    def _is_sorted(self, table: TableName) -> bool:
+        """Whether the table has an order, in which its rows are to be written."""
+        with procedure_errors("looking at", table):
+            return bool(self._java_table(table).sortOrder().isSorted())
 
     def _java_table(self, table: TableName) -> Any:
         """Iceberg's Java object of the table, for operations without a procedure."""

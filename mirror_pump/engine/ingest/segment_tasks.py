@@ -19,7 +19,7 @@ from mirror_pump.errors import FileMissing
 from mirror_pump.lake.commit.row_delta import SegmentFiles
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.partitioned_files import write_data_files, write_equality_delete_files
-from mirror_pump.lake.format.partitioning import places_by_partition
+from mirror_pump.lake.format.partitioning import places_by_partition, taken
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, widened
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
@@ -146,10 +146,7 @@ def keys_by_file(
     """For each of the data files into which `write_data_files` writes the rows, the packed keys of its rows."""
     keys = rows.select([field.name for field in schema.key.fields])
     places = (places for _, places in places_by_partition(rows, schema, partitioning))
-    return tuple(
-        packing.pack((keys if len(chosen) == keys.num_rows else keys.take(pa.array(chosen))).columns)
-        for chosen in places
-    )
+    return tuple(packing.pack(taken(keys, chosen).columns) for chosen in places)
 
 
 def _written(changes: TableChanges, table: SegmentTable, storage: StorageOptions, written: StagedFiles) -> TableResult:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,18 +21,23 @@ from mirror_pump.lake.contents.dropped_rows import DroppedRows
 from mirror_pump.lake.format.columns import cast_to
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
-from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.format.partitioning import PartitionTuple, sort_keys, sorted_places
 from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
 from mirror_pump.lake.format.row_batches import BATCH_BYTES, stored_rows
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
+from mirror_pump.model import LakePartitioning, SortedColumn
 
 _BATCH_ROWS = 64 * 1024
 
 OWN_POSITIONS = 4096
 """With this many deleted rows of a data file, a merge writes a separate position-delete file for it: pyiceberg reads a
 whole position-delete file for each data file that it refers to. With fewer, opening another file would cost more."""
+
+
+SORTED_BYTES = 64 << 20
+"""Rows of a merge that are sorted in memory take at most this much of it, in Arrow's format."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,10 @@ class MergeTask:
     """How to pack the keys of the new file's rows, which are returned; None to return no keys."""
     batch_bytes: int = BATCH_BYTES
     """Rows are read about this many bytes at a time."""
+    order: tuple[SortedColumn, ...] = ()
+    """By what the new file's rows are sorted, if these do not take more than `sorted_bytes` of memory. Larger files are
+    sorted by compaction."""
+    sorted_bytes: int = SORTED_BYTES
 
     @property
     def partition(self) -> PartitionTuple:
@@ -97,17 +108,16 @@ class MergedPositions:
 def merge_files(task: MergeTask) -> MergedFile:
     """Writes one data file of all rows that neither a position delete hides nor a dropped partition took along.
 
-    Rows stay in order, file by file. Memory: a row group of the new file, a batch of rows, and 20 bytes per row. Raises
-    LakeError if a file cannot be read or lacks a required column.
+    Rows stay in order, file by file, or are sorted. Memory: a row group of the new file, a batch of rows, and 20 bytes
+    per row; if sorted, three times `sorted_bytes` more. Raises LakeError if a file cannot be read or lacks a required
+    column.
     """
     sources = tuple(file.path for file in task.data)
     hidden = read_position_deletes(task.positions, set(sources), task.storage)
     names = {field.field_id: field.name for field in task.schema.fields}
-    partition = task.partition
     kept: list[Positions] = []
     keys: list[PackedKeys] = []
-    with ExitStack() as stack:
-        writer: DataFileWriter | None = None
+    with _SortingWriter(task) as writer:
         for number, path in enumerate(sources):
             sequence_number = task.data[number].sequence_number
             dropped = [drop.bounds for drop in task.dropped if sequence_number <= drop.sequence_number]
@@ -121,11 +131,6 @@ def merge_files(task: MergeTask) -> MergedFile:
                     live &= ~bounds.holds(table.column(names[bounds.field_id]))
                 if not live.any():
                     continue
-                if writer is None:
-                    # Without any live row no file is written.
-                    writer = stack.enter_context(
-                        DataFileWriter(task.schema, task.location, task.storage, partition=partition)
-                    )
                 alive = table if live.all() else table.filter(pa.array(live))
                 writer.write(alive)
                 if task.packing is not None:
@@ -133,13 +138,78 @@ def merge_files(task: MergeTask) -> MergedFile:
                 rows.append(np.flatnonzero(live) + start)
             kept.append(np.concatenate(rows))
     return MergedFile(
-        file=None if writer is None else writer.written,
+        file=writer.written,
         sequence_number=max(file.sequence_number for file in task.data),
         sources=sources,
         source=np.repeat(np.arange(len(sources), dtype=np.int32), [len(rows) for rows in kept]),
         position=np.concatenate(kept),
         keys=None if task.packing is None else PackedKeys.concatenated(keys, task.packing.words),
+        row=writer.row,
     )
+
+
+class _SortingWriter:
+    """Writes rows as one data file, sorted if the table has an order and they fit into memory; a context manager.
+    Without any row no file is written."""
+
+    def __init__(self, task: MergeTask) -> None:
+        self._task = task
+        self._partition = task.partition
+        self._sorted_by = sort_keys(LakePartitioning((), task.order), task.schema)
+        self._gathered: list[pa.Table] = []
+        self._bytes = 0
+        self._writer: DataFileWriter | None = None
+        self._stack = ExitStack()
+        self.row: Positions | None = None
+        """For each row in the order in which it came, its row number in the file; None: that order."""
+
+    def __enter__(self) -> Self:
+        self._stack.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stack:
+            if error is None:
+                self._write_sorted()
+            else:
+                self._stack.__exit__(kind, error, trace)
+
+    def write(self, rows: pa.Table) -> None:
+        """Takes rows."""
+        if self._sorted_by:
+            self._gathered.append(rows)
+            self._bytes += rows.nbytes
+            if self._bytes <= self._task.sorted_bytes:
+                return
+            gathered, self._gathered, self._sorted_by = self._gathered, [], []
+            for earlier in gathered:
+                self._put(earlier)
+        else:
+            self._put(rows)
+
+    @property
+    def written(self) -> WrittenFile | None:
+        """The file, after the block has ended without error; None without rows."""
+        return None if self._writer is None else self._writer.written
+
+    def _write_sorted(self) -> None:
+        if self._gathered:
+            rows = pa.concat_tables(self._gathered)
+            places = sorted_places(rows, self._sorted_by)
+            self.row = np.empty(len(places), np.int64)
+            self.row[places] = np.arange(len(places))
+            for start in range(0, len(places), _BATCH_ROWS):
+                self._put(rows.take(pa.array(places[start : start + _BATCH_ROWS])))
+
+    def _put(self, rows: pa.Table) -> None:
+        if self._writer is None:
+            task = self._task
+            self._writer = self._stack.enter_context(
+                DataFileWriter(task.schema, task.location, task.storage, partition=self._partition)
+            )
+        self._writer.write(rows)
 
 
 def merge_positions(task: PositionsTask) -> MergedPositions:

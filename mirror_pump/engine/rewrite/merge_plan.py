@@ -226,6 +226,7 @@ def _merge(table: LakeTable, sources: Sequence[LiveFile], positions: Iterable[Li
         schema=table.schema,
         location=table.location,
         storage=table.storage,
+        order=table.metadata.sort_order,
     )
 
 

@@ -63,7 +63,14 @@ class MergedFile:
     position: Positions
     """For each row in order, its row number in its source: ascending within a source."""
     keys: PackedKeys | None = None
-    """The keys of the rows, for a table with a key index."""
+    """The keys of the rows in that order, for a table with a key index."""
+    row: Positions | None = None
+    """For each row in that order, its row number in this file, if its rows are sorted otherwise."""
+
+    @property
+    def rows(self) -> Positions:
+        """For each row in the order of `source` and `position`, its row number in this file."""
+        return np.arange(len(self.position)) if self.row is None else self.row
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:
@@ -84,7 +91,7 @@ class MergedFile:
         candidates[candidates == len(kept)] = 0
         merged = kept[candidates] == positions if len(kept) else np.zeros(len(positions), np.bool_)
         moved: Positions = candidates[merged].astype(np.int64) + int(first)
-        return moved
+        return moved if self.row is None else np.sort(self.row[moved])
 
 
 def followed(
@@ -103,8 +110,9 @@ def followed(
         if file.path is None:
             continue
         parts = [file.places(number, named[path]) for number, path in enumerate(file.sources) if path in named]
-        # Rows are in the order of the sources, so concatenated parts are ascending.
+        # Rows are in the order of the sources, so concatenated parts are ascending, unless they were sorted.
         rows = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        rows = rows if file.row is None else np.sort(rows)
         if len(rows):
             result[file.path] = rows
     return result

@@ -182,6 +182,9 @@ def with_schema(
         known_id = max(int(entry["schema-id"]) for entry in document["schemas"]) + 1
         result["schemas"] = [*document["schemas"], replace(schema, schema_id=known_id).to_iceberg_json()]
     result["current-schema-id"] = known_id
+    if not {column.field_id for column in metadata.sort_order} <= {field.field_id for field in schema.fields}:
+        # Engines refuse to load a table whose order is by a column that is gone. Order 0 is none.
+        result["default-sort-order-id"] = 0
     return TableMetadata(result)
 
 

@@ -85,7 +85,7 @@ def specs_of(schema: LakeSchema, partitioning: LakePartitioning | None) -> list[
     """The specs of a new table, first that of its data files. Another one, without fields, is for equality deletes
     that apply to every partition, if keys do not tell the partition. Raises ValueError if the schema has no such column
     or a transform does not apply to it."""
-    if partitioning is None:
+    if partitioning is None or not partitioning.fields:
         return [PartitionSpec({"spec-id": 0, "fields": []})]
     fields: list[dict[str, Any]] = []
     for number, divided in enumerate(partitioning.fields):

@@ -24,7 +24,7 @@ from mirror_pump.lake.document.snapshot import (
     sequence_number_of,
 )
 from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE
-from mirror_pump.model import LakePartitioning, SequenceNumber, SnapshotId
+from mirror_pump.model import LakePartitioning, SequenceNumber, SnapshotId, SortedColumn
 
 if TYPE_CHECKING:
     from pyiceberg.types import StructType
@@ -79,8 +79,7 @@ class TableMetadata:
                 "partition-specs": [spec.document for spec in specs],
                 "default-spec-id": specs[0].spec_id,
                 "last-partition-id": LAST_PARTITION_ID + len(specs[0].fields),
-                "sort-orders": [_UNSORTED],
-                "default-sort-order-id": 0,
+                **_sort_orders(() if partitioning is None else partitioning.order),
                 "properties": {**schema.engine_properties, **properties},
                 "current-snapshot-id": -1,
                 "refs": {},
@@ -243,6 +242,20 @@ class TableMetadata:
         return frozenset({default.spec_id} if by_key or without is None else {default.spec_id, without})
 
     @property
+    def sort_order(self) -> tuple[SortedColumn, ...]:
+        """How rows of new files are to be sorted; none if they are not, or by something else than columns."""
+        default = self.document.get("default-sort-order-id", 0)
+        fields = next(
+            (order["fields"] for order in self.document.get("sort-orders", ()) if order["order-id"] == default), ()
+        )
+        if any(field["transform"] != "identity" for field in fields):
+            return ()
+        return tuple(
+            SortedColumn(int(field["source-id"]), field["direction"] == "desc", field["null-order"] == "nulls-last")
+            for field in fields
+        )
+
+    @property
     def is_partitioned(self) -> bool:
         """Whether new files belong to partitions."""
         default = self.document.get("default-spec-id")
@@ -328,3 +341,19 @@ class TableMetadata:
                 ],
             }
         )
+
+
+def _sort_orders(order: Sequence[SortedColumn]) -> dict[str, Any]:
+    """The part of a new table's document about the order of rows."""
+    if not order:
+        return {"sort-orders": [_UNSORTED], "default-sort-order-id": 0}
+    fields = [
+        {
+            "transform": "identity",
+            "source-id": column.field_id,
+            "direction": "desc" if column.descending else "asc",
+            "null-order": "nulls-last" if column.nulls_last else "nulls-first",
+        }
+        for column in order
+    ]
+    return {"sort-orders": [_UNSORTED, {"order-id": 1, "fields": fields}], "default-sort-order-id": 1}

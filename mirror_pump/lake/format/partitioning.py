@@ -108,7 +108,14 @@ def applies(transform: str, column_type: ColumnType) -> bool:
 
 def partitioning_of_deletes(partitioning: LakePartitioning | None, schema: LakeSchema) -> LakePartitioning | None:
     """How equality deletes are divided: like rows if their key tells the partition, else not at all."""
-    return partitioning if partitioning is not None and partitioning.field_ids <= set(schema.key_ids) else None
+    if partitioning is None or not partitioning.fields or not partitioning.field_ids <= set(schema.key_ids):
+        return None
+    return LakePartitioning(partitioning.fields)
+
+
+def same_partitions(left: LakePartitioning | None, right: LakePartitioning | None) -> bool:
+    """Whether rows are divided alike, whatever their order is."""
+    return (() if left is None else left.fields) == (() if right is None else right.fields)
 
 
 def partition_values(column: pa.Array | pa.ChunkedArray, transform: str) -> pa.Array:
@@ -128,7 +135,13 @@ def divided(
     Yields nothing without rows. An unpartitioned table has a single partition.
     """
     for partition, places in places_by_partition(rows, schema, partitioning):
-        yield partition, rows if len(places) == rows.num_rows else rows.take(pa.array(places))
+        yield partition, taken(rows, places)
+
+
+def taken(rows: pa.Table, places: Values) -> pa.Table:
+    """The rows at these places, without a copy if they are all rows in their order."""
+    in_order = len(places) == rows.num_rows and bool((places[1:] > places[:-1]).all())
+    return rows if in_order else rows.take(pa.array(places))
 
 
 def places_by_partition(
@@ -144,22 +157,55 @@ def places_by_partition(
         _Ranked.of(partition_values(rows.column(schema.name_of(field.field_id)), field.transform))
         for field in partitioning.fields
     ]
-    ranks = columns[0].ranks
-    for column in columns[1:]:
+    ranks: Values = np.zeros(rows.num_rows, np.int64)
+    for column in columns:
         # Dense again after each field, so that the product does not overflow.
         ranks = np.unique(ranks, return_inverse=True)[1] * len(column.values) + column.ranks
 
     def partition(place: int) -> PartitionTuple:
         return tuple(column.values[column.ranks[place]] for column in columns)
 
-    if ranks[0] == ranks[-1] and (ranks == ranks[0]).all():
+    sorted_by = sort_keys(partitioning, schema)
+    if not sorted_by and ranks[0] == ranks[-1] and (ranks == ranks[0]).all():
         yield partition(0), np.arange(rows.num_rows)
         return
-    order = np.argsort(ranks, kind="stable")
+    order = sorted_places(rows, sorted_by, ranks)
     ranks = ranks[order]
     limits = [0, *(np.flatnonzero(ranks[1:] != ranks[:-1]) + 1).tolist(), len(ranks)]
     for begin, end in pairwise(limits):
         yield partition(order[begin]), order[begin:end]
+
+
+SortKeys: TypeAlias = list[tuple[str, str, str]]
+"""Names of columns, with Arrow's words for their order and for the place of NULL."""
+
+
+def sort_keys(partitioning: LakePartitioning | None, schema: LakeSchema) -> SortKeys:
+    """By what rows are sorted; empty if they stay as they come."""
+    names = {field.field_id: field.name for field in schema.fields}
+    return [
+        (
+            names[column.field_id],
+            "descending" if column.descending else "ascending",
+            "at_end" if column.nulls_last else "at_start",
+        )
+        for column in (() if partitioning is None else partitioning.order)
+        if column.field_id in names
+    ]
+
+
+def sorted_places(rows: pa.Table, sorted_by: SortKeys, ranks: Values | None = None) -> Values:
+    """The rows' indexes in their order: by `ranks`, if there are any, then by the keys. Equal rows stay in order."""
+    if not sorted_by:
+        return np.argsort(np.zeros(rows.num_rows) if ranks is None else ranks, kind="stable")
+    columns = [rows.column(name) for name, _, _ in sorted_by]
+    keys = [(str(number), order, nulls) for number, (_, order, nulls) in enumerate(sorted_by)]
+    if ranks is not None:
+        columns.append(pa.chunked_array([pa.array(ranks)]))
+        keys.insert(0, (str(len(sorted_by)), "ascending", "at_start"))
+    table = pa.table(columns, names=[str(number) for number in range(len(columns))])
+    places: Values = pc.sort_indices(table, sort_keys=keys).to_numpy().astype(np.int64)
+    return places
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from mirror_pump.source.catalog.profiles import find_profile, profile_of
 from mirror_pump.source.catalog.tables import load_table, load_tables
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.relations.column_choices import ColumnChoices
-from mirror_pump.source.relations.partition_choices import partition_choices, partition_text
+from mirror_pump.source.relations.partition_choices import layout_text, partition_choices, sort_choices
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.relations.table_patterns import is_pattern
 from mirror_pump.source.relations.tier_keys import NEVER, span_text
@@ -192,7 +192,8 @@ def _column_options(table: MirroredTable) -> dict[str, Any]:
         "where": table.row_filter,
         "append_only": table.append_only,
         "no_copy": table.no_copy,
-        "partition_by": partition_text(partition_choices(table)),
+        "partition_by": layout_text(partition_choices(table)),
+        "sort_by": layout_text(sort_choices(table)),
         "snapshot_only": table.snapshots is not None,
         "snapshot_every": None
         if table.snapshots is None or table.snapshots.every is None

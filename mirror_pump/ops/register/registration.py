@@ -197,8 +197,8 @@ def register(
     """
     if choices and len(names) != 1:
         raise UsageError(
-            "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --no-copy and --partition-by"
-            " are about one table each",
+            "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --no-copy, --partition-by and"
+            " --sort-by are about one table each",
             "register the tables one by one",
         )
     outcomes: list[RegisterOutcome] = []
@@ -410,7 +410,9 @@ def _prepare(
     refresh_profiles(storage, connection)
     _refuse_missing_warehouse(connection, _warehouse(profile), storage)
     _refuse_left_over(connection, description.name, storage)
-    partitioning = partitioning_by(description.name, description.columns, wish.choices.partition_by)
+    partitioning = partitioning_by(
+        description.name, description.columns, wish.choices.partition_by, wish.choices.sort_by
+    )
     if plan is not None:
         partitioning = plan.partitioning
     table, staged = _new_lake_table(_warehouse(profile), description, storage, plan, wish.mode, partitioning)

@@ -10,7 +10,7 @@ from typing import Any, Self
 from mirror_pump.engine.lake_storage import lake_storage
 from mirror_pump.errors import LakeError, repair_of
 from mirror_pump.lake.storage import read_bytes
-from mirror_pump.model import Lsn, TableId, TableMode, TableName, TableState
+from mirror_pump.model import LakePartitioning, Lsn, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.status.alerts import alerts_of
 from mirror_pump.ops.status.lake_content import LakeContent, lake_content
 from mirror_pump.ops.status.maintenance_due import maintenance_due
@@ -27,7 +27,7 @@ from mirror_pump.source.catalog.pauses import PAUSED, paused_text
 from mirror_pump.source.catalog.pump_error import PumpError, pump_error
 from mirror_pump.source.catalog.tables import partitioning_of
 from mirror_pump.source.connect import PgConnection, connect, source_errors
-from mirror_pump.source.relations.partition_choices import choices_of, partition_text
+from mirror_pump.source.relations.partition_choices import choices_of, layout_text, sorting_of
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from mirror_pump.source.stream.leader import is_led
 from mirror_pump.source.stream.publication import how_to_publish, not_whole
@@ -273,10 +273,14 @@ class _StatusTableRow:
     """Whether rows have left its heap."""
 
     @property
-    def partition_by(self) -> str:
-        """As `--partition-by` takes it."""
-        names = {int(number): name for number, name in self.field_names.items()}
-        return partition_text(choices_of(partitioning_of(self.partition_scheme), names))
+    def names(self) -> dict[int, str]:
+        """Of columns, by field ID."""
+        return {int(number): name for number, name in self.field_names.items()}
+
+    @property
+    def partitioning(self) -> LakePartitioning | None:
+        """The lake table's."""
+        return partitioning_of(self.partition_scheme)
 
 
 def _table(
@@ -335,7 +339,8 @@ def _table(
         row_filter=row.row_filter,
         paused_since=row.paused_since,
         no_copy=row.no_copy,
-        partition_by=row.partition_by,
+        partition_by=layout_text(choices_of(row.partitioning, row.names)),
+        sort_by=layout_text(sorting_of(row.partitioning, row.names)),
         snapshot_only=row.snapshot_only,
         snapshot_every=row.snapshot_every,
         damaged_files=tuple(row.damaged),

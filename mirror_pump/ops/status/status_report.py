@@ -83,7 +83,9 @@ class TableStatus:
     no_copy: bool = False
     """Whether it was registered without a copy: rows that have not changed since are missing in the lake."""
     partition_by: str = ""
-    """By what a plain mirrored table's files are partitioned, as `--partition-by` takes it; empty: they are not."""
+    """By what the lake's files are partitioned, as `--partition-by` takes it; empty: they are not."""
+    sort_by: str = ""
+    """By what the rows of the lake's files are sorted, as `--sort-by` takes it; empty: they are not."""
     snapshot_only: bool = False
     """Whether it is copied from time to time, and its changes are not followed."""
     snapshot_every: timedelta | None = None
@@ -360,6 +362,7 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "paused_since": None if table.paused_since is None else table.paused_since.isoformat(),
         "no_copy": table.no_copy,
         "partition_by": table.partition_by,
+        "sort_by": table.sort_by,
         "snapshot_only": table.snapshot_only,
         "snapshot_every": None if table.snapshot_every is None else table.snapshot_every.total_seconds(),
         "damaged_files": list(table.damaged_files),

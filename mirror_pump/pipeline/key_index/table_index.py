@@ -146,7 +146,7 @@ class TableIndex:
             sources = np.array([self.numbers.number(path) for path in merged.sources], np.int64)
             number = self.numbers.number(merged.file.path, merged.file.partition)
             old = place_of(sources[merged.source], merged.position)
-            self.index.move(merged.keys, old, place_of(number, np.arange(len(merged.keys))))
+            self.index.move(merged.keys, old, place_of(number, merged.rows))
         if self.phase is IndexPhase.READY:
             self.numbers.forget(merged.sources)
 

@@ -38,6 +38,7 @@ from mirror_pump.lake.document.snapshot_summary import (
     POSITION_PROPERTY,
     TIMELINE_PROPERTY,
 )
+from mirror_pump.lake.format.partitioning import same_partitions
 from mirror_pump.lake.format.raw_text_columns import raw_text_fields, with_raw_text, without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, gathered_writes
@@ -327,7 +328,7 @@ class Stager:
     def _base(self, table: MirroredTable, row: Registration) -> LakeTable:
         """Returns the state that the table's part builds on. Raises ForeignTable if the mirror cannot write to it."""
         lake = self.load_state(table.table_id, row.metadata_location)
-        if lake.foreign_partitions or lake.partitioning != table.partitioning:
+        if lake.foreign_partitions or not same_partitions(lake.partitioning, table.partitioning):
             # Deletes would be written into partitions where they do not reach the rows.
             raise ForeignTable(
                 "another engine partitioned the lake table",

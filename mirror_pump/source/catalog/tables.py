@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,6 +23,7 @@ from mirror_pump.model import (
     SequenceNumber,
     SnapshotId,
     SnapshotPlan,
+    SortedColumn,
     TableId,
     TableMode,
     TableName,
@@ -179,10 +180,10 @@ def partition_scheme(partitioning: LakePartitioning | None) -> dict[str, Any]:
     """The value of modak.tables.partition_scheme; empty for an unpartitioned lake table."""
     if partitioning is None:
         return {}
-    if len(partitioning.fields) == 1:
+    if len(partitioning.fields) == 1 and not partitioning.order:
         (only,) = partitioning.fields
         return {"field_id": only.field_id, "transform": only.transform}
-    return {"fields": [{"field_id": field.field_id, "transform": field.transform} for field in partitioning.fields]}
+    return {"fields": list(map(asdict, partitioning.fields)), "order": list(map(asdict, partitioning.order))}
 
 
 def partitioning_of(scheme: Mapping[str, Any]) -> LakePartitioning | None:
@@ -191,7 +192,8 @@ def partitioning_of(scheme: Mapping[str, Any]) -> LakePartitioning | None:
         return None
     fields = scheme.get("fields", [scheme])
     return LakePartitioning(
-        tuple(PartitionedColumn(int(field["field_id"]), str(field["transform"])) for field in fields)
+        tuple(PartitionedColumn(int(field["field_id"]), str(field["transform"])) for field in fields),
+        tuple(SortedColumn(**column) for column in scheme.get("order", ())),
     )
 
 

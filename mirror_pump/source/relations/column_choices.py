@@ -20,9 +20,12 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.relations.partition_choices import (
     PartitionChoice,
+    SortChoice,
+    layout_text,
     parse_partition_by,
+    parse_sort_by,
     partition_choices,
-    partition_text,
+    sort_choices,
 )
 from mirror_pump.source.relations.relations import numeric_types
 from sql import queries
@@ -53,6 +56,8 @@ class ColumnChoices:
     """Only rows that change from now on are mirrored."""
     partition_by: tuple[PartitionChoice, ...] = ()
     """How the lake table is partitioned."""
+    sort_by: tuple[SortChoice, ...] = ()
+    """How its rows are sorted."""
 
     def __bool__(self) -> bool:
         return self != NO_CHOICES
@@ -85,6 +90,7 @@ def parse_choices(
     append_only: bool = False,
     no_copy: bool = False,
     partition_by: str | None = None,
+    sort_by: str | None = None,
 ) -> ColumnChoices:
     """Choices from `name=type` options, names of excluded columns, `name=mask` options, a row filter, and names of the
     only columns, with commas between them.
@@ -114,7 +120,16 @@ def parse_choices(
     if only and types.keys() - only:
         raise UsageError(f"column {min(types.keys() - only)} is not in --columns-only")
     partitions = () if partition_by is None else parse_partition_by(partition_by)
-    return ColumnChoices(types, frozenset(excluded), frozenset(only), where.strip(), append_only, no_copy, partitions)
+    return ColumnChoices(
+        types,
+        frozenset(excluded),
+        frozenset(only),
+        where.strip(),
+        append_only,
+        no_copy,
+        partitions,
+        () if sort_by is None else parse_sort_by(sort_by),
+    )
 
 
 def _parse_mask(option: str) -> tuple[str, Mask]:
@@ -303,7 +318,8 @@ def same_choices(table: MirroredTable, choices: ColumnChoices) -> bool:
     """Whether a registered table has exactly these choices."""
     if table.append_only != choices.append_only or (table.no_copy and not choices.no_copy):
         return False
-    if table.tier is None and partition_choices(table) != choices.partition_by:
+    layout = partition_choices(table), sort_choices(table)
+    if table.tier is None and layout != (choices.partition_by, choices.sort_by):
         return False
     types = {column.name: column.type for column in table.columns if column.chosen}
     if types != dict(choices.types) or table.column_list != bool(choices.listed):
@@ -353,5 +369,7 @@ def describe_choices(table: MirroredTable) -> str:
     if table.no_copy:
         options.append("--no-copy")
     if partitions := partition_choices(table):
-        options.append(f"--partition-by {shlex.quote(partition_text(partitions))}")
+        options.append(f"--partition-by {shlex.quote(layout_text(partitions))}")
+    if columns := sort_choices(table):
+        options.append(f"--sort-by {shlex.quote(layout_text(columns))}")
     return " ".join(options)

@@ -18,6 +18,8 @@ _PLAIN = ("identity", "year", "month", "day", "hour")
 _NUMBERED = ("bucket", "truncate")
 _LARGEST = 1_000_000_000
 """Largest N of `bucket(N, ...)` and W of `truncate(W, ...)`: Iceberg's Java code computes with 32 bits."""
+_SORTED = re.compile(rf"\s*{_NAME}(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?\s*(?:,(?=\s*\S)|$)", re.IGNORECASE)
+_SORT_EXAMPLE = "write it like 'tenant, created_at desc nulls last'"
 _EXAMPLE = "write it like 'day(created_at), bucket(16, tenant), truncate(4, code), region'"
 
 
@@ -67,6 +69,42 @@ def _choice(matched: re.Match[str]) -> PartitionChoice:
     raise UsageError(f"--partition-by: {matched[0].strip().rstrip(',')} is no partition field", _EXAMPLE)
 
 
+@dataclass(frozen=True)
+class SortChoice:
+    """A column by which rows are sorted, as a user names it."""
+
+    column: str
+    descending: bool = False
+    nulls_last: bool = True
+
+    def __str__(self) -> str:
+        order = f"{_quoted(self.column)}{' desc' * self.descending}"
+        # As in PostgreSQL, NULL counts as the largest value.
+        if self.nulls_last != self.descending:
+            return order
+        return f"{order} nulls {'last' if self.nulls_last else 'first'}"
+
+
+def parse_sort_by(text: str) -> tuple[SortChoice, ...]:
+    """The columns of a `--sort-by`. Raises UsageError, with what to write, for any other text."""
+    columns: list[SortChoice] = []
+    place = 0
+    while place < len(text):
+        matched = _SORTED.match(text, place)
+        if matched is None:
+            raise UsageError(f"--sort-by is not understood from {text[place:]!r} on", _SORT_EXAMPLE)
+        name, direction, nulls = matched.groups()
+        descending = (direction or "").lower() == "desc"
+        nulls_last = nulls.lower() == "last" if nulls else not descending
+        columns.append(SortChoice(_unquoted(name), descending, nulls_last))
+        place = matched.end()
+    if not columns:
+        raise UsageError("--sort-by names no column", _SORT_EXAMPLE)
+    if len({column.column for column in columns}) < len(columns):
+        raise UsageError("--sort-by names a column twice")
+    return tuple(columns)
+
+
 def partition_choices(table: MirroredTable) -> tuple[PartitionChoice, ...]:
     """By what a plain mirrored table was registered to be partitioned. Empty for a table with a cut-line, whose lake
     partitions are a matter of its retention."""
@@ -81,8 +119,23 @@ def choices_of(partitioning: LakePartitioning | None, names: Mapping[int, str]) 
     return tuple(PartitionChoice(names[field.field_id], field.transform) for field in fields)
 
 
-def partition_text(choices: Sequence[PartitionChoice]) -> str:
-    """As `--partition-by` takes it."""
+def sort_choices(table: MirroredTable) -> tuple[SortChoice, ...]:
+    """By what a plain mirrored table was registered to be sorted, without columns that are gone."""
+    return sorting_of(table.partitioning, {column.field_id: column.name for column in table.columns})
+
+
+def sorting_of(partitioning: LakePartitioning | None, names: Mapping[int, str]) -> tuple[SortChoice, ...]:
+    """An order as a user names it. `names`: of columns, by field ID."""
+    order = () if partitioning is None else partitioning.order
+    return tuple(
+        SortChoice(names[column.field_id], column.descending, column.nulls_last)
+        for column in order
+        if column.field_id in names
+    )
+
+
+def layout_text(choices: Sequence[PartitionChoice | SortChoice]) -> str:
+    """As `--partition-by` or `--sort-by` takes it."""
     return ", ".join(map(str, choices))
 
 

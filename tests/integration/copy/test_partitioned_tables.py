@@ -10,6 +10,8 @@ from pyiceberg.table import StaticTable
 
 from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
 from mirror_pump.errors import TableError
+from mirror_pump.ops.ingest.ingest_request import IngestRequest
+from mirror_pump.ops.ingest.ingestion import ingest
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
@@ -17,7 +19,14 @@ from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.cli import RunCommand
 from tests.support.killed_pump import die
-from tests.support.partitioned_orders import ORDERS, WITHOUT_INDEX, OrderChanges, assert_divided, by
+from tests.support.partitioned_orders import (
+    ORDERS,
+    WITHOUT_INDEX,
+    OrderChanges,
+    assert_divided,
+    by,
+    unsorted_files,
+)
 from tests.support.resyncs import resynced
 
 SPECS = (
@@ -86,6 +95,39 @@ def test_deletes_by_key_apply_to_every_partition(database: Database, warehouse: 
         gate.let_go()
 
 
+@pytest.mark.parametrize("options", [{}, WITHOUT_INDEX], ids=["index", "no index"])
+@pytest.mark.parametrize("partitions", [None, "bucket(2, tenant)"])
+def test_rows_of_each_file_are_sorted(
+    mirror: Mirror, database: Database, partitions: str | None, options: dict[str, Any]
+) -> None:
+    """Copies, batches and merges; positions of deletes follow the rows."""
+    mirror = mirror.with_options(**options)
+    changes = OrderChanges(database, 21)
+    mirror.register("orders", choices=by(partitions, "code, created desc, id"))
+    with mirror.pumping():
+        changes.some()
+        mirror.await_live("public.orders")
+        for _ in range(5):
+            changes.some()
+            mirror.await_frontier()
+            mirror.assert_equal("public.orders")
+            assert unsorted_files(mirror.location("public.orders"), "code") == 0
+        table = StaticTable.from_metadata(mirror.location("public.orders"))
+        names = {field.field_id: field.name for field in table.schema().fields}
+        assert [
+            (names[field.source_id], field.direction.name, field.null_order.value)
+            for field in table.sort_order().fields
+        ] == [("code", "ASC", "nulls-last"), ("created", "DESC", "nulls-first"), ("id", "ASC", "nulls-last")]
+        database.execute("ALTER TABLE orders RENAME code TO number", "ALTER TABLE orders DROP COLUMN created")
+        database.execute("UPDATE orders SET n = n + 1 WHERE id % 2 = 0")
+        mirror.await_frontier()
+        mirror.assert_equal("public.orders")
+        assert not StaticTable.from_metadata(mirror.location("public.orders")).sort_order().fields
+        with StatusReader(mirror.settings) as reader:
+            assert reader.read().tables[0].sort_by == "number, id"
+    mirror.assert_sound()
+
+
 def test_what_changes_about_the_table(mirror: Mirror, database: Database) -> None:
     """Columns by which it is divided may be renamed; without one of them, or with another type, it fails."""
     mirror.register("orders", choices=by("bucket(4, tenant), code"))
@@ -132,6 +174,31 @@ def test_a_killed_pump(mirror: Mirror, database: Database, step: Step) -> None:
     mirror.assert_sound()
 
 
+def test_ingested_rows_are_divided_and_found_again(mirror: Mirror, database: Database, tmp_path: Path) -> None:
+    """Their places are noted as they are written: later changes delete them there."""
+    mirror.register("orders", choices=by("day(created), tenant", "n desc, id"))
+    file = tmp_path / "rows.csv"
+    file.write_text(
+        "id,created,tenant,code,n,big\n"
+        + "".join(f"{5000 + n},2026-04-0{n % 3 + 1},t{n % 2},1.25,{n * 7 % 40},x\n" for n in range(40)),
+        encoding="utf-8",
+    )
+    with mirror.pumping():
+        mirror.await_live("public.orders")
+        database.execute("UPDATE orders SET n = n + 1")
+        mirror.await_frontier()
+        ingest(mirror.settings, IngestRequest("orders", (str(file),)))
+        mirror.await_frontier()
+        mirror.assert_equal("public.orders")
+        database.execute(
+            "UPDATE orders SET n = -n, tenant = 'moved' WHERE id >= 5000 AND id % 3 = 0",
+            "DELETE FROM orders WHERE id >= 5000 AND id % 5 = 0",
+        )
+        mirror.await_frontier()
+        mirror.assert_equal("public.orders")
+        assert_divided(mirror.location("public.orders"))
+
+
 def test_engines_skip_files(mirror: Mirror) -> None:
     mirror.register("orders", choices=by("day(created), bucket(4, tenant)"))
     mirror.catch_up()
@@ -149,15 +216,16 @@ def test_engines_skip_files(mirror: Mirror) -> None:
 
 def test_the_commands(mirror: Mirror, database: Database, run: RunCommand, tmp_path: Path) -> None:
     slot = ("--slot", mirror.settings.slot)
-    spec = "Day( created ) , bucket(4,tenant)"
-    registered = run("register", "orders", "--partition-by", spec, *slot)
+    layout = ("--partition-by", "Day( created ) , bucket(4,tenant)", "--sort-by", "tenant ASC, id DESC NULLS LAST")
+    registered = run("register", "orders", *layout, *slot)
     assert registered.exit_code == 0, registered.stderr
-    assert run("register", "orders", "--partition-by", spec, *slot).exit_code == 0, "once more"
+    assert run("register", "orders", *layout, *slot).exit_code == 0, "once more"
     assert run("register", "orders", *slot).exit_code == 0, "whatever it is"
     refused = run("register", "orders", "--partition-by", "tenant", *slot)
     assert (refused.exit_code, "--partition-by 'day(created), bucket(4, tenant)'" in refused.stderr) == (1, True)
     exported = run("export", *slot)
     assert 'partition_by = "day(created), bucket(4, tenant)"' in exported.stdout
+    assert 'sort_by = "tenant, id desc nulls last"' in exported.stdout
     file = tmp_path / "tables.toml"
     file.write_text(exported.stdout, encoding="utf-8")
     assert run("apply", str(file), *slot).stdout == "nothing differs\n"
@@ -198,6 +266,11 @@ def test_columns_that_do_not_do(mirror: Mirror, database: Database, run: RunComm
         (("orders", "--partition-by", "tenant, identity(tenant)"), "names a field twice"),
         (("orders", "--partition-by", "tenant", "--heap-retention", "10"), "use --lake-partition"),
         (("public.*", "--partition-by", "tenant"), "which has to be named"),
+        (("public.*", "--sort-by", "tenant"), "which has to be named"),
+        (("orders", "--sort-by", ""), "names no column"),
+        (("orders", "--sort-by", "tenant down"), "is not understood"),
+        (("orders", "--sort-by", "tenant, tenant desc"), "names a column twice"),
+        (("orders", "--sort-by", "tenant", "--mode", "tiered"), "use --lake-partition"),
     ],
 )
 def test_wrong_options(mirror: Mirror, run: RunCommand, options: tuple[str, ...], message: str) -> None:

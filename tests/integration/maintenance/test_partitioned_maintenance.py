@@ -10,7 +10,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.maintenance import MIB, NO_UPKEEP, UPKEEP, Maintained
-from tests.support.partitioned_orders import ORDERS, OrderChanges, assert_divided, by
+from tests.support.partitioned_orders import ORDERS, OrderChanges, assert_divided, by, unsorted_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,7 +24,7 @@ def test_spark_reads_and_compacts_them(
 ) -> None:
     database.execute(*ORDERS)
     mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), **upkeep)
-    mirror.register("orders", choices=by("year(created), bucket(2, tenant)"))
+    mirror.register("orders", choices=by("year(created), bucket(2, tenant)", "code, id"))
     maintained = Maintained(mirror, spark)
     changes = OrderChanges(database, 5)
     mirror.catch_up()
@@ -39,6 +39,7 @@ def test_spark_reads_and_compacts_them(
         maintained.maintain(_ORDERS)
         maintained.assert_equal(_ORDERS)
         assert assert_divided(mirror.location(_ORDERS)) <= before
+        assert unsorted_files(mirror.location(_ORDERS), "code") == 0
     changes.some()
     mirror.catch_up()
     maintained.assert_equal(_ORDERS)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
 from mirror_pump.lake.format.partitioned_files import OpenFiles
-from mirror_pump.lake.format.partitioning import PartitionTuple, places_by_partition
+from mirror_pump.lake.format.partitioning import PartitionTuple, places_by_partition, taken
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields, widened
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.key_index import place_of
@@ -80,8 +80,7 @@ class LakeWriter:
         raw = raw_text_fields(file_schema) if rows.raw else frozenset[int]()
         places = np.empty(table.num_rows, np.int64)
         for partition, chosen in places_by_partition(table, file_schema, self._files.partitioning):
-            part = table if len(chosen) == table.num_rows else table.take(pa.array(chosen))
-            places[chosen] = self._write((raw, partition), part, file_schema)
+            places[chosen] = self._write((raw, partition), taken(table, chosen), file_schema)
         key = [rows.table.column(column.name) for column in schema.key.fields]
         self._files.keys.add(self._files.packing.pack(key), places)
 
