@@ -58,7 +58,7 @@ UPDATE modak.mirror_tables m
 
 -- name: rules
 -- The column list and the row filter that the publication has for a relation now, registered or not, and the mark of that state.
-SELECT concat_ws(' ', p.oid, p.xmin, r.oid) AS present,
+SELECT concat_ws(' ', p.oid, p.xmin, r.oid) AS published_mark,
        coalesce((SELECT array_agg(listed::int ORDER BY listed::int) FROM unnest(r.prattrs::int2[]) AS listed), '{}') AS listed,
        coalesce(pg_get_expr(r.prqual, r.prrelid), '') AS condition,
        modak.mirror_filter_mark(r.prqual::text) AS mark,
@@ -70,5 +70,5 @@ SELECT concat_ws(' ', p.oid, p.xmin, r.oid) AS present,
 -- name: take_over
 UPDATE modak.mirror_tables
    SET column_list = %(column_list)s, row_filter = %(row_filter)s, row_filter_mark = %(mark)s,
-       leaves_out_new = %(leaves_out_new)s, rules_taken_over = %(may_be_lifted)s, published = %(present)s
+       leaves_out_new = %(leaves_out_new)s, rules_taken_over = %(may_be_lifted)s, published = %(published)s
  WHERE table_id = %(table_id)s;

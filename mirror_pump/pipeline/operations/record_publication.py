@@ -16,8 +16,8 @@ from mirror_pump.source.stream.publication import record_published
 @dataclass(frozen=True)
 class RecordPublication(Operation):
     rules: PublishedRules | None = None
-    """The publication's column list and row filter, if the table takes them over. If somebody changes them again, the
-    record differs from then on."""
+    """The publication's column list and row filter, if the table takes them over. If they are changed again,
+    the record differs from then on."""
 
     def describe(self, cursor: Cursor, recording: Recording) -> None:
         if self.rules is None:

@@ -27,7 +27,7 @@ _NOT_WHOLE = "somebody changed how it is published, and the stream does not have
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class _TakeOver:
     """What becomes of a table whose publication was altered."""
 
     table: MirroredTable
@@ -37,10 +37,10 @@ class _Outcome:
     waits_for_owner: bool = False
 
 
-def _incomplete(connection: PgConnection, publication: str, table: MirroredTable) -> _Outcome:
+def _incomplete(connection: PgConnection, publication: str, table: MirroredTable) -> _TakeOver:
     """For a table that is not published as it is registered: it takes over what the publication has, or waits."""
     if table.paused_since is not None:
-        return _Outcome(table, PAUSED, waits_for_owner=True)
+        return _TakeOver(table, PAUSED, waits_for_owner=True)
     rules = read_rules(connection, publication, table.table_id)
     problem = ""
     if rules is not None:
@@ -51,9 +51,9 @@ def _incomplete(connection: PgConnection, publication: str, table: MirroredTable
             problem = f" ({error}{remedy})"
         else:
             options = describe_choices(changed_table)
-            return _Outcome(changed_table, f"{_TAKEN_OVER}: {options or 'all columns and rows'}", rules)
+            return _TakeOver(changed_table, f"{_TAKEN_OVER}: {options or 'all columns and rows'}", rules)
     reason = f"{_NOT_WHOLE}{problem}: {how_to_restore(publication, table)}"
-    return _Outcome(table, reason, waits_for_owner=True)
+    return _TakeOver(table, reason, waits_for_owner=True)
 
 
 def copy_altered(
@@ -82,7 +82,7 @@ def copy_altered(
     table_requests = []
     for table in altered:
         if table is not None and not table.state.has_ended:
-            outcome = _Outcome(table, _REASON)
+            outcome = _TakeOver(table, _REASON)
             if table.table_id in missing:
                 outcome = _incomplete(connection, publication, table)
             begin = end if table.awaiting_description or outcome.rules is not None else applied

@@ -30,7 +30,7 @@ _FIRST_VERSION = 150000
 class PublishedRules:
     """How the publication has a table; a row of the query `rules`."""
 
-    present: str
+    published_mark: str
     """The mark of this state, as modak.mirror_published() gives it."""
     listed: list[int]
     """Attribute numbers of the column list; empty for all columns."""
@@ -121,12 +121,12 @@ def _columns(
     connection: PgConnection, relation: RelationDescription, table: MirroredTable, rules: PublishedRules
 ) -> tuple[Column, ...]:
     """The columns under the rules, by their present names. Raises TableError if they may not or cannot be mirrored."""
-    former = {column.attnum: column for column in table.columns}
+    former_columns = {column.attnum: column for column in table.columns}
     listed = _listed_columns(relation, rules)
     numbers = {column.attnum for column in listed}
     if rules.listed:
         refuse_list(connection, relation, ColumnChoices(listed=frozenset(column.name for column in listed)))
-    hidden = [column.name for column in listed if column.attnum not in former]
+    hidden = [column.name for column in listed if column.attnum not in former_columns]
     if hidden and (table.masked_columns or (table.excluded and not table.column_list)):
         raise TableError(f"{table.name}: column {hidden[0]} is published, and was left out when it was registered")
     masked = [column.name for column in table.masked_columns if column.attnum not in numbers]
@@ -138,8 +138,8 @@ def _columns(
     next_field_id = table.next_field_id or max(column.field_id for column in table.columns) + 1
     columns = []
     for column in listed:
-        if column.attnum in former:
-            columns.append(replace(former[column.attnum], name=column.name))
+        if column.attnum in former_columns:
+            columns.append(replace(former_columns[column.attnum], name=column.name))
         else:
             columns.append(replace(column, field_id=next_field_id))
             next_field_id += 1
@@ -157,6 +157,6 @@ def take_over(cursor: psycopg.Cursor[tuple[object, ...]], table: MirroredTable, 
             "mark": rules.mark,
             "leaves_out_new": table.leaves_out_new,
             "may_be_lifted": rules.may_be_lifted,
-            "present": rules.present,
+            "published": rules.published_mark,
         },
     )
