@@ -8,6 +8,8 @@ import pytest
 
 from mirror_pump.database.quoting import identifier
 from mirror_pump.ops.register.preview import preview
+from mirror_pump.ops.setup.stored_settings import complete
+from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import NO_CHOICES, parse_choices
 from mirror_pump.testing.database import Database
@@ -172,6 +174,9 @@ def test_what_cannot_be_taken_over_waits_with_the_reason(mirror: Mirror) -> None
             await_true(lambda t=table, p=problem: p in mirror.error(f"public.{t}"), 60, part)  # type: ignore[misc]
             assert mirror.state(f"public.{table}") == "waiting"
             assert f'ADD TABLE "public"."{table}"' in mirror.error(f"public.{table}")
+            with StatusReader(complete(mirror.settings)) as reader:
+                (shown,) = [shown.error for shown in reader.read().tables if shown.table == f"public.{table}"]
+            assert shown == mirror.error(f"public.{table}")
         publish(mirror, "t")
         publish(mirror, "f")
         await_rows(mirror, "t", "*", "true")
