@@ -35,11 +35,14 @@ SELECT n.nspname AS schema, c.relname AS name, m.row_filter,
  ORDER BY m.table_id;
 
 -- name: filter
--- The row filter of a table (mirror_pump/source/relations/row_filters.py).
+-- The row filter of a table (mirror_pump/source/relations/row_filters.py). A listed column depends once on the list, and once
+-- more if it is in the filter.
 SELECT pg_get_expr(r.prqual, r.prrelid) AS condition,
-       ARRAY(SELECT DISTINCT d.refobjsubid FROM pg_depend d
+       ARRAY(SELECT d.refobjsubid FROM pg_depend d
               WHERE d.classid = 'pg_publication_rel'::regclass AND d.objid = r.oid
-                AND d.refclassid = 'pg_class'::regclass AND d.refobjid = r.prrelid AND d.refobjsubid > 0) AS column_numbers,
+                AND d.refclassid = 'pg_class'::regclass AND d.refobjid = r.prrelid AND d.refobjsubid > 0
+              GROUP BY d.refobjsubid
+             HAVING count(*) > coalesce(d.refobjsubid = ANY (r.prattrs::int2[]), false)::int) AS column_numbers,
        EXISTS (SELECT FROM pg_attribute a
                 WHERE a.attrelid = r.prrelid AND a.attnum > 0 AND NOT a.attisdropped AND a.attlen = -1) AS has_large_values
   FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
@@ -52,3 +55,20 @@ UPDATE modak.mirror_tables m
   JOIN pg_publication_rel r ON r.prpubid = p.oid
  WHERE m.table_id = %(table_id)s AND s.slot_name = m.slot_name AND r.prrelid = m.table_id::oid AND r.prqual IS NOT NULL
    AND coalesce(m.row_filter_mark, modak.mirror_filter_mark(r.prqual::text)) = modak.mirror_filter_mark(r.prqual::text);
+
+-- name: rules
+-- The column list and the row filter that the publication has for a relation now, registered or not, and the mark of that state.
+SELECT concat_ws(' ', p.oid, p.xmin, r.oid) AS published_mark,
+       coalesce((SELECT array_agg(listed::int ORDER BY listed::int) FROM unnest(r.prattrs::int2[]) AS listed), '{}') AS listed,
+       coalesce(pg_get_expr(r.prqual, r.prrelid), '') AS condition,
+       modak.mirror_filter_mark(r.prqual::text) AS mark,
+       coalesce((SELECT m.rules_taken_over OR (NOT m.column_list AND m.row_filter = '')
+                   FROM modak.mirror_tables m WHERE m.table_id = r.prrelid::bigint), true) AS may_be_lifted
+  FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+ WHERE p.pubname = %(publication)s AND r.prrelid = %(table_id)s::oid;
+
+-- name: take_over
+UPDATE modak.mirror_tables
+   SET column_list = %(column_list)s, row_filter = %(row_filter)s, row_filter_mark = %(mark)s,
+       leaves_out_new = %(leaves_out_new)s, rules_taken_over = %(may_be_lifted)s, published = %(published)s
+ WHERE table_id = %(table_id)s;

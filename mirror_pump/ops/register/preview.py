@@ -22,6 +22,7 @@ from mirror_pump.source.relations.column_choices import (
     numbers_as_text,
     refuse_masks,
 )
+from mirror_pump.source.relations.published_rules import published_choices
 from mirror_pump.source.relations.relations import describe, refuse, resolve_name
 from mirror_pump.source.relations.row_filters import read_filter
 from mirror_pump.source.relations.tier_keys import shown, span_text
@@ -144,6 +145,7 @@ def _preview(
         mode = TableMode.MIRRORED if wish is None else wish.mode
         if mode is TableMode.MIRRORED:
             require_stream(connection, settings.slot, f"{table_name} cannot be mirrored")
+            choices = published_choices(connection, settings.publication, table_id, choices)
         description = chosen(connection, describe(connection, table_id, settings.publication, mode), choices)
         refuse(description, mode, append_only=choices.append_only)
         refuse_masks(description, choices, sheds=wish is not None)

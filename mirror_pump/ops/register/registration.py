@@ -88,6 +88,7 @@ from mirror_pump.source.relations.column_choices import (
     same_choices,
 )
 from mirror_pump.source.relations.lake_layout import is_present_layout
+from mirror_pump.source.relations.published_rules import published_choices
 from mirror_pump.source.relations.relations import RelationDescription, describe, is_gone, refuse, resolve_name
 from mirror_pump.source.relations.row_filters import read_filter
 from mirror_pump.source.relations.tier_keys import NEVER
@@ -289,6 +290,9 @@ def _register_one(
     if wish.mode is TableMode.MIRRORED:
         require_stream(connection, settings.slot, f"{table_name} cannot be mirrored")
     retired_table = current_table or registered_as(connection, table_name)
+    if wish.mode is TableMode.MIRRORED:
+        choices = published_choices(connection, settings.publication, table_id, wish.choices)
+        wish = replace(wish, choices=choices)
     prepared = _prepare(connection, settings, table_id, retired_table, wish)
 
     def enter() -> None:

@@ -283,6 +283,15 @@ class _StatusTableRow:
         return partitioning_of(self.partition_scheme)
 
 
+def _publication_error(row: _StatusTableRow, name: TableName, publication: str) -> str:
+    """What to do about a table that is not published as it is registered. The pump's error says the same, and why the
+    table cannot take over what the publication has."""
+    remedy = how_to_publish(publication, name, published_part(row.listed, row.row_filter))
+    if row.error is not None and remedy in row.error:
+        return row.error
+    return f"publication {publication} does not have all of it: {remedy}"
+
+
 def _table(
     row: _StatusTableRow, mirror: MirrorStatus, contents: Mapping[str, LakeContent | str], unpublished: Set[TableId]
 ) -> TableStatus:
@@ -303,8 +312,7 @@ def _table(
         since = paused_text(row.paused_since, snapshot=row.snapshot_only)
         note, error = f"{since}: mirror-pump resume {name}{resumed}", None
     elif row.table_id in unpublished:
-        remedy = how_to_publish(mirror.slot.publication, name, published_part(row.listed, row.row_filter))
-        note, error = None, f"publication {mirror.slot.publication} does not have all of it: {remedy}"
+        note, error = None, _publication_error(row, name, mirror.slot.publication)
     content = contents.get(location) if location is not None else None
     # All live tables share one frontier, so the mirror's lag is theirs. A failed table stays where it stopped.
     live = state == TableState.LIVE and frontier is not None

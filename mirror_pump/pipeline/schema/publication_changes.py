@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from mirror_pump.model import Lsn, TableState
+from mirror_pump.errors import TableError
+from mirror_pump.model import Lsn, MirroredTable, TableState
 from mirror_pump.pipeline.flow.steps import Observer, Step, report_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.copy_again import CopyAgain
@@ -15,11 +16,44 @@ from mirror_pump.pipeline.publish.publisher import Publisher
 from mirror_pump.source.catalog.pauses import PAUSED
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.relations.column_choices import describe_choices
+from mirror_pump.source.relations.published_rules import PublishedRules, read_rules, with_rules
 from mirror_pump.source.stream.publication import altered_tables, how_to_restore, not_whole
 from mirror_pump.source.stream.slot import check_publication, wal_end
 
 _REASON = "somebody changed how it is published: the stream may lack changes of it"
+_TAKEN_OVER = "somebody changed how it is published, and it is mirrored so from now on"
 _NOT_WHOLE = "somebody changed how it is published, and the stream does not have all of it"
+
+
+@dataclass(frozen=True)
+class _TakeOver:
+    """What becomes of a table whose publication was altered."""
+
+    table: MirroredTable
+    reason: str
+    rules: PublishedRules | None = None
+    """The rules that it takes over."""
+    waits_for_owner: bool = False
+
+
+def _incomplete(connection: PgConnection, publication: str, table: MirroredTable) -> _TakeOver:
+    """For a table that is not published as it is registered: it takes over what the publication has, or waits."""
+    if table.paused_since is not None:
+        return _TakeOver(table, PAUSED, waits_for_owner=True)
+    rules = read_rules(connection, publication, table.table_id)
+    problem = ""
+    if rules is not None:
+        try:
+            changed_table = with_rules(connection, publication, table, rules)
+        except TableError as error:
+            remedy = f"; {error.remedy}" if error.remedy else ""
+            problem = f" ({error}{remedy})"
+        else:
+            options = describe_choices(changed_table)
+            return _TakeOver(changed_table, f"{_TAKEN_OVER}: {options or 'all columns and rows'}", rules)
+    reason = f"{_NOT_WHOLE}{problem}: {how_to_restore(publication, table)}"
+    return _TakeOver(table, reason, waits_for_owner=True)
 
 
 def copy_altered(
@@ -35,7 +69,8 @@ def copy_altered(
     see them as of their last frontier.
 
     The copy starts at a note of the schema watcher (mirror_pump.pipeline.schema.schema_watcher). Tables that are
-    published whole now wait only for this note; the others wait until they are published whole. `applied` is the
+    published whole now, or whose new column list or row filter they take over, wait only for this note; the others wait
+    until they are published whole. `applied` is the
     frontier. A table that was already awaiting its description gets the current end of WAL as its start LSN: the WAL
     before it may hold a note for the copy from a time without the table's changes, and each session would find that
     note again. Raises SourceError for a publication that the mirror cannot continue with.
@@ -47,20 +82,18 @@ def copy_altered(
     table_requests = []
     for table in altered:
         if table is not None and not table.state.has_ended:
-            begin = end if table.awaiting_description else applied
+            outcome = _TakeOver(table, _REASON)
+            if table.table_id in missing:
+                outcome = _incomplete(connection, publication, table)
+            begin = end if table.awaiting_description or outcome.rules is not None else applied
             waiting = replace(
-                table,
+                outcome.table,
                 state=TableState.WAITING,
                 start_lsn=Lsn(max(begin, table.start_lsn + 1)),
                 live_after_lsn=None,
             )
-            incomplete = table.table_id in missing
-            if incomplete and table.paused_since is not None:
-                reason = PAUSED
-            else:
-                reason = f"{_NOT_WHOLE}: {how_to_restore(publication, table)}" if incomplete else _REASON
-            change = TableChange(waiting, table.start_lsn, 0, reason, waits_for_owner=incomplete)
-            table_requests.append(TableRequest(waiting, (CopyAgain(change), RecordPublication())))
+            change = TableChange(waiting, table.start_lsn, 0, outcome.reason, waits_for_owner=outcome.waits_for_owner)
+            table_requests.append(TableRequest(waiting, (CopyAgain(change), RecordPublication(outcome.rules))))
     if not table_requests:
         return
     landed = publisher.publish(PublishRequest(tables=tuple(table_requests)))

@@ -191,7 +191,7 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
                 "is generated, and excluded anyway" if name in relation.generated else "is not a column of the table"
             )
             raise TableError(f"{relation.name}: {name} {problem}", f"its columns are {', '.join(sorted(names))}")
-    _refuse_list(connection, relation, choices)
+    refuse_list(connection, relation, choices)
     for name in relation.key:
         if name in choices.excluded:
             raise TableError(
@@ -221,7 +221,7 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
     return replace(relation, columns=tuple(columns), excluded=excluded)
 
 
-def _refuse_list(connection: PgConnection, relation: RelationDescription, choices: ColumnChoices) -> None:
+def refuse_list(connection: PgConnection, relation: RelationDescription, choices: ColumnChoices) -> None:
     """Raises TableError for a column list that the server would refuse, at once or at each UPDATE."""
     if not choices.listed:
         return

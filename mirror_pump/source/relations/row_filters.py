@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mirror_pump.errors import SourceError, TableError
+from mirror_pump.model import TableId
 from mirror_pump.source.connect import PgConnection, limited
 from mirror_pump.source.relations.description import RelationDescription
 from mirror_pump.source.rows import fetch_row
@@ -61,15 +62,18 @@ def read_filter(
             add_to_publication(connection, publication, name, published_part((), condition))
         except SourceError as error:
             raise TableError(f"{name}: PostgreSQL refuses the row filter: {error}", "correct --where") from error
-        row_filter = fetch_row(
-            connection, PublishedFilter, _SQL["filter"], {"publication": publication, "table_id": relation.table_id}
-        )
+        row_filter = published_filter(connection, publication, relation.table_id)
     assert row_filter is not None
-    _refuse(relation, row_filter)
+    refuse_filter(relation, row_filter)
     return row_filter.condition
 
 
-def _refuse(relation: RelationDescription, row_filter: PublishedFilter) -> None:
+def published_filter(connection: PgConnection, publication: str, table_id: TableId) -> PublishedFilter | None:
+    """The row filter that the publication has for a table now. None if the table is not in it."""
+    return fetch_row(connection, PublishedFilter, _SQL["filter"], {"publication": publication, "table_id": table_id})
+
+
+def refuse_filter(relation: RelationDescription, row_filter: PublishedFilter) -> None:
     """Raises TableError for a filter under which UPDATE would fail, or that the stream could not follow."""
     name, identity = relation.name, relation.identity
     columns = {column.attnum: column.name for column in relation.columns}
@@ -88,7 +92,7 @@ def _refuse(relation: RelationDescription, row_filter: PublishedFilter) -> None:
             " of the replica identity",
             full,
         )
-    if row_filter.has_large_values:
+    if row_filter.has_large_values and row_filter.column_numbers:
         raise TableError(
             f"{name}: a row that enters the row filter by an UPDATE would lack large values that did not change", full
         )
