@@ -51,6 +51,8 @@ class HeapTask:
     chunk: Chunk
     snapshot: str
     comparing: Comparing
+    where: str = ""
+    """An SQL condition on the rows."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,10 @@ def _digest_heap(task: HeapTask, raw_text: frozenset[str]) -> Digest:
     ids = [column.field_id for column in columns]
     ids += [raw_text_id(column.field_id) for column in columns if column.name in raw_text]
     digester = _Digester(task.comparing)
-    for batch in read_chunk(task.dsn, task.chunk, columns, snapshot=task.snapshot, raw_text_columns=raw_text):
+    read = read_chunk(
+        task.dsn, task.chunk, columns, snapshot=task.snapshot, raw_text_columns=raw_text, where=task.where
+    )
+    for batch in read:
         digester.add(dict(zip(ids, batch.columns, strict=True)), batch.num_rows)
     return digester.digest()
 
