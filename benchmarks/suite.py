@@ -27,6 +27,7 @@ from benchmarks import (
     bench_ingest,
     bench_lag,
     bench_lake,
+    bench_layout,
     bench_load,
     bench_memory,
     bench_read,
@@ -52,9 +53,13 @@ USUAL = (
     *("copy", "cdc", "read", "commits", "lag", "memory", "seam", "retire", "tier", "fold", "schema", "ingest", "load"),
     *("lake", "lake-plan"),
 )
-BENCHMARKS = (*USUAL, "lag-s3", "lag-tables", "lag-copy", "tables", "serve", "conversion", "repair", "cluster")
-"""The last eight only when they are named: tables, serve, conversion and repair take minutes to make their tables,
-cluster is about machines that are not there, and the kinds of lag are for the figures of docs/operations.md."""
+BENCHMARKS = (
+    *USUAL,
+    *("lag-s3", "lag-tables", "lag-copy", "tables", "serve", "conversion", "repair", "layout", "cluster"),
+)
+"""The last nine only when they are named: tables, serve, conversion, repair and layout take minutes to make their
+tables, cluster is about machines that are not there, and the kinds of lag are for the figures of
+docs/operations.md."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
 READERS_DOCUMENT = ROOT / "docs" / "readers.md"
@@ -111,6 +116,7 @@ class Suite:
             ("ingest", bench_ingest),
             ("load", bench_load),
             ("conversion", bench_conversion),
+            ("layout", bench_layout),
         ):
             if name in self._chosen:
                 fill = partial(bench.fill, rows=bench.rows_at(self._options))

@@ -28,6 +28,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import format_lsn
 from mirror_pump.ops.resync.pausing import pause, resume
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
 from mirror_pump.testing.mirror import (
@@ -85,6 +86,9 @@ FAULTS = (
     Step.MERGE_WRITTEN,
     Step.MERGED,
 )
+
+_DIVIDING = ("smallint", "int", "bigint", "text", "varchar", "date", "timestamp", "timestamptz")
+"""Types of columns by which lake tables are partitioned and sorted."""
 
 _SETTLE = 60.0
 """Seconds in which the mirror has to catch up when nobody writes."""
@@ -221,7 +225,8 @@ class MirrorMachine(RuleBasedStateMachine):
         chosen = [table for table in sorted(tables - self._registered) if table != SIDE or self._side_open is None]
         if hold:
             self._gate.hold()
-        self._mirror.register(*chosen)
+        for table in chosen:
+            self._mirror.register(table, choices=self._layout(table))
         self._registered |= set(chosen)
 
     @precondition(lambda self: self._registered)
@@ -240,8 +245,22 @@ class MirrorMachine(RuleBasedStateMachine):
                 self._points = [point for point in self._points if not point[2].startswith(gone)]
         self._registered.discard(table)
         if again:
-            self._mirror.register(table)
+            self._mirror.register(table, choices=self._layout(table))
             self._registered.add(table)
+
+    def _layout(self, table: str) -> ColumnChoices:
+        """How the lake table is partitioned and sorted: by any columns, or not at all."""
+        assert self._chance is not None
+        columns = self._database.rows(
+            "SELECT quote_ident(attname) FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
+            " AND atttypid = ANY (%s::regtype[]::oid[]) AND NOT attisdropped ORDER BY attnum",
+            (table, list(_DIVIDING)),
+        )
+        names = [name for (name,) in columns]
+        chosen = self._chance.sample(names, min(len(names), self._chance.choice([0, 0, 1, 2])))
+        by = [self._chance.choice([name, f"bucket(3, {name})"]) for name in chosen]
+        order = self._chance.sample(names, min(len(names), self._chance.choice([0, 1, 2])))
+        return parse_choices([], [], partition_by=", ".join(by) or None, sort_by=", ".join(order) or None)
 
     @precondition(lambda self: self._registered)
     @rule(pick=st.integers(0, 9))
