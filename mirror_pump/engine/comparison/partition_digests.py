@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from mirror_pump.engine.comparison.live_rows import KeySet, TierRange, live_rows
@@ -51,6 +52,8 @@ class HeapTask:
     chunk: Chunk
     snapshot: str
     comparing: Comparing
+    where: str = ""
+    """An SQL condition on the rows."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ class Digest:
     """Digest of the rows of one side."""
 
     sums: Words
-    """By bucket: number of rows, and the sums of both words of their hashes, modulo 2^64."""
+    """By bucket: number of rows, and the sums of both words of their hashes, modulo 2^64. If rows are returned, only
+    theirs count."""
     rows: DigestedRows | None
     """Rows in the wanted buckets."""
 
@@ -116,7 +120,10 @@ def _digest_heap(task: HeapTask, raw_text: frozenset[str]) -> Digest:
     ids = [column.field_id for column in columns]
     ids += [raw_text_id(column.field_id) for column in columns if column.name in raw_text]
     digester = _Digester(task.comparing)
-    for batch in read_chunk(task.dsn, task.chunk, columns, snapshot=task.snapshot, raw_text_columns=raw_text):
+    read = read_chunk(
+        task.dsn, task.chunk, columns, snapshot=task.snapshot, raw_text_columns=raw_text, where=task.where
+    )
+    for batch in read:
         digester.add(dict(zip(ids, batch.columns, strict=True)), batch.num_rows)
     return digester.digest()
 
@@ -146,6 +153,10 @@ class _Digester:
         by_name = {column.name: column.field_id for column in comparing.columns}
         self._key_ids = [by_name[name] for name in comparing.key]
         self._left_out = KeySet(comparing.left_out)
+        self._is_returned: npt.NDArray[np.bool_] | None = None
+        if comparing.returned_buckets is not None:
+            self._is_returned = np.zeros(1 << comparing.bucket_bits, np.bool_)
+            self._is_returned[list(comparing.returned_buckets)] = True
         self._among = None if comparing.among is None else KeySet(comparing.among)
         self._deleted: tuple[PackedKeys, KeySet] | None = None
         """The last deleted keys. Batches of a file have the same."""
@@ -164,24 +175,32 @@ class _Digester:
             if self._deleted is None or self._deleted[0] is not deleted:
                 self._deleted = deleted, KeySet(deleted)
             excluded |= self._deleted[1].among(keys)
-        first, second = row_hashes(columns, rows, self._comparing.secret)
         places = np.flatnonzero(~excluded)
         buckets = buckets_of(keys.first, self._comparing.bucket_bits)
-        np.add.at(self._sums[:, 0], buckets[places], np.uint64(1))
-        np.add.at(self._sums[:, 1], buckets[places], first[places])
-        np.add.at(self._sums[:, 2], buckets[places], second[places])
-        if self._comparing.returned_buckets is not None:
-            places = places[np.isin(buckets[places], list(self._comparing.returned_buckets))]
-            if self._among is not None:
-                places = places[self._among.among(keys.take(places))]
-            taken = tuple(columns[field_id].take(pa.array(places)) for field_id in self._key_ids)
-            hashes = first[places], second[places]
-            if self._comparing.returns_key_columns:
-                self._rows.append(DigestedRows(keys.take(places), hashes, (), taken))
-            else:
-                texts = zip(*(column.to_pylist() for column in taken), strict=True)
-                joined = tuple(", ".join(map(str, row)) for row in texts)
-                self._rows.append(DigestedRows(keys.take(places), hashes, joined))
+        if self._is_returned is None:
+            first, second = row_hashes(columns, rows, self._comparing.secret)
+            self._sum(buckets[places], first[places], second[places])
+            return
+        # Few rows are returned, as a rule: only they are hashed.
+        places = places[self._is_returned[buckets[places]]]
+        if self._among is not None:
+            places = places[self._among.among(keys.take(places))]
+        taken = {field_id: column.take(pa.array(places)) for field_id, column in columns.items()}
+        first, second = row_hashes(taken, len(places), self._comparing.secret)
+        self._sum(buckets[places], first, second)
+        self._return(keys.take(places), (first, second), tuple(taken[field_id] for field_id in self._key_ids))
+
+    def _sum(self, buckets: npt.NDArray[np.int64], first: Words, second: Words) -> None:
+        np.add.at(self._sums[:, 0], buckets, np.uint64(1))
+        np.add.at(self._sums[:, 1], buckets, first)
+        np.add.at(self._sums[:, 2], buckets, second)
+
+    def _return(self, keys: PackedKeys, hashes: tuple[Words, Words], key_columns: tuple[pa.Array, ...]) -> None:
+        if self._comparing.returns_key_columns:
+            self._rows.append(DigestedRows(keys, hashes, (), key_columns))
+        else:
+            texts = zip(*(column.to_pylist() for column in key_columns), strict=True)
+            self._rows.append(DigestedRows(keys, hashes, tuple(", ".join(map(str, row)) for row in texts)))
 
     def digest(self) -> Digest:
         if self._comparing.returned_buckets is None:

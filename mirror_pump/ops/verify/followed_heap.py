@@ -99,7 +99,8 @@ class FollowedHeap:
                 for keys, column in zip(differing.key_columns, self.table.key_columns, strict=True)
             ]
             with source_errors(f"reading rows of {self.table.name}"):
-                rows = read_rows(self.reader, self.table, self.table.columns, list(zip(*texts, strict=True)))
+                keys_of_rows = list(zip(*texts, strict=True))
+                rows = read_rows(self.reader, self.table, self.table.columns, keys_of_rows, self.table.row_filter)
             typed = typed_rows(rows, self.table.columns, self.schema)
             # The key's operator may call several keys equal (citext): a row that has another key is left out.
             packed = self.pack(typed)

@@ -138,8 +138,6 @@ def refuse(table: MirroredTable) -> None:
     reason = ""
     if table.tier is not None:
         reason = "its rows leave the heap, and then only the lake has them"
-    elif table.row_filter:
-        reason = "it has a row filter"
     elif table.keyless:
         reason = "it has no key"
     elif table.no_copy:

@@ -87,7 +87,7 @@ class TableDigests:
             bucket_bits=bucket_bits(rows),
             returns_key_columns=True,
         )
-        self._heap_tasks = [HeapTask(dsn, chunk, snapshot, self._comparing) for chunk in chunks]
+        self._heap_tasks = [HeapTask(dsn, chunk, snapshot, self._comparing, self._table.row_filter) for chunk in chunks]
         ranges = tier_ranges(None, lake, 0, 0, storage, TASK_BYTES)
         self._file_tasks = [FilesTask(chosen, self._comparing) for chosen in ranges]
 
