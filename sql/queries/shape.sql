@@ -30,7 +30,7 @@ SELECT modak.mirror_note(false, %(table_ids)s::bigint[], %(settled)s::bigint[]);
 WITH written (place, xid) AS (
     SELECT c.ctid, c.xmin FROM pg_class c WHERE c.oid >= 16384 AND c.relpersistence <> 't'
     UNION ALL SELECT a.ctid, a.xmin FROM pg_attribute a WHERE a.attrelid >= 16384 AND a.attnum > 0
-       AND a.attrelid NOT IN (SELECT c.oid FROM pg_class c WHERE c.relpersistence = 't')
+       AND a.attrelid NOT IN (SELECT c.oid FROM pg_class c WHERE c.relpersistence = 't' AND c.relkind <> 'c')
     UNION ALL SELECT t.ctid, t.xmin FROM pg_type t WHERE t.oid >= 16384
        AND t.typnamespace NOT IN (SELECT n.oid FROM pg_namespace n WHERE n.nspname ~ '^pg_(toast_)?temp_')
     UNION ALL SELECT i.ctid, i.xmin FROM pg_index i WHERE i.indrelid >= 16384
@@ -48,6 +48,7 @@ WITH written (place, xid) AS (
     UNION ALL SELECT ctid, xmin FROM modak.mirror_shapes)
 SELECT concat((SELECT concat(count(*), ' ', sum(hashtextextended(w.xid::text, hashtid(w.place)))) FROM written w), ' ',
               (SELECT sum(hashtextextended(r::text, 0)) FROM pg_roles r), ' ',
+              (SELECT d.datdba FROM pg_database d WHERE d.datname = current_database()), ' ',
               (SELECT sum(hashtextextended(concat(m.table_id, m.slot_name, m.state), 0)) FROM modak.mirror_tables m));
 
 -- name: differing

@@ -31,7 +31,7 @@ from mirror_pump.engine.spark_runtime.resident.connection import Stay
 from mirror_pump.engine.spark_runtime.resident.driver_worker import DriverWorkers
 from mirror_pump.engine.spark_runtime.resident.residents import Residents
 from mirror_pump.engine.spark_runtime.resident.task_pool import Capacity, TaskPool, Work
-from mirror_pump.engine.spark_runtime.session import SparkSettings, end_java, spark_session
+from mirror_pump.engine.spark_runtime.session import SparkSettings, end_java, has_spark, spark_session
 from mirror_pump.errors import TaskFailed
 from mirror_pump.runtime.cores import available_cores
 
@@ -68,6 +68,8 @@ class SparkTaskRunner:
         self._spark: SparkSession | None = None
         self._watch: ExecutorWatch | None = None
         self._ready = False
+        self._borrowed = False
+        """Whether Spark was there before, and others go on with it."""
         self._answered = threading.Event()
         """Set when the first of Spark's tasks is there, or cannot be started, or is not wanted any more."""
         self._start_error: Exception | None = None
@@ -95,7 +97,8 @@ class SparkTaskRunner:
     ) -> Self:
         """Starts a Spark of the pump's own in a thread, and returns at once: this process runs the tasks until Spark
         can, on a cluster until it has given the first executor. Then the thread calls `ready` with the seconds that it
-        took. On this machine there are up to `urgent` urgent tasks at a time.
+        took. On this machine there are up to `urgent` urgent tasks at a time. If this process has a Spark already, that
+        one is used, and goes on when the runner is closed.
 
         `local_delay`: seconds after which a local Spark starts, for a runner that will probably be closed before.
         Starting it takes as much CPU as a copy of several million rows.
@@ -106,6 +109,7 @@ class SparkTaskRunner:
         """
         find_java_home()
         runner = cls(None, urgent)
+        runner._borrowed = has_spark()
         delay = 0.0 if is_cluster(master) else local_delay
         runner._starting = threading.Thread(
             target=runner._start_spark, args=(master, urgent, failed, ready, delay), name="spark-start", daemon=True
@@ -126,7 +130,7 @@ class SparkTaskRunner:
         began = time.monotonic()
         try:
             spark = spark_session(SparkSettings(own_master(master), jars=False, driver_memory="512m"))
-            residents = self._use(spark, _OWN)
+            residents = self._use(spark, _SHARED if self._borrowed else _OWN)
             # Those that will be needed first. Others are started when tasks wait for them.
             for _ in range(min(urgent, available_cores())):
                 self._pool.expect()
@@ -180,6 +184,8 @@ class SparkTaskRunner:
         if self._residents is not None:
             self._residents.close()
         self._driver.wait()
+        if self._borrowed:
+            return
         if self._spark is not None:
             with suppress(Py4JError, OSError):
                 self._spark.stop()

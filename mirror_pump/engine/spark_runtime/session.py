@@ -133,6 +133,13 @@ def _python_of_workers(master: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def has_spark() -> bool:
+    """Whether this process has a Spark, which the next spark_session() would return."""
+    # Not imported for this: it takes a third of a second.
+    pyspark = sys.modules.get("pyspark")
+    return pyspark is not None and pyspark.SparkContext._active_spark_context is not None
+
+
 def end_java() -> None:
     """Ends this process's JVM after Spark was stopped, since it would keep its heap as long as this process runs. The
     next spark_session() starts a new one."""

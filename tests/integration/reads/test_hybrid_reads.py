@@ -14,6 +14,7 @@ import mirror_pump.spark
 from mirror_pump.errors import UsageError
 from mirror_pump.ops.reads.query import Query, open_query
 from mirror_pump.ops.reads.table_reads import ReadMode
+from mirror_pump.ops.register.registration import register
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot
 from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
@@ -159,3 +160,12 @@ def test_a_table_without_a_copy_is_read_from_the_heap_alone_and_from_the_lake_wi
             hybrid = mirror_pump.spark.read(spark, "public.late", "hybrid", max_wait=30, settings=mirror.settings)
         with hybrid:
             assert normalised([tuple(row) for row in hybrid.collect()]) == [(1, 7), (2, 2)]
+
+
+def test_a_command_in_the_process_of_a_spark_leaves_it_alone(mirror: Mirror, spark: SparkSession) -> None:
+    """A program that has a Spark may use the mirror's functions: these start none of their own, and stop none."""
+    mirror.database.execute("CREATE TABLE more (id int PRIMARY KEY)", "INSERT INTO more SELECT generate_series(1, 50)")
+    outcomes = register(mirror.settings, ["more"], wait=True, on_progress=lambda _: None)
+    assert [outcome.error for outcome in outcomes] == [None]
+    assert spark.range(3).count() == 3
+    mirror.assert_equal("public.more")
