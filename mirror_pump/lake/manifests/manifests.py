@@ -221,7 +221,7 @@ class ManifestWriter:
         partition."""
         if file.content is FileContent.EQUALITY_DELETES and file.partition == UNPARTITIONED:
             without = self._metadata.global_spec_id
-            if without in self._metadata.own_spec_ids:
+            if without is not None and without in self._metadata.own_spec_ids:
                 return without
         return self._metadata.default_spec_id
 

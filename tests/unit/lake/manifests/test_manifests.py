@@ -290,6 +290,24 @@ def test_a_file_without_its_partition_is_refused(tmp_path: Path) -> None:
         writer.next((), {ManifestContent.DATA: [(replace(_file("d"), partition=(10,)), 1)]}, STORAGE)
 
 
+def test_only_equality_deletes_may_apply_to_every_partition(tmp_path: Path) -> None:
+    """Of a table that is partitioned by a column outside of its key. Anything else without a partition would be lost."""
+    other = LakeField(7, "other", ColumnType(Kind.LONG), required=False)
+    schema = replace(SCHEMA, fields=(*SCHEMA.fields, other))
+    metadata = TableMetadata.new(schema, tmp_path.as_uri(), {}, 0, LakePartitioning.by(7, "identity"))
+    writer = ManifestWriter(metadata, 1, 1)
+    deletes = [
+        (_file("e", FileContent.EQUALITY_DELETES), 1),
+        (replace(_file("p", FileContent.POSITION_DELETES), partition=(None,)), 1),
+    ]
+    manifests = writer.next((), {ManifestContent.DELETES: deletes}, STORAGE)
+    assert sorted(manifest.spec_id for manifest in manifests) == [0, 1]
+    for content in (FileContent.DATA, FileContent.POSITION_DELETES):
+        kind = ManifestContent.DATA if content is FileContent.DATA else ManifestContent.DELETES
+        with pytest.raises(ValueError, match="does not fit partition spec 0"):
+            ManifestWriter(metadata, 2, 2).next((), {kind: [(_file("x", content), 2)]}, STORAGE)
+
+
 def test_a_manifest_without_summaries_may_hold_any_partition() -> None:
     kind = StructType(NestedField(1000, "id_trunc", LongType()), NestedField(1001, "at_day", DateType()))
     known = summaries_of(kind, [(5, -3), (None, 7)])
