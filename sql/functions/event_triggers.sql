@@ -116,8 +116,8 @@ DECLARE
 BEGIN
     -- Has a line for every function that is being executed, and every statement that one of them executes.
     GET DIAGNOSTICS stack = PG_CONTEXT;
-    IF reason = 4 AND strpos(stack, E'\n') = 0 AND modak.mirror_without_using(current_query())
-       AND modak.mirror_widened(mirrored) THEN
+    IF reason = 4 AND strpos(stack, E'\n') = 0 AND modak.mirror_widened(mirrored)
+       AND modak.mirror_without_using(current_query()) THEN
         reason := 65536;
     END IF;
     -- Does not check whether the table is mirrored: see modak.mirror_truncated().

@@ -291,7 +291,7 @@ def test_a_file_without_its_partition_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_equality_deletes_may_apply_to_every_partition(tmp_path: Path) -> None:
-    """Of a table that is partitioned by a column outside of its key. Anything else without a partition would be lost."""
+    """Of a table that is partitioned by a column outside of its key. Else what has no partition would be lost."""
     other = LakeField(7, "other", ColumnType(Kind.LONG), required=False)
     schema = replace(SCHEMA, fields=(*SCHEMA.fields, other))
     metadata = TableMetadata.new(schema, tmp_path.as_uri(), {}, 0, LakePartitioning.by(7, "identity"))
