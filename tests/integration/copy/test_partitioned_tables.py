@@ -45,7 +45,7 @@ def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirro
     return Mirror.create(database, warehouse, tasks, copy_chunk_bytes=8192, convert_age=0.2)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS[:2], *(pytest.param(spec, marks=pytest.mark.further) for spec in SPECS[2:])])
 @pytest.mark.parametrize("options", [{}, WITHOUT_INDEX], ids=["index", "no index"])
 def test_every_row_is_in_its_partition_once(mirror: Mirror, database: Database, spec: str, options: Any) -> None:
     """Copies, stream, large values that are looked up, rows that move to other partitions and keys, TRUNCATE, with
@@ -96,7 +96,7 @@ def test_deletes_by_key_apply_to_every_partition(database: Database, warehouse: 
 
 
 @pytest.mark.parametrize("options", [{}, WITHOUT_INDEX], ids=["index", "no index"])
-@pytest.mark.parametrize("partitions", [None, "bucket(2, tenant)"])
+@pytest.mark.parametrize("partitions", [pytest.param(None, marks=pytest.mark.further), "bucket(2, tenant)"])
 def test_rows_of_each_file_are_sorted(
     mirror: Mirror, database: Database, partitions: str | None, options: dict[str, Any]
 ) -> None:
@@ -159,6 +159,7 @@ def test_what_changes_about_the_table(mirror: Mirror, database: Database) -> Non
         assert mirror.lake("public.orders") == before
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("step", [Step.WRITTEN, Step.STAGED, Step.PUBLISHED, Step.CHUNK_COPIED])
 def test_a_killed_pump(mirror: Mirror, database: Database, step: Step) -> None:
     mirror.register("orders", choices=by("day(created), bucket(2, tenant)"))

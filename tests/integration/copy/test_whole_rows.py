@@ -77,7 +77,15 @@ def _equal(mirror: Mirror, table: str = "bag") -> None:
 
 
 @pytest.mark.parametrize(
-    "event", ["", "a restart", "TRUNCATE bag", "VACUUM FULL bag", "ALTER TABLE bag ADD extra int DEFAULT 1", "a resync"]
+    "event",
+    [
+        "",
+        "a restart",
+        *(
+            pytest.param(event, marks=pytest.mark.further)
+            for event in ("TRUNCATE bag", "VACUUM FULL bag", "ALTER TABLE bag ADD extra int DEFAULT 1", "a resync")
+        ),
+    ],
 )
 def test_rows_are_copied_or_streamed_and_deleted_once(
     bag: Database, warehouse: str, tasks: ThreadTaskRunner, event: str

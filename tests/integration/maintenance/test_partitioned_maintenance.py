@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 _ORDERS = "public.orders"
 
 
-@pytest.mark.parametrize("upkeep", [NO_UPKEEP, UPKEEP], ids=["deletes by key", "deletes by position"])
+@pytest.mark.parametrize(
+    "upkeep",
+    [
+        pytest.param(NO_UPKEEP, id="deletes by key"),
+        pytest.param(UPKEEP, id="deletes by position", marks=pytest.mark.further),
+    ],
+)
 def test_spark_reads_and_compacts_them(
     database: Database, warehouse: str, spark: SparkSession, upkeep: dict[str, Any]
 ) -> None:

@@ -99,7 +99,7 @@ def _summary(mirror: Mirror) -> dict[str, str]:
     return snapshot.summary.additional_properties
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.further) for seed in (1, 2))])
 def test_the_lake_has_the_rows_that_changed(mirror: Mirror, database: Database, seed: int) -> None:
     """The rows of the lake are those of the heap that were inserted or updated, whatever happens to the others."""
     mirror.register("t", choices=NO_COPY)
@@ -143,7 +143,10 @@ def test_deletes_of_rows_that_the_lake_lacks_leave_no_trace(mirror: Mirror, data
 
 @pytest.mark.parametrize(
     "copying_again",
-    ["resync", "pause and resume", "lost slot", "type"],
+    [
+        "resync",
+        *(pytest.param(event, marks=pytest.mark.further) for event in ("pause and resume", "lost slot", "type")),
+    ],
 )
 def test_whatever_copies_it_again_makes_it_whole(mirror: Mirror, database: Database, copying_again: str) -> None:
     """And until then readers keep what they had, and are told."""
@@ -280,6 +283,7 @@ def test_a_large_value_that_neither_stream_nor_lake_has_stops_the_table(mirror: 
         assert "mirror-pump resync public.t" in mirror.error("public.t")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("step", [Step.RECEIVED, Step.WRITTEN, Step.STAGED, Step.PUBLISHED])
 def test_a_killed_pump(mirror: Mirror, database: Database, step: Step) -> None:
     mirror.register("t", choices=NO_COPY)
