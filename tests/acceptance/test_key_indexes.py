@@ -383,7 +383,10 @@ def test_an_index_without_room_in_memory_is_kept_in_files(mirror: Mirror) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("disk", [2**26, 3 * 2**20], ids=["room", "too little room"])
+@pytest.mark.parametrize(
+    "disk",
+    [pytest.param(2**26, id="room", marks=pytest.mark.further), pytest.param(3 * 2**20, id="too little room")],
+)
 def test_an_index_grows_out_of_memory_under_load(mirror: Mirror, disk: int) -> None:
     """It moves into files between two commits, and out of those that have no room for it: then deletes are by key."""
     small = mirror.with_options(index_memory=2**20, index_disk=disk)

@@ -147,6 +147,7 @@ def test_one_of_many_equal_rows_goes(bag: Database, warehouse: str, tasks: Threa
     _equal(mirror)
 
 
+@pytest.mark.further
 def test_the_pump_is_killed_at_each_step(bag: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     """Deletes that wait for a chunk are lost with the process, and the copy begins again. No row goes twice."""
     seed = random.SystemRandom().randrange(2**32)

@@ -129,6 +129,7 @@ def test_what_the_stream_brings_during_a_comparison_wins(mirror: Mirror) -> None
     mirror.assert_equal("public.t", "public.other")
 
 
+@pytest.mark.further
 def test_repairs_under_load_end_equal(mirror: Mirror) -> None:
     """Writers change the very rows that are repaired, all the time."""
     database = mirror.database
