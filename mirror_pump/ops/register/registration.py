@@ -444,7 +444,8 @@ def _refuse_lost(connection: PgConnection, name: str, table_id: TableId) -> None
 
 def _refuse_other_layout(table: MirroredTable, wish: RetentionWish) -> None:
     """Raise TableError if the lake table of a registered table is not partitioned as requested."""
-    transform = None if table.partitioning is None else table.partitioning.fields[0].transform
+    fields = () if table.partitioning is None else table.partitioning.fields
+    transform = fields[0].transform if fields else None
     if wish.lake_partition is None or is_present_layout(wish.lake_partition, transform):
         return
     layout = f"partitioned by {transform}" if transform is not None else "not partitioned"
