@@ -14,6 +14,7 @@ from mirror_pump.ops.ingest.ingest_request import IngestRequest
 from mirror_pump.ops.ingest.ingestion import ingest
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
@@ -198,6 +199,24 @@ def test_ingested_rows_are_divided_and_found_again(mirror: Mirror, database: Dat
         mirror.await_frontier()
         mirror.assert_equal("public.orders")
         assert_divided(mirror.location("public.orders"))
+
+
+def test_a_table_whose_rows_are_only_inserted(mirror: Mirror, database: Database) -> None:
+    database.execute(
+        "CREATE TABLE log (moment timestamptz, tenant text)",
+        "INSERT INTO log SELECT timestamptz '2026-03-01 00:00Z' + g % 5 * interval '1 day', 't' || g % 3"
+        " FROM generate_series(1, 90) g",
+    )
+    choices = parse_choices([], [], append_only=True, partition_by="day(moment)", sort_by="tenant")
+    mirror.register("log", choices=choices)
+    with mirror.pumping():
+        mirror.await_live("public.log")
+        for _ in range(3):
+            database.execute("INSERT INTO log SELECT * FROM log LIMIT 20", "INSERT INTO log VALUES (NULL, NULL)")
+            mirror.await_frontier()
+            mirror.assert_equal("public.log")
+        assert_divided(mirror.location("public.log"))
+        assert unsorted_files(mirror.location("public.log"), "tenant") == 0
 
 
 def test_engines_skip_files(mirror: Mirror) -> None:
