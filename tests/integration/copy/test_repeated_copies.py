@@ -115,7 +115,9 @@ def test_history_goes_on_over_renames_and_copies(
         )
         mirror.await_frontier()
         second = published(mirror, "t")[1]
-        database.execute("ALTER TABLE t DROP COLUMN v", "ALTER TABLE t ALTER n TYPE bigint", "UPDATE t SET n = 2 ^ 40")
+        database.execute(
+            "ALTER TABLE t DROP COLUMN v", "ALTER TABLE t ALTER n TYPE bigint USING n + 0", "UPDATE t SET n = 2 ^ 40"
+        )
         mirror.await_frontier()
         mirror.await_live("public.t")
         mirror.await_frontier()
@@ -155,7 +157,7 @@ def test_what_another_engine_did_to_the_table_during_the_copy_stays(
         lake.sql("ALTER TABLE lake.public.t SET TBLPROPERTIES ('steward' = 'somebody', 'gone' = 'soon')")
         before = mirror.heap("t")
         gate.hold()
-        database.execute("ALTER TABLE t ALTER n TYPE bigint", "UPDATE t SET n = 2 ^ 40 WHERE id < 10")
+        database.execute("ALTER TABLE t ALTER n TYPE bigint USING n + 0", "UPDATE t SET n = 2 ^ 40 WHERE id < 10")
         mirror.await_frontier()
         assert mirror.state("public.t") == "copying"
         snapshot = published(mirror, "t")[1]
@@ -199,7 +201,7 @@ def test_a_lake_table_that_is_gone_when_the_copy_is_complete_fails_alone(databas
     with mirror.pumping(Steps(drop)):
         mirror.register("t", "other")
         mirror.await_live("public.t", "public.other")
-        database.execute("ALTER TABLE t ALTER n TYPE bigint")
+        database.execute("ALTER TABLE t ALTER n TYPE bigint USING n + 0")
         await_true(lambda: mirror.state("public.t") == "failed", 20, "the table fails")
         assert "dropped or renamed" in mirror.error("public.t")
         database.execute("UPDATE other SET v = 'goes on'")

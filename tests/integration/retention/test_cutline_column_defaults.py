@@ -193,7 +193,9 @@ def test_a_copy_of_young_rows_does_not_take_the_value_from_old_ones(
         _both(database, "ALTER TABLE {} ADD COLUMN c int DEFAULT 7")
         events.columns += ", c"
         await_true(lambda: merge_gate.waiting, 20, "a file that waits to be filled")
-        _both(database, "ALTER TABLE {} ALTER n TYPE bigint", "UPDATE {} SET n = 5000000000 WHERE at >= 250")
+        _both(
+            database, "ALTER TABLE {} ALTER n TYPE bigint USING n + 0", "UPDATE {} SET n = 5000000000 WHERE at >= 250"
+        )
         await_true(lambda: running.steps.count(Step.TABLE_COPIED_AGAIN) == 1, 20, "a copy that begins again")
         with database.connect(autocommit=False) as connection:
             upsert(connection, 5, 5, "corrected")
@@ -204,7 +206,7 @@ def test_a_copy_of_young_rows_does_not_take_the_value_from_old_ones(
         _both(
             database,
             "ALTER TABLE {} ADD COLUMN d text DEFAULT 'd'",
-            "ALTER TABLE {} ALTER c TYPE bigint",
+            "ALTER TABLE {} ALTER c TYPE bigint USING c + 0",
             "ALTER TABLE {} ADD COLUMN e int DEFAULT 3",
         )
         events.columns += ", d, e"
