@@ -7,6 +7,7 @@ writes files under new names, and only the files that the driver publishes count
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -25,7 +26,7 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
-from mirror_pump.lake.storage import StagedFiles, StorageOptions
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, gathered_writes
 from mirror_pump.model import LakePartitioning, MirroredTable, TableId
 
 
@@ -139,10 +140,12 @@ def apply_segment(task: SegmentTask) -> SegmentResult:
     lengths = np.frombuffer(task.lengths, np.int32)
     changes = decode_segment(task.data, lengths, shapes, header=task.header)
     decoded_at = time.time()
+    missing: set[str] = set()
     # No process would know the files of a failed task, and they would take the space that the next attempt needs.
-    with StagedFiles(task.storage) as written:
+    # The driver hears of the files only once all are durable, so that they wait for the disk together.
+    with StagedFiles(task.storage) as written, gathered_writes(missing):
         results = tuple(_written(change, tables[change.relation_id], task.storage, written) for change in changes)
-    return SegmentResult(results, began_at, decoded_at)
+    return SegmentResult(tuple(_unless_gone(result, missing) for result in results), began_at, decoded_at)
 
 
 def keys_by_file(
@@ -159,8 +162,19 @@ def _written(changes: TableChanges, table: SegmentTable, storage: StorageOptions
     try:
         return _write(changes, table, storage, written)
     except FileMissing as error:
-        table_id = TableId(changes.relation_id)
-        return TableResult(table_id, changes.changes, SegmentFiles((), ()), None, None, missing=error.location)
+        return _gone(TableId(changes.relation_id), changes.changes, error.location)
+
+
+def _unless_gone(result: TableResult, missing: Collection[str]) -> TableResult:
+    """The result, or that of a table whose directory is gone since its files were written."""
+    for file in (*result.files.data, *result.files.deletes):
+        if file.path in missing:
+            return _gone(result.table_id, result.changes, file.path)
+    return result
+
+
+def _gone(table_id: TableId, changes: int, location: str) -> TableResult:
+    return TableResult(table_id, changes, SegmentFiles((), ()), None, None, missing=location)
 
 
 def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, written: StagedFiles) -> TableResult:

@@ -1,66 +1,29 @@
-"""Avro object container files by pyiceberg's encoders and decoders, without its schema visit per file."""
+"""Avro object container files, read by pyiceberg's decoders without its schema visit per file."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pyiceberg.avro.codecs import KNOWN_CODECS
 from pyiceberg.avro.decoder import BinaryDecoder, new_decoder
-from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.file import MAGIC, META_SCHEMA, SYNC_SIZE, AvroFileHeader
-from pyiceberg.avro.resolver import construct_writer, resolve_reader
+from pyiceberg.avro.resolver import resolve_reader
 from pyiceberg.schema import Schema
-from pyiceberg.typedef import Record
-from pyiceberg.types import StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
+
+from mirror_pump.lake.avro.record_encoder import write_binary, write_integer, write_strings
 
 _CODEC = "deflate"
 _RAW_DEFLATE = -15
 """zlib's window bits for raw deflate (no header, no checksum), which is what Avro's codec means by deflate."""
 _SYNC = os.urandom(SYNC_SIZE)
 """Avro's marker between blocks. One per process suffices: it only has to be unlikely to occur in the data."""
-_META_WRITER = construct_writer(META_SCHEMA)
 _HEADER_READER = resolve_reader(META_SCHEMA, META_SCHEMA, {-1: AvroFileHeader})
 _DOUBLE = struct.Struct("<d")
-
-
-_SMALL_INTEGERS = tuple(bytes([number]) for number in range(128))
-
-
-class _IntegerEncoder(BinaryEncoder):
-    """pyiceberg's encoder, with faster integers: an entry has a hundred of them, most of one byte."""
-
-    def write_int(self, integer: int) -> None:
-        """Zigzag, 7 bits in a byte, the least first (Avro spec, binary encoding)."""
-        number = (integer << 1) ^ (integer >> 63)
-        if number < 128:
-            self.write(_SMALL_INTEGERS[number])
-            return
-        encoded = bytearray()
-        while number > 127:
-            encoded.append((number & 127) | 128)
-            number >>= 7
-        encoded.append(number)
-        self.write(bytes(encoded))
-
-
-class Encoder:
-    """Encodes records of one type to Avro bytes. The writer tree is built once (2 ms) instead of per file."""
-
-    def __init__(self, record_type: StructType) -> None:
-        self._writer = construct_writer(record_type)
-
-    def encode(self, *values: Any) -> bytes:
-        """Encodes the fields' values, in the type's order, as Avro, where a struct is the sequence of its fields."""
-        buffer = io.BytesIO()
-        self._writer.write(_IntegerEncoder(buffer), Record(*values))
-        return buffer.getvalue()
 
 
 def schema_json(schema: Schema, name: str) -> str:
@@ -78,19 +41,18 @@ def container(schema: str, metadata: Mapping[str, str], records: Sequence[bytes]
 
 def container_of_block(schema: str, metadata: Mapping[str, str], count: int, payload: bytes) -> bytes:
     """A whole Avro file of `count` records. `payload` is their concatenated encodings."""
-    buffer = io.BytesIO()
-    encoder = _IntegerEncoder(buffer)
-    header = AvroFileHeader(MAGIC, {**metadata, "avro.schema": schema, "avro.codec": _CODEC}, _SYNC)
-    _META_WRITER.write(encoder, header)
+    encoded = bytearray(MAGIC)
+    write_strings(encoded, {**metadata, "avro.schema": schema, "avro.codec": _CODEC})
+    encoded += _SYNC
     if count:
-        encoder.write_int(count)
+        write_integer(encoded, count)
         # A window of about the payload's length: to prepare the largest takes longer than to compress some entries.
         # Their paths and numbers are random, so no level finds much more than the first.
         bits = min(max(len(payload).bit_length(), 9), -_RAW_DEFLATE)
         compressor = zlib.compressobj(1, zlib.DEFLATED, -bits, max(bits - 7, 3))
-        encoder.write_bytes(compressor.compress(payload) + compressor.flush())
-        encoder.write(_SYNC)
-    return buffer.getvalue()
+        write_binary(encoded, compressor.compress(payload) + compressor.flush())
+        encoded += _SYNC
+    return bytes(encoded)
 
 
 def read_container(content: bytes) -> tuple[dict[str, str], bytes, int]:

@@ -48,9 +48,10 @@ class PartitionSpec:
     def partition_type(self, schema: Mapping[str, Any]) -> StructType | None:
         """The type of partitions under this spec (Iceberg spec, manifests, field 102). `schema`: the table's schema in
         the form of table metadata. None for a spec that the mirror does not write."""
-        partitioning = self.partitioning
-        if partitioning is None:
+        if not self.fields:
             return NO_PARTITION
+        partitioning = self.partitioning
+        assert partitioning is not None
         try:
             lake_schema = LakeSchema.from_iceberg_json(schema)
         except LakeError:

@@ -37,6 +37,8 @@ _SCHEMA = pa.schema(
 )
 _LONG = struct.Struct("<q")
 
+_FEW_ROWS = 100
+
 ROW_GROUP_ROWS = 512 * 1024
 """Maximum rows per row group. Files are sorted by path, so readers skip groups by their paths."""
 
@@ -142,6 +144,13 @@ def _row_groups(paths: Sequence[str], positions: Mapping[str, Positions], most_r
 
 
 def _table(parts: Sequence[tuple[str, Positions]]) -> pa.Table:
+    if sum(len(rows) for _, rows in parts) <= _FEW_ROWS:
+        # Nearly every commit: without the detour that spares many rows their path.
+        columns = [
+            pa.array([path for path, rows in parts for _ in range(len(rows))], pa.string()),
+            pa.array([position for _, rows in parts for position in rows.tolist()], pa.int64()),
+        ]
+        return pa.Table.from_arrays(columns, schema=_SCHEMA)
     numbers = np.repeat(np.arange(len(parts), dtype=np.int32), [len(rows) for _, rows in parts])
     paths = pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array([path for path, _ in parts], pa.string()))
     return pa.table([paths.dictionary_decode(), pa.array(np.concatenate([rows for _, rows in parts]))], schema=_SCHEMA)

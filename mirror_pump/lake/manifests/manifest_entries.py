@@ -13,7 +13,8 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import IntegerType, ListType, NestedField, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from mirror_pump.lake.avro.container_files import Encoder, schema_json
+from mirror_pump.lake.avro.container_files import schema_json
+from mirror_pump.lake.avro.record_encoder import Encoder
 from mirror_pump.lake.document.partition_specs import NO_PARTITION
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
 from mirror_pump.lake.format.partitioning import PartitionTuple

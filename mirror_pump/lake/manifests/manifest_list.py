@@ -9,7 +9,8 @@ from typing import Any
 
 from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, ManifestContent, PartitionFieldSummary
 
-from mirror_pump.lake.avro.container_files import Encoder, container, schema_json
+from mirror_pump.lake.avro.container_files import container, schema_json
+from mirror_pump.lake.avro.record_encoder import Encoder
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent
 from mirror_pump.lake.manifests.entry_reader import EntryReader, parsed_schema

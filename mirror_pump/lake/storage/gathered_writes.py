@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from pathlib import Path
 
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.storage.local_files import flush_paths
@@ -29,13 +28,14 @@ _WAITING_BYTES = 64 << 20
 class GatheredWrites:
     """The files of one block. Only its thread may use it."""
 
-    def __init__(self) -> None:
-        self._unflushed: dict[str, Path] = {}
+    def __init__(self, missing: set[str] | None) -> None:
+        self._missing = missing
+        self._unflushed: dict[str, str] = {}
         self._requests: OrderedDict[str, tuple[Future[None], int]] = OrderedDict()
         self._waiting_bytes = 0
         self._pool: ThreadPoolExecutor | None = None
 
-    def named(self, location: str, path: Path) -> None:
+    def named(self, location: str, path: str) -> None:
         """Adds a local file that is whole, has its name, and is not flushed."""
         self._unflushed[location] = path
 
@@ -67,7 +67,7 @@ class GatheredWrites:
         requests = [future for future, _ in self._requests.values()]
         self._requests.clear()
         try:
-            flush_paths(flushed)
+            flush_paths(flushed, self._missing)
         finally:
             wait(requests)
         for request in requests:
@@ -83,10 +83,12 @@ _CURRENT: ContextVar[GatheredWrites | None] = ContextVar("gathered writes", defa
 
 
 @contextmanager
-def gathered_writes() -> Iterator[None]:
-    """Has `write_all` in the block, in this thread, write files that are made durable together at its end. Raises
-    LakeError then. After an error in the block, what it has written may be removed by `discard`, as always."""
-    writes = GatheredWrites()
+def gathered_writes(missing: set[str] | None = None) -> Iterator[None]:
+    """Has `write_all` and `open_output` in the block, in this thread, write files that are made durable together at its
+    end. Raises LakeError then. With `missing`, local files that are gone by then, with their directory for instance,
+    are no error: their locations are added there. After an error in the block, what it has written may be removed by
+    `discard`, as always."""
+    writes = GatheredWrites(missing)
     token = _CURRENT.set(writes)
     try:
         yield

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from mirror_pump.errors import LakeError
+from mirror_pump.errors import FileMissing, LakeError
 from mirror_pump.lake.storage.options import StorageOptions
 from mirror_pump.lake.storage.storage_errors import REMEDY, lake_errors
 
@@ -20,8 +20,9 @@ _Item = TypeVar("_Item")
 
 _REMOVE_TRIES = 20
 """Tries to remove a directory. An abandoned task adds a file or two; only one that keeps writing uses up the tries."""
-_PARALLEL_FLUSHES = 8
-"""Flushes at once: a commit writes five small files, and waits for the disk with each."""
+_PARALLEL_FLUSHES = 16
+"""Flushes at once: a commit writes five small files, and waits for the disk with each; one over hundreds of tables
+thousands, which the journal of a file system takes together."""
 
 
 def write_local(
@@ -40,7 +41,7 @@ def write_local(
                 open_files.append((location, descriptor))
                 write_whole(descriptor, content)
         if storage.fsync:
-            _at_once(_flush, open_files)
+            _raise_first(_at_once(_flush, open_files))
     except BaseException:
         for temporary, _ in unnamed.values():
             temporary.unlink(missing_ok=True)
@@ -59,33 +60,45 @@ def write_local(
             temporary.unlink(missing_ok=True)
         raise
     if storage.fsync:
-        _at_once(sync_directory, list({path.parent for _, path, _ in files}))
+        _raise_first(_at_once(sync_directory, list({path.parent for _, path, _ in files})))
 
 
-def name_local(location: str, path: Path, content: bytes, storage: StorageOptions) -> None:
-    """Writes a local file under its name, which appears with the whole content, and flushes neither. Raises LakeError,
-    and leaves nothing then."""
-    temporary = temporary_path(path)
+def name_local(location: str, path: str, content: bytes, storage: StorageOptions) -> None:
+    """Writes a local file under a name that no other writer has, which appears with the whole content, and flushes
+    neither. Raises LakeError, and leaves nothing then."""
+    # Without pathlib, which takes longer than the system calls: a publish writes thousands.
+    directory, _, name = path.rpartition("/")
+    temporary = f"{directory}/.{name}.tmp"
     with lake_errors("write", location, storage):
         descriptor = open_new(temporary, storage)
         try:
             write_whole(descriptor, content)
-            temporary.replace(path)
+            os.rename(temporary, path)  # noqa: PTH104
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            Path(temporary).unlink(missing_ok=True)
             raise
         finally:
             os.close(descriptor)
 
 
-def flush_paths(files: Mapping[str, Path]) -> None:
-    """Flushes the content and the names of files, given by location. Raises LakeError."""
-    if files:
-        _at_once(_flush_path, list(files.items()))
-        _at_once(sync_directory, list({path.parent for path in files.values()}))
+def flush_paths(files: Mapping[str, str], missing: set[str] | None = None) -> None:
+    """Flushes the content and the names of files, given by location. Raises LakeError. With `missing`, files that are
+    gone are no error: their locations are added there."""
+    directories: dict[str, list[str]] = {}
+    for location, path in files.items():
+        directories.setdefault(path.rpartition("/")[0], []).append(location)
+    for errors in (_at_once(_flush_path, list(files.items())), _at_once(sync_directory, list(directories))):
+        if missing is None:
+            _raise_first(errors)
+            continue
+        for error in errors:
+            if not isinstance(error, FileMissing):
+                raise error
+            # The name of a directory that is gone is its path.
+            missing.update(directories.get(error.location, [error.location]))
 
 
-def _flush_path(file: tuple[str, Path]) -> None:
+def _flush_path(file: tuple[str, str]) -> None:
     location, path = file
     with lake_errors("write", location, None):
         descriptor = os.open(path, os.O_RDONLY)
@@ -101,16 +114,31 @@ def _flush(file: tuple[str, int]) -> None:
         os.fsync(descriptor)
 
 
-def _at_once(flush: Callable[[_Item], None], items: Sequence[_Item]) -> None:
+def _at_once(flush: Callable[[_Item], None], items: Sequence[_Item]) -> list[Exception]:
     """Flushes several files or directories: a disk, and the journal of a file system, do so for many in one go. Waits
-    for all, then raises the first error."""
-    futures = [_flushing(os.getpid()).submit(flush, item) for item in items[1:]]
+    for all, and returns the errors."""
+    shares = [items[place::_PARALLEL_FLUSHES] for place in range(min(_PARALLEL_FLUSHES, len(items)))]
+    futures = [_flushing(os.getpid()).submit(_flush_share, flush, share) for share in shares[1:]]
     try:
-        flush(items[0])
+        errors = _flush_share(flush, shares[0]) if shares else []
     finally:
         wait(futures)
-    for future in futures:
-        future.result()
+    return [*errors, *(error for future in futures for error in future.result())]
+
+
+def _flush_share(flush: Callable[[_Item], None], items: Sequence[_Item]) -> list[Exception]:
+    errors: list[Exception] = []
+    for item in items:
+        try:
+            flush(item)
+        except LakeError as error:
+            errors.append(error)
+    return errors
+
+
+def _raise_first(errors: Sequence[Exception]) -> None:
+    if errors:
+        raise errors[0]
 
 
 @lru_cache(maxsize=1)
@@ -167,7 +195,7 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
 
 
-def open_new(path: Path, storage: StorageOptions) -> int:
+def open_new(path: Path | str, storage: StorageOptions) -> int:
     """Opens a local file for writing; one that exists is emptied. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
@@ -175,7 +203,7 @@ def open_new(path: Path, storage: StorageOptions) -> int:
     except FileNotFoundError:
         if not storage.make_directories:
             raise
-        make_local_directory(path.parent, storage)
+        make_local_directory(Path(path).parent, storage)
         return os.open(path, flags, storage.file_mode)
 
 
@@ -190,7 +218,7 @@ def make_local_directory(path: Path, storage: StorageOptions) -> None:
             sync_directory(made)
 
 
-def sync_directory(path: Path) -> None:
+def sync_directory(path: Path | str) -> None:
     """Makes the directory's entries durable. Raises LakeError."""
     with lake_errors("flush", str(path), None):
         descriptor = os.open(path, os.O_RDONLY)

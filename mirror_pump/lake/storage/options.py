@@ -77,8 +77,14 @@ def local_path(location: str) -> Path | None:
 
     Iceberg locations are not percent-encoded, so nothing is decoded.
     """
+    name = local_name(location)
+    return None if name is None else Path(name)
+
+
+def local_name(location: str) -> str | None:
+    """As `local_path`, as text."""
     if location.startswith(LOCAL):
-        return Path(location.removeprefix(LOCAL))
+        return location.removeprefix(LOCAL)
     if location.startswith("file:/"):
-        return Path(location.removeprefix("file:"))
-    return Path(location) if location.startswith("/") else None
+        return location.removeprefix("file:")
+    return location if location.startswith("/") else None

@@ -18,7 +18,7 @@ from mirror_pump.lake.storage.local_files import (
     temporary_path,
     write_local,
 )
-from mirror_pump.lake.storage.options import StorageOptions, local_path
+from mirror_pump.lake.storage.options import StorageOptions, local_name, local_path
 from mirror_pump.lake.storage.remote_files import remote_file, write_object
 from mirror_pump.lake.storage.removal import StagedFiles
 from mirror_pump.lake.storage.storage_errors import lake_errors, stream_errors
@@ -62,7 +62,7 @@ def _gather(
     files: Iterable[tuple[str, bytes]], storage: StorageOptions, written: StagedFiles, writes: GatheredWrites
 ) -> None:
     for location, content in files:
-        path = local_path(location)
+        path = local_name(location)
         written.own(location)
         if path is None:
             writes.request(location, content, storage)
@@ -95,7 +95,8 @@ def _write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions, writ
 
 @contextmanager
 def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFile]:
-    """An Arrow output stream for a new file, which appears under its name, durable, when the block ends without error.
+    """An Arrow output stream for a new file, which appears under its name, durable, when the block ends without error;
+    in a block of `gathered_writes`, a local file is durable at that one's end.
 
     Raises LakeError. After an error in the block nothing is left under the name (a remote store may keep an
     unreferenced object); one that does not come from writing stays what it is.
@@ -109,6 +110,7 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
         with stream_errors("write", location, storage), filesystem.open_output_stream(key) as stream:
             yield stream
         return
+    writes = present_writes()
     temporary = temporary_path(path)
     with lake_errors("write", location, storage):
         os.close(open_new(temporary, storage))
@@ -116,7 +118,7 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
         with stream_errors("write", location, storage), pa.OSFile(str(temporary), "wb") as stream:
             yield stream
         with lake_errors("write", location, storage):
-            if storage.fsync:
+            if storage.fsync and writes is None:
                 descriptor = os.open(temporary, os.O_RDONLY)
                 try:
                     os.fsync(descriptor)
@@ -126,5 +128,7 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if storage.fsync:
+    if storage.fsync and writes is not None:
+        writes.named(location, str(path))
+    elif storage.fsync:
         sync_directory(path.parent)

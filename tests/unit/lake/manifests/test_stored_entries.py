@@ -26,7 +26,8 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from mirror_pump.lake.avro.container_files import Encoder, container, schema_json
+from mirror_pump.lake.avro.container_files import container, schema_json
+from mirror_pump.lake.avro.record_encoder import Encoder
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.manifests.entry_reader import Status
 from mirror_pump.lake.manifests.manifest_entries import (

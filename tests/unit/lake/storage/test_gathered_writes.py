@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shutil import rmtree
 from threading import Thread
 
 import pytest
@@ -15,6 +16,7 @@ from mirror_pump.lake.storage import (
     gathered_writes,
     list_files,
     local_path,
+    open_output,
     read_bytes,
     write_all,
 )
@@ -74,3 +76,26 @@ def test_other_threads_write_as_ever(tmp_path: Path) -> None:
         thread = Thread(target=_write_and_lose, args=[(location, content)])
         thread.start()
         thread.join()
+
+
+def test_a_streamed_file_is_flushed_at_the_end_of_the_block_too(tmp_path: Path) -> None:
+    location = (tmp_path / "streamed").as_uri()
+    missing: set[str] = set()
+    with gathered_writes(missing):
+        with open_output(location, _STORAGE) as stream:
+            stream.write(b"whole")
+        assert read_bytes(location, _STORAGE) == b"whole"
+        (tmp_path / "streamed").unlink()
+    assert missing == {location}
+
+
+def test_files_that_are_gone_by_the_end_are_named_and_the_others_are_there(tmp_path: Path) -> None:
+    files = _files(tmp_path, *range(6))
+    missing: set[str] = set()
+    with gathered_writes(missing):
+        write_all(files, _STORAGE)
+        rmtree(tmp_path / "1")
+        (tmp_path / "2" / "5").unlink()
+    gone = {files[1][0], files[4][0], files[5][0]}
+    assert missing == gone
+    assert all(exists(location, _STORAGE) is (location not in gone) for location, _ in files)

@@ -16,7 +16,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyiceberg.types import DoubleType, LongType, MapType, NestedField, StringType, StructType
 
-from mirror_pump.lake.avro.container_files import Encoder, container, schema_json
+from mirror_pump.lake.avro.container_files import container, schema_json
+from mirror_pump.lake.avro.record_encoder import Encoder
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.manifests import entry_reader
