@@ -26,7 +26,7 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.tables import load_tables
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.stream.leader import is_led
-from mirror_pump.source.stream.publication import altered_tables, refuse_changed
+from mirror_pump.source.stream.publication import PublicationCheck, altered_tables
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection, metadata_location, read_duckdb
 from mirror_pump.testing.mirror import Mirror
@@ -135,7 +135,7 @@ def equal_at_rest(connection: PgConnection, settings: Settings, engine: Comparis
 def _is_behind(connection: PgConnection, settings: Settings) -> bool:
     """Whether a pump would find anything to do before the lake is what the heap is."""
     slot = settings.slot
-    refuse_changed(connection.cursor(), slot)
+    PublicationCheck(slot).refuse_changed(connection.cursor())
     parameters = {"slot": slot, "publication": identifier(settings.publication)}
     return bool(
         altered_tables(connection, slot)

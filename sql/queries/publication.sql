@@ -2,9 +2,26 @@
 
 -- name: changed
 -- Whether the publication may have left out changes since it was recorded, or does so now. Ignores tables that wait to be
--- described, of which readers are promised nothing.
-SELECT EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n JOIN modak.mirror_tables m USING (table_id)
-                WHERE n.present IS DISTINCT FROM m.published OR NOT (n.whole OR m.state = 'waiting'));
+-- described, of which readers are promised nothing. `state`: a mark of all that this is computed from, which is not computed
+-- again while the mark is the former one. NULL if a table has a column list, which its attributes decide too.
+WITH published AS (
+    SELECT concat_ws(' ', p.oid, p.xmin, count(*), sum(hashoidextended(r.oid, 0)), sum(hashtid(r.ctid))) AS mark
+      FROM modak.mirror_slots s JOIN pg_publication p ON p.pubname = s.publication_name
+      LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid
+     WHERE s.slot_name = %(slot)s GROUP BY p.oid, p.xmin),
+recorded AS (
+    SELECT concat_ws(' ', count(*), sum(hashtextextended(
+               concat_ws(' ', m.table_id, m.start_lsn, m.state, m.row_filter_mark, m.published), 0))) AS mark,
+           bool_or(m.column_list) AS listed
+      FROM modak.mirror_tables m WHERE m.slot_name = %(slot)s),
+present AS (
+    SELECT CASE WHEN NOT coalesce(r.listed, false) THEN concat_ws(' ', (SELECT p.mark FROM published p), r.mark) END AS state
+      FROM recorded r)
+SELECT CASE WHEN present.state = %(state)s THEN false
+       ELSE EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n JOIN modak.mirror_tables m USING (table_id)
+                     WHERE n.present IS DISTINCT FROM m.published OR NOT (n.whole OR m.state = 'waiting')) END AS changed,
+       present.state
+  FROM present;
 
 -- name: altered
 -- Tables of which the publication may have left out changes, and those that it does not publish whole, unless they are paused.
@@ -15,7 +32,7 @@ SELECT n.table_id FROM modak.mirror_published(%(slot)s) n JOIN modak.mirror_tabl
 -- name: record
 -- A paused table that somebody published by hand is not paused any more.
 UPDATE modak.mirror_tables m SET published = n.present, paused_at = CASE WHEN NOT n.whole THEN m.paused_at END
-  FROM modak.mirror_published(%(slot)s) n
+  FROM modak.mirror_published_of(%(slot)s, %(table_ids)s::bigint[]) n
  WHERE n.table_id = m.table_id AND m.table_id = ANY (%(table_ids)s);
 
 -- name: not_whole

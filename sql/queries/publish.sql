@@ -81,32 +81,47 @@ SELECT leader_epoch, applied_lsn, publish_id, streams,
 -- The timeline of the server, as in lock_slot.
 SELECT ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int;
 
--- name: touch_table
--- A sweep (mirror_pump/ops/maintenance/sweep.py) may have deleted files that waited too long to be published: data files older
--- than the last sweep's limit, and metadata files that were staged more than 20 minutes ago.
-UPDATE modak.mirror_tables
-   SET generation = generation + CASE WHEN %(again)s THEN 1 ELSE 0 END,
-       live_after_lsn = CASE WHEN %(again)s THEN NULL
-                             ELSE greatest(live_after_lsn,
-                                           CASE WHEN live_after_lsn IS NOT NULL THEN %(not_live_before)s::bigint END) END,
-       start_sequence = coalesce(%(start_sequence)s, start_sequence),
-       key_index = coalesce(key_index, '{}') || %(key_index)s,
-       lake_head = coalesce(%(head)s::jsonb, lake_head),
+-- name: touch_tables
+-- Returns the tables whose registration is the one that was staged on. A sweep (mirror_pump/ops/maintenance/sweep.py) may have
+-- deleted files that waited too long to be published: data files older than the last sweep's limit, and metadata files that were
+-- staged more than 20 minutes ago.
+UPDATE modak.mirror_tables m
+   SET generation = m.generation + CASE WHEN n.again THEN 1 ELSE 0 END,
+       live_after_lsn = CASE WHEN n.again THEN NULL
+                             ELSE greatest(m.live_after_lsn,
+                                           CASE WHEN m.live_after_lsn IS NOT NULL THEN n.not_live_before END) END,
+       start_sequence = coalesce(n.start_sequence, m.start_sequence),
+       key_index = coalesce(m.key_index, '{}') || n.key_index,
+       lake_head = coalesce(n.head, m.lake_head),
        updated_at = now()
- WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND generation = %(generation)s AND state NOT IN ('failed', 'dropped')
-   AND (swept_before IS NULL OR swept_before < to_timestamp(%(written_since)s))
-   AND clock_timestamp() - %(read_at)s < interval '20 min';
+  FROM unnest(%(table_ids)s::bigint[], %(start_lsns)s::bigint[], %(generations)s::bigint[], %(again)s::boolean[],
+              %(not_live_before)s::bigint[], %(read_at)s::timestamptz[], %(start_sequences)s::bigint[], %(key_indexes)s::jsonb[],
+              %(heads)s::jsonb[])
+    AS n(table_id, start_lsn, generation, again, not_live_before, read_at, start_sequence, key_index, head)
+ WHERE m.table_id = n.table_id AND m.start_lsn = n.start_lsn AND m.generation = n.generation
+   AND m.state NOT IN ('failed', 'dropped')
+   AND (m.swept_before IS NULL OR m.swept_before < to_timestamp(%(written_since)s))
+   AND clock_timestamp() - n.read_at < interval '20 min'
+RETURNING m.table_id;
 
--- name: move_pointer
--- Moves the pointer of a table as `swap` does (pointers.sql), and publishes the snapshot. No row if the pointer is elsewhere.
-WITH moved AS (
-    UPDATE modak.iceberg_tables SET metadata_location = %(new)s, previous_metadata_location = metadata_location
-     WHERE catalog_name = 'lake' AND table_namespace = %(namespace)s AND table_name = %(lake_table)s
-       AND metadata_location = %(old)s AND (iceberg_type = 'TABLE' OR iceberg_type IS NULL)
-    RETURNING 1)
-UPDATE modak.cutline
-   SET lake_snapshot_id = %(snapshot_id)s, lake_props = %(props)s, updated_at = now()
- WHERE table_id = %(table_id)s AND EXISTS (SELECT FROM moved);
+-- name: move_pointers
+-- Moves the pointers of tables as `swap` does (pointers.sql), and publishes their snapshots. Returns the tables whose pointers
+-- were where they were read.
+WITH next AS (
+    SELECT * FROM unnest(%(table_ids)s::bigint[], %(namespaces)s::text[], %(lake_tables)s::text[], %(old)s::text[], %(new)s::text[],
+                         %(snapshot_ids)s::bigint[], %(props)s::jsonb[])
+               AS n(table_id, namespace, lake_table, old, new, snapshot_id, props)),
+moved AS (
+    UPDATE modak.iceberg_tables i SET metadata_location = n.new, previous_metadata_location = i.metadata_location
+      FROM next n
+     WHERE i.catalog_name = 'lake' AND i.table_namespace = n.namespace AND i.table_name = n.lake_table
+       AND i.metadata_location = n.old AND (i.iceberg_type = 'TABLE' OR i.iceberg_type IS NULL)
+    RETURNING n.table_id)
+UPDATE modak.cutline c
+   SET lake_snapshot_id = n.snapshot_id, lake_props = n.props, updated_at = now()
+  FROM next n JOIN moved USING (table_id)
+ WHERE c.table_id = n.table_id
+RETURNING c.table_id;
 
 -- name: publish_snapshot
 UPDATE modak.cutline

@@ -6,7 +6,7 @@
 3. The declared sweep (`begin_sweep`). A publish that was delayed for longer than the grace, or whose outcome was
    unknown, cannot name a swept file afterwards: it fails, and its batch is received again. Safeguard 1 looks later, and
    so sees all publishes that landed before. The metadata that a publish stages is at most 20 minutes old when it lands
-   (sql/queries/publish.sql, touch_table), and the grace of metadata files is at least 30 minutes.
+   (sql/queries/publish.sql, touch_tables), and the grace of metadata files is at least 30 minutes.
 4. Pins and published locations. Metadata files that the catalog names stay, and so do all that are newer than the
    oldest pinned snapshot, since its reader may open the metadata file that it was given again.
 5. Numbers. A metadata file with a higher number than the one that the catalog names may be in a publish under way, and

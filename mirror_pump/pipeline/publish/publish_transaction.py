@@ -5,7 +5,7 @@ A process that publishes locks the slot's row first (`lock_slot`), and holds it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from psycopg.types.json import Jsonb
@@ -14,9 +14,9 @@ from mirror_pump.errors import CommitConflict
 from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.catalog import swap_pointer
 from mirror_pump.lake.commit.row_delta import StagedCommit
-from mirror_pump.model import Lsn, SnapshotId
+from mirror_pump.model import Lsn, MirroredTable, SnapshotId
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
-from mirror_pump.pipeline.operations.operation import Cursor
+from mirror_pump.pipeline.operations.operation import Cursor, Operation
 from mirror_pump.pipeline.publish.staged_publish import StagedTable
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.rows import fetch_row
@@ -54,6 +54,23 @@ class PublishTransaction:
     """The frontier after the transaction."""
     indexes: KeyIndexes
 
+    def apply_all(self, tables: Sequence[StagedTable], written_since: float) -> None:
+        """Does the tables' parts of the transaction. Those whose operations have no statements of their own, as nearly
+        all that a batch changes, take two statements together."""
+        plain = [accepted for accepted in tables if _is_plain(accepted)]
+        for accepted in tables:
+            if not _is_plain(accepted):
+                self.apply(accepted, written_since)
+        if plain:
+            self._touch(plain, written_since)
+            self._move_published(
+                [
+                    (accepted, accepted.staged.snapshot_id, lake_props(accepted.staged))
+                    for accepted in plain
+                    if accepted.staged is not None
+                ]
+            )
+
     def apply(self, accepted: StagedTable, written_since: float) -> None:
         """Does one table's part of the transaction: its operations, before and after the registration's row and the
         lake's pointer change."""
@@ -61,33 +78,41 @@ class PublishTransaction:
         recording = accepted.recording(self.slot, self.frontier)
         for operation in operations:
             operation.lock(self.cursor, recording)
-        self._touch(accepted, written_since)
+        self._touch([accepted], written_since)
         for operation in operations:
             operation.describe(self.cursor, recording)
         self._move_pointer(accepted)
         for operation in operations:
             operation.complete(self.cursor, recording)
 
-    def _touch(self, accepted: StagedTable, written_since: float) -> None:
-        """Locks the registration. Raises CommitConflict if it is not the one that was staged on."""
-        row, plan, table = accepted.registration, accepted.plan, accepted.request.table
+    def _touch(self, tables: Sequence[StagedTable], written_since: float) -> None:
+        """Locks the registrations. Raises CommitConflict if one is not that which was staged on."""
+        rows = [accepted.registration for accepted in tables]
+        heads = [accepted.head for accepted in tables]
         self.cursor.execute(
-            _SQL["touch_table"],
+            _SQL["touch_tables"],
             {
-                "table_id": table.table_id,
-                "start_lsn": row.start_lsn,
-                "generation": row.generation,
-                "again": plan.starts_copy,
-                "not_live_before": plan.not_live_before,
+                "table_ids": [accepted.request.table.table_id for accepted in tables],
+                "start_lsns": [row.start_lsn for row in rows],
+                "generations": [row.generation for row in rows],
+                "again": [accepted.plan.starts_copy for accepted in tables],
+                "not_live_before": [accepted.plan.not_live_before for accepted in tables],
                 "written_since": written_since,
-                "read_at": row.read_at,
-                "start_sequence": accepted.data_sequence_number,
-                "key_index": Jsonb(self._deletes(accepted)),
-                "head": None if (head := accepted.head) is None else Jsonb(head.to_json()),
+                "read_at": [row.read_at for row in rows],
+                "start_sequences": [accepted.data_sequence_number for accepted in tables],
+                "key_indexes": [Jsonb(self._deletes(accepted)) for accepted in tables],
+                "heads": [None if head is None else Jsonb(head.to_json()) for head in heads],
             },
         )
-        if self.cursor.rowcount != 1:
-            raise CommitConflict(f"the registration of {table.name} changed while it was being published")
+        changed = self._left(tables)
+        if changed is not None:
+            raise CommitConflict(f"the registration of {changed.name} changed while it was being published")
+
+    def _left(self, tables: Iterable[StagedTable]) -> MirroredTable | None:
+        """Returns a table that the last statement did not return, or None if it returned all of them."""
+        returned = {table_id for (table_id,) in self.cursor.fetchall()}
+        others = (accepted.request.table for accepted in tables)
+        return next((table for table in others if table.table_id not in returned), None)
 
     def _move_pointer(self, accepted: StagedTable) -> None:
         """Points the catalog at the staged lake table. While readers must not see commits, the pointer moves only once
@@ -103,37 +128,61 @@ class PublishTransaction:
                     "snapshot_id": staged.snapshot_id,
                 },
             )
+        elif accepted.archive is not None:
+            self._move_published([(accepted, accepted.archive.snapshot_id, archive_props(accepted.archive))])
+        elif staged is not None and row.tier is None:
+            self._move_published([(accepted, staged.snapshot_id, lake_props(staged))])
         elif accepted.table is not None:
             new = accepted.table.metadata_location
-            published: tuple[SnapshotId, Mapping[str, object]] | None = None
-            if accepted.archive is not None:
-                published = accepted.archive.snapshot_id, archive_props(accepted.archive)
-            elif staged is not None and row.tier is None:
-                published = staged.snapshot_id, lake_props(staged)
-            if published is None:
-                moved = swap_pointer(self.cursor, row.namespace, row.lake_table, row.metadata_location, new)
-            else:
-                self.cursor.execute(
-                    _SQL["move_pointer"],
-                    {
-                        "table_id": table.table_id,
-                        "namespace": row.namespace,
-                        "lake_table": row.lake_table,
-                        "old": row.metadata_location,
-                        "new": new,
-                        "snapshot_id": published[0],
-                        "props": Jsonb(dict(published[1])),
-                    },
-                )
-                moved = self.cursor.rowcount == 1
-            if not moved:
-                raise CommitConflict(f"another writer committed to {table.name} in the lake")
+            if not swap_pointer(self.cursor, row.namespace, row.lake_table, row.metadata_location, new):
+                raise _other_writer(table)
+
+    def _move_published(self, snapshots: Sequence[tuple[StagedTable, SnapshotId, Mapping[str, object]]]) -> None:
+        """Points the catalog at the staged lake tables, and publishes these snapshots of them, with their properties.
+        Raises CommitConflict if another engine committed."""
+        if not snapshots:
+            return
+        tables = [accepted for accepted, _, _ in snapshots]
+        rows = [accepted.registration for accepted in tables]
+        self.cursor.execute(
+            _SQL["move_pointers"],
+            {
+                "table_ids": [accepted.request.table.table_id for accepted in tables],
+                "namespaces": [row.namespace for row in rows],
+                "lake_tables": [row.lake_table for row in rows],
+                "old": [row.metadata_location for row in rows],
+                "new": [accepted.table.metadata_location for accepted in tables if accepted.table is not None],
+                "snapshot_ids": [snapshot_id for _, snapshot_id, _ in snapshots],
+                "props": [Jsonb(dict(props)) for _, _, props in snapshots],
+            },
+        )
+        moved_by_others = self._left(tables)
+        if moved_by_others is not None:
+            raise _other_writer(moved_by_others)
 
     def _deletes(self, accepted: StagedTable) -> dict[str, object]:
         """Returns what `status` shows of a commit: the table's index, and how deletes were written if there were
         any."""
         mode = accepted.encoded.mode if accepted.encoded is not None else None
         return {**self.indexes.report(accepted.request.table.table_id), **({} if mode is None else {"mode": mode})}
+
+
+def _is_plain(accepted: StagedTable) -> bool:
+    """Whether the table's part is nothing but its registration and its pointer."""
+    operations = (type(operation) for operation in accepted.request.operations)
+    return (
+        accepted.archive is None
+        and accepted.registration.tier is None
+        and not accepted.hidden
+        and all(
+            (kind.lock, kind.describe, kind.complete) == (Operation.lock, Operation.describe, Operation.complete)
+            for kind in operations
+        )
+    )
+
+
+def _other_writer(table: MirroredTable) -> CommitConflict:
+    return CommitConflict(f"another writer committed to {table.name} in the lake")
 
 
 def lake_props(staged: StagedCommit) -> dict[str, object]:

@@ -41,7 +41,7 @@ from mirror_pump.pipeline.publish.staging import Stager, with_due_tables, withou
 from mirror_pump.runtime.backoff import RetryPolicy
 from mirror_pump.source.connect import CONNECTS_AGAIN, PgConnection, as_source_error
 from mirror_pump.source.stream.leader import other_epoch, slot_gone
-from mirror_pump.source.stream.publication import refuse_changed
+from mirror_pump.source.stream.publication import PublicationCheck
 from mirror_pump.source.stream.slot import flushed_end
 from sql import queries
 
@@ -125,6 +125,7 @@ class Publisher:
         self._retry = retry
         self._indexes = indexes
         self._staged = staged
+        self._publication = PublicationCheck(slot)
         self._tables = CatalogTables(self._open, slot, storage)
         self.missing = self._tables.missing
         self._stager = Stager(storage, indexes, self._tables.left_to_the_lake, self.missing, timeline)
@@ -226,8 +227,7 @@ class Publisher:
             applied = self._lock_slot(connection)
             self._applied = Lsn(max(applied, request.frontier or 0))
             transaction = FrontierTransaction(cursor, self._slot, self._applied, self._indexes)
-            for accepted in staged.accepted:
-                transaction.apply(accepted, request.written_since)
+            transaction.apply_all(staged.accepted, request.written_since)
             failures = tuple(failure for failure in request.failures if transaction.fail(failure))
             filling = transaction.move_frontier(self._publish_id, request.commit_time_us)
             rename(cursor, staged.names)
@@ -236,7 +236,7 @@ class Publisher:
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})
             # This check comes last: the later it runs, the fewer changes can be missed between it and the commit
             # record.
-            refuse_changed(cursor, self._slot)
+            self._publication.refuse_changed(cursor)
             self.may_have_landed = True
         return _Landed(live, failures, filling)
 

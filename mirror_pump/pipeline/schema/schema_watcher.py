@@ -22,7 +22,7 @@ from mirror_pump.source.relations.change_notes import (
     waiting_tables,
     watch_partitions,
 )
-from mirror_pump.source.stream.publication import refuse_changed
+from mirror_pump.source.stream.publication import PublicationCheck
 from mirror_pump.table_life import TableEvent, state_after
 from sql import queries
 
@@ -46,12 +46,12 @@ class SchemaWatcher(ThreadedService):
         self._thread = session_thread("watcher", self._run, context.inbox)
 
     def _run(self) -> None:
-        look = CatalogLook(self._slot)
+        look, publication = CatalogLook(self._slot), PublicationCheck(self._slot)
         with self._context.connect() as connection:
             while self._thread.next_round():
                 began = time.monotonic()
                 # Publishes check this as well. But an idle pump makes none, and a table should be copied again soon.
-                refuse_changed(connection.cursor(), self._slot)
+                publication.refuse_changed(connection.cursor())
                 connection.execute(
                     _SQL["failed_and_dropped"],
                     {

@@ -49,6 +49,10 @@ from sql import queries
 _SQL = queries("pump")
 
 
+_REWRITES_AT_ONCE = 100
+"""Rewrites that one publish takes: more would keep a batch waiting for long."""
+
+
 class PumpSession:
     """Owns what `start_services` starts. `run` returns when the goal is reached or the stop is requested."""
 
@@ -72,6 +76,8 @@ class PumpSession:
         self._backlog = context.backlog
         self._indexes = indexes
         self._chunks = PendingChunks()
+        self._next: Event | None = None
+        """An event that was taken from the inbox before it was its turn."""
         self._left: list[str] = []
         """URIs of the files that were left in the inbox when the session ended."""
         self._begin_again = False
@@ -138,7 +144,7 @@ class PumpSession:
         """Cancel the answers that threads wait for, and remember the files named in the inbox for removal."""
         with suppress(Empty):
             while True:
-                match self._inbox.get_nowait():
+                match self._take_event(0):
                     case IndexWanted(answer=answer):
                         answer.cancel()
                     case PublishWanted(operation=operation, answer=answer):
@@ -156,7 +162,7 @@ class PumpSession:
         self._services.stream.want_position()
         while not self._stop_requested() and not self._done():
             try:
-                work = self._inbox.get(timeout=self._scheduler.poll_interval)
+                work = self._take_event(self._scheduler.poll_interval)
             except Empty:
                 self._scheduler.waited()
                 self._handle_idle()
@@ -171,14 +177,34 @@ class PumpSession:
             if self._begin_again or self._table_events.cutline_moved:
                 return True
             # This also covers a last chunk that came with other work behind it: nothing else might ever publish it.
-            if self._chunks.waiting and self._inbox.empty():
+            if self._chunks.waiting and self._next is None and self._inbox.empty():
                 self._publish_copies()
         # The key indexes live in this process's memory and end with it.
         self._services.connection.execute(_SQL["no_indexes"], {"slot": self._slot})
         return False
 
+    def _take_event(self, timeout: float) -> Event:
+        """The next event. Raises Empty if there is none within this many seconds."""
+        event, self._next = self._next, None
+        return self._inbox.get(timeout=timeout) if event is None else event
+
+    def _rewrites_from(self, first: FileRewriteReady) -> list[FileRewriteReady]:
+        """A rewrite with those that follow it in the inbox, of which no two are of one table: a table has one at a
+        time. A batch behind them waits for one publish instead of one for each."""
+        rewrites = [first]
+        with suppress(Empty):
+            while len(rewrites) < _REWRITES_AT_ONCE:
+                event = self._take_event(0)
+                if not isinstance(event, FileRewriteReady):
+                    self._next = event
+                    break
+                rewrites.append(event)
+        return rewrites
+
     def _take(self, work: Event) -> None:
         match work:
+            case FileRewriteReady():
+                self._table_events.publish_rewrites(self._rewrites_from(work))
             case ReceivedBatch():
                 landed = self._batches.land(work)
                 self._run_state.changes += work.end.changes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mirror_pump.errors import FileDamaged, FileMissing, LakeError, TableError
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode, TableState
@@ -27,7 +27,7 @@ from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline, Adva
 from mirror_pump.pipeline.operations.combinations import schema_operation
 from mirror_pump.pipeline.operations.expire_rows import ExpireRows, ExpiryRefused
 from mirror_pump.pipeline.operations.fold_corrections import FoldCorrections
-from mirror_pump.pipeline.operations.requests import PublishRequest
+from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.restart_copy import RestartCopy
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
@@ -67,8 +67,6 @@ class TableEvents:
         match event:
             case PublishWanted():
                 self._publish_wanted(event)
-            case FileRewriteReady():
-                self._publish_rewrite(event)
             case CopyInvalid(table):
                 self._restart_copy(table)
             case CopyFailed(table, error):
@@ -129,12 +127,19 @@ class TableEvents:
             case FoldCorrections(versions=versions):
                 self._observer(Step.FOLDED, table=name, rows=len(versions))
 
-    def _publish_rewrite(self, ready: FileRewriteReady) -> None:
-        table_id = ready.table.table_id
-        request = PublishRequest.of(ready.table, RewriteFiles(ready.rewrite), ready.written_since)
-        accepted = table_id in self._publisher.publish(request).tables
-        self._observer(ready.landed if accepted else ready.refused, table=str(ready.table.name), **ready.details)
-        self._services.upkeep.finished(table_id, landed=accepted)
+    def publish_rewrites(self, rewrites: Sequence[FileRewriteReady]) -> None:
+        """Publishes rewrites of different tables together: most of what a publish costs does not depend on how many
+        tables it changes. One that does not fit its table any more is left out alone."""
+        request = PublishRequest(
+            tables=tuple(TableRequest(ready.table, (RewriteFiles(ready.rewrite),)) for ready in rewrites),
+            written_since=min(ready.written_since for ready in rewrites),
+        )
+        landed = self._publisher.publish(request).tables
+        for ready in rewrites:
+            table_id = ready.table.table_id
+            step = ready.landed if table_id in landed else ready.refused
+            self._observer(step, table=str(ready.table.name), **ready.details)
+            self._services.upkeep.finished(table_id, landed=table_id in landed)
 
     def _restart_copy(self, table: MirroredTable) -> None:
         landed = self._publisher.publish(PublishRequest.of(table, RestartCopy()))

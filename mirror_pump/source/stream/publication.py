@@ -30,15 +30,29 @@ from sql import queries
 _SQL = queries("publication")
 
 
-def refuse_changed(cursor: psycopg.Cursor[tuple[Any, ...]], slot: str) -> None:
-    """Raises PublicationChanged if the publication is not as recorded, or if it does not publish a table completely,
-    unless the table is waiting for that."""
-    row = cursor.execute(_SQL["changed"], {"slot": slot}).fetchone()
-    if row is None or row[0]:
-        raise PublicationChanged(
-            "somebody changed what the mirror's publication publishes: later changes may be missing in the stream",
-            "mirror-pump copies the affected tables again by itself",
-        )
+class PublicationCheck:
+    """Refuses to go on once the publication has changed, and compares its tables one by one only if something of them
+    was written since the last time.
+
+    Invariant: `_state` is None, or a mark of catalogs in which nothing had changed, read in the same database snapshot
+    as they were compared in. Every write of a row that the comparison reads changes the mark.
+    """
+
+    def __init__(self, slot: str) -> None:
+        self._slot = slot
+        self._state: str | None = None
+
+    def refuse_changed(self, cursor: psycopg.Cursor[tuple[Any, ...]]) -> None:
+        """Raises PublicationChanged if the publication is not as recorded, or if it does not publish a table
+        completely, unless the table is waiting for that."""
+        row = cursor.execute(_SQL["changed"], {"slot": self._slot, "state": self._state}).fetchone()
+        changed, state = (True, None) if row is None else row
+        if changed:
+            raise PublicationChanged(
+                "somebody changed what the mirror's publication publishes: later changes may be missing in the stream",
+                "mirror-pump copies the affected tables again by itself",
+            )
+        self._state = state
 
 
 def altered_tables(connection: PgConnection, slot: str) -> list[TableId]:
