@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mirror_pump.ops.register.declaration import DeclaredChange, DeclaredTables
 
 _ENTRY = "register"
-_NOT_DECLARED = ("every", "no_wait", "dry_run", "yes")
+_NOT_DECLARED = ("every", "no_wait", "dry_run", "yes", "alter", "no_partition_by", "no_sort_by", "as_json")
 """Options of `register` that say nothing about tables."""
 KEYS = tuple(field.name for field in fields(RegisterOptions) if field.name not in _NOT_DECLARED)
 """The keys of an entry: the options of `register`, with underscores."""

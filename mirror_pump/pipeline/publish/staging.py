@@ -42,7 +42,7 @@ from mirror_pump.lake.format.partitioning import same_partitions
 from mirror_pump.lake.format.raw_text_columns import raw_text_fields, with_raw_text, without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, gathered_writes
-from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableState, format_lsn
+from mirror_pump.model import LakePartitioning, Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableState, format_lsn
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, IndexNotReady, KeyIndexes
 from mirror_pump.pipeline.key_index.whole_rows import WholeRowDeletes
 from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
@@ -291,8 +291,8 @@ class Stager:
 
     def _stage(self, request: TableRequest, row: Registration, frontier: Lsn | None, live: Lsn | None) -> StagedTable:
         """Writes one table's part. Leaves nothing behind if it raises."""
-        lake = self._base(request.table, row)
         plan = planned(request, row)
+        lake = self._base(request.table, row)
         if live is not None and plan.waits_longer(live):
             live = None
         schema = _schema_of(request.table, plan, lake)
@@ -303,6 +303,7 @@ class Stager:
         accepted = StagedTable(request, plan, row, lake.metadata.last_sequence_number)
         if not (commits or refreshes):
             return accepted
+        partitioning = _partitioning_of(request.table, plan, lake)
         # The key index is not used: keys of rows that left with their partition may be in the table twice until these
         # rows are removed.
         if plan.forgets_index or row.rows_dropped:
@@ -313,7 +314,8 @@ class Stager:
             encoded = self._encoded(request.table, plan, lake, row, written, goes_live=live is not None)
             staged = None
             if commits:
-                staged = _committed(lake, _row_delta(plan, encoded, schema, summary), row)
+                delta = replace(_row_delta(plan, encoded, schema, summary), partitioning=partitioning)
+                staged = _committed(lake, delta, row)
                 written.own(*staged.files)
             base = staged.table if staged is not None else lake
             converted = staged is not None and visible and deletes_converted_meanwhile(row.tier, base)
@@ -333,12 +335,8 @@ class Stager:
     def _base(self, table: MirroredTable, row: Registration) -> LakeTable:
         """Returns the state that the table's part builds on. Raises ForeignTable if the mirror cannot write to it."""
         lake = self.load_state(table.table_id, row.metadata_location)
-        if lake.foreign_partitions or not same_partitions(lake.partitioning, table.partitioning):
-            # Deletes would be written into partitions where they do not reach the rows.
-            raise ForeignTable(
-                "another engine partitioned the lake table",
-                "unregister and register it; only `mirror-pump register --lake-partition` may partition it",
-            )
+        if lake.foreign_partitions:
+            raise _partitioned_by_others()
         return replace(lake, retention=row.retention)
 
     def _encoded(
@@ -481,6 +479,25 @@ def _refuse_swept(table_request: TableRequest, row: Registration, request: Publi
             f"files of {table_request.table.name} waited so long that a sweep may have removed them",
             "the pump receives the batch again by itself; a longer orphan_grace_hours avoids this",
         )
+
+
+def _partitioning_of(table: MirroredTable, plan: TablePlan, lake: LakeTable) -> LakePartitioning | None:
+    """Returns how the lake table is divided from this publish on; None if nothing changes. What the catalog says about a
+    table that waits to be copied again is only true from the begin of the copy on, which removes all files. Raises
+    ForeignTable if the lake table is divided otherwise: deletes would be written into partitions where they do not
+    reach the rows."""
+    if same_partitions(lake.partitioning, table.partitioning):
+        return None
+    if plan.starts_copy and plan.changes_columns and plan.empties and not plan.keeps_below:
+        return table.partitioning or LakePartitioning(())
+    raise _partitioned_by_others()
+
+
+def _partitioned_by_others() -> ForeignTable:
+    return ForeignTable(
+        "another engine partitioned the lake table",
+        "unregister and register it; only `mirror-pump register` may partition it",
+    )
 
 
 def _schema_of(table: MirroredTable, plan: TablePlan, lake: LakeTable) -> LakeSchema | None:
