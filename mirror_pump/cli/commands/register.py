@@ -13,6 +13,7 @@ import typer
 
 from mirror_pump.cli.arguments.completion import other_tables, tables_argument
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, OptionRule, command, is_given, require
+from mirror_pump.cli.commands.alter import alter_tables
 from mirror_pump.cli.terminal.output import bytes_text, count_text, each_table, remark, report_error, say, write_json
 from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.errors import TableError, UsageError
@@ -244,7 +245,9 @@ class RegisterOptions:
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask for confirmation before partitions leave the heap")
     ] = False
-    as_json: Annotated[bool, typer.Option("--json", help="With --alter: JSON, as docs/cli-json.md describes it")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="With --alter: JSON, as docs/cli-json.md describes it")] = (
+        False
+    )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -569,7 +572,14 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     snapshots = options.snapshots()
     settings = complete(settings)
     if options.alter:
-        return _alter(settings, options)
+        return alter_tables(
+            settings,
+            options.names,
+            options.layout(),
+            wait=not options.no_wait,
+            dry_run=options.dry_run,
+            as_json=options.as_json,
+        )
     selected = select_tables(settings, options.names, options.exclude or ())
     unmatched = _tell_left_out(selected, follows=bool(options.follow_new))
     if options.dry_run:
@@ -622,55 +632,6 @@ def _carry_out(
     if snapshots is not None and not options.no_wait:
         rest(settings)
     return outcomes
-
-
-def _alter(settings: Settings, options: RegisterOptions) -> int:
-    """Changes the layout of each table. Returns the exit code: 1 if one cannot have it."""
-    from mirror_pump.ops.resync.layout_change import LayoutChange, alter_layout
-
-    changes: list[LayoutChange] = []
-    wish = options.layout()
-
-    def alter(name: str) -> None:
-        with copy_progress() as show:
-            change = alter_layout(
-                settings, name, wish, wait=not options.no_wait, dry_run=options.dry_run, on_progress=show
-            )
-        changes.append(change)
-        if not options.as_json:
-            say(f"{change.table}: {layout_change_text(change, dry_run=options.dry_run)}")
-            if change.error is not None:
-                report_error(change.error, "not copied", change.table)
-
-    refused = each_table(options.tables or [], alter, "not altered")
-    if options.as_json:
-        write_json([change.to_json() for change in changes])
-    return int(refused or any(change.error is not None for change in changes))
-
-
-def layout_change_text(change: LayoutChange, *, dry_run: bool = False) -> str:
-    """For people: what a change of layout leads to."""
-    from mirror_pump.ops.resync.layout_change import LayoutAction
-
-    layout = (
-        f"{f'partitioned by {change.partition_by}' if change.partition_by else 'not partitioned'},"
-        f" {f'sorted by {change.sort_by}' if change.sort_by else 'not sorted'}"
-    )
-    if change.action is LayoutAction.NOTHING:
-        return f"nothing to change: {layout}"
-    if dry_run:
-        return f"would be {layout}{_CONSEQUENCES[change.action.value]}"
-    if change.action is LayoutAction.COPY and change.state == "live":
-        return f"{layout}; copied again, {count_text(change.rows)} rows"
-    return f"{layout}{_CONSEQUENCES[change.action.value]}"
-
-
-_CONSEQUENCES = {
-    "sort": "; new files are sorted like that, others as maintenance rewrites them",
-    "copy": "; copied again, and readers keep what they have until that is complete",
-    "later": " from the next copy on: mirror-pump resume begins it",
-}
-"""By LayoutAction."""
 
 
 def unregister(settings: Settings, options: UnregisterOptions) -> int:

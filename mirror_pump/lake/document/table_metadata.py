@@ -270,7 +270,7 @@ class TableMetadata:
         schemas = [self.schema_document(self.current_schema_id)]
         if spec_id != self.default_spec_id:
             schemas += reversed(self.schema_documents)
-        return next((found for schema in schemas if (found := spec.partition_type(schema)) is not None), None)
+        return next((kind for schema in schemas if (kind := spec.partition_type(schema)) is not None), None)
 
     # Snapshots and branches
 

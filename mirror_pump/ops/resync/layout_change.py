@@ -7,9 +7,9 @@ leaves the table as it was or as it shall be:
   the same, so readers and the copy of a table that is under way see nothing of it. A running pump begins a new session,
   which sorts what it writes from then on.
 - The partitions: the catalog gets the new fields, and the table is marked to be copied again
-  (mirror_pump.source.catalog.resync). Readers keep the former files until the copy is complete. A file of the former
-  spec can never come together with the new spec: chunks and segments for the former registration are thrown away, since
-  it has another start LSN and generation; the first commit of the copy removes every file, and gives the table its spec.
+  (mirror_pump.source.catalog.resync). Readers keep the former files until the copy is complete. No commit has files of
+  both specs: chunks and segments for the former registration are thrown away, since it has another start LSN and
+  generation, and the first commit of the copy removes every file and gives the table its spec.
 
 A paused table is copied again anyway when it is resumed. So there the catalog changes alone.
 """
@@ -124,8 +124,8 @@ def alter_layout(
     dry_run: bool = False,
     observer: Observer = unobserved,
 ) -> LayoutChange:
-    """Change a table's layout; with `dry_run`, only say what that would lead to. With `wait`, return once it is live if it has to be copied again, or is being copied: by
-    a running pump, or else by this process.
+    """Change a table's layout; with `dry_run`, only say what that would lead to. With `wait`, return once it is live if
+    it has to be copied again, or is being copied: by a running pump, or else by this process.
 
     Raises TableError, having done nothing, for a table that is not mirrored, has failed, has a cut-line or another
     slot, or does not have the columns. Ctrl-C raises Interrupted; what was begun goes on with the next pump.
@@ -137,7 +137,9 @@ def alter_layout(
             if dry_run:
                 return _outcome(connection, replace(table, partitioning=partitioning), _action(table, partitioning))
             table, action = _altered(connection, settings, table, wish, storage)
-            going_on = table.paused_since is None and (action is LayoutAction.COPY or table.state is not TableState.LIVE)
+            going_on = table.paused_since is None and (
+                action is LayoutAction.COPY or table.state is not TableState.LIVE
+            )
             if wait and going_on:
                 follow_copies(connection, settings, [table.table_id], on_progress, observer)
         except KeyboardInterrupt:
@@ -179,7 +181,7 @@ def _refuse_table(table: MirroredTable) -> None:
     if table.state is TableState.FAILED:
         raise TableError(
             f"{table.name} has failed: nothing more is written to its lake table",
-            "`mirror-pump status` says why. Fix that, then unregister the table, and register it with the other layout.",
+            "`mirror-pump status` says why. Fix that, then unregister the table, and register it with another layout.",
         )
     if table.mode is TableMode.TIERED or table.tier is not None:
         raise TableError(
@@ -234,19 +236,21 @@ def _of_slot(connection: PgConnection, settings: Settings) -> set[int]:
 
 
 def _alter_locked(
-    connection: PgConnection, settings: Settings, former: MirroredTable, wish: LayoutWish, storage: StorageOptions
+    connection: PgConnection, settings: Settings, candidate: MirroredTable, wish: LayoutWish, storage: StorageOptions
 ) -> tuple[MirroredTable, LayoutAction]:
     """The transaction. Raises CommitConflict, having done nothing, if another engine committed to the lake table."""
     results: list[tuple[MirroredTable, LayoutAction]] = []
     written: list[str] = []
 
     def attempt() -> None:
-        with source_errors(f"altering {former.name}"), connection.transaction():
+        with source_errors(f"altering {candidate.name}"), connection.transaction():
             limit_lock(connection, settings)
             connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-            table = load_table(connection, former.table_id)
-            if table is None or table.location != former.location:
-                raise TableError(f"{former.name} was unregistered meanwhile", "`mirror-pump status` lists the tables")
+            table = load_table(connection, candidate.table_id)
+            if table is None or table.location != candidate.location:
+                raise TableError(
+                    f"{candidate.name} was unregistered meanwhile", "`mirror-pump status` lists the tables"
+                )
             partitioning = refuse_layout_change(table, wish)
             action = _action(table, partitioning)
             if action is not LayoutAction.NOTHING:
@@ -265,7 +269,7 @@ def _alter_locked(
             results.append((replace(table, partitioning=partitioning), action))
 
     try:
-        with_lock_retries(settings, former.name, attempt)
+        with_lock_retries(settings, candidate.name, attempt)
     except (TableError, CommitConflict):
         discard(written, storage)
         raise

@@ -42,7 +42,16 @@ from mirror_pump.lake.format.partitioning import same_partitions
 from mirror_pump.lake.format.raw_text_columns import raw_text_fields, with_raw_text, without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, gathered_writes
-from mirror_pump.model import LakePartitioning, Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableState, format_lsn
+from mirror_pump.model import (
+    LakePartitioning,
+    Lsn,
+    MirroredTable,
+    SequenceNumber,
+    TableId,
+    TableMode,
+    TableState,
+    format_lsn,
+)
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, IndexNotReady, KeyIndexes
 from mirror_pump.pipeline.key_index.whole_rows import WholeRowDeletes
 from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
@@ -303,7 +312,6 @@ class Stager:
         accepted = StagedTable(request, plan, row, lake.metadata.last_sequence_number)
         if not (commits or refreshes):
             return accepted
-        partitioning = _partitioning_of(request.table, plan, lake)
         # The key index is not used: keys of rows that left with their partition may be in the table twice until these
         # rows are removed.
         if plan.forgets_index or row.rows_dropped:
@@ -314,8 +322,7 @@ class Stager:
             encoded = self._encoded(request.table, plan, lake, row, written, goes_live=live is not None)
             staged = None
             if commits:
-                delta = replace(_row_delta(plan, encoded, schema, summary), partitioning=partitioning)
-                staged = _committed(lake, delta, row)
+                staged = _committed(lake, _row_delta(request.table, lake, plan, encoded, schema, summary), row)
                 written.own(*staged.files)
             base = staged.table if staged is not None else lake
             converted = staged is not None and visible and deletes_converted_meanwhile(row.tier, base)
@@ -335,7 +342,9 @@ class Stager:
     def _base(self, table: MirroredTable, row: Registration) -> LakeTable:
         """Returns the state that the table's part builds on. Raises ForeignTable if the mirror cannot write to it."""
         lake = self.load_state(table.table_id, row.metadata_location)
-        if lake.foreign_partitions:
+        if lake.foreign_partitions or (
+            row.tier is not None and not same_partitions(lake.partitioning, table.partitioning)
+        ):
             raise _partitioned_by_others()
         return replace(lake, retention=row.retention)
 
@@ -400,12 +409,14 @@ def fitted(table_request: TableRequest, row: Registration) -> tuple[TableRequest
 
 
 def _row_delta(
+    table: MirroredTable,
+    lake: LakeTable,
     plan: TablePlan,
     encoded: EncodedDeletes,
     schema: LakeSchema | None,
     summary: Mapping[str, str],
 ) -> RowDelta:
-    """Converts the plan to the lake's row delta."""
+    """Converts the plan to the row delta on top of `lake`."""
     segments = encoded.segments
     if plan.keeps_below:
         # Earlier deletes stay, for rows below the cut-line, and must not reach what is copied now. So the copy gets the
@@ -419,6 +430,7 @@ def _row_delta(
         positions=(*encoded.positions, *plan.positions),
         unwritten=encoded.unwritten,
         schema=schema,
+        partitioning=_partitioning_of(table, plan, lake),
         summary=summary,
     )
 
@@ -482,8 +494,8 @@ def _refuse_swept(table_request: TableRequest, row: Registration, request: Publi
 
 
 def _partitioning_of(table: MirroredTable, plan: TablePlan, lake: LakeTable) -> LakePartitioning | None:
-    """Returns how the lake table is divided from this publish on; None if nothing changes. What the catalog says about a
-    table that waits to be copied again is only true from the begin of the copy on, which removes all files. Raises
+    """Returns how the lake table is divided from this publish on; None if nothing changes. What the catalog says about
+    a table that waits to be copied again becomes true when the copy begins, which removes all files. Raises
     ForeignTable if the lake table is divided otherwise: deletes would be written into partitions where they do not
     reach the rows."""
     if same_partitions(lake.partitioning, table.partitioning):

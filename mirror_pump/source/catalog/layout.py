@@ -2,8 +2,8 @@
 
 What the catalog says about partitions is true of a live table's files at every moment: a publish fails a table of which
 it is not. So they change together with the mark that has the table copied again, in one transaction, and the first
-commit of the copy, which removes all files, gives the lake table its new partition spec. The order of rows is a promise
-to nobody: it changes at once, in the catalog and in the lake's metadata.
+commit of the copy, which removes all files, gives the lake table its new partition spec. No reader
+relies on the order of rows, which changes at once, in the catalog and in the lake's metadata.
 """
 
 from __future__ import annotations

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 from pyiceberg.table import StaticTable
 
-from mirror_pump.errors import TableError
 from mirror_pump.ops.resync.layout_change import LayoutAction, LayoutChange, LayoutWish, alter_layout
 from mirror_pump.source.relations.partition_choices import parse_partition_by, parse_sort_by
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.cli import RunCommand
 from tests.support.partitioned_orders import (
     ORDERS,
     OrderChanges,
@@ -48,7 +43,9 @@ def altered(mirror: Mirror, partition_by: str | None = None, sort_by: str | None
 def fields_of(location: str) -> list[tuple[str, str]]:
     """Columns and transforms of the lake table's partition spec."""
     table = StaticTable.from_metadata(location)
-    return [(table.schema().find_column_name(field.source_id), str(field.transform)) for field in table.spec().fields]
+    return [
+        (table.schema().find_column_name(field.source_id) or "", str(field.transform)) for field in table.spec().fields
+    ]
 
 
 def order_of(location: str) -> list[str]:
