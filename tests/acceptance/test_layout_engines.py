@@ -27,7 +27,7 @@ def test_engines_read_a_table_after_its_partition_column_is_gone(
         "INSERT INTO orders SELECT g, g % 3, 't' || g % 5, 0 FROM generate_series(1, 30) g",
     )
     mirror = Mirror.create(database, warehouse, tasks)
-    mirror.register("orders", choices=by("code, bucket(2, tenant)"))
+    mirror.register("orders", choices=by("code, bucket(4, tenant)"))
     mirror.catch_up()
     former = StaticTable.from_metadata(mirror.location("public.orders")).current_snapshot()
     assert former is not None
