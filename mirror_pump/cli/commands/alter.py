@@ -10,7 +10,8 @@ from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
-    from mirror_pump.ops.resync.layout_change import LayoutChange, LayoutWish
+    from mirror_pump.ops.register.lake_partitions import LayoutWish
+    from mirror_pump.ops.resync.layout_change import LayoutChange
 
 _CONSEQUENCES = {
     "sort": "; new files are sorted like that, others as maintenance rewrites them",

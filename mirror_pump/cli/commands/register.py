@@ -22,10 +22,10 @@ from mirror_pump.source.relations.table_patterns import EVERY_TABLE, is_pattern,
 
 if TYPE_CHECKING:
     from mirror_pump.model import SnapshotPlan
+    from mirror_pump.ops.register.lake_partitions import LayoutWish
     from mirror_pump.ops.register.preview import TablePreview
     from mirror_pump.ops.register.registration import RegisterOutcome
     from mirror_pump.ops.register.selection import SelectedTables
-    from mirror_pump.ops.resync.layout_change import LayoutWish
     from mirror_pump.source.relations.column_choices import ColumnChoices
     from mirror_pump.source.retention.retention_plan import RetentionWish
 
@@ -296,7 +296,7 @@ class RegisterOptions:
 
     def layout(self) -> LayoutWish:
         """The layout that --alter is to give a table."""
-        from mirror_pump.ops.resync.layout_change import LayoutWish
+        from mirror_pump.ops.register.lake_partitions import LayoutWish
         from mirror_pump.source.relations.partition_choices import parse_partition_by, parse_sort_by
 
         partition_by = () if self.no_partition_by else None

@@ -29,9 +29,9 @@ from mirror_pump.lake.document.metadata_files import next_location, read_metadat
 from mirror_pump.lake.document.next_metadata import with_sort_order
 from mirror_pump.lake.format.partitioning import same_partitions
 from mirror_pump.lake.storage import StorageOptions, discard, write_all
-from mirror_pump.model import LakePartitioning, MirroredTable, SortedColumn, TableMode, TableName, TableState
+from mirror_pump.model import LakePartitioning, MirroredTable, SortedColumn, TableName, TableState
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
-from mirror_pump.ops.register.lake_partitions import partitioning_by
+from mirror_pump.ops.register.lake_partitions import LayoutWish, altered_partitioning
 from mirror_pump.ops.register.unregistration import registered_table
 from mirror_pump.ops.resync.resync import plan_resync
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
@@ -45,8 +45,6 @@ from mirror_pump.source.catalog.resync import mark_tables
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.partition_choices import (
-    PartitionChoice,
-    SortChoice,
     layout_text,
     partition_choices,
     sort_choices,
@@ -58,16 +56,6 @@ _PUBLISH_SQL = queries("publish")
 
 _TRIES = 10
 """Commits of other engines to the lake table, one after the other, after which a change of its order gives up."""
-
-
-@dataclass(frozen=True)
-class LayoutWish:
-    """Another layout, as a user names it."""
-
-    partition_by: tuple[PartitionChoice, ...] | None = None
-    """Empty: no partitions. None: as they are."""
-    sort_by: tuple[SortChoice, ...] | None = None
-    """Empty: no order. None: as it is."""
 
 
 class LayoutAction(StrEnum):
@@ -150,54 +138,13 @@ def alter_layout(
         return _outcome(connection, table, action)
 
 
-def refuse_layout_change(table: MirroredTable, wish: LayoutWish) -> LakePartitioning | None:
-    """Return the layout that the table would have. Raises TableError if it cannot have it."""
-    _refuse_table(table)
-    partition_by = partition_choices(table) if wish.partition_by is None else wish.partition_by
-    sort_by = sort_choices(table) if wish.sort_by is None else wish.sort_by
-    partitioning = partitioning_by(table.name, table.columns, partition_by, sort_by)
-    if same_partitions(partitioning, table.partitioning):
-        return partitioning
-    if table.whole_rows:
-        raise TableError(
-            f"{table.name} has no key, and its rows are found in the lake by all their values, for which"
-            " --partition-by is not made",
-            "give it a key first, or change --sort-by alone",
-        )
-    if table.lacks_rows:
-        raise TableError(
-            f"{table.name} is registered with --no-copy: other partitions need a copy of all its rows",
-            f"`mirror-pump resync {table.name}` copies them; alter it afterwards",
-        )
-    return partitioning
-
-
-def _refuse_table(table: MirroredTable) -> None:
-    if table.state is TableState.DROPPED:
-        raise TableError(
-            f"{table.name} was dropped in Postgres: its lake table stays as it is",
-            "unregister it when nobody reads it any more",
-        )
-    if table.state is TableState.FAILED:
-        raise TableError(
-            f"{table.name} has failed: nothing more is written to its lake table",
-            "`mirror-pump status` says why. Fix that, then unregister the table, and register it with another layout.",
-        )
-    if table.mode is TableMode.TIERED or table.tier is not None:
-        raise TableError(
-            f"{table.name} {'is tiered' if table.mode is TableMode.TIERED else 'has heap retention'}: the layout of its"
-            " lake table cannot change, since only the lake has its old rows",
-            "unregister it with --restore-heap, and register it with another --lake-partition",
-        )
-
-
 def _altered_table(
     connection: PgConnection, settings: Settings, name: str, wish: LayoutWish
 ) -> tuple[MirroredTable, LakePartitioning | None]:
     """Return the table of this name, and the layout that it is to have. Raises the error because of which it cannot."""
     with source_errors(f"altering {name}"):
         table = registered_table(connection, name)
-    partitioning = refuse_layout_change(table, wish)
+    partitioning = altered_partitioning(table, wish)
     if table.table_id not in _of_slot(connection, settings):
         raise TableError(f"{table.name} belongs to another slot than {settings.slot}", "give --slot")
     if _action(table, partitioning) is LayoutAction.COPY:
@@ -251,7 +198,7 @@ def _alter_locked(
                 raise TableError(
                     f"{candidate.name} was unregistered meanwhile", "`mirror-pump status` lists the tables"
                 )
-            partitioning = refuse_layout_change(table, wish)
+            partitioning = altered_partitioning(table, wish)
             action = _action(table, partitioning)
             if action is not LayoutAction.NOTHING:
                 store_layout(connection, table.table_id, partitioning)
