@@ -82,7 +82,7 @@ class LayoutChange:
     sort_by: str
     """As `--sort-by` takes it; empty: none."""
     state: str
-    """Of the table when the command ends: a TableState, or `snapshot` if its changes are not followed."""
+    """Of the table when the command ends, as in `status`; `snapshot` if its changes are not followed."""
     rows: int = 0
     """Rows that were copied."""
     error: MirrorPumpError | None = None
