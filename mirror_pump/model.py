@@ -229,6 +229,11 @@ class LakePartitioning:
         return cls((PartitionedColumn(field_id, transform),))
 
     @property
+    def or_none(self) -> LakePartitioning | None:
+        """The layout; None if it says nothing."""
+        return self if self.fields or self.order else None
+
+    @property
     def field_ids(self) -> frozenset[int]:
         """Field IDs of the columns."""
         return frozenset(field.field_id for field in self.fields)
@@ -295,7 +300,8 @@ class MirroredTable:
     the heap."""
     mode: TableMode = TableMode.MIRRORED
     partitioning: LakePartitioning | None = None
-    """The partitioning of the lake table, which never changes. None: it is not partitioned."""
+    """The layout of the lake table; while it waits to be copied again, that of the copy. Partitions change only by a
+    copy. None: it is not partitioned, and its rows stay as they come."""
 
     @property
     def awaiting_description(self) -> bool:

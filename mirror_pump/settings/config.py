@@ -99,7 +99,7 @@ class Settings(BaseSettings):
     copy_chunk_bytes: Size = Field(
         default=ByteSize(64 * _MIB),
         description="Bytes of the heap that one copy task reads; up to four times as many of a large partition of a"
-        " tiered table",
+        " tiered table, and of a table that --partition-by divides",
     )
     copy_workers: Annotated[
         int, Field(ge=1, le=256), Unit("CHUNKS", "chunks"), DefaultText("one for each core that the process may use")

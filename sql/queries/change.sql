@@ -2,10 +2,14 @@
 
 -- name: store
 -- `former` and `state` are a transition that mirror_pump/table_life.py allows.
+-- `partition_fields`: a copy is divided by them. NULL: as before. The order of rows is a matter of `register --alter` alone.
 -- Chunks of tiered partitions were read with the former columns, and are read again.
 WITH seam AS (
     UPDATE modak.tables
-       SET primary_key_cols = %(key)s, tier_key_col = %(tier_key)s, tier_key_type = %(tier_key_type)s
+       SET primary_key_cols = %(key)s, tier_key_col = %(tier_key)s, tier_key_type = %(tier_key_type)s,
+           partition_scheme = CASE WHEN %(partition_fields)s::jsonb IS NULL THEN partition_scheme
+                                   ELSE jsonb_build_object('fields', %(partition_fields)s::jsonb,
+                                                           'order', coalesce(partition_scheme -> 'order', '[]')) END
      WHERE table_id = %(table_id)s),
 chunks AS (DELETE FROM modak.partition_chunks WHERE table_id = %(table_id)s)
 UPDATE modak.mirror_tables

@@ -29,6 +29,7 @@ from mirror_pump.ops.load.load_job import LoadResult
 from mirror_pump.ops.maintenance.policies import PolicyEntry
 from mirror_pump.ops.reconcile.outcome import Reconciled, ReconciledTable
 from mirror_pump.ops.register.former_files import FormerFiles
+from mirror_pump.ops.resync.layout_change import LayoutAction, LayoutChange
 from mirror_pump.ops.resync.resync import Resync, ResyncAction, TableResync
 from mirror_pump.ops.retain.retention import PartitionOutlook, TableOutlook
 from mirror_pump.ops.setup.profiles import ListedProfile
@@ -145,6 +146,7 @@ def parts() -> dict[str, Part]:
             ),
         ),
         "load": Part(_LOADED.to_json(), (_LOAD_KEYS,)),
+        "alter": Part([_ALTERED.to_json()], (Keys("[]", (LayoutChange,), computed={"remedy": ""}),)),
         "resync": Part(
             _RESYNC.to_json(),
             (
@@ -338,6 +340,9 @@ _VERIFIED = VerifyReport(
     (TableReport("public.orders", Comparison(1000103, 1000103, 0, ()), frontier=Lsn(0x5A3F2E8)),),
 )
 
+_ALTERED = LayoutChange(
+    "public.orders", LayoutAction.COPY, "day(created_at), bucket(16, tenant)", "tenant", "live", rows=1000
+)
 _REPAIRED = TableRepair("public.orders", 1000103, 1000101, missing=2, repaired=True, frontier=_FRONTIER)
 
 _RECONCILED = Reconciled(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -35,15 +36,24 @@ def by(text: str | None, sort_by: str | None = None) -> ColumnChoices:
     return parse_choices([], [], partition_by=text, sort_by=sort_by)
 
 
-def unsorted_files(location: str, column: str) -> int:
-    """Number of data files whose rows are not in the ascending order of a column, NULL last."""
+def data_files(location: str) -> set[str]:
+    """URIs of the live data files."""
+    snapshot = StaticTable.from_metadata(location).current_snapshot()
+    assert snapshot is not None
+    io = PyArrowFileIO()
+    entries = (entry for manifest in snapshot.manifests(io) for entry in manifest.fetch_manifest_entry(io))
+    return {entry.data_file.file_path for entry in entries if entry.data_file.content == DataFileContent.DATA}
+
+
+def unsorted_files(location: str, column: str, former: Collection[str] = ()) -> int:
+    """Number of data files, but for `former` ones, whose rows are not in the ascending order of a column, NULL last."""
     table = StaticTable.from_metadata(location)
     snapshot = table.current_snapshot()
     assert snapshot is not None
     found = 0
     for manifest in snapshot.manifests(PyArrowFileIO()):
         for entry in manifest.fetch_manifest_entry(PyArrowFileIO()):
-            if entry.data_file.content == DataFileContent.DATA:
+            if entry.data_file.content == DataFileContent.DATA and entry.data_file.file_path not in former:
                 values = pq.read_table(local_path(entry.data_file.file_path)).column(column).to_pylist()
                 found += values != sorted(values, key=lambda value: (value is None, value))
     return found

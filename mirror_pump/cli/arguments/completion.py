@@ -42,8 +42,8 @@ def mirrored_tables(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def other_tables(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of tables that are not mirrored."""
-    return _matching(ctx, incomplete, mirrored=False)
+    """Names of tables that are not mirrored; after --alter, of those that are."""
+    return _matching(ctx, incomplete, mirrored=bool(ctx.params.get("alter")))
 
 
 def _matching(ctx: typer.Context, incomplete: str, *, mirrored: bool) -> list[str]:

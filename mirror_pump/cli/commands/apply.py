@@ -14,6 +14,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.commands.alter import alter_tables
 from mirror_pump.cli.commands.register import RegisterOptions, require_valid
 from mirror_pump.cli.terminal.output import remark, report_error, say
 from mirror_pump.cli.terminal.progress import copy_progress
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from mirror_pump.ops.register.declaration import DeclaredChange, DeclaredTables
 
 _ENTRY = "register"
-_NOT_DECLARED = ("every", "no_wait", "dry_run", "yes")
+_NOT_DECLARED = ("every", "no_wait", "dry_run", "yes", "alter", "no_partition_by", "no_sort_by", "as_json")
 """Options of `register` that say nothing about tables."""
 KEYS = tuple(field.name for field in fields(RegisterOptions) if field.name not in _NOT_DECLARED)
 """The keys of an entry: the options of `register`, with underscores."""
@@ -51,8 +52,9 @@ def apply(
     """Make the mirror as a file declares it: register tables, unregister those that the file does not have.
 
     Shows what differs first, and asks before anything leaves. Unregistered tables keep their files. A table that is
-    registered in another way is only told: to change that it has to be unregistered. If a table is refused, the others
-    still proceed; exit code 1 reports it.
+    registered with another layout is altered, as by register --alter. One that is registered in another way is only
+    told: to change that it has to be unregistered. If a table is refused, the others still proceed; exit code 1 reports
+    it.
     """
     from mirror_pump.ops.register.declaration import differences
     from mirror_pump.ops.setup.stored_settings import complete
@@ -146,6 +148,7 @@ def _confirm() -> None:
 def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: bool) -> bool:
     """Makes the changes. Returns whether one failed."""
     from mirror_pump.ops.register.declaration import ChangeKind
+    from mirror_pump.ops.register.lake_partitions import LayoutWish
     from mirror_pump.ops.register.registration import register
     from mirror_pump.ops.register.selection import follow
     from mirror_pump.ops.register.unregistration import unregister
@@ -162,6 +165,11 @@ def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: b
                 follow(settings, [change.subject], (), None, ends=True)
             elif change.kind is ChangeKind.FOLLOW and entry is not None:
                 follow(settings, [change.subject], entry.excluded, entry.profile, ends=False)
+            elif change.kind is ChangeKind.ALTER and entry is not None:
+                layout = LayoutWish(entry.choices.partition_by, entry.choices.sort_by)
+                failed |= bool(
+                    alter_tables(settings, [change.subject], layout, wait=wait, dry_run=False, as_json=False)
+                )
             elif change.kind is ChangeKind.REGISTER and entry is not None:
                 alike.setdefault(id(entry), (entry, []))[1].append(change.subject)
         except MirrorPumpError as error:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mirror_pump.cli.arguments.completion import other_tables, tables_argument
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, OptionRule, command, is_given, require
+from mirror_pump.cli.commands.alter import alter_tables
 from mirror_pump.cli.terminal.output import bytes_text, count_text, each_table, remark, report_error, say, write_json
 from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.errors import TableError, UsageError
@@ -21,6 +22,7 @@ from mirror_pump.source.relations.table_patterns import EVERY_TABLE, is_pattern,
 
 if TYPE_CHECKING:
     from mirror_pump.model import SnapshotPlan
+    from mirror_pump.ops.register.lake_partitions import LayoutWish
     from mirror_pump.ops.register.preview import TablePreview
     from mirror_pump.ops.register.registration import RegisterOutcome
     from mirror_pump.ops.register.selection import SelectedTables
@@ -126,6 +128,19 @@ class RegisterOptions:
             help="Sort the rows of the lake's files, by 'tenant, created_at desc nulls last'",
         ),
     ] = None
+    no_partition_by: Annotated[
+        bool, typer.Option("--no-partition-by", help="With --alter: do not partition the lake table any more")
+    ] = False
+    no_sort_by: Annotated[
+        bool, typer.Option("--no-sort-by", help="With --alter: do not sort the rows of the lake's files any more")
+    ] = False
+    alter: Annotated[
+        bool,
+        typer.Option(
+            "--alter",
+            help="Change --partition-by or --sort-by of a table that is mirrored. Other partitions copy it again",
+        ),
+    ] = False
     snapshot_only: Annotated[
         bool,
         typer.Option(
@@ -230,6 +245,9 @@ class RegisterOptions:
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask for confirmation before partitions leave the heap")
     ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="With --alter: JSON, as docs/cli-json.md describes it")] = (
+        False
+    )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -245,6 +263,11 @@ class RegisterOptions:
     def followed(self) -> list[str]:
         """The patterns that can be followed: those with a schema."""
         return [name for name in self.names if is_pattern(name) and parse_pattern(name).schema is not None]
+
+    @property
+    def changes_layout(self) -> bool:
+        """Whether an option of --alter is given."""
+        return is_given(self.partition_by, self.sort_by) or self.no_partition_by or self.no_sort_by
 
     @property
     def tiered(self) -> bool:
@@ -269,6 +292,18 @@ class RegisterOptions:
             no_copy=self.no_copy,
             partition_by=self.partition_by,
             sort_by=self.sort_by,
+        )
+
+    def layout(self) -> LayoutWish:
+        """The layout that --alter is to give a table."""
+        from mirror_pump.ops.register.lake_partitions import LayoutWish
+        from mirror_pump.source.relations.partition_choices import parse_partition_by, parse_sort_by
+
+        partition_by = () if self.no_partition_by else None
+        sort_by = () if self.no_sort_by else None
+        return LayoutWish(
+            partition_by if self.partition_by is None else parse_partition_by(self.partition_by),
+            sort_by if self.sort_by is None else parse_sort_by(self.sort_by),
         )
 
     def snapshots(self) -> SnapshotPlan | None:
@@ -307,8 +342,46 @@ class RegisterOptions:
         )
 
 
+_ALTERABLE: dict[str, Any] = {
+    "alter": False,
+    "partition_by": None,
+    "no_partition_by": False,
+    "sort_by": None,
+    "no_sort_by": False,
+    "no_wait": False,
+    "as_json": False,
+    "dry_run": False,
+}
+"""The options that go with --alter, as they are if they are not given."""
+
 _REGISTER_RULES = (
     OptionRule[RegisterOptions](lambda given: not given.names, "name a TABLE, or give --all"),
+    OptionRule[RegisterOptions](
+        lambda given: not given.alter and (given.no_partition_by or given.no_sort_by or given.as_json),
+        "--no-partition-by, --no-sort-by and --json require --alter",
+        "leave out --partition-by and --sort-by of a table that is not to have them",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: (
+            (given.no_partition_by and given.partition_by is not None)
+            or (given.no_sort_by and given.sort_by is not None)
+        ),
+        "--partition-by and --no-partition-by, or --sort-by and --no-sort-by, exclude each other",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.alter and given.by_pattern,
+        "--alter is about tables that are named",
+        "mirror-pump status lists the tables",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.alter and not given.changes_layout,
+        "--alter requires --partition-by, --no-partition-by, --sort-by or --no-sort-by",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.alter and replace(given, **_ALTERABLE) != RegisterOptions(given.tables),
+        "--alter changes --partition-by and --sort-by alone",
+        "to change something else, unregister and register the table: it is copied again",
+    ),
     OptionRule[RegisterOptions](
         lambda given: given.follow_new is not None and not given.followed,
         "--follow-new requires --all, or a pattern with a schema, such as 'sales.*'",
@@ -484,6 +557,10 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     provably holds them. With --mode tiered the same happens without replication: partitions are copied when they
     leave. docs/retention.md and docs/tiered.md explain how their rows are then read and corrected. The command
     first shows which partitions leave and when, and asks for confirmation.
+
+    With --alter, a mirrored table gets another layout while the pump runs. Another order applies to the next files, and
+    to others as maintenance rewrites them. Other partitions have the table copied again; readers keep what they have
+    until it is complete.
     """
     from mirror_pump.ops.register.preview import estimate, preview
     from mirror_pump.ops.register.selection import follow, select_tables
@@ -494,6 +571,15 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     retention = options.retention()
     snapshots = options.snapshots()
     settings = complete(settings)
+    if options.alter:
+        return alter_tables(
+            settings,
+            options.names,
+            options.layout(),
+            wait=not options.no_wait,
+            dry_run=options.dry_run,
+            as_json=options.as_json,
+        )
     selected = select_tables(settings, options.names, options.exclude or ())
     unmatched = _tell_left_out(selected, follows=bool(options.follow_new))
     if options.dry_run:

@@ -22,7 +22,7 @@ from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbo
 from mirror_pump.lake.commit.schema_evolution import evolved
 from mirror_pump.lake.contents.file_listing import LiveFile, live_data_files, live_equality_deletes
 from mirror_pump.lake.document.metadata_files import metadata_directory, next_location, read_metadata
-from mirror_pump.lake.document.next_metadata import with_branch, with_snapshot
+from mirror_pump.lake.document.next_metadata import with_branch, with_partitioning, with_snapshot
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_stats import live_rows, pending_after, pending_since, snapshot_stats
 from mirror_pump.lake.document.snapshot_summary import FileCounts, SnapshotSummary, Total, summarise
@@ -72,6 +72,9 @@ class RowDelta:
     schema: LakeSchema | None = None
     """The table's columns from this snapshot on. None: they do not change. The commit's files may still have the former
     columns, since readers find columns by field ID."""
+    partitioning: LakePartitioning | None = None
+    """How files are divided from this snapshot on, those of this commit included; one without fields: not at all. Only
+    if it `replaces` every file. None: as before."""
     summary: Mapping[str, str] = field(default_factory=dict)
     """Entries to add to the snapshot's summary, such as the frontier."""
 
@@ -82,6 +85,8 @@ class RowDelta:
         ):
             # Position deletes of the segments could name rows that a merge moves.
             raise ValueError("a rewrite goes with segments only, and one that merges data files alone")
+        if self.partitioning is not None and not isinstance(rewrite, EveryFile):
+            raise ValueError("partitions change only if every file is replaced")
 
 
 @dataclass(frozen=True)
@@ -180,8 +185,11 @@ class LakeTable:
         """
         base = self
         if delta.schema is not None:
-            metadata = evolved(self.metadata, delta.schema, replaced=isinstance(delta.replaces, EveryFile))
-            base = LakeTable(metadata, self.metadata_location, self.storage, self.manifests, self.retention)
+            base = replace(
+                base, metadata=evolved(self.metadata, delta.schema, replaced=isinstance(delta.replaces, EveryFile))
+            )
+        if delta.partitioning is not None:
+            base = replace(base, metadata=with_partitioning(base.metadata, delta.partitioning))
         return base._stage(delta, now_ms, keep, self.metadata_location)
 
     def _stage(

@@ -9,13 +9,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mirror_pump.errors import LakeError
-from mirror_pump.lake.document.partition_specs import named_apart
+from mirror_pump.errors import ForeignTable, LakeError
+from mirror_pump.lake.document.partition_specs import LAST_PARTITION_ID, changed_specs, named_apart, same_specs
 from mirror_pump.lake.document.snapshot import Snapshot, sequence_number_of
 from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE, FRONTIER_PROPERTY
 from mirror_pump.lake.document.snapshot_thinning import HistoryRetention, thin_history
-from mirror_pump.lake.document.table_metadata import ARCHIVE_BRANCH, MAIN, NAME_MAPPING, TableMetadata
+from mirror_pump.lake.document.table_metadata import ARCHIVE_BRANCH, MAIN, NAME_MAPPING, TableMetadata, sort_fields
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.model import LakePartitioning, SortedColumn
 
 _PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"
 _PREVIOUS_VERSIONS_DEFAULT = 100
@@ -182,10 +183,61 @@ def with_schema(
         known_id = max(int(entry["schema-id"]) for entry in document["schemas"]) + 1
         result["schemas"] = [*document["schemas"], replace(schema, schema_id=known_id).to_iceberg_json()]
     result["current-schema-id"] = known_id
-    if not {column.field_id for column in metadata.sort_order} <= {field.field_id for field in schema.fields}:
-        # Engines refuse to load a table whose order is by a column that is gone. Order 0 is none.
-        result["default-sort-order-id"] = 0
-    return TableMetadata(result)
+    return TableMetadata(result | _order_without_gone_columns(document, schema))
+
+
+def with_partitioning(metadata: TableMetadata, partitioning: LakePartitioning | None) -> TableMetadata:
+    """The document with another partitioning of new files. The table must have no file in its current snapshot, but
+    those that the same commit removes: readers look for deletes in the partition of their rows. Raises ValueError for
+    one that does not apply to the current schema."""
+    document = metadata.document
+    last_id = int(document.get("last-partition-id", LAST_PARTITION_ID))
+    specs = changed_specs(document["partition-specs"], last_id, metadata.current_schema, partitioning)
+    return TableMetadata(
+        {
+            **document,
+            "partition-specs": specs.documents,
+            "default-spec-id": specs.default_id,
+            "last-partition-id": specs.last_partition_id,
+        }
+    )
+
+
+def with_sort_order(
+    metadata: TableMetadata, order: Sequence[SortedColumn], old_location: str, timestamp_ms: int
+) -> TableMetadata:
+    """The document with another order of the rows of new files; none for an empty one. `old_location` is where
+    `metadata` is stored; the time is in milliseconds since 1970 UTC."""
+    return TableMetadata(
+        {
+            **metadata.document,
+            **_default_order(metadata.document, sort_fields(order)),
+            "last-updated-ms": max(timestamp_ms, metadata.last_updated_ms),
+            "metadata-log": _log_after(metadata, old_location),
+        }
+    )
+
+
+def _order_without_gone_columns(document: Mapping[str, Any], schema: LakeSchema) -> dict[str, Any]:
+    """The part of the document about the order of rows, by the columns of `schema` only: engines refuse to load a table
+    whose order is by a column that is gone."""
+    default = document.get("default-sort-order-id", 0)
+    orders = document.get("sort-orders", ())
+    fields = next((order["fields"] for order in orders if order["order-id"] == default), ())
+    columns = {field.field_id for field in schema.fields}
+    left = [field for field in fields if field["source-id"] in columns]
+    return {} if len(left) == len(fields) else _default_order(document, left)
+
+
+def _default_order(document: Mapping[str, Any], fields: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The part of the document about the order of rows, with this one for new files. One that was there before is used
+    again. Order 0 is none (Iceberg spec, sorting)."""
+    orders = list(document.get("sort-orders", ()))
+    order_id = next((order["order-id"] for order in orders if order["fields"] == list(fields)), None)
+    if order_id is None:
+        order_id = max((order["order-id"] for order in orders), default=0) + 1 if fields else 0
+        orders.append({"order-id": order_id, "fields": list(fields)})
+    return {"sort-orders": orders, "default-sort-order-id": order_id}
 
 
 def with_columns(
@@ -216,6 +268,8 @@ def with_content_of(current_metadata: TableMetadata, staged: TableMetadata, kept
     same table, and with `kept`, those of its own snapshots that are to stay.
 
     Branches, tags, properties, sort orders and statistics stay as they are, except for properties that name columns.
+    An order loses columns that are gone. Partition specs are those of the document that has more. Raises ForeignTable
+    if each has one that the other lacks.
     """
     old, new = current_metadata.document, staged.document
     refs = old.get("refs", {})
@@ -228,7 +282,8 @@ def with_content_of(current_metadata: TableMetadata, staged: TableMetadata, kept
         **old,
         **{key: new[key] for key in _CONTENT if key in new},
         **{key: max(int(new[key]), int(old[key])) for key in _GROWING},
-        "partition-specs": named_apart(old["partition-specs"], staged.current_schema),
+        **_specs_after(old, new, staged.current_schema),
+        **_order_without_gone_columns(old, staged.current_schema),
         "properties": _properties_after(current_metadata.properties, current, staged.current_schema),
         "refs": {**refs, MAIN: {**refs.get(MAIN, {"type": "branch"}), "snapshot-id": new["current-snapshot-id"]}},
         "snapshots": sorted(snapshots, key=sequence_number_of),
@@ -277,6 +332,22 @@ def _grown(
     if old_location is not None:
         result["metadata-log"] = _log_after(metadata, old_location)
     return result
+
+
+def _specs_after(old: Mapping[str, Any], new: Mapping[str, Any], schema: LakeSchema) -> dict[str, Any]:
+    """The part of the document about partitions for the content of `new`, whose files have specs of it. Raises
+    ForeignTable if another engine has given `old` another spec meanwhile, and the mirror `new`."""
+    if same_specs(old["partition-specs"], new["partition-specs"]):
+        source = new
+    elif same_specs(new["partition-specs"], old["partition-specs"]):
+        source = old
+    else:
+        raise ForeignTable(
+            "another engine partitioned the lake table while its partitions were changed",
+            "unregister and register it; only `mirror-pump register` may partition it",
+        )
+    kept = {key: source[key] for key in ("default-spec-id", "last-partition-id") if key in source}
+    return {"partition-specs": named_apart(source["partition-specs"], schema), **kept}
 
 
 def _log_after(metadata: TableMetadata, location: str) -> list[Mapping[str, Any]]:

@@ -19,7 +19,6 @@ NO_PARTITION = StructType()
 """The partition type of unpartitioned tables."""
 LAST_PARTITION_ID = 999
 """Partition field IDs begin at 1000 (Iceberg spec)."""
-_FIELD_ID = LAST_PARTITION_ID + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,28 +85,82 @@ def specs_of(schema: LakeSchema, partitioning: LakePartitioning | None) -> list[
     """The specs of a new table, first that of its data files. Another one, without fields, is for equality deletes
     that apply to every partition, if keys do not tell the partition. Raises ValueError if the schema has no such column
     or a transform does not apply to it."""
-    if partitioning is None or not partitioning.fields:
-        return [PartitionSpec({"spec-id": 0, "fields": []})]
+    return list(map(PartitionSpec, changed_specs((), LAST_PARTITION_ID, schema, partitioning).documents))
+
+
+@dataclass(frozen=True)
+class ChangedSpecs:
+    """The partition specs of a table after its partitioning changed."""
+
+    documents: list[Mapping[str, Any]]
+    """The former ones, which files of old snapshots have, and new ones."""
+    default_id: int
+    """That of new data files."""
+    last_partition_id: int
+    """The highest ID that a partition field has ever had."""
+
+
+def changed_specs(
+    specs: Sequence[Mapping[str, Any]], last_id: int, schema: LakeSchema, partitioning: LakePartitioning | None
+) -> ChangedSpecs:
+    """The specs with those that `partitioning` needs, as in `specs_of`. `last_id`: the highest ID that a partition
+    field has ever had. A spec that was there before is used again, and so is the ID of a field (Iceberg spec,
+    partition evolution). Raises ValueError as `specs_of`."""
+    documents = list(specs)
+    fields = _fields_of(specs, last_id, schema, partitioning)
+    default_id = _spec_of(documents, fields)
+    if fields and partitioning_of_deletes(partitioning, schema) is None:
+        _spec_of(documents, [])
+    last_ids = [last_id, *(int(field["field-id"]) for field in fields)]
+    return ChangedSpecs(documents, default_id, max(last_ids))
+
+
+def _spec_of(documents: list[Mapping[str, Any]], fields: Sequence[Mapping[str, Any]]) -> int:
+    """The ID of the spec with these fields, whatever their names; it is added if there is none."""
+    for spec in documents:
+        if list(map(_identity, spec["fields"])) == list(map(_identity, fields)):
+            return int(spec["spec-id"])
+    spec_id = max((int(spec["spec-id"]) for spec in documents), default=-1) + 1
+    documents.append({"spec-id": spec_id, "fields": list(fields)})
+    return spec_id
+
+
+def _identity(field: Mapping[str, Any]) -> tuple[int, str]:
+    """What a partition field is, but for its name and ID."""
+    return int(field["source-id"]), str(field["transform"])
+
+
+def _fields_of(
+    specs: Sequence[Mapping[str, Any]], last_id: int, schema: LakeSchema, partitioning: LakePartitioning | None
+) -> list[dict[str, Any]]:
+    """The fields of a spec for this partitioning. Raises ValueError as `specs_of`."""
+    ids = {_identity(field): int(field["field-id"]) for spec in specs for field in spec["fields"]}
     fields: list[dict[str, Any]] = []
-    for number, divided in enumerate(partitioning.fields):
+    for divided in () if partitioning is None else partitioning.fields:
         source = _source(schema, divided)
         if source is None or not applies(divided.transform, source.type):
             raise ValueError(f"{divided} does not apply to a table of {schema}")
         name = _free_name(f"{source.name}_{_suffix(divided.transform)}", schema)
         while any(field["name"].lower() == name.lower() for field in fields):
             name += "_"
+        field_id = ids.get((source.field_id, divided.transform))
+        if field_id is None:
+            field_id = last_id = last_id + 1
         fields.append(
-            {
-                "source-id": source.field_id,
-                "field-id": _FIELD_ID + number,
-                "name": name,
-                "transform": divided.transform,
-            }
+            {"source-id": source.field_id, "field-id": field_id, "name": name, "transform": divided.transform}
         )
-    specs = [PartitionSpec({"spec-id": 0, "fields": fields})]
-    if partitioning_of_deletes(partitioning, schema) is None:
-        specs.append(PartitionSpec({"spec-id": 1, "fields": []}))
-    return specs
+    return fields
+
+
+def same_specs(left: Sequence[Mapping[str, Any]], right: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether each spec in `left` is also in `right`, under the same ID, whatever the names of fields are."""
+    fields = {int(spec["spec-id"]): list(map(_numbered, spec["fields"])) for spec in right}
+    return all(fields.get(int(spec["spec-id"])) == list(map(_numbered, spec["fields"])) for spec in left)
+
+
+def _numbered(field: Mapping[str, Any]) -> tuple[int, int, str]:
+    """A field without its name."""
+    return int(field["field-id"]), *_identity(field)
 
 
 def _suffix(transform: str) -> str:

@@ -262,9 +262,15 @@ class TableMetadata:
         return any(spec["fields"] for spec in self.document.get("partition-specs", ()) if spec["spec-id"] == default)
 
     def partition_type(self, spec_id: int) -> StructType | None:
-        """The type of partitions under a spec; None for a spec that the mirror does not write."""
+        """The type of partitions under a spec; None for a spec that the mirror does not write. Of a former spec, a
+        column may be gone: then a former schema has it."""
         spec = next((spec for spec in self.partition_specs if spec.spec_id == spec_id), None)
-        return None if spec is None else spec.partition_type(self.schema_document(self.current_schema_id))
+        if spec is None:
+            return None
+        schemas = [self.schema_document(self.current_schema_id)]
+        if spec_id != self.default_spec_id:
+            schemas += reversed(self.schema_documents)
+        return next((kind for schema in schemas if (kind := spec.partition_type(schema)) is not None), None)
 
     # Snapshots and branches
 
@@ -343,11 +349,9 @@ class TableMetadata:
         )
 
 
-def _sort_orders(order: Sequence[SortedColumn]) -> dict[str, Any]:
-    """The part of a new table's document about the order of rows."""
-    if not order:
-        return {"sort-orders": [_UNSORTED], "default-sort-order-id": 0}
-    fields = [
+def sort_fields(order: Sequence[SortedColumn]) -> list[dict[str, Any]]:
+    """The fields of a sort order (Iceberg spec, sorting)."""
+    return [
         {
             "transform": "identity",
             "source-id": column.field_id,
@@ -356,4 +360,11 @@ def _sort_orders(order: Sequence[SortedColumn]) -> dict[str, Any]:
         }
         for column in order
     ]
+
+
+def _sort_orders(order: Sequence[SortedColumn]) -> dict[str, Any]:
+    """The part of a new table's document about the order of rows."""
+    if not order:
+        return {"sort-orders": [_UNSORTED], "default-sort-order-id": 0}
+    fields = sort_fields(order)
     return {"sort-orders": [_UNSORTED, {"order-id": 1, "fields": fields}], "default-sort-order-id": 1}

@@ -6,7 +6,7 @@ them write a single file for a table that is not partitioned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -22,9 +22,19 @@ from mirror_pump.lake.format.data_files import (
     write_equality_deletes,
 )
 from mirror_pump.lake.format.gathered_rows import GatheredRows
-from mirror_pump.lake.format.partitioning import PartitionTuple, by_partition, divided, partitioning_of_deletes
+from mirror_pump.lake.format.partitioning import (
+    PartitionTuple,
+    SortKeys,
+    by_partition,
+    divided,
+    partitioning_of_deletes,
+    sort_keys,
+    sorted_places,
+    taken,
+)
 from mirror_pump.lake.format.position_deletes import Positions, encoded_position_deletes, write_position_deletes
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.format.spilled_rows import SpilledRows
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 from mirror_pump.model import LakePartitioning
 
@@ -48,6 +58,9 @@ class OpenFiles(Generic[FileKey, OpenFile]):
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def __contains__(self, key: FileKey) -> bool:
+        return key in self._open
 
     def take(self, key: FileKey, begin: Callable[[], OpenFile]) -> OpenFile:
         """The key's open file, or the one that `begin` makes: now the one that was written to last."""
@@ -82,14 +95,13 @@ class PartitionedWriter:
     """Streams rows into data files, one for each lake partition; a context manager.
 
     `written` describes the files after the block has ended without error. If the block fails, no file remains. Rows of
-    one partition keep their order.
+    one partition keep their order, unless the table is sorted: then those of each row group are.
 
     Rows gather in memory, at most `gathered_bytes` of Arrow data or `gathered_rows`, before they are divided. Memory:
-    twice as much, and one batch. At most `open_files` files stay open from one time to the next. The one that was
-    written to longest ago is closed first, and its partition gets another file when it has more rows. So there are no
-    more files than partitions if rows come about in the order of their partitions, or have few; else up to one for each
-    partition each time that rows are divided. A writer of very many rows in no order can make that rarer by a larger
-    `gathered_bytes`.
+    twice as much, and one batch. The files of the first `open_files` partitions stay open from one time to the next.
+    Rows of others wait on the disk, in the directory for temporary files, until the end, when their files are written
+    one after the other. So whatever order rows come in, each partition has one file, and `open_files` and one more are
+    open at a time. Only if that disk is full, rows become a file each time that they are divided.
     """
 
     def __init__(
@@ -111,6 +123,8 @@ class PartitionedWriter:
         self._partitioning = partitioning
         self._gathered = GatheredRows(schema, gathered_rows, gathered_bytes)
         self._open: OpenFiles[PartitionTuple, DataFileWriter] = OpenFiles(self._own, open_files)
+        self._most_open = open_files
+        self._spilled: SpilledRows[PartitionTuple] = SpilledRows()
         self._owned = StagedFiles(storage)
         self._closed: list[WrittenFile] = []
         self._done = False
@@ -122,15 +136,16 @@ class PartitionedWriter:
     def write(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Appends rows. Raises the same errors as `DataFileWriter.write`, some of them in a later call."""
         if self._gathered.add(rows):
-            self._divide()
+            self._divide(last=False)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
             try:
-                self._divide()
+                self._divide(last=True)
                 self._open.complete_all()
+                self._write_spilled()
             except BaseException as failure:
                 self._abandon(failure)
                 raise
@@ -146,15 +161,39 @@ class PartitionedWriter:
             raise RuntimeError("the files have no description yet: their block has not ended without error")
         return tuple(self._closed)
 
-    def _divide(self) -> None:
-        """Writes the gathered rows, a row group for each partition."""
+    def _divide(self, *, last: bool) -> None:
+        """Writes the gathered rows, a row group for each partition, or keeps them on the disk. `last`: no more rows
+        come."""
         if not self._gathered:
             return
         for partition, part in divided(self._gathered.take(), self._schema, self._partitioning):
+            if partition not in self._open and (last or len(self._open) >= self._most_open):
+                waits = partition in self._spilled or not last
+                if not (waits and self._spilled.add(partition, part)):
+                    self._write_one(partition, [part])
+                continue
             writer = self._open.take(partition, partial(self._begin, partition))
             writer.write(part)
             # A part refers to the memory of all rows.
             writer.flush()
+
+    def _write_spilled(self) -> None:
+        for partition in self._spilled:
+            self._write_one(partition, self._spilled.rows(partition))
+        self._spilled.close()
+
+    def _write_one(self, partition: PartitionTuple, parts: Iterable[pa.Table]) -> None:
+        """Writes a file of these parts of a partition, the rows of each row group in the table's order."""
+        sorted_by = sort_keys(self._partitioning, self._schema)
+        gathered = GatheredRows(self._schema, ROW_GROUP_ROWS, ROW_GROUP_BYTES)
+        with self._begin(partition) as writer:
+            for part in parts:
+                if gathered.add(part):
+                    writer.write(_in_order(gathered.take(), sorted_by))
+                    writer.flush()
+            if gathered:
+                writer.write(_in_order(gathered.take(), sorted_by))
+        self._own(partition, writer)
 
     def _begin(self, partition: PartitionTuple) -> DataFileWriter:
         return DataFileWriter(self._schema, self._location, self._storage, partition=partition)
@@ -165,8 +204,13 @@ class PartitionedWriter:
 
     def _abandon(self, error: BaseException) -> None:
         """Removes every file."""
+        self._spilled.close()
         self._open.abandon(error)
         self._owned.__exit__(type(error), error, error.__traceback__)
+
+
+def _in_order(rows: pa.Table, sorted_by: SortKeys) -> pa.Table:
+    return taken(rows, sorted_places(rows, sorted_by)) if sorted_by else rows
 
 
 def write_data_files(

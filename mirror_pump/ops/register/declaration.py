@@ -9,6 +9,7 @@ from typing import Any
 
 from mirror_pump.errors import MirrorPumpError, UsageError
 from mirror_pump.model import MirroredTable, SnapshotPlan, TableId, TableMode, TableState
+from mirror_pump.ops.register.lake_partitions import LayoutWish, altered_partitioning
 from mirror_pump.ops.register.registration import refuse_difference
 from mirror_pump.ops.register.selection import select_tables
 from mirror_pump.settings.config import Settings
@@ -16,7 +17,7 @@ from mirror_pump.source.catalog.followed import FollowedPattern, followed_patter
 from mirror_pump.source.catalog.profiles import find_profile, profile_of
 from mirror_pump.source.catalog.tables import load_table, load_tables
 from mirror_pump.source.connect import PgConnection, connect
-from mirror_pump.source.relations.column_choices import ColumnChoices
+from mirror_pump.source.relations.column_choices import ColumnChoices, with_layout_of
 from mirror_pump.source.relations.partition_choices import layout_text, partition_choices, sort_choices
 from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.relations.table_patterns import is_pattern
@@ -46,6 +47,8 @@ class ChangeKind(StrEnum):
 
     REGISTER = "register"
     UNREGISTER = "unregister"
+    ALTER = "alter"
+    """The lake table gets another layout (`register --alter`)."""
     DIFFERS = "differs"
     """The table is registered in another way, which only a new registration changes."""
     REFUSED = "refused"
@@ -86,17 +89,30 @@ def differences(settings: Settings, declared: Sequence[DeclaredTables]) -> list[
             if table is None or table.state is TableState.DROPPED:
                 changes.append(DeclaredChange(ChangeKind.REGISTER, name, entry, sheds=entry.retention is not None))
                 continue
-            profile = entry.profile or find_profile(connection, None).name
-            try:
-                refuse_difference(connection, settings, table, entry.choices, entry.retention, profile, entry.snapshots)
-            except MirrorPumpError as error:
-                changes.append(DeclaredChange(ChangeKind.DIFFERS, name, entry, error))
+            changes += _table_differences(connection, settings, table, name, entry)
         changes += [
             DeclaredChange(ChangeKind.UNREGISTER, str(table.name))
             for table_id, table in registered_tables.items()
             if table_id not in owners and table.state is not TableState.DROPPED
         ]
         return changes + _followed_differences(followed_patterns(connection, settings.slot), declared)
+
+
+def _table_differences(
+    connection: PgConnection, settings: Settings, table: MirroredTable, name: str, entry: DeclaredTables
+) -> list[DeclaredChange]:
+    """What differs about a registered table, which the declaration calls `name`."""
+    profile = entry.profile or find_profile(connection, None).name
+    present_layout = with_layout_of(entry.choices, table)
+    alters = table.tier is None and present_layout != entry.choices
+    try:
+        choices = present_layout if alters else entry.choices
+        refuse_difference(connection, settings, table, choices, entry.retention, profile, entry.snapshots)
+        if alters:
+            altered_partitioning(table, LayoutWish(entry.choices.partition_by, entry.choices.sort_by))
+    except MirrorPumpError as error:
+        return [DeclaredChange(ChangeKind.DIFFERS, name, entry, error)]
+    return [DeclaredChange(ChangeKind.ALTER, name, entry)] if alters else []
 
 
 def _owners(

@@ -1,14 +1,35 @@
-"""How the lake table of a plain mirrored table is partitioned, checked against its columns."""
+"""How the lake table of a plain mirrored table is partitioned and sorted, or is to be: checked against its columns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from decoders.columns import Kind
 from mirror_pump.errors import TableError
-from mirror_pump.lake.format.partitioning import applies
-from mirror_pump.model import Column, LakePartitioning, PartitionedColumn, SortedColumn, TableName
-from mirror_pump.source.relations.partition_choices import PartitionChoice, SortChoice
+from mirror_pump.lake.format.partitioning import applies, same_partitions
+from mirror_pump.model import (
+    Column,
+    LakePartitioning,
+    MirroredTable,
+    PartitionedColumn,
+    SortedColumn,
+    TableMode,
+    TableName,
+    TableState,
+)
+from mirror_pump.source.relations.partition_choices import PartitionChoice, SortChoice, partition_choices, sort_choices
+
+
+@dataclass(frozen=True)
+class LayoutWish:
+    """Another layout, as a user names it."""
+
+    partition_by: tuple[PartitionChoice, ...] | None = None
+    """Empty: no partitions. None: as they are."""
+    sort_by: tuple[SortChoice, ...] | None = None
+    """Empty: no order. None: as it is."""
+
 
 _EXAMPLES = ("identity", "year", "month", "day", "hour", "bucket[16]", "truncate[10]")
 
@@ -38,6 +59,47 @@ def partitioning_by(
             )
         sorted_columns.append(SortedColumn(column.field_id, wish.descending, wish.nulls_last))
     return LakePartitioning(tuple(fields), tuple(sorted_columns)) if fields or sorted_columns else None
+
+
+def altered_partitioning(table: MirroredTable, wish: LayoutWish) -> LakePartitioning | None:
+    """Return the layout that the table would have. Raises TableError if it cannot have it."""
+    _refuse_table(table)
+    partition_by = partition_choices(table) if wish.partition_by is None else wish.partition_by
+    sort_by = sort_choices(table) if wish.sort_by is None else wish.sort_by
+    partitioning = partitioning_by(table.name, table.columns, partition_by, sort_by)
+    if same_partitions(partitioning, table.partitioning):
+        return partitioning
+    if table.whole_rows:
+        raise TableError(
+            f"{table.name} has no key, and its rows are found in the lake by all their values, for which"
+            " --partition-by is not made",
+            "give it a key first, or change --sort-by alone",
+        )
+    if table.lacks_rows:
+        raise TableError(
+            f"{table.name} is registered with --no-copy: other partitions need a copy of all its rows",
+            f"`mirror-pump resync {table.name}` copies them; alter it afterwards",
+        )
+    return partitioning
+
+
+def _refuse_table(table: MirroredTable) -> None:
+    if table.state is TableState.DROPPED:
+        raise TableError(
+            f"{table.name} was dropped in Postgres: its lake table stays as it is",
+            "unregister it when nobody reads it any more",
+        )
+    if table.state is TableState.FAILED:
+        raise TableError(
+            f"{table.name} has failed: nothing more is written to its lake table",
+            "`mirror-pump status` says why. Fix that, then unregister the table, and register it with another layout.",
+        )
+    if table.mode is TableMode.TIERED or table.tier is not None:
+        raise TableError(
+            f"{table.name} {'is tiered' if table.mode is TableMode.TIERED else 'has heap retention'}: the layout of its"
+            " lake table cannot change, since only the lake has its old rows",
+            "unregister it with --restore-heap, and register it with another --lake-partition",
+        )
 
 
 def _column(relation: TableName, columns: Sequence[Column], name: str) -> Column:

@@ -161,6 +161,9 @@ def _preview(
         leaves = read_leaves(connection, table_id) if copied else []
     except MirrorPumpError as error:
         return TablePreview(name, error)
+    chunk_bytes = balanced_bytes(
+        leaves, settings.copy_chunk_bytes, settings.copy_workers, into_partitions=bool(choices.partition_by)
+    )
     return TablePreview(
         str(table_name),
         key=tuple(description.key),
@@ -170,7 +173,7 @@ def _preview(
         numbers_as_text=texts,
         left_out=tuple(column.name for column in description.excluded),
         size_bytes=sum(leaf.blocks * leaf.block_bytes for leaf in leaves),
-        chunks=len(chunks_of(leaves, balanced_bytes(leaves, settings.copy_chunk_bytes, settings.copy_workers))),
+        chunks=len(chunks_of(leaves, chunk_bytes)),
         row_filter=row_filter,
         retention=leaving,
     )

@@ -86,6 +86,7 @@ from mirror_pump.source.relations.column_choices import (
     numbers_as_text,
     refuse_masks,
     same_choices,
+    with_layout_of,
 )
 from mirror_pump.source.relations.lake_layout import is_present_layout
 from mirror_pump.source.relations.published_rules import published_choices
@@ -362,9 +363,12 @@ def _refuse_otherwise(
         same_choices(table, wish.choices) and _has_filter(connection, settings, table, wish.choices.where)
     ):
         registered_choices = describe_choices(table)
+        only_layout = same_choices(table, with_layout_of(wish.choices, table))
         raise TableError(
             f"{table.name} is registered with {registered_choices or 'its columns as they are'}",
-            "to change that, unregister and register the table: it is copied again",
+            "--alter changes --partition-by and --sort-by of a registered table"
+            if only_layout
+            else "to change that, unregister and register the table: it is copied again",
         )
     if (wish.snapshots is not None or in_full) and table.snapshots != wish.snapshots:
         raise TableError(

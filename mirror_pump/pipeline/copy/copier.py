@@ -141,7 +141,11 @@ class Copier(ThreadedService):
             self._snapshots.release(table.table_id)
             return False
         settings = self._context.settings
-        chunks = chunks_of(leaves, balanced_bytes(leaves, settings.copy_chunk_bytes, settings.copy_workers))
+        into_partitions = table.partitioning is not None and bool(table.partitioning.fields)
+        chunk_bytes = balanced_bytes(
+            leaves, settings.copy_chunk_bytes, settings.copy_workers, into_partitions=into_partitions
+        )
+        chunks = chunks_of(leaves, chunk_bytes)
         if table.lacks_rows:
             chunks = ()
         with connection.transaction():

@@ -23,7 +23,13 @@ from mirror_pump.lake.commit.catalog import ensure_namespace
 from mirror_pump.lake.contents.dropped_rows import DroppedRows
 from mirror_pump.model import MirroredTable, TableId, TableName, TableState
 from mirror_pump.pipeline.operations.table_changes import TableChange
-from mirror_pump.source.catalog.tables import columns_to_json, excluded_to_json, tier_key, tier_key_type
+from mirror_pump.source.catalog.tables import (
+    columns_to_json,
+    excluded_to_json,
+    partition_fields,
+    tier_key,
+    tier_key_type,
+)
 from mirror_pump.source.rows import fetch_rows
 from mirror_pump.source.stream.publication import record_filter
 from sql import queries
@@ -61,6 +67,7 @@ def store_change(
             "error": change.reason if change.waits_for_owner else None,
             "tier_key": tier_key(table),
             "tier_key_type": tier_key_type(table),
+            "partition_fields": _partition_fields(change),
         },
     )
     if cursor.rowcount != 1:
@@ -68,6 +75,12 @@ def store_change(
     if table.row_filter:
         record_filter(cursor, table.table_id)
     _complete_corrections(cursor, table)
+
+
+def _partition_fields(change: TableChange) -> Jsonb | None:
+    """The value of the parameter `partition_fields`. None for a table with a cut-line, whose old files stay."""
+    table = change.table
+    return Jsonb(partition_fields(table.partitioning)) if change.copy_again and table.tier is None else None
 
 
 def _complete_corrections(cursor: psycopg.Cursor[tuple[Any, ...]], table: MirroredTable) -> None:

@@ -42,7 +42,16 @@ from mirror_pump.lake.format.partitioning import same_partitions
 from mirror_pump.lake.format.raw_text_columns import raw_text_fields, with_raw_text, without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, gathered_writes
-from mirror_pump.model import Lsn, MirroredTable, SequenceNumber, TableId, TableMode, TableState, format_lsn
+from mirror_pump.model import (
+    LakePartitioning,
+    Lsn,
+    MirroredTable,
+    SequenceNumber,
+    TableId,
+    TableMode,
+    TableState,
+    format_lsn,
+)
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, IndexNotReady, KeyIndexes
 from mirror_pump.pipeline.key_index.whole_rows import WholeRowDeletes
 from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
@@ -291,8 +300,8 @@ class Stager:
 
     def _stage(self, request: TableRequest, row: Registration, frontier: Lsn | None, live: Lsn | None) -> StagedTable:
         """Writes one table's part. Leaves nothing behind if it raises."""
-        lake = self._base(request.table, row)
         plan = planned(request, row)
+        lake = self._base(request.table, row)
         if live is not None and plan.waits_longer(live):
             live = None
         schema = _schema_of(request.table, plan, lake)
@@ -313,7 +322,7 @@ class Stager:
             encoded = self._encoded(request.table, plan, lake, row, written, goes_live=live is not None)
             staged = None
             if commits:
-                staged = _committed(lake, _row_delta(plan, encoded, schema, summary), row)
+                staged = _committed(lake, _row_delta(request.table, lake, plan, encoded, schema, summary), row)
                 written.own(*staged.files)
             base = staged.table if staged is not None else lake
             converted = staged is not None and visible and deletes_converted_meanwhile(row.tier, base)
@@ -333,12 +342,10 @@ class Stager:
     def _base(self, table: MirroredTable, row: Registration) -> LakeTable:
         """Returns the state that the table's part builds on. Raises ForeignTable if the mirror cannot write to it."""
         lake = self.load_state(table.table_id, row.metadata_location)
-        if lake.foreign_partitions or not same_partitions(lake.partitioning, table.partitioning):
-            # Deletes would be written into partitions where they do not reach the rows.
-            raise ForeignTable(
-                "another engine partitioned the lake table",
-                "unregister and register it; only `mirror-pump register --lake-partition` may partition it",
-            )
+        if lake.foreign_partitions or (
+            row.tier is not None and not same_partitions(lake.partitioning, table.partitioning)
+        ):
+            raise _partitioned_by_others()
         return replace(lake, retention=row.retention)
 
     def _encoded(
@@ -402,12 +409,14 @@ def fitted(table_request: TableRequest, row: Registration) -> tuple[TableRequest
 
 
 def _row_delta(
+    table: MirroredTable,
+    lake: LakeTable,
     plan: TablePlan,
     encoded: EncodedDeletes,
     schema: LakeSchema | None,
     summary: Mapping[str, str],
 ) -> RowDelta:
-    """Converts the plan to the lake's row delta."""
+    """Converts the plan to the row delta on top of `lake`."""
     segments = encoded.segments
     if plan.keeps_below:
         # Earlier deletes stay, for rows below the cut-line, and must not reach what is copied now. So the copy gets the
@@ -421,6 +430,7 @@ def _row_delta(
         positions=(*encoded.positions, *plan.positions),
         unwritten=encoded.unwritten,
         schema=schema,
+        partitioning=_partitioning_of(table, plan, lake),
         summary=summary,
     )
 
@@ -481,6 +491,25 @@ def _refuse_swept(table_request: TableRequest, row: Registration, request: Publi
             f"files of {table_request.table.name} waited so long that a sweep may have removed them",
             "the pump receives the batch again by itself; a longer orphan_grace_hours avoids this",
         )
+
+
+def _partitioning_of(table: MirroredTable, plan: TablePlan, lake: LakeTable) -> LakePartitioning | None:
+    """Returns how the lake table is divided from this publish on; None if nothing changes. What the catalog says about
+    a table that waits to be copied again becomes true when the copy begins, which removes all files. Raises
+    ForeignTable if the lake table is divided otherwise: deletes would be written into partitions where they do not
+    reach the rows."""
+    if same_partitions(lake.partitioning, table.partitioning):
+        return None
+    if plan.starts_copy and plan.changes_columns and plan.empties and not plan.keeps_below:
+        return table.partitioning or LakePartitioning(())
+    raise _partitioned_by_others()
+
+
+def _partitioned_by_others() -> ForeignTable:
+    return ForeignTable(
+        "another engine partitioned the lake table",
+        "unregister and register it; only `mirror-pump register` may partition it",
+    )
 
 
 def _schema_of(table: MirroredTable, plan: TablePlan, lake: LakeTable) -> LakeSchema | None:

@@ -55,6 +55,7 @@ from mirror_pump.pipeline.schema.schema_change import CopyReason, SchemaChange, 
 from mirror_pump.source.relations.change_notes import Note
 from mirror_pump.source.relations.column_choices import decimal_option, is_number_as_text
 from mirror_pump.source.relations.description import RelationDescription
+from mirror_pump.source.relations.partition_choices import layout_text, partition_choices
 
 
 class Action(Enum):
@@ -109,6 +110,11 @@ COPY_RULES: tuple[Rule[SchemaChange, RowOutcome], ...] = (
     Rule("its rows were rewritten", lambda change: change.values_replaced, RowOutcome.COPIED),
     Rule("its copy begins here, as it has no key", lambda change: change.begins_copy, RowOutcome.COPIED),
     Rule("its key changed", lambda change: change.former_key != change.key, RowOutcome.LOST),
+    Rule(
+        "a column by which its lake table is partitioned is gone or has another type",
+        lambda change: bool(change.lost_partition_columns),
+        RowOutcome.COPIED,
+    ),
     Rule("a partition was truncated", lambda change: change.note.truncated, RowOutcome.COPIED),
     Rule(
         "a partition was detached for a moment, and it is unknown when",
@@ -170,15 +176,6 @@ def _keyless(change: SchemaChange) -> SchemaChangeDecision:
     return SchemaChangeDecision(Action.WAIT, table, reason, waits_for_owner=True)
 
 
-def _not_divisible(change: SchemaChange) -> SchemaChangeDecision:
-    names = ", ".join(change.lost_partition_columns)
-    reason = (
-        f"its lake table is partitioned by {names}, which is gone or has another type now. Readers keep what it held"
-        " before; unregister it and register it with another --partition-by"
-    )
-    return SchemaChangeDecision(Action.FAIL, change.table, reason)
-
-
 def _concerns_old_rows(change: SchemaChange) -> bool:
     return change.has_old_rows and any(reason.everywhere for reason in copy_reasons(change))
 
@@ -199,8 +196,17 @@ def _copied(change: SchemaChange) -> SchemaChangeDecision:
     if not change.has_old_rows:
         # No old file stays, and the initial values may no longer be of the columns' types.
         table = replace(table, columns=tuple(replace(column, initial=None) for column in table.columns))
-    remedy = _lake_types_remedy(change.table, table)
+    remedy = " ".join(filter(None, (_lake_types_remedy(change.table, table), _partitions_remedy(change))))
     return SchemaChangeDecision(Action.COPY_AGAIN, table, _text(copy_reasons(change)), remedy=remedy)
+
+
+def _partitions_remedy(change: SchemaChange) -> str:
+    """What to do about a lake table that is partitioned otherwise by a copy; empty if it is not."""
+    if not change.lost_partition_columns:
+        return ""
+    fields = layout_text(partition_choices(change.new_table))
+    text = f"Its lake table is {f'partitioned by {fields}' if fields else 'not partitioned'} once it is copied."
+    return f"{text} `mirror-pump register {change.new_table.name} --alter --partition-by ...` chooses otherwise"
 
 
 def _filled(change: SchemaChange) -> SchemaChangeDecision:
@@ -237,7 +243,6 @@ DECISION_RULES: tuple[Rule[SchemaChange, Callable[[SchemaChange], SchemaChangeDe
         _refused,
     ),
     Rule("no key", lambda change: change.is_keyless, _keyless),
-    Rule("no partition", lambda change: bool(change.lost_partition_columns), _not_divisible),
     Rule("old rows may be wrong", _concerns_old_rows, _old_rows_wrong),
     Rule(
         "rows that print as before are to come",

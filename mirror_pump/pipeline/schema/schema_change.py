@@ -13,7 +13,16 @@ from typing import Any
 
 from mirror_pump.errors import TableError
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds, bounds_of
-from mirror_pump.model import Column, MirroredTable, TableMode, TableState, Tier
+from mirror_pump.lake.format.partitioning import applies
+from mirror_pump.model import (
+    Column,
+    LakePartitioning,
+    MirroredTable,
+    PartitionedColumn,
+    TableMode,
+    TableState,
+    Tier,
+)
 from mirror_pump.pipeline.schema.column_rules import ChangedColumn, NewColumn, RowOutcome
 from mirror_pump.source.relations.change_notes import REWRITTEN_TYPE, REWRITTEN_VALUES, REWRITTEN_WIDENED, Note
 from mirror_pump.source.relations.column_choices import still_chosen
@@ -219,12 +228,30 @@ class SchemaChange:
             shape=json.dumps(self.note.shape, sort_keys=True),
             excluded=self.description.excluded,
             tier=self.decided.tier,
+            partitioning=self._partitioning if self.lost_partition_columns else table.partitioning,
         )
+
+    @property
+    def _partitioning(self) -> LakePartitioning | None:
+        """The layout without the fields that do not apply to the columns any more. Those of a column that gets another
+        type stay, if they apply to it. Only a copy has it."""
+        partitioning = self.table.partitioning
+        if partitioning is None:
+            return None
+        numbers = {column.field_id: column.attnum for column in self.table.columns}
+        columns = {column.attnum: column for column in self.decided.columns}
+        fields = (
+            PartitionedColumn(column.field_id, field.transform)
+            for field in partitioning.fields
+            if (column := columns.get(numbers.get(field.field_id, 0))) is not None
+            and applies(field.transform, column.type)
+        )
+        return replace(partitioning, fields=tuple(fields)).or_none
 
     @property
     def lost_partition_columns(self) -> list[str]:
         """Names of columns by which the lake's files are divided, and that are gone or have another type in the lake.
-        Iceberg reads the partitions of every file by the columns' present types."""
+        Iceberg reads the partitions of every file by the columns' present types, so all files are written anew."""
         partitioning = self.table.partitioning
         if partitioning is None or self.table.tier is not None:
             return []

@@ -183,7 +183,12 @@ def partition_scheme(partitioning: LakePartitioning | None) -> dict[str, Any]:
     if len(partitioning.fields) == 1 and not partitioning.order:
         (only,) = partitioning.fields
         return {"field_id": only.field_id, "transform": only.transform}
-    return {"fields": list(map(asdict, partitioning.fields)), "order": list(map(asdict, partitioning.order))}
+    return {"fields": partition_fields(partitioning), "order": list(map(asdict, partitioning.order))}
+
+
+def partition_fields(partitioning: LakePartitioning | None) -> list[dict[str, Any]]:
+    """The fields in modak.tables.partition_scheme; empty for an unpartitioned lake table."""
+    return [] if partitioning is None else list(map(asdict, partitioning.fields))
 
 
 def partitioning_of(scheme: Mapping[str, Any]) -> LakePartitioning | None:
@@ -194,7 +199,7 @@ def partitioning_of(scheme: Mapping[str, Any]) -> LakePartitioning | None:
     return LakePartitioning(
         tuple(PartitionedColumn(int(field["field_id"]), str(field["transform"])) for field in fields),
         tuple(SortedColumn(**column) for column in scheme.get("order", ())),
-    )
+    ).or_none
 
 
 def delete_table(conn: PgConnection, table_id: TableId) -> bool:

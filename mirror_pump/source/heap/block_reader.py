@@ -52,6 +52,8 @@ from sql import queries
 _SQL = queries("heap")
 
 
+_LARGER = 4
+"""Chunks of a partitioned lake table are this many times as large. The memory of their tasks is the same."""
 _BALANCED_ROUNDS = 8
 """Chunks for each worker from which on it matters little that some workers have one more."""
 _LEAST_BYTES = 16 << 20
@@ -132,9 +134,14 @@ def read_leaves(conn: PgConnection, table_id: TableId) -> list[HeapLeaf]:
         return fetch_rows(conn, HeapLeaf, _SQL["leaves"], {"oid": table_id})
 
 
-def balanced_bytes(leaves: Iterable[HeapLeaf], target_bytes: int, workers: int) -> int:
+def balanced_bytes(
+    leaves: Iterable[HeapLeaf], target_bytes: int, workers: int, *, into_partitions: bool = False
+) -> int:
     """Bytes of the heap for each chunk, at most `target_bytes`, so that this many workers have equal numbers of equal
-    chunks and end together. Does not divide what takes a second anyway, and leaves large tables as they are."""
+    chunks and end together. Does not divide what takes a second anyway, and leaves large tables as they are.
+
+    `into_partitions`: each chunk has a file for each of its lake partitions, so it is larger, and there are fewer."""
+    target_bytes *= _LARGER if into_partitions else 1
     total = sum(leaf.blocks * leaf.block_bytes for leaf in leaves)
     rounds = -(-total // (target_bytes * workers))
     if rounds > _BALANCED_ROUNDS:

@@ -352,6 +352,11 @@ def same_choices(table: MirroredTable, choices: ColumnChoices) -> bool:
     return excluded == choices.excluded or (table.leaves_out_new and excluded > choices.excluded)
 
 
+def with_layout_of(choices: ColumnChoices, table: MirroredTable) -> ColumnChoices:
+    """The choices with the layout that the table has."""
+    return replace(choices, partition_by=partition_choices(table), sort_by=sort_choices(table))
+
+
 def _permitted(own: ColumnType, chosen_type: ColumnType, *, numeric: bool) -> bool:
     """Whether a column with the default lake type `own` may become `chosen_type`. `numeric`: the column's Postgres
     type, or that of its elements, is numeric."""

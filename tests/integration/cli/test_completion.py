@@ -86,6 +86,7 @@ def test_commands_options_and_tables(
     assert completed("mirror-pump verify t", environment) == ["t"]
     assert completed_here("mirror-pump register publ") == ['public."Orders 2"', "public.orders"]
     assert completed_here("mirror-pump register ord") == ["orders"]
+    assert completed_here("mirror-pump register --alter publ") == ["public.t"]
     # The DSN on the command line that is being typed takes precedence over the environment's.
     assert completed_here("mirror-pump verify --dsn host=127.0.0.1,port=1 publ") == []
 

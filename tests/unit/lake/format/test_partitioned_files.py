@@ -23,8 +23,9 @@ from mirror_pump.lake.format.partitioned_files import (
     write_position_delete_files,
 )
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.format.spilled_rows import SpilledRows
 from mirror_pump.lake.storage import StorageOptions, local_path, make_directory
-from mirror_pump.model import LakePartitioning
+from mirror_pump.model import LakePartitioning, SortedColumn
 from tests.support.local_files import path_of
 
 SCHEMA = LakeSchema(
@@ -81,11 +82,9 @@ def test_a_stream_of_rows_is_divided(
     for file in writer.written:
         assert {(key // 10 * 10,) for key in ids(file)} == {file.partition}
     assert most_open <= open_files
-    partitions = {key // 10 for key in keys}
-    if len(partitions) <= open_files or len(keys) < gathered_rows:
-        assert len(writer.written) == len(partitions), "a file for each partition"
-        for file in writer.written:
-            assert ids(file) == [key for key in keys if (key // 10 * 10,) == file.partition], "in their order"
+    assert len(writer.written) == len({key // 10 for key in keys}), "a file for each partition"
+    for file in writer.written:
+        assert ids(file) == [key for key in keys if (key // 10 * 10,) == file.partition], "in their order"
     assert {local_path(file.path) for file in writer.written} == set(files_in(location))
 
 
@@ -96,16 +95,38 @@ def test_rows_in_the_order_of_partitions_make_a_file_each(location: str) -> None
     assert sorted(file.partition for file in writer.written) == [(key,) for key in range(0, 1001, 10)]
 
 
-def test_rows_in_no_order_make_a_file_for_each_partition_each_time_that_they_are_divided(location: str) -> None:
+@pytest.mark.parametrize("gathered_bytes", [1 << 20, 20_000])
+@pytest.mark.parametrize("order", [(), (SortedColumn(2, descending=True), SortedColumn(1))])
+def test_rows_in_no_order_make_a_file_for_each_partition(
+    location: str, gathered_bytes: int, order: tuple[SortedColumn, ...]
+) -> None:
     keys = random.Random(1).sample(range(3000), 3000)
-    for gathered_bytes, least, most in ((1 << 20, 300, 300), (20_000, 600, 300 * 5)):
-        writer = PartitionedWriter(SCHEMA, location, STORAGE, TENS, open_files=2, gathered_bytes=gathered_bytes)
-        with writer:
-            for first in range(0, 3000, 30):
-                writer.write(rows(*keys[first : first + 30]))
-                assert writer._gathered.size_bytes < gathered_bytes
-        assert sum(file.record_count for file in writer.written) == 3000
-        assert least <= len(writer.written) <= most
+    layout = LakePartitioning(TENS.fields, order)
+    writer = PartitionedWriter(SCHEMA, location, STORAGE, layout, open_files=2, gathered_bytes=gathered_bytes)
+    with writer:
+        for first in range(0, 3000, 30):
+            writer.write(rows(*keys[first : first + 30]))
+            assert writer._gathered.size_bytes < gathered_bytes
+    assert sum(file.record_count for file in writer.written) == 3000
+    assert len({file.partition for file in writer.written}) == len(writer.written) == 300
+    if order:
+        # The files that stay open have a row group for each time that rows were divided.
+        unsorted = [file for file in writer.written if ids(file) != sorted(ids(file), key=lambda key: f"v{key}")[::-1]]
+        assert len(unsorted) <= 2
+
+
+def test_without_room_on_the_disk_rows_become_a_file_each_time(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the hundredth part on; what is on the disk before is not lost."""
+    room = iter(range(100))
+    add = SpilledRows.add
+    monkeypatch.setattr(SpilledRows, "add", lambda *given: next(room, None) is not None and add(*given))
+    keys = random.Random(1).sample(range(3000), 3000)
+    writer = PartitionedWriter(SCHEMA, location, STORAGE, TENS, open_files=2, gathered_bytes=20_000)
+    with writer:
+        for first in range(0, 3000, 30):
+            writer.write(rows(*keys[first : first + 30]))
+    assert sorted(key for file in writer.written for key in ids(file)) == list(range(3000))
+    assert len(writer.written) > 300
 
 
 def test_an_unpartitioned_table_gets_one_file(location: str) -> None:

@@ -1,0 +1,56 @@
+"""`mirror-pump register --alter`: another layout for tables that are mirrored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mirror_pump.cli.terminal.output import count_text, each_table, report_error, say, write_json
+from mirror_pump.cli.terminal.progress import copy_progress
+from mirror_pump.settings.config import Settings
+
+if TYPE_CHECKING:
+    from mirror_pump.ops.register.lake_partitions import LayoutWish
+    from mirror_pump.ops.resync.layout_change import LayoutChange
+
+_CONSEQUENCES = {
+    "sort": "; new files are sorted like that, others as maintenance rewrites them",
+    "copy": "; copied again, and readers keep what they have until that is complete",
+    "later": " from the next copy on: mirror-pump resume begins it",
+}
+"""By LayoutAction."""
+
+
+def alter_tables(
+    settings: Settings, names: Sequence[str], wish: LayoutWish, *, wait: bool, dry_run: bool, as_json: bool
+) -> int:
+    """Changes the layout of each table. Returns the exit code: 1 if one cannot have it, or cannot be copied."""
+    from mirror_pump.ops.resync.layout_change import alter_layout
+
+    changes: list[LayoutChange] = []
+
+    def alter(name: str) -> None:
+        with copy_progress() as show:
+            change = alter_layout(settings, name, wish, wait=wait, dry_run=dry_run, on_progress=show)
+        changes.append(change)
+        if not as_json:
+            say(f"{change.table}: {layout_change_text(change, dry_run=dry_run)}")
+            if change.error is not None:
+                report_error(change.error, "not copied", change.table)
+
+    refused = each_table(names, alter, "not altered")
+    if as_json:
+        write_json([change.to_json() for change in changes])
+    return int(refused or any(change.error is not None for change in changes))
+
+
+def layout_change_text(change: LayoutChange, *, dry_run: bool = False) -> str:
+    """For people: what a change of layout leads to."""
+    partitions = f"partitioned by {change.partition_by}" if change.partition_by else "not partitioned"
+    layout = f"{partitions}, {f'sorted by {change.sort_by}' if change.sort_by else 'not sorted'}"
+    action = change.action.value
+    if action == "nothing":
+        return f"nothing to change: {layout}"
+    if action == "copy" and change.state == "live" and not dry_run:
+        return f"{layout}; copied again, {count_text(change.rows)} rows"
+    return f"{'would be ' if dry_run else ''}{layout}{_CONSEQUENCES[action]}"

@@ -1,0 +1,276 @@
+"""Changes how the lake table of a plain mirrored table is partitioned and sorted, whether or not a pump runs.
+
+One transaction under the lock of the slot's row does all of it, so no publish is under way, and a kill at any moment
+leaves the table as it was or as it shall be:
+
+- The order of rows: a metadata file with the new sort order becomes the lake table's. Its rows, files and snapshots are
+  the same, so readers and the copy of a table that is under way see nothing of it. A running pump begins a new session,
+  which sorts what it writes from then on.
+- The partitions: the catalog gets the new fields, and the table is marked to be copied again
+  (mirror_pump.source.catalog.resync). Readers keep the former files until the copy is complete. No commit has files of
+  both specs: chunks and segments for the former registration are thrown away, since it has another start LSN and
+  generation, and the first commit of the copy removes every file and gives the table its spec.
+
+A paused table is copied again anyway when it is resumed. So there the catalog changes alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from mirror_pump.engine.lake_storage import lake_storage
+from mirror_pump.errors import CommitConflict, Interrupted, MirrorPumpError, TableError
+from mirror_pump.lake.commit.catalog import load_pointer, swap_pointer
+from mirror_pump.lake.document.metadata_files import next_location, read_metadata
+from mirror_pump.lake.document.next_metadata import with_sort_order
+from mirror_pump.lake.format.partitioning import same_partitions
+from mirror_pump.lake.storage import StorageOptions, discard, write_all
+from mirror_pump.model import LakePartitioning, MirroredTable, SortedColumn, TableName, TableState
+from mirror_pump.ops.register.copies import copies_progress, follow_copies
+from mirror_pump.ops.register.lake_partitions import LayoutWish, altered_partitioning
+from mirror_pump.ops.register.unregistration import registered_table
+from mirror_pump.ops.resync.resync import plan_resync
+from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
+from mirror_pump.ops.table_progress import TableProgress
+from mirror_pump.pipeline.flow.steps import Observer, unobserved
+from mirror_pump.runtime.interrupts import deferred_interrupt
+from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.layout import move_head, store_layout
+from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
+from mirror_pump.source.catalog.resync import mark_tables
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.relations.partition_choices import (
+    layout_text,
+    partition_choices,
+    sort_choices,
+)
+from mirror_pump.source.stream.slot import wal_end
+from sql import queries
+
+_PUBLISH_SQL = queries("publish")
+
+_TRIES = 10
+"""Commits of other engines to the lake table, one after the other, after which a change of its order gives up."""
+
+
+class LayoutAction(StrEnum):
+    """What a change of layout leads to."""
+
+    NOTHING = "nothing"
+    """The table has the layout."""
+    SORT = "sort"
+    """New files are sorted by the new order; maintenance sorts the others."""
+    COPY = "copy"
+    """The table is copied again, with the new partitions."""
+    LATER = "later"
+    """The next copy has the new partitions: the table is paused."""
+
+
+@dataclass(frozen=True)
+class LayoutChange:
+    """What became of a table whose layout was to be changed."""
+
+    table: str
+    action: LayoutAction
+    partition_by: str
+    """The fields of its partitions from now on, as `--partition-by` takes them; empty: none."""
+    sort_by: str
+    """As `--sort-by` takes it; empty: none."""
+    state: str
+    """Of the table when the command ends, as in `status`; `snapshot` if its changes are not followed."""
+    rows: int = 0
+    """Rows that were copied."""
+    error: MirrorPumpError | None = None
+    """Why the table cannot be copied, or not before its owner acts."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that docs/cli-json.md describes."""
+        return {
+            "table": self.table,
+            "action": self.action.value,
+            "partition_by": self.partition_by,
+            "sort_by": self.sort_by,
+            "state": self.state,
+            "rows": self.rows,
+            "error": None if self.error is None else str(self.error),
+            "remedy": None if self.error is None else self.error.remedy,
+        }
+
+
+def alter_layout(
+    settings: Settings,
+    name: str,
+    wish: LayoutWish,
+    *,
+    wait: bool,
+    on_progress: Callable[[Sequence[TableProgress]], None],
+    dry_run: bool = False,
+    observer: Observer = unobserved,
+) -> LayoutChange:
+    """Change a table's layout; with `dry_run`, only say what that would lead to. With `wait`, return once it is live if
+    it has to be copied again, or is being copied: by a running pump, or else by this process.
+
+    Raises TableError, having done nothing, for a table that is not mirrored, has failed, has a cut-line or another
+    slot, or does not have the columns. Ctrl-C raises Interrupted; what was begun goes on with the next pump.
+    """
+    storage = lake_storage(settings)
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-alter") as connection:
+        try:
+            table, partitioning = _altered_table(connection, settings, name, wish)
+            if dry_run:
+                return _outcome(connection, replace(table, partitioning=partitioning), _action(table, partitioning))
+            table, action = _altered(connection, settings, table, wish, storage)
+            going_on = table.paused_since is None and (
+                action is LayoutAction.COPY or table.state is not TableState.LIVE
+            )
+            if wait and going_on:
+                follow_copies(connection, settings, [table.table_id], on_progress, observer)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted; `mirror-pump status` shows the layout of {name}. If it is copied again, that goes on"
+                " with the next pump, and the same command follows it"
+            ) from None
+        return _outcome(connection, table, action)
+
+
+def _altered_table(
+    connection: PgConnection, settings: Settings, name: str, wish: LayoutWish
+) -> tuple[MirroredTable, LakePartitioning | None]:
+    """Return the table of this name, and the layout that it is to have. Raises the error because of which it cannot."""
+    with source_errors(f"altering {name}"):
+        table = registered_table(connection, name)
+    partitioning = altered_partitioning(table, wish)
+    if table.table_id not in _of_slot(connection, settings):
+        raise TableError(f"{table.name} belongs to another slot than {settings.slot}", "give --slot")
+    if _action(table, partitioning) is LayoutAction.COPY:
+        _refuse_copy(settings, table.name)
+    return table, partitioning
+
+
+def _altered(
+    connection: PgConnection, settings: Settings, table: MirroredTable, wish: LayoutWish, storage: StorageOptions
+) -> tuple[MirroredTable, LayoutAction]:
+    """Make the change. Return the table as it is after it, and what the change leads to."""
+    for _ in range(_TRIES):
+        try:
+            # An interrupt waits until it is certain whether the COMMIT happened.
+            with deferred_interrupt(connection.cancel):
+                return _alter_locked(connection, settings, table, wish, storage)
+        except CommitConflict:
+            continue
+    raise TableError(
+        f"other engines commit to the lake table of {table.name} all the time: nothing was changed", "try again"
+    )
+
+
+def _refuse_copy(settings: Settings, name: TableName) -> None:
+    """Raise the error because of which the table cannot be copied again, if there is one."""
+    (planned,) = plan_resync(settings, [name.quoted]).tables
+    if planned.error is not None:
+        raise planned.error
+
+
+def _of_slot(connection: PgConnection, settings: Settings) -> set[int]:
+    rows = connection.execute(
+        "SELECT table_id FROM modak.mirror_tables WHERE slot_name = %s", (settings.slot,)
+    ).fetchall()
+    return {table_id for (table_id,) in rows}
+
+
+def _alter_locked(
+    connection: PgConnection, settings: Settings, candidate: MirroredTable, wish: LayoutWish, storage: StorageOptions
+) -> tuple[MirroredTable, LayoutAction]:
+    """The transaction. Raises CommitConflict, having done nothing, if another engine committed to the lake table."""
+    results: list[tuple[MirroredTable, LayoutAction]] = []
+    written: list[str] = []
+
+    def attempt() -> None:
+        with source_errors(f"altering {candidate.name}"), connection.transaction():
+            limit_lock(connection, settings)
+            connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+            table = load_table(connection, candidate.table_id)
+            if table is None or table.location != candidate.location:
+                raise TableError(
+                    f"{candidate.name} was unregistered meanwhile", "`mirror-pump status` lists the tables"
+                )
+            partitioning = altered_partitioning(table, wish)
+            action = _action(table, partitioning)
+            if action is not LayoutAction.NOTHING:
+                store_layout(connection, table.table_id, partitioning)
+            if _order(table, table.partitioning) != _order(table, partitioning):
+                written.extend(_sort(connection, table, _order(table, partitioning), storage))
+            if action is LayoutAction.COPY and not mark_tables(
+                connection, settings.slot, [table.table_id], wal_end(connection), gap=False
+            ):
+                raise TableError(
+                    f"the state of {table.name} changed meanwhile: nothing was done",
+                    "`mirror-pump status` shows it; try again",
+                )
+            if action is not LayoutAction.NOTHING:
+                notify_pump(connection, RESYNC)
+            results.append((replace(table, partitioning=partitioning), action))
+
+    try:
+        with_lock_retries(settings, candidate.name, attempt)
+    except (TableError, CommitConflict):
+        discard(written, storage)
+        raise
+    return results[-1]
+
+
+def _action(table: MirroredTable, partitioning: LakePartitioning | None) -> LayoutAction:
+    if not same_partitions(table.partitioning, partitioning):
+        return LayoutAction.COPY if table.paused_since is None else LayoutAction.LATER
+    same = _order(table, table.partitioning) == _order(table, partitioning)
+    return LayoutAction.NOTHING if same else LayoutAction.SORT
+
+
+def _order(table: MirroredTable, partitioning: LakePartitioning | None) -> tuple[SortedColumn, ...]:
+    """The order by columns that the table has."""
+    columns = {column.field_id for column in table.columns}
+    return tuple(
+        column for column in (() if partitioning is None else partitioning.order) if column.field_id in columns
+    )
+
+
+def _sort(
+    connection: PgConnection, table: MirroredTable, order: Sequence[SortedColumn], storage: StorageOptions
+) -> list[str]:
+    """Give the lake table another order, as readers see it; a copy that is under way takes it over. Return the location
+    of the metadata file. Raises CommitConflict if another engine committed meanwhile."""
+    old = load_pointer(connection, table.name.schema, table.lake_table)
+    if old is None:
+        raise TableError(
+            f"the lake table of {table.name} is not in the Iceberg catalog any more: another engine dropped or renamed"
+            " it",
+            "unregister the table and register it: it is copied again",
+        )
+    metadata = with_sort_order(read_metadata(old, storage), order, old, time.time_ns() // 1_000_000)
+    new = next_location(metadata, old)
+    write_all([(new, metadata.to_json())], storage)
+    if not swap_pointer(connection, table.name.schema, table.lake_table, old, new):
+        discard([new], storage)
+        raise CommitConflict(f"another engine committed to {table.name} in the lake")
+    move_head(connection, table.table_id, old, new)
+    return [new]
+
+
+def _outcome(connection: PgConnection, table: MirroredTable, action: LayoutAction) -> LayoutChange:
+    """What has become of the table."""
+    change = LayoutChange(
+        str(table.name),
+        action,
+        layout_text(partition_choices(table)),
+        layout_text(sort_choices(table)),
+        table.state.value,
+    )
+    for progress in copies_progress(connection, [table.table_id]):
+        waits = bool(progress.detail) and table.paused_since is None
+        error = TableError(progress.detail, "`mirror-pump status` shows it until it is mended") if waits else None
+        change = replace(change, state=progress.step, rows=progress.rows, error=error)
+    return change

@@ -1,0 +1,31 @@
+"""The catalog's side of another layout of a plain mirrored table: how the lake table is partitioned and sorted.
+
+What the catalog says about partitions is true of a live table's files at every moment: a publish fails a table of which
+it is not. So they change together with the mark that has the table copied again, in one transaction, and the first
+commit of the copy, which removes all files, gives the lake table its new partition spec. No reader
+relies on the order of rows, which changes at once, in the catalog and in the lake's metadata.
+"""
+
+from __future__ import annotations
+
+from psycopg.types.json import Jsonb
+
+from mirror_pump.model import LakePartitioning, TableId
+from mirror_pump.source.catalog.tables import partition_scheme
+from mirror_pump.source.connect import PgConnection
+from sql import queries
+
+_SQL = queries("layout")
+
+
+def store_layout(connection: PgConnection, table_id: TableId, partitioning: LakePartitioning | None) -> None:
+    """Records a table's layout. The caller's transaction has the lock of the slot's row, and marks the table if its
+    partitions change."""
+    parameters = {"table_id": table_id, "partition_scheme": Jsonb(partition_scheme(partitioning))}
+    connection.execute(_SQL["store"], parameters)
+
+
+def move_head(connection: PgConnection, table_id: TableId, old: str, new: str) -> None:
+    """Records that the lake table's state at `old` is that at `new`, if the mirror builds on `old`. In the transaction
+    that moves the pointer."""
+    connection.execute(_SQL["head"], {"table_id": table_id, "old": old, "new": new})

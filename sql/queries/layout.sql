@@ -1,0 +1,9 @@
+-- `mirror-pump register --alter` (mirror_pump/source/catalog/layout.py).
+
+-- name: store
+UPDATE modak.tables SET partition_scheme = %(partition_scheme)s WHERE table_id = %(table_id)s;
+
+-- name: head
+-- The lake's state stays the one that the mirror has made or examined: its metadata file alone is another.
+UPDATE modak.mirror_tables SET lake_head = jsonb_set(lake_head, '{location}', to_jsonb(%(new)s::text))
+ WHERE table_id = %(table_id)s AND lake_head ->> 'location' = %(old)s;
