@@ -1,5 +1,6 @@
 """tables: a schema of 500 tables of 100 rows, all mirrored. What it takes to register them, to show their status, and
-to do nothing; and how soon a transaction over three, a hundred and all of them can be read. 10,000: `--scale 20`."""
+to do nothing; and how soon a transaction over three, a hundred and all of them can be read. 10,000: `--tables
+10000`."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ END $$
 
 
 def tables_at(options: Options) -> int:
-    return options.scaled(_TABLES, 10)
+    return options.scaled(_TABLES, 10) if options.tables is None else options.tables
 
 
 def fill(connection: psycopg.Connection[Any], options: Options) -> None:
@@ -63,7 +64,7 @@ def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     lines = [Line(f"tables: register {count:,}", f"{registered} s", "", "", "≤ 20 s")]
     begin = time.monotonic()
     with MeasuredProcess(mirror, "tables", "run", options.settings, profiling=options.profiling) as process:
-        process.wait_for(Step.STREAMING)
+        process.wait_for(Step.STREAMING, timeout=_DEADLINE)
         figures["tables.start_s"] = started = round(time.monotonic() - begin, 1)
         lines.append(Line("tables: from the start to streaming", f"{started} s"))
         begin = time.monotonic()

@@ -17,6 +17,8 @@ class Options:
     repeat: int = 3
     """Runs of cdc and copy, whose median counts."""
     verify: bool = True
+    tables: int | None = None
+    """Number of tables of the benchmark of that name; None: its own."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Settings of the pump that override the benchmarks' own."""
     profiling: Profiling | None = None

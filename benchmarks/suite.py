@@ -225,6 +225,7 @@ def main() -> int:
         scale=arguments.scale,
         repeat=arguments.repeat,
         verify=not arguments.no_verify,
+        tables=arguments.tables,
         settings=dict(arguments.set),
         profiling=Profiling(RESULTS) if arguments.profile else None,
     )
@@ -251,6 +252,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--scale", type=float, default=1.0, help="factor to all sizes, for a quick try [1]")
     parser.add_argument("--repeat", type=int, default=3, help="runs of cdc and copy; medians count [3]")
+    parser.add_argument("--tables", type=int, metavar="NUMBER", help="tables of the benchmark of that name [500]")
     parser.add_argument("--no-verify", action="store_true", help="do not compare heap and lake after cdc")
     parser.add_argument(
         "--set",

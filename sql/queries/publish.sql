@@ -48,6 +48,14 @@ SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location) 
   LEFT JOIN modak.lake_pointers i USING (table_id)
  ORDER BY m.table_id;
 
+-- name: some_stored
+-- As `stored`, of the tables that were registered last.
+SELECT m.table_id, m.location, coalesce(m.staged_location, i.metadata_location) AS metadata_location,
+       i.metadata_location AS readers_location, m.state = 'failed' AS failed
+  FROM (SELECT * FROM modak.mirror_tables ORDER BY table_id DESC LIMIT 5) m
+  JOIN modak.tables t USING (table_id)
+  LEFT JOIN modak.lake_pointers i USING (table_id);
+
 -- name: moved_by_others
 -- Tables whose pointer is not where the mirror left it: another engine committed, or dropped or renamed the lake table.
 SELECT m.table_id

@@ -10,14 +10,10 @@ SELECT puballtables, pubviaroot AND pubinsert AND pubupdate AND pubdelete AND pu
 SELECT FROM pg_publication_namespace n JOIN pg_publication p ON p.oid = n.pnpubid
  WHERE p.pubname = %(publication)s LIMIT 1;
 
--- name: tables
-SELECT c.oid::bigint AS table_id, n.nspname AS schema_name, c.relname AS table_name
-  FROM pg_publication p
-  JOIN pg_publication_rel r ON r.prpubid = p.oid
-  JOIN pg_class c ON c.oid = r.prrelid
-  JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE p.pubname = %(publication)s
- ORDER BY c.oid;
+-- name: has_table
+SELECT EXISTS (SELECT FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid
+                 JOIN pg_publication_rel r ON r.prrelid = c.oid JOIN pg_publication p ON p.oid = r.prpubid
+                WHERE n.nspname = %(schema)s AND c.relname = %(name)s AND p.pubname = %(publication)s);
 
 -- name: slot
 -- Columns that some versions lack are looked up by name in the whole row. PostgreSQL 16 says only that a slot is invalid, not

@@ -143,8 +143,8 @@ def missed_once(location: str) -> LakeError:
 def require_any(warehouse: str, tables: Iterable[StoredTable], storage: StorageOptions) -> None:
     """Raises LakeError if tables are mirrored into the warehouse and none of their metadata files exists. Failed tables
     do not count."""
-    witnesses = [table for table in tables if table.warehouse == warehouse.rstrip("/") and table.metadata_location]
-    if any(exists(str(table.metadata_location), storage) for table in witnesses):
+    witnesses = _witnesses(warehouse, tables)
+    if has_any(warehouse, witnesses, storage):
         return
     if all(table.failed for table in witnesses):
         return
@@ -152,6 +152,15 @@ def require_any(warehouse: str, tables: Iterable[StoredTable], storage: StorageO
         f"{warehouse} has no file of any table that is mirrored into it: it is not mounted, or it is another warehouse",
         "make the warehouse available. If its files are lost, unregister its tables first",
     )
+
+
+def has_any(warehouse: str, tables: Iterable[StoredTable], storage: StorageOptions) -> bool:
+    """Whether a metadata file of one of these tables exists in the warehouse."""
+    return any(exists(str(table.metadata_location), storage) for table in _witnesses(warehouse, tables))
+
+
+def _witnesses(warehouse: str, tables: Iterable[StoredTable]) -> list[StoredTable]:
+    return [table for table in tables if table.warehouse == warehouse.rstrip("/") and table.metadata_location]
 
 
 def vanished(name: str, error: FileMissing, *, only_copy: bool = False) -> tuple[str, str]:

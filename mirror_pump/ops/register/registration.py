@@ -32,7 +32,7 @@ from mirror_pump.lake.commit.catalog import (
     insert_pointer,
     load_pointer,
 )
-from mirror_pump.lake.commit.presence import require_any
+from mirror_pump.lake.commit.presence import has_any, require_any
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.lake.contents.cutline import CutLine
@@ -57,7 +57,7 @@ from mirror_pump.ops.register.lake_partitions import partitioning_by
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
-from mirror_pump.pipeline.missing_files.missing_files import stored_tables
+from mirror_pump.pipeline.missing_files.missing_files import some_stored_tables, stored_tables
 from mirror_pump.pipeline.publish.publish_transaction import lake_props
 from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.settings.config import Settings
@@ -513,6 +513,9 @@ def _refuse_missing_warehouse(connection: PgConnection, warehouse: str, storage:
     Without this check, the new table would be written to the disk below the missing mount.
     """
     with source_errors("reading where the tables' files are"):
+        # One file is enough, and there may be thousands of tables: all are read only if none of a few has one.
+        if has_any(warehouse, some_stored_tables(connection), storage):
+            return
         tables = stored_tables(connection)
     require_any(warehouse, tables, storage)
 

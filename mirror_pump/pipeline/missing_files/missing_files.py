@@ -37,6 +37,11 @@ def stored_tables(connection: PgConnection) -> list[StoredTable]:
     return fetch_rows(connection, StoredTable, _SQL["stored"])
 
 
+def some_stored_tables(connection: PgConnection) -> list[StoredTable]:
+    """As `stored_tables`, a few of them."""
+    return fetch_rows(connection, StoredTable, _SQL["some_stored"])
+
+
 class MissingFiles:
     """Finds out what missing files mean. Only one thread at a time may use it. `stored` returns all mirrored tables."""
 

@@ -11,10 +11,10 @@ from mirror_pump.model import TableId, TableState
 from mirror_pump.pipeline.flow.events import CopyFailed
 from mirror_pump.pipeline.flow.session_context import SessionContext, session_thread
 from mirror_pump.pipeline.schema.decisions import DROPPED
-from mirror_pump.pipeline.schema.tiered_changes import tiered_changes
+from mirror_pump.pipeline.schema.tiered_changes import differing_tiered, tiered_changes
 from mirror_pump.runtime.service_thread import ThreadedService
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.change_notes import (
     CatalogLook,
     Waiting,
@@ -30,8 +30,38 @@ _SQL = queries("pump")
 
 _LOOK_INTERVAL = 2.0
 """Seconds between two looks: how long a change may go unnoticed where no event trigger reports it."""
+_ROUND_EVERY = 60.0
+"""Seconds after which a round is made although nothing was written."""
 _SHARE = 0.02
 """The largest share of time spent looking. With very many tables the pauses get longer."""
+
+
+class UnchangedServer:
+    """Tells rounds that would find nothing, as no transaction has committed since one that left nothing to do.
+
+    Invariant: `_settled` is None, or the text of a database snapshot before a round that left nothing to do. Whatever
+    commits a write has a transaction number. It was running in that snapshot, and the snapshot names it, or it is not
+    below the snapshot's end. Either way the snapshot after its commit has another text.
+    """
+
+    def __init__(self) -> None:
+        self._settled: str | None = None
+        self._present = ""
+        self._round_at = 0.0
+
+    def skips(self, connection: PgConnection) -> bool:
+        """Whether the next round may be left out. As a precaution, a round is made from time to time all the same."""
+        with source_errors("looking whether anything was written"):
+            ((self._present,),) = connection.execute("SELECT pg_current_snapshot()::text").fetchall()
+        now = time.monotonic()
+        if self._present == self._settled and now - self._round_at < _ROUND_EVERY:
+            return True
+        self._settled, self._round_at = None, now
+        return False
+
+    def nothing_left(self) -> None:
+        """The round that began with the last call of `skips` has left nothing to do."""
+        self._settled = self._present
 
 
 class SchemaWatcher(ThreadedService):
@@ -47,9 +77,13 @@ class SchemaWatcher(ThreadedService):
 
     def _run(self) -> None:
         look, publication = CatalogLook(self._slot), PublicationCheck(self._slot)
+        unchanged = UnchangedServer()
         with self._context.connect() as connection:
             while self._thread.next_round():
                 began = time.monotonic()
+                if unchanged.skips(connection):
+                    self._thread.await_wake(_LOOK_INTERVAL)
+                    continue
                 # Publishes check this as well. But an idle pump makes none, and a table should be copied again soon.
                 publication.refuse_changed(connection.cursor())
                 connection.execute(
@@ -62,9 +96,12 @@ class SchemaWatcher(ThreadedService):
                     },
                 )
                 note_changes(connection, look, self._settled(connection), partial(self._fail, connection))
-                watch_partitions(connection)
-                for change in tiered_changes(connection, self._slot):
+                busy = watch_partitions(connection)
+                tiered = differing_tiered(connection, self._slot)
+                for change in tiered_changes(connection, tiered):
                     self._inbox.put(change)
+                if not (self._awaited or look.differs or busy or tiered):
+                    unchanged.nothing_left()
                 self._thread.await_wake(max(_LOOK_INTERVAL, (time.monotonic() - began) / _SHARE))
 
     def _fail(self, connection: PgConnection, table_id: TableId, reason: str) -> None:

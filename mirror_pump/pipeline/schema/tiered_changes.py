@@ -9,7 +9,7 @@ filled, or the table fails (mirror_pump.pipeline.schema.decisions).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mirror_pump.errors import about
 from mirror_pump.model import MirroredTable, TableId
@@ -30,13 +30,16 @@ from sql import queries
 _SQL = queries("shape")
 
 
-def tiered_changes(connection: PgConnection, slot: str) -> Iterator[TieredTableChanged]:
-    """The changes of the slot's tiered tables. One that a session is altering at the moment is left for the next
-    call."""
+def differing_tiered(connection: PgConnection, slot: str) -> list[TableId]:
+    """The slot's tiered tables that are not as the mirror knows them."""
     with source_errors("looking for changes of tiered tables"):
-        rows = connection.execute(_SQL["tiered_differing"], {"slot": slot}).fetchall()
-    for (table_id,) in rows:
-        table = load_table(connection, TableId(table_id))
+        return [TableId(table_id) for (table_id,) in connection.execute(_SQL["tiered_differing"], {"slot": slot})]
+
+
+def tiered_changes(connection: PgConnection, differing: Sequence[TableId]) -> Iterator[TieredTableChanged]:
+    """The changes of these tables. One that a session is altering at the moment is left for the next call."""
+    for table_id in differing:
+        table = load_table(connection, table_id)
         if table is None or table.state.has_ended:
             continue
         if not note_tables(connection, [table.table_id]):

@@ -78,6 +78,8 @@ _SIGNATURE_LENGTH = 64
 """Bytes of a signature: a SHA-256 digest in hexadecimal."""
 _COMPARED_EVERY = 600.0
 """Seconds after which all tables are compared although the catalogs are the same."""
+_COMPARED_SHARE = 0.002
+"""The largest share of time that these comparisons take: of thousands of tables, one takes half a minute."""
 _NEXT_LOCK_TIMEOUT = "10ms"
 """Used instead of LOCK_TIMEOUT for each table, once the pump has waited for one that another session is altering."""
 _BUSY = (
@@ -356,23 +358,29 @@ class CatalogLook:
     """Finds the tables whose changes have not been noted, and compares nothing again while the catalogs stay the same.
 
     Invariant: `_state` is of catalogs in which no table differed, and was read before they were compared. Every write
-    of a row that a shape is made of changes it. As a precaution everything is compared from time to time all the same.
+    of a row that a shape is made of changes it. As a precaution everything is compared from time to time all the same,
+    the more seldom the longer that takes.
     """
 
     def __init__(self, slot: str) -> None:
         self._slot = slot
         self._state = ""
         self._compared_at = 0.0
+        self._pause = _COMPARED_EVERY
+        self.differs = False
+        """Whether the last look found tables."""
 
     def differing(self, connection: PgConnection) -> set[TableId]:
         """The tables for which `note_changes` would emit notes."""
         row = connection.execute(_SQL["catalogs"]).fetchone()
         state = "" if row is None else str(row[0])
         now = time.monotonic()
-        if state == self._state and now - self._compared_at < _COMPARED_EVERY:
+        if state == self._state and now - self._compared_at < self._pause:
             return set()
         rows = connection.execute(_SQL["differing"], {"slot": self._slot}).fetchall()
+        self.differs = bool(rows)
         self._state, self._compared_at = "" if rows else state, now
+        self._pause = max(_COMPARED_EVERY, (time.monotonic() - now) / _COMPARED_SHARE)
         return {TableId(table_id) for (table_id,) in rows}
 
 

@@ -312,6 +312,8 @@ def is_number_as_text(column: Column, numeric: Collection[int] = _NUMERIC) -> bo
 def numbers_as_text(connection: PgConnection, table: MirroredTable | RelationDescription) -> tuple[Column, ...]:
     """The columns of numbers that are text in the lake, though the user did not choose that: `numeric` without a
     precision."""
+    if not any(column.type in (_TEXT, _TEXTS) and not column.chosen for column in table.columns):
+        return ()
     numeric = numeric_types(connection, {column.type_oid for column in table.columns})
     return tuple(column for column in table.columns if is_number_as_text(column, numeric))
 

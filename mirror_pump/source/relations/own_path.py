@@ -16,6 +16,8 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from sql import queries
 
 _SQL = queries("own_path")
+_QUALIFIED = re.compile(r"[a-z_][a-z0-9_]*[.][a-z_][a-z0-9_]*")
+"""A name with its schema, neither of which needs quotes."""
 _DEFAULT = '"$user", public'
 """PostgreSQL's own."""
 
@@ -23,6 +25,10 @@ _DEFAULT = '"$user", public'
 def find_relation(connection: PgConnection, text: str) -> int | None:
     """The OID of the relation that `text` names, as PostgreSQL reads names; None if there is none. Raises psycopg.Error
     if it is no name."""
+    if _QUALIFIED.fullmatch(text):
+        # No path has a say, and most names are such: registering hundreds takes less time.
+        row = connection.execute(_SQL["relation"], {"name": text}).fetchone()
+        return None if row is None else row[0]
     oid: int | None = _along_own_path(connection, _SQL["relation"], {"name": text})
     return oid
 

@@ -13,7 +13,7 @@ from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableId, TableName, format_lsn
 from mirror_pump.source.connect import PgConnection, source_errors
-from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.rows import fetch_row
 from sql import queries
 
 _SQL = queries("slot")
@@ -186,7 +186,8 @@ def add_to_publication(conn: PgConnection, publication: str, table: TableName, p
     in it separate the rows that the copy reads from the changes that the stream contains.
     """
     with source_errors(f"adding {table} to publication {publication}"):
-        if table in published_tables(conn, publication).values():
+        parameters = {"schema": table.schema, "name": table.name, "publication": publication}
+        if conn.execute(_SQL["has_table"], parameters).fetchone() == (True,):
             return False
         statement = f"ALTER PUBLICATION {identifier(publication)} ADD TABLE {table.quoted}{part}"
         # As a prepared statement it cannot be more than one.
@@ -199,23 +200,6 @@ def remove_from_publication(conn: PgConnection, publication: str, table_id: Tabl
     with source_errors(f"removing table {table_id} from publication {publication}"):
         row = conn.execute("SELECT modak.mirror_unpublish(%s, %s)", (publication, table_id)).fetchone()
     return row is not None and bool(row[0])
-
-
-@dataclass(frozen=True)
-class _PublishedTable:
-    """A row of the query `tables`."""
-
-    table_id: TableId
-    schema_name: str
-    table_name: str
-
-
-def published_tables(conn: PgConnection, publication: str) -> dict[TableId, TableName]:
-    """The tables in the publication, by OID, with partitioned tables in place of their partitions. Empty if the
-    publication does not exist."""
-    with source_errors(f"reading publication {publication}"):
-        rows = fetch_rows(conn, _PublishedTable, _SQL["tables"], {"publication": publication})
-    return {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
 
 
 def create_slot(conn: PgConnection, name: str) -> tuple[SlotStatus, bool]:

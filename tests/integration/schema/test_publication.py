@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from mirror_pump.errors import SourceError, TableError
+from mirror_pump.errors import PublicationChanged, SourceError, TableError
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.status.status_report import MirrorStatus, TableStatus
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.source.stream.publication import PublicationCheck
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true
@@ -58,6 +59,43 @@ def _status(mirror: Mirror) -> MirrorStatus:
 
 def _table(mirror: Mirror, name: str) -> TableStatus:
     return next(table for table in _status(mirror).tables if table.table == name)
+
+
+_CHANGES = (
+    "ALTER PUBLICATION {} DROP TABLE public.t",
+    "ALTER PUBLICATION {} DROP TABLE public.t; ALTER PUBLICATION {} ADD TABLE public.t",
+    "ALTER PUBLICATION {} SET TABLE public.t (id), public.u",
+    "ALTER PUBLICATION {} SET TABLE public.t, public.u WHERE (id > 0)",
+    (
+        "ALTER PUBLICATION {} SET (publish = 'insert'); "
+        "ALTER PUBLICATION {} SET (publish = 'insert, update, delete, truncate')"
+    ),
+    "ALTER PUBLICATION {} RENAME TO other",
+    "DROP PUBLICATION {}",
+    "UPDATE modak.mirror_tables SET published = 'another' WHERE lake_table = 'u'",
+    "UPDATE modak.mirror_tables SET row_filter_mark = 'another' WHERE lake_table = 'u'",
+    "UPDATE modak.mirror_tables SET column_list = true WHERE lake_table = 'u'",
+)
+
+
+def test_a_check_that_passed_before_notices_every_change(two: Mirror) -> None:
+    check = PublicationCheck(two.settings.slot)
+    with two.database.connect() as connection:
+        cursor = connection.cursor()
+        check.refuse_changed(cursor)
+        for change in _CHANGES:
+            if major_version() < 15 and "(id" in change:
+                continue
+            check.refuse_changed(cursor)
+            with connection.transaction(force_rollback=True):
+                for statement in change.split("; "):
+                    connection.execute(sql.SQL(statement).format(sql.Identifier(two.settings.publication)))
+                with pytest.raises(PublicationChanged):
+                    check.refuse_changed(cursor)
+            # What was rolled back is no change; neither is what does not concern the publication.
+            connection.execute("UPDATE modak.mirror_tables SET updated_at = now()")
+            connection.execute("UPDATE u SET v = 'changed' WHERE id = 1")
+        check.refuse_changed(cursor)
 
 
 def _copied_again(pump: RunningPump | Steps) -> list[Any]:

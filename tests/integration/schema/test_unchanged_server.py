@@ -1,0 +1,50 @@
+"""The schema watcher leaves out a round only if no write has committed since one that left nothing to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from mirror_pump.pipeline.schema.schema_watcher import UnchangedServer
+from mirror_pump.source.connect import connect
+from mirror_pump.testing.database import Database
+
+
+@pytest.mark.empty_database
+def test_no_commit_of_a_write_is_passed_over(database: Database) -> None:
+    database.execute("CREATE TABLE public.t (id int PRIMARY KEY)")
+    unchanged = UnchangedServer()
+    with (
+        connect(database.dsn, autocommit=True) as looking,
+        connect(database.dsn) as first,
+        connect(database.dsn) as second,
+    ):
+
+        def passes() -> bool:
+            """Whether the next round is left out; one that is made leaves nothing to do."""
+            passed = unchanged.skips(looking)
+            if not passed:
+                unchanged.nothing_left()
+            return passed
+
+        assert [passes(), passes()] == [False, True]
+        first.execute("ALTER TABLE public.t ADD COLUMN early int")
+        second.execute("CREATE TABLE public.late ()")
+        passes()
+        # The later transaction ends first, then the earlier one.
+        second.commit()
+        assert [passes(), passes()] == [False, True]
+        first.commit()
+        assert [passes(), passes()] == [False, True]
+        second.execute("SAVEPOINT s")
+        second.execute("ALTER TABLE public.t ADD COLUMN nested int")
+        second.execute("RELEASE s")
+        passes()
+        second.commit()
+        assert [passes(), passes()] == [False, True]
+        first.execute("SELECT * FROM public.t")
+        first.commit()
+        assert passes()
+        database.execute("CREATE ROLE passing", "DROP ROLE passing")
+        assert not unchanged.skips(looking)
+        # A round that leaves something to do is followed by another.
+        assert not unchanged.skips(looking)
