@@ -399,7 +399,7 @@ class Maintenance:
         # Readers pin a snapshot first, and then check that it is in the history. So a reader whose pin is not visible
         # here will find that the snapshot is gone, and read nothing.
         (table,) = read_tables(self._connection, self._slot, [backlog.table.table_id]) or (None,)
-        if table is None or not table.pinned.isdisjoint(ids):
+        if table is None or not (table.pinned | table.kept_snapshots).isdisjoint(ids):
             outcome["left"] = "one of them was pinned meanwhile: a sweep deletes their files once the pin is released"
             return {"expired_snapshots": len(ids)}
         if not may_delete_files(self._connection, self._slot):
