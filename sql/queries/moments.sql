@@ -42,13 +42,9 @@ DELETE FROM modak.moments WHERE slot_name = %(slot)s AND name = %(name)s;
 -- What is being read as of a moment that is dropped stays for a while. The lake alone is read: neither partitions nor corrections
 -- wait.
 SELECT p.pin_id
-  FROM (SELECT k.table_id, unnest(ARRAY[k.snapshot_id, nullif(k.main_snapshot_id, k.snapshot_id)]) AS snapshot_id
-          FROM modak.moment_tables k
-          JOIN modak.mirror_tables m ON m.table_id = k.table_id AND starts_with(k.metadata_location, rtrim(m.location, '/') || '/')
-         WHERE k.slot_name = %(slot)s AND k.name = %(name)s) dropped
+  FROM unnest(%(table_ids)s::bigint[], %(snapshot_ids)s::bigint[]) AS dropped(table_id, snapshot_id)
  CROSS JOIN LATERAL modak.pin_tables(ARRAY[dropped.table_id], make_interval(secs => %(seconds)s),
-                                     snapshot_id => dropped.snapshot_id, cut => 9223372036854775807) p
- WHERE dropped.snapshot_id IS NOT NULL;
+                                     snapshot_id => dropped.snapshot_id, cut => 9223372036854775807) p;
 
 -- name: of_table
 -- Moments that need files of a registration.

@@ -7,7 +7,7 @@ snapshots share files with `main`, and are few: all of them are asked.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -34,12 +34,13 @@ class MomentTableCost:
 
     table: KeptTable
     size_bytes: int | None
-    """Size of the data and delete files that its snapshots need, and of their manifests. None if its files cannot be
-    read."""
+    """Size of the data and delete files that its snapshots need, and of their manifests. None if there is an
+    error."""
     own_bytes: int | None
     """Of these, size of the files that no other snapshot of the table and no other moment needs."""
     error: str | None = None
-    """Why its files cannot be read."""
+    """What is wrong: its files cannot be read, or another engine has removed a snapshot from the table's history, so
+    that nothing protects its files."""
 
     def to_json(self) -> dict[str, Any]:
         """An entry of `tables` in docs/cli-json.md."""
@@ -110,21 +111,38 @@ def moment_costs(settings: Settings) -> list[MomentCost]:
 def _costs(group: Sequence[tuple[int, KeptTable]], storage: StorageOptions) -> list[tuple[int, MomentTableCost]]:
     """The costs of one table in the moments that have it, each with the number of its moment."""
     files = _SnapshotFiles(storage)
-    try:
-        pointer = group[0][1].pointer
-        metadata = None if pointer is None else read_metadata(pointer, storage)
-        needed = [files.of_all(_snapshots(table, storage)) for _, table in group]
-        costs: list[tuple[int, MomentTableCost]] = []
-        for place, (number, table) in enumerate(group):
-            others = {path for index, paths in enumerate(needed) if index != place for path in paths}
+    needed: list[dict[str, int]] = []
+    errors: dict[int, str] = {}
+    for number, table in group:
+        try:
+            needed.append(files.of_all(_snapshots(table, storage)))
+        except LakeError as error:
+            needed.append({})
+            errors[number] = str(error)
+    costs: list[tuple[int, MomentTableCost]] = []
+    for place, (number, table) in enumerate(group):
+        others = {path for index, paths in enumerate(needed) if index != place for path in paths}
+        try:
+            metadata = None if table.pointer is None else read_metadata(table.pointer, storage)
             if metadata is not None:
+                errors |= {} if (lost := _lost(metadata, table)) is None else {number: lost}
                 others |= files.of_all(_neighbours(metadata, table)).keys()
+        except LakeError as error:
+            errors.setdefault(number, str(error))
+        size = own = None
+        if number not in errors:
             size = sum(needed[place].values())
             own = sum(length for path, length in needed[place].items() if path not in others)
-            costs.append((number, MomentTableCost(table, size, own)))
-    except LakeError as error:
-        return [(number, MomentTableCost(table, None, None, str(error))) for number, table in group]
+        costs.append((number, MomentTableCost(table, size, own, errors.get(number))))
     return costs
+
+
+def _lost(metadata: TableMetadata, table: KeptTable) -> str | None:
+    """What another engine has taken from the moment. None if the present history has its snapshots."""
+    for snapshot_id in (table.snapshot_id, table.main_snapshot_id):
+        if metadata.snapshot(snapshot_id) is None:
+            return f"another engine has removed snapshot {snapshot_id} from the history: maintenance deletes its files"
+    return None
 
 
 def _snapshots(table: KeptTable, storage: StorageOptions) -> Iterator[Snapshot]:
@@ -172,8 +190,3 @@ class _SnapshotFiles:
                     }
                 sizes |= self._of_manifest[manifest.path]
         return sizes
-
-
-def total_own_bytes(costs: Collection[MomentCost]) -> int:
-    """Bytes that go when all of these are dropped one by one, at least: files that two moments share are not in it."""
-    return sum(cost.own_bytes or 0 for cost in costs)

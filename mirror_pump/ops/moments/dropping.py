@@ -19,6 +19,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.document.metadata_files import next_location
 from mirror_pump.lake.document.next_metadata import without_tags
 from mirror_pump.lake.storage import StorageOptions, discard, write_all
+from mirror_pump.model import TableId
 from mirror_pump.pipeline.publish.landing import Landing, hold_slot
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.kept_moments import (
@@ -71,11 +72,18 @@ def _attempt(connection: PgConnection, settings: Settings, storage: StorageOptio
         with source_errors(f"dropping the moment {name}"), connection.transaction():
             hold_slot(connection, settings.slot, _STOPPED_SECONDS)
             moment = one_moment(connection, settings.slot, name)
-            delete_moment(connection, settings.slot, name, settings.lease_timeout)
-            registered = {table.table_id for table in moment.tables if table.pointer is not None}
-            for candidate in candidate_tables(connection, settings.slot):
-                if candidate.table_id in registered and candidate.is_settled:
-                    _untag(connection, settings.slot, storage, candidate, tag_names(name), files)
+            lakes = _lakes(connection, settings.slot, moment, storage)
+            read = [
+                (table.table_id, snapshot_id)
+                for table in moment.tables
+                for snapshot_id in sorted({table.snapshot_id, table.main_snapshot_id})
+                # A sweep refuses to work while a snapshot is pinned that another engine has removed.
+                if table.table_id in lakes and lakes[table.table_id][1].has_snapshot(snapshot_id)
+            ]
+            delete_moment(connection, settings.slot, name, read, settings.lease_timeout)
+            for candidate, lake in lakes.values():
+                if candidate.is_settled:
+                    _untag(connection, settings.slot, candidate, lake, tag_names(name), files)
     except ConnectionLost:
         # It may have been committed, and name the files.
         raise
@@ -85,22 +93,32 @@ def _attempt(connection: PgConnection, settings: Settings, storage: StorageOptio
     return moment
 
 
+def _lakes(
+    connection: PgConnection, slot: str, moment: KeptMoment, storage: StorageOptions
+) -> dict[TableId, tuple[CandidateTable, LakeTable]]:
+    """The lake tables of the moment that are still registered, as readers see them."""
+    registered = {table.table_id for table in moment.tables if table.pointer is not None}
+    return {
+        candidate.table_id: (candidate, LakeTable.load(candidate.metadata_location, storage))
+        for candidate in candidate_tables(connection, slot)
+        if candidate.table_id in registered and candidate.metadata_location is not None
+    }
+
+
 def _untag(
     connection: PgConnection,
     slot: str,
-    storage: StorageOptions,
     table: CandidateTable,
+    lake: LakeTable,
     tags: Collection[str],
     files: list[str],
 ) -> None:
     """Removes tags of a lake table, in the caller's transaction. `files` gets those that are written."""
-    assert table.metadata_location is not None
-    lake = LakeTable.load(table.metadata_location, storage)
     if lake.metadata.refs.keys().isdisjoint(tags):
         return
     metadata = without_tags(lake.metadata, tags, lake.metadata_location, time.time_ns() // 1_000_000)
     location = next_location(lake.metadata, lake.metadata_location)
-    write_all([(location, metadata.to_json())], storage)
+    write_all([(location, metadata.to_json())], lake.storage)
     files.append(location)
-    landing = Landing(connection, slot, table.table_id, table.start_lsn, table.lake_name, storage)
+    landing = Landing(connection, slot, table.table_id, table.start_lsn, table.lake_name, lake.storage)
     landing.land_staged(lake, replace(lake, metadata=metadata, metadata_location=location))

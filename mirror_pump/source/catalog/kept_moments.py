@@ -203,11 +203,14 @@ def insert_moment(
     connection.execute(_SQL["insert_tables"], moment | columns)
 
 
-def delete_moment(connection: PgConnection, slot: str, name: str, seconds: float) -> bool:
-    """Removes a moment, and pins its snapshots for `seconds`: it may be being read. Returns whether it was there."""
-    moment = {"slot": slot, "name": name}
-    connection.execute(_SQL["pin_dropped"], {**moment, "seconds": seconds})
-    return connection.execute(_SQL["drop"], moment).rowcount == 1
+def delete_moment(
+    connection: PgConnection, slot: str, name: str, read: Collection[tuple[TableId, SnapshotId]], seconds: float
+) -> None:
+    """Removes a moment, and pins these snapshots of it for `seconds`: they may be being read."""
+    table_ids, snapshot_ids = [table_id for table_id, _ in read], [snapshot_id for _, snapshot_id in read]
+    pins = {"table_ids": table_ids, "snapshot_ids": snapshot_ids, "seconds": seconds}
+    connection.execute(_SQL["pin_dropped"], pins)
+    connection.execute(_SQL["drop"], {"slot": slot, "name": name})
 
 
 def moments_of_table(connection: PgConnection, table_id: TableId) -> list[str]:

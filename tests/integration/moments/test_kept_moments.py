@@ -9,31 +9,15 @@ from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.moments.cost import moment_costs
-from mirror_pump.ops.moments.dropping import drop, one_moment
+from mirror_pump.ops.moments.dropping import drop
 from mirror_pump.ops.moments.keeping import MomentWish, keep
 from mirror_pump.ops.reads.time_travel import PastPoint
 from mirror_pump.ops.register.unregistration import unregister_former
-from mirror_pump.source.catalog.kept_moments import KeptMoment
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror, assert_same, lake_rows
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.moments import change, two_tables
+from tests.support.moments import assert_moment, change, kept_moment, two_tables
 
 _THIN = '{"history_newest": 1, "history_minutes_hours": 0, "history_hours_hours": 0}'
-
-
-def kept(mirror: Mirror, name: str) -> KeptMoment:
-    """The moment of that name."""
-    with mirror.database.session() as connection:
-        return one_moment(connection, mirror.settings.slot, name)
-
-
-def assert_moment(mirror: Mirror, name: str, rows: dict[str, list[tuple[object, ...]]]) -> None:
-    """The moment has these rows, as DuckDB reads them from its own metadata files."""
-    moment = kept(mirror, name)
-    assert {str(table.table) for table in moment.tables} == rows.keys()
-    for table in moment.tables:
-        assert_same(rows[str(table.table)], lake_rows(table.main_location), f"{table.table} at {name}")
 
 
 def test_a_moment_outlives_its_history(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
@@ -49,7 +33,7 @@ def test_a_moment_outlives_its_history(database: Database, warehouse: str, tasks
         database.execute("TRUNCATE a")
         for value in (10, 11):
             change(mirror, value)
-    for table in kept(mirror, "start").tables:
+    for table in kept_moment(mirror, "start").tables:
         metadata = read_metadata(mirror.location(str(table.table)), StorageOptions())
         assert metadata.snapshot(table.snapshot_id) is not None
         assert len(metadata.snapshots) <= 3
