@@ -110,7 +110,7 @@ def moment_costs(settings: Settings) -> list[MomentCost]:
 
 def _costs(group: Sequence[tuple[int, KeptTable]], storage: StorageOptions) -> list[tuple[int, MomentTableCost]]:
     """The costs of one table in the moments that have it, each with the number of its moment."""
-    files = _SnapshotFiles(storage)
+    files = _SizedFiles(storage)
     needed: list[dict[str, int]] = []
     errors: dict[int, str] = {}
     for number, table in group:
@@ -170,7 +170,7 @@ def _sum(sizes: Iterable[int | None]) -> int | None:
     return None if None in known_sizes else sum(size or 0 for size in known_sizes)
 
 
-class _SnapshotFiles:
+class _SizedFiles:
     """The files of snapshots of one table. Each manifest is read once."""
 
     def __init__(self, storage: StorageOptions) -> None:
