@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 _NAME_HELP = "Name of the moment: a letter, then letters, digits, - and _"
 _NewName = Annotated[str, typer.Argument(metavar="NAME", help=_NAME_HELP)]
+_Key = Annotated[
+    Path | None,
+    typer.Option("--key", metavar="FILE", help="File of the secret key by which the receipt is signed (HMAC-SHA256)"),
+]
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the moment", autocompletion=kept_moments)]
 
 
@@ -31,6 +37,7 @@ def add(app: typer.Typer) -> None:
     app.add_typer(group, name="moment")
     command(group, "keep", (*SLOT, *STORAGE))(keep)
     command(group, "list", (*SLOT, *STORAGE))(list_)
+    command(group, "check", (*SLOT, *STORAGE))(check)
     command(group, "drop", (*SLOT, *STORAGE))(drop)
 
 
@@ -50,6 +57,11 @@ def keep(
         bool,
         typer.Option("--partial", help="Leave out tables that cannot be shown at that frontier, instead of failing"),
     ] = False,
+    receipt: Annotated[
+        Path | None,
+        typer.Option("--receipt", metavar="FILE", help="Write a digest of each table's rows to this file"),
+    ] = None,
+    key: _Key = None,
 ) -> int:
     """Keep all mirrored tables as of one frontier until the moment is dropped.
 
@@ -63,11 +75,88 @@ def keep(
     from mirror_pump.ops.setup.stored_settings import complete
 
     when = None if at is None else parse_when(at)
-    outcome = keep_moment(complete(settings), MomentWish(name, when, note, partial))
+    if key is not None and receipt is None:
+        raise UsageError("--key signs a receipt, and none is written", "give --receipt FILE too")
+    signing_key = _signing_key(key)
+    settings = complete(settings)
+    outcome = keep_moment(settings, MomentWish(name, when, note, partial))
     for table, reason in outcome.left_out.items():
         remark(f"{table}: left out: {reason}", "warning")
     say(f"moment {name}: {count_text(len(outcome.tables))} tables kept at frontier {format_lsn(outcome.frontier)}")
+    if receipt is not None:
+        _write_receipt(settings, name, receipt, signing_key)
     return 0
+
+
+def _signing_key(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    from mirror_pump.ops.moments.receipts import read_key
+
+    return read_key(path)
+
+
+def _write_receipt(settings: Settings, name: str, path: Path, key: bytes | None) -> None:
+    """Writes the receipt of a moment that is kept. Raises TableError if the file cannot be written, LakeError."""
+    from mirror_pump.ops.moments.dropping import one_moment
+    from mirror_pump.ops.moments.receipts import MomentReader, receipt_of
+    from mirror_pump.source.connect import connect
+
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-moment") as connection:
+        moment = one_moment(connection, settings.slot, name)
+    reader = MomentReader.open(settings)
+    document = receipt_of(moment, [(table, reader.digest(table)) for table in moment.tables], key)
+    try:
+        path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise TableError(
+            f"the moment {name} is kept, but its receipt cannot be written to {path}: {error.strerror}",
+            f"write it again: mirror-pump moment check {name} --write-receipt FILE",
+        ) from error
+    say(f"receipt: {path}{'' if key is None else ', signed'}")
+
+
+def check(
+    settings: Settings,
+    name: _Name,
+    receipt: Annotated[
+        Path | None, typer.Option("--receipt", metavar="FILE", help="The receipt that was written when it was kept")
+    ] = None,
+    key: _Key = None,
+    write_receipt: Annotated[
+        Path | None,
+        typer.Option("--write-receipt", metavar="FILE", help="Write a receipt of what the lake has now, instead"),
+    ] = None,
+) -> int:
+    """Compare a moment's rows in the lake with its receipt, and with the heap where the table has not changed since.
+
+    Exit code 1 if the lake's rows differ from the receipt's, or cannot be read.
+    """
+    from mirror_pump.ops.moments.checking import CheckResult
+    from mirror_pump.ops.moments.checking import check as check_moment
+    from mirror_pump.ops.moments.receipts import read_receipt
+    from mirror_pump.ops.setup.stored_settings import complete
+
+    settings = complete(settings)
+    signing_key = _signing_key(key)
+    if write_receipt is not None:
+        if receipt is not None:
+            raise UsageError("--receipt and --write-receipt exclude each other", "give one of them")
+        _write_receipt(settings, name, write_receipt, signing_key)
+        return 0
+    if key is not None and receipt is None:
+        raise UsageError("--key is for a receipt, and none is given", "give --receipt FILE too")
+    checks = check_moment(settings, name, None if receipt is None else read_receipt(receipt, signing_key))
+    for table in checks:
+        results = [f"{count_text(table.rows)} rows"]
+        if receipt is not None:
+            results.append(f"receipt {table.receipt.value}")
+        if table.heap is not CheckResult.NOT_COMPARED:
+            results.append(f"heap {table.heap.value}")
+        say(f"{table.table}: {', '.join(results)}")
+        for note in table.notes:
+            say(f"    {one_line(note)}")
+    return 0 if all(table.is_sound for table in checks) else 1
 
 
 def list_(settings: Settings, as_json: AsJson = False) -> None:

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+from functools import partial
 
 import pytest
 
@@ -39,6 +40,9 @@ class _Application:
     def run(self, stop: threading.Event) -> None:
         while not stop.is_set():
             self._write()
+
+    def has_written(self, transactions: int) -> bool:
+        return len(self.copies) > transactions
 
     def _write(self) -> None:
         number = len(self.copies) + 1
@@ -89,8 +93,7 @@ def test_moments_that_are_kept_under_load_are_of_one_frontier(
     with mirror.pumping(), in_thread(application.run, "application"):
         mirror.await_frontier()
         for number in range(rounds):
-            written = len(application.copies)
-            await_true(lambda least=written + 3: len(application.copies) > least, 30, "transactions")
+            await_true(partial(application.has_written, len(application.copies) + 3), 30, "transactions")
             name = f"m{number}"
             if number % 3 == 2:
                 frontier = kept_moment(mirror, kept[-1]).frontier
