@@ -40,7 +40,7 @@ _SOAK_TIMEOUT = 1800
 _WITH_CATALOG = (
     "acceptance",
     *(f"integration/{subject}" for subject in ("copy", "ingest", "lake", "loads", "maintenance", "publish", "reads")),
-    *(f"integration/{subject}" for subject in ("rest_catalog", "retention", "schema", "stream")),
+    *(f"integration/{subject}" for subject in ("moments", "rest_catalog", "retention", "schema", "stream")),
     *(f"integration/{subject}" for subject in ("tiered", "types", "verify")),
 )
 """Where tests are about something else than what `init` does to an empty database."""

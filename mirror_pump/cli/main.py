@@ -40,6 +40,7 @@ MODULES = {
     "policy": "policy",
     "retain": "retain",
     "ingest": "ingest",
+    "moment": "moment",
     "profile": "profile",
     "resync": "resync",
     "pause": "pause",

@@ -4,11 +4,13 @@
     mirror@latest           all tables at the frontier of the moment in which the client attaches; so does `mirror@now`
     mirror@0-1A2B           all tables at the newest published frontier up to that position; 0/1A2B is the same
     mirror@2026-11-20T16:00:00Z    all tables at the newest frontier that was published by then
-    mirror.main...          the same four, with branch `main` of tables with heap retention in place of the rows that
+    mirror@month-end        the tables of the moment that is kept under this name
+    mirror.main...          the same five, with branch `main` of tables with heap retention in place of the rows that
                             have left PostgreSQL
 
 A prefix is a part of each path. It has no character that an engine encodes, nor a slash: `mirror`, `mirror.at=0-1A2B`,
-`mirror.main.at=0-1A2B`.
+`mirror.main.at=0-1A2B`, `mirror.moment=month-end.at=0-1A2B`. The last has the frontier, too: a moment may be dropped,
+and another one kept under its name.
 """
 
 from __future__ import annotations
@@ -20,8 +22,11 @@ from enum import StrEnum
 from mirror_pump.errors import UsageError
 from mirror_pump.model import Lsn, format_lsn, parse_lsn
 from mirror_pump.ops.reads.time_travel import PastPoint, parse_when
+from mirror_pump.source.catalog.kept_moments import is_moment_name
 
-_PREFIX = re.compile(r"(?P<view>mirror(?:\.main)?)(?:\.at=(?P<high>[0-9A-Fa-f]{1,8})-(?P<low>[0-9A-Fa-f]{1,8}))?")
+_PREFIX = re.compile(
+    r"(?P<view>mirror(?:\.main)?)(?:(?:\.moment=(?P<name>[A-Za-z0-9_-]+))?\.at=(?P<high>[0-9A-Fa-f]{1,8})-(?P<low>[0-9A-Fa-f]{1,8}))?"
+)
 _POSITION = re.compile(r"([0-9A-Fa-f]{1,8})-([0-9A-Fa-f]{1,8})")
 
 
@@ -41,16 +46,23 @@ class Attachment:
     view: View
     frontier: Lsn | None
     """None: each load gives the newest state."""
+    name: str | None = None
+    """The name of a moment that is kept."""
 
     @property
     def warehouse(self) -> str:
         """The warehouse that stands for it."""
-        return f"{self.view}{'' if self.frontier is None else f'@{_dashed(self.frontier)}'}"
+        if self.frontier is None:
+            return str(self.view)
+        return f"{self.view}@{self.name or _dashed(self.frontier)}"
 
     @property
     def prefix(self) -> str:
         """The part of paths that stands for it."""
-        return f"{self.view}{'' if self.frontier is None else f'.at={_dashed(self.frontier)}'}"
+        if self.frontier is None:
+            return str(self.view)
+        named = "" if self.name is None else f".moment={self.name}"
+        return f"{self.view}{named}.at={_dashed(self.frontier)}"
 
 
 def _dashed(position: Lsn) -> str:
@@ -61,7 +73,14 @@ class Latest:
     """The frontier of the moment in which the client attaches."""
 
 
-def parse_warehouse(text: str) -> tuple[View, PastPoint | Latest | None] | None:
+@dataclass(frozen=True)
+class NamedMoment:
+    """The moment that is kept under a name."""
+
+    name: str
+
+
+def parse_warehouse(text: str) -> tuple[View, PastPoint | Latest | NamedMoment | None] | None:
     """What a client asks for; None if the text names no warehouse of the mirror. Raises UsageError for a name with a
     moment that cannot be understood."""
     name, at, moment = text.partition("@")
@@ -71,13 +90,16 @@ def parse_warehouse(text: str) -> tuple[View, PastPoint | Latest | None] | None:
         return View(name), None
     if moment in ("latest", "now"):
         return View(name), Latest()
+    if is_moment_name(moment):
+        return View(name), NamedMoment(moment)
     position = _POSITION.fullmatch(moment)
     try:
         return View(name), parse_when(f"{position[1]}/{position[2]}" if position else moment)
     except UsageError:
         raise UsageError(
             f"{moment!r} in the warehouse's name is no moment",
-            f"attach {name}@latest, {name}@0-1A2B (a WAL position) or {name}@2026-11-20T16:00:00Z",
+            f"attach {name}@latest, {name}@0-1A2B (a WAL position), {name}@2026-11-20T16:00:00Z, or {name}@ and"
+            " the name of a moment that is kept",
         ) from None
 
 
@@ -87,4 +109,4 @@ def parse_prefix(text: str) -> Attachment | None:
     if match is None:
         return None
     frontier = None if match["high"] is None else parse_lsn(f"{match['high']}/{match['low']}")
-    return Attachment(View(match["view"]), frontier)
+    return Attachment(View(match["view"]), frontier, match["name"])

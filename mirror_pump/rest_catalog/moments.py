@@ -6,6 +6,10 @@ them from there. Without a lease they are chosen again, from histories, by the r
 `mirror_pump.ops.reads.time_travel`, which gives the same rows or refuses.
 
 A table that cannot be shown at the frontier is not part of the moment, and loading it says why.
+
+A moment that is kept under a name (mirror_pump/ops/moments/keeping.py) has its snapshots and their metadata files in
+the catalog. It needs no lease: what it names stays until it is dropped, and then for the time of a lease. So its server
+looks more often than that whether it is still there.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, exists, join, write_bytes
 from mirror_pump.model import Lsn, SnapshotId, TableId, format_lsn
 from mirror_pump.ops.reads.time_travel import PastPoint, SnapshotHistory, history, refuse_future
-from mirror_pump.rest_catalog.attachment_names import Attachment, Latest, View
+from mirror_pump.rest_catalog.attachment_names import Attachment, Latest, NamedMoment, View
 from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request
 from mirror_pump.rest_catalog.readable_moments import (
     ATTACH_ANEW,
@@ -86,9 +90,13 @@ class Moments:
         self._lock = threading.Lock()
         self._served: dict[str, ServedMoment] = {}
 
-    def attach(self, view: View, when: PastPoint | Latest) -> ServedMoment:
+    def attach(self, view: View, when: PastPoint | Latest | NamedMoment) -> ServedMoment:
         """The moment that a client asks for, pinned. Raises ProtocolError if there is none, SourceError, LakeError."""
         self._make_room(view)
+        if isinstance(when, NamedMoment):
+            named = self._named(view, when.name)
+            with self._lock:
+                return self._served.setdefault(named.attachment.prefix, named)
         moment = self._latest(view) if isinstance(when, Latest) else self._past(view, when)
         with self._lock:
             served = self._served.get(moment.attachment.prefix)
@@ -109,7 +117,10 @@ class Moments:
             return served
         with self._lock:
             self._served.pop(attachment.prefix, None)
-        moment = self._leased(attachment) or self._renew_ended(attachment)
+        if attachment.name is not None:
+            moment = self._named(attachment.view, attachment.name, attached=attachment.frontier)
+        else:
+            moment = self._leased(attachment) or self._renew_ended(attachment)
         with self._lock:
             return self._served.setdefault(attachment.prefix, moment)
 
@@ -122,6 +133,30 @@ class Moments:
             # Two engines may load it at the same time: both write the same, and neither removes it.
             table.location = self._write(moment, name, table)
         return table.location
+
+    def _named(self, view: View, name: str, *, attached: Lsn | None = None) -> ServedMoment:
+        """A moment that is kept. `attached`: the frontier that a client has read under this name already. Raises
+        ProtocolError if there is none of that name and frontier."""
+        kept = self._catalog.kept_moment(name)
+        instead = ATTACH_ANEW.format(name=view)
+        if kept is None:
+            raise bad_request(
+                f"there is no moment {name}; `mirror-pump moment list` shows those that are kept; or {instead}"
+            )
+        if attached not in (None, kept.frontier):
+            raise bad_request(
+                f"the moment {name} was dropped since it was attached, and another one was kept under this name; attach"
+                f" {view}@{name} anew; or {instead}"
+            )
+        tables = {
+            (table.table.schema, table.table.name): MomentTable(
+                table.table_id, table.main_snapshot_id, table.main_location
+            )
+            if view is View.MAIN
+            else MomentTable(table.table_id, table.snapshot_id, table.metadata_location)
+            for table in kept.tables
+        }
+        return ServedMoment(Attachment(view, kept.frontier, name), tables, {}, (), time.monotonic())
 
     # Choosing snapshots
 
@@ -245,10 +280,18 @@ class Moments:
             now = time.monotonic()
             if now - moment.renewed < self._lease * _RENEWED_AFTER:
                 return True
-            if not self._catalog.renew(moment.pins, self._lease):
+            if not self._still_there(moment):
                 return False
             moment.renewed = now
             return True
+
+    def _still_there(self, moment: ServedMoment) -> bool:
+        """Renews the lease; of a moment that is kept, says whether it still is."""
+        attachment = moment.attachment
+        if attachment.name is None:
+            return self._catalog.renew(moment.pins, self._lease)
+        kept = self._catalog.kept_moment(attachment.name)
+        return kept is not None and kept.frontier == attachment.frontier
 
     def _leased(self, attachment: Attachment) -> ServedMoment | None:
         """The moment as the lease names it, which another process took, or this one before it was started again."""

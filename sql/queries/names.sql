@@ -38,3 +38,6 @@ SELECT n.nspname AS schema_name, c.relname AS table_name, quote_ident(n.nspname)
  WHERE c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
    AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'modak')
  ORDER BY 3;
+
+-- name: kept_moments
+SELECT name FROM modak.moments ORDER BY 1;

@@ -13,6 +13,8 @@ SELECT m.table_id, m.state, m.start_lsn, m.generation, t.schema_name AS namespac
        coalesce((SELECT array_agg(DISTINCT p.pinned_lake_snapshot_id)
                    FROM modak.read_pins p
                   WHERE p.table_id = m.table_id AND p.expires_at > now()), '{}') AS pinned,
+       ARRAY(SELECT unnest(ARRAY[k.snapshot_id, k.main_snapshot_id])
+               FROM modak.moment_tables k WHERE k.table_id = m.table_id) AS moments,
        (SELECT min((o.details ->> 'since_sequence')::bigint)
           FROM modak.op_log o
          WHERE o.table_id = m.table_id AND o.phase = 'rewriting' AND o.updated_at > now() - interval '60 s') AS rewrite_since,

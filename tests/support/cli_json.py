@@ -21,12 +21,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from mirror_pump.model import Lsn, TableId, TableMode, TableName, TableState
+from mirror_pump.model import Lsn, SnapshotId, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.doctor.check import Finding, Outcome
 from mirror_pump.ops.doctor.examination import Examination, Examined
 from mirror_pump.ops.ingest.ingest_request import IngestOutcome
 from mirror_pump.ops.load.load_job import LoadResult
 from mirror_pump.ops.maintenance.policies import PolicyEntry
+from mirror_pump.ops.moments.cost import MomentCost, MomentTableCost
 from mirror_pump.ops.reconcile.outcome import Reconciled, ReconciledTable
 from mirror_pump.ops.register.former_files import FormerFiles
 from mirror_pump.ops.resync.layout_change import LayoutAction, LayoutChange
@@ -51,6 +52,7 @@ from mirror_pump.ops.verify.repair import TableRepair
 from mirror_pump.ops.verify.verification import TableReport, VerifyReport
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.former_locations import EndedBy, FormerLocation
+from mirror_pump.source.catalog.kept_moments import KeptMoment, KeptTable
 from mirror_pump.source.catalog.pump_error import PumpError
 from mirror_pump.source.loads.load_writes import LoadCounts
 from mirror_pump.source.stream.standby import StandbyProcess
@@ -110,6 +112,17 @@ def parts() -> dict[str, Part]:
             ),
         ),
         "unregister": Part([_FORMER_FILES.to_json()], (Keys("[]", (FormerLocation, FormerFiles)),)),
+        "moment": Part(
+            [_MOMENT.to_json()],
+            (
+                Keys("[]", (MomentCost, KeptMoment), computed={"tables": ""}),
+                Keys(
+                    "[].tables[]",
+                    (MomentTableCost, KeptTable),
+                    computed={"registered": "Whether the registration that it had then goes on"},
+                ),
+            ),
+        ),
         "profile": Part(
             [_PROFILE.to_json()],
             (
@@ -175,6 +188,7 @@ _STATUS_KEYS = (
         computed={"tables_due": "", "tables_neglected": "", "unattended_commits": "Of all tables"},
     ),
     Keys("alerts[]", (Alert,)),
+    Keys("moments[]", (KeptMoment,), computed={"tables": "Their names in the lake"}),
     Keys(
         "tables[]",
         (TableStatus, LakeContent, DeleteMode),
@@ -263,6 +277,7 @@ def _status() -> MirrorStatus:
             pid=4242,
         ),
         tables=(_TABLE,),
+        moments=(_KEPT_MOMENT,),
         standbys=(StandbyProcess("pump-2", 4711, _AT.replace(hour=8, minute=0)),),
         alerts=(Alert(Severity.CRITICAL, "column note: its type is not supported any more", table="public.notes"),),
     )
@@ -323,6 +338,20 @@ _FORMER_FILES = FormerFiles(
     files=87,
     size_bytes=48210944,
 )
+
+_KEPT_TABLE = KeptTable(
+    TableId(16402),
+    TableName("public", "orders"),
+    SnapshotId(7312893412893412893),
+    "s3://lake/shop/public/orders-1f0c9a7be2d4/seam/00000-0c6d.metadata.json",
+    SnapshotId(7312893412893412893),
+    "s3://lake/shop/public/orders-1f0c9a7be2d4/seam/00000-0c6d.metadata.json",
+    "s3://lake/shop/public/orders-1f0c9a7be2d4/metadata/00042-5d0c.metadata.json",
+)
+
+_KEPT_MOMENT = KeptMoment("month-end", _FRONTIER, _AT, "shop_admin", "closing of April", (_KEPT_TABLE,))
+
+_MOMENT = MomentCost(_KEPT_MOMENT, (MomentTableCost(_KEPT_TABLE, 48210944, 40112870),))
 
 _PROFILE = ListedProfile(
     StorageProfile(

@@ -1,11 +1,13 @@
-"""A mirror of two tables that change together, and clients that read them one after the other."""
+"""A mirror of two tables that change together, what clients read of them one after the other, and kept moments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+from mirror_pump.ops.moments.dropping import one_moment
+from mirror_pump.source.catalog.kept_moments import KeptMoment
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.mirror import Mirror, Row, assert_same, lake_rows
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.rest_catalog import ServedMirror
 
@@ -36,3 +38,17 @@ def by_duckdb(catalog: ServedMirror, warehouse: str) -> Callable[[str], int]:
 def by_pyiceberg(catalog: ServedMirror, warehouse: str) -> Callable[[str], int]:
     client = catalog.pyiceberg(warehouse)
     return lambda table: max(client.load_table(("public", table)).scan().to_arrow()["v"].to_pylist())
+
+
+def kept_moment(mirror: Mirror, name: str) -> KeptMoment:
+    """The moment that is kept under a name."""
+    with mirror.database.session() as connection:
+        return one_moment(connection, mirror.settings.slot, name)
+
+
+def assert_moment(mirror: Mirror, name: str, rows: Mapping[str, Sequence[Row]]) -> None:
+    """Fails unless the moment has these tables and rows, as DuckDB reads them from its own metadata files."""
+    moment = kept_moment(mirror, name)
+    assert {str(table.table) for table in moment.tables} == rows.keys()
+    for table in moment.tables:
+        assert_same(rows[str(table.table)], lake_rows(table.main_location), f"{table.table} at {name}")

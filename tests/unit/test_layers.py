@@ -116,6 +116,7 @@ _ROOMS = {
         "resync": {"register"},
         "verify": {"status", "resync"},
         "reads": {"setup", "status", "verify"},
+        "moments": {"reads"},
         "doctor": {"setup", "status"},
         "reconcile": {"verify"},
         "load": {"row_files"},
@@ -260,13 +261,15 @@ def test_what_is_imported_is_declared() -> None:
     # `sql`, which the extra is for, and `verify`, which works without it.
     modules = (
         *("query", "query_results", "scan_conditions", "statement_errors", "statement_moments", "statement_tables"),
-        "views",
+        *("kept_reads", "views"),
     )
     reads = {f"mirror_pump.ops.reads.{name}" for name in modules}
+    moments = {f"mirror_pump.ops.moments.{name}" for name in ("digests", "receipts")}
     verify = {f"mirror_pump.ops.verify.{name}" for name in ("compare_duckdb", "comparison_engines")}
     sql = {
         "mirror_pump.ops.duckdb_connection",
         *reads,
+        *moments,
         *verify,
     }
     sql.add("mirror_pump.cli.terminal.shell")

@@ -46,6 +46,16 @@ def other_tables(ctx: typer.Context, incomplete: str) -> list[str]:
     return _matching(ctx, incomplete, mirrored=bool(ctx.params.get("alter")))
 
 
+def kept_moments(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of moments that are kept and begin with `incomplete`."""
+    try:
+        with _connection(ctx) as connection:
+            rows = connection.execute(_SQL["kept_moments"]).fetchall()
+    except Exception:  # noqa: BLE001 - whatever is wrong, the command that is being typed says it better
+        return []
+    return [name for (name,) in rows if name.startswith(incomplete)]
+
+
 def _matching(ctx: typer.Context, incomplete: str, *, mirrored: bool) -> list[str]:
     from mirror_pump.source.relations.own_path import on_path
     from mirror_pump.source.rows import fetch_rows

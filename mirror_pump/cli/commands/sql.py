@@ -66,7 +66,9 @@ class SqlOptions:
     ] = QueryMode.SEAM
     at: Annotated[
         str | None,
-        typer.Option("--at", metavar="LSN|TIME", help="Read the lake as of a past, published frontier"),
+        typer.Option(
+            "--at", metavar="LSN|TIME|NAME", help="Read the lake as of a past, published frontier, or a kept moment"
+        ),
     ] = None
     min_lsn: Annotated[
         str | None,
@@ -96,12 +98,12 @@ class SqlOptions:
         """How to read, without a statement. Raises UsageError."""
         from mirror_pump.ops.reads.query import Query
         from mirror_pump.ops.reads.table_reads import ReadMode
-        from mirror_pump.ops.reads.time_travel import parse_when
+        from mirror_pump.ops.reads.time_travel import parse_point
 
         return Query(
             "",
             ReadMode(self.mode.value),
-            None if self.at is None else parse_when(self.at),
+            None if self.at is None else parse_point(self.at),
             None if self.min_lsn is None else lsn_argument(self.min_lsn, "--min-lsn"),
             self.max_wait,
         )

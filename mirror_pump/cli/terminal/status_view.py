@@ -16,6 +16,7 @@ from mirror_pump.ops.status.resync_state import ResyncState
 from mirror_pump.ops.status.status_report import Alert, LeaderStatus, MirrorStatus, Severity, SlotState, TableStatus
 from mirror_pump.source.catalog.followed import FollowedPattern
 from mirror_pump.source.catalog.former_locations import FormerLocation
+from mirror_pump.source.catalog.kept_moments import KeptMoment
 
 _ALERT_STYLES = {Severity.CRITICAL: "red", Severity.WARNING: "yellow"}
 _NAMED = 3
@@ -38,6 +39,8 @@ def render(status: MirrorStatus) -> RenderableType:
     parts.extend(_resync(resync) for resync in status.resyncs)
     if status.former_locations:
         parts.append(Text(_former_locations(status.former_locations)))
+    if status.moments:
+        parts.append(Text(_moments(status.moments)))
     parts.extend(Text(_followed(pattern)) for pattern in status.followed)
     if not status.tables:
         mode = "" if status.streams else " --mode tiered"
@@ -182,6 +185,15 @@ def _former_locations(locations: Sequence[FormerLocation]) -> str:
     return (
         f"files of former registrations: {', '.join(names[:_NAMED])}{more} (mirror-pump unregister --list shows them,"
         " --former removes them)"
+    )
+
+
+def _moments(moments: Sequence[KeptMoment]) -> str:
+    names = [f"{moment.name} ({format_lsn(moment.frontier)})" for moment in moments]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (
+        f"moments: {', '.join(names[:_NAMED])}{more}; their files stay until `mirror-pump moment drop NAME`"
+        " (mirror-pump moment list shows what they cost)"
     )
 
 

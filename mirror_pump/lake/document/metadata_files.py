@@ -56,6 +56,12 @@ def seam_location(metadata: TableMetadata, sequence_number: int) -> str:
     return join(seam_directory(metadata), f"{sequence_number:05d}-{uuid.uuid4()}.metadata.json")
 
 
+def moment_location(metadata: TableMetadata) -> str:
+    """A new location for the metadata file of a moment that is kept. Its number is 0, since the sweep takes a number
+    above the table's newest for that of a publish under way."""
+    return seam_location(metadata, 0)
+
+
 def metadata_number(location: str) -> int | None:
     """The number with which the name of a metadata file begins; None for other names."""
     match = re.match(r"v?(\d+)", location.rsplit("/", 1)[-1])

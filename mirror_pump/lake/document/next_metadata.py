@@ -20,6 +20,7 @@ from mirror_pump.model import LakePartitioning, SortedColumn
 
 _PREVIOUS_VERSIONS = "write.metadata.previous-versions-max"
 _PREVIOUS_VERSIONS_DEFAULT = 100
+_TAG = "tag"
 _STATISTICS = ("statistics", "partition-statistics")
 _CONTENT = ("schemas", "current-schema-id", "current-snapshot-id", "snapshot-log", "metadata-log")
 """Keys that describe the table's content and its history."""
@@ -87,6 +88,31 @@ def with_branch(metadata: TableMetadata, name: str, snapshot_id: int) -> TableMe
     """The document with a branch that points to one of its snapshots."""
     refs = {**metadata.document.get("refs", {}), name: {"type": "branch", "snapshot-id": snapshot_id}}
     return TableMetadata({**metadata.document, "refs": refs})
+
+
+def with_tags(metadata: TableMetadata, tags: Mapping[str, int], old_location: str, timestamp_ms: int) -> TableMetadata:
+    """The document with tags that name some of its snapshots. `old_location` is where `metadata` is stored; the time is
+    in milliseconds since 1970 UTC."""
+    named = {name: {"type": _TAG, "snapshot-id": snapshot_id} for name, snapshot_id in tags.items()}
+    return _with_refs(metadata, {**metadata.document.get("refs", {}), **named}, old_location, timestamp_ms)
+
+
+def without_tags(metadata: TableMetadata, tags: Collection[str], old_location: str, timestamp_ms: int) -> TableMetadata:
+    """The document without these tags, arguments as for `with_tags`. The snapshots stay until a commit thins them
+    out."""
+    refs = {name: ref for name, ref in metadata.document.get("refs", {}).items() if name not in tags}
+    return _with_refs(metadata, refs, old_location, timestamp_ms)
+
+
+def _with_refs(metadata: TableMetadata, refs: Mapping[str, Any], old_location: str, timestamp_ms: int) -> TableMetadata:
+    return TableMetadata(
+        {
+            **metadata.document,
+            "refs": refs,
+            "last-updated-ms": max(timestamp_ms, metadata.last_updated_ms),
+            "metadata-log": _log_after(metadata, old_location),
+        }
+    )
 
 
 def with_properties(
@@ -316,9 +342,10 @@ def _grown(
     document = metadata.document
     refs = dict(document.get("refs", {}))
     refs[branch] = {**refs.get(branch, {"type": "branch"}), "snapshot-id": snapshot.snapshot_id}
-    retained_ids = {ref["snapshot-id"] for ref in refs.values()} | set(keep)
+    tagged_ids = {ref["snapshot-id"] for ref in refs.values() if ref.get("type") == _TAG}
+    retained_ids = {ref["snapshot-id"] for ref in refs.values() if ref.get("type") != _TAG} | set(keep)
     snapshots = thin_history(
-        [*document["snapshots"], snapshot.document], retained_ids, snapshot.timestamp_ms, retention
+        [*document["snapshots"], snapshot.document], retained_ids, snapshot.timestamp_ms, retention, tagged_ids
     )
     result = {
         **document,

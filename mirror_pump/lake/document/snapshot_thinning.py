@@ -29,29 +29,41 @@ class HistoryRetention:
     """Of older snapshots up to this age, one a minute is kept."""
     hours_for_ms: int = 7 * 24 * _HOUR_MS
     """Of older snapshots up to this age, one an hour is kept; beyond it none."""
+    moments: frozenset[int] = frozenset()
+    """Snapshots of moments, which stay until these are dropped. Unlike pins they hold no other snapshot."""
 
 
 DEFAULT_RETENTION = HistoryRetention()
 
 
 def thin_history(
-    snapshots: Sequence[Mapping[str, Any]], retained_ids: Collection[int], now_ms: int, retention: HistoryRetention
+    snapshots: Sequence[Mapping[str, Any]],
+    retained_ids: Collection[int],
+    now_ms: int,
+    retention: HistoryRetention,
+    tagged_ids: Collection[int] = (),
 ) -> list[Mapping[str, Any]]:
-    """The snapshots to keep, oldest first, as entries of the metadata document. Those in `retained_ids` always stay.
+    """The snapshots to keep, oldest first, as entries of the metadata document. Those in `retained_ids`, those in
+    `tagged_ids` and those of moments always stay.
 
     Of a minute or an hour, the oldest snapshot stays, so that all later commits make the same choice. Archive snapshots
-    do not take part, since no time travel leads to them. They stay from the oldest held one on.
+    do not take part, since no time travel leads to them. They stay from the oldest one in `retained_ids` on. A tag or a
+    moment may last for years, so it holds its own snapshot alone.
     """
+    alone = retention.moments.union(tagged_ids)
     ordered = sorted(snapshots, key=sequence_number_of)
     archive = [snapshot for snapshot in ordered if is_archive_entry(snapshot)]
     if archive:
         # The seam protocol promises that nothing at or above the oldest pinned one expires.
         newest = max(len(archive) - ARCHIVE_SNAPSHOTS_KEPT, 0)
         retained_places = (place for place, snapshot in enumerate(archive) if snapshot["snapshot-id"] in retained_ids)
-        kept_archive = archive[min(next(retained_places, newest), newest) :]
+        first = min(next(retained_places, newest), newest)
+        kept_archive = [snapshot for snapshot in archive[:first] if snapshot["snapshot-id"] in alone]
+        kept_archive += archive[first:]
         ordered = [snapshot for snapshot in ordered if not is_archive_entry(snapshot)]
-        return sorted([*_thinned(ordered, retained_ids, now_ms, retention), *kept_archive], key=sequence_number_of)
-    return _thinned(ordered, retained_ids, now_ms, retention)
+        kept_main = _thinned(ordered, alone.union(retained_ids), now_ms, retention)
+        return sorted([*kept_main, *kept_archive], key=sequence_number_of)
+    return _thinned(ordered, alone.union(retained_ids), now_ms, retention)
 
 
 def _thinned(

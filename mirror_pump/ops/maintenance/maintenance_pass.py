@@ -21,7 +21,7 @@ from mirror_pump.lake.commit.presence import head_files, require_files
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.snapshot_history import referenced
 from mirror_pump.lake.contents.table_stats import TableStats
-from mirror_pump.lake.document.next_metadata import with_properties, without_snapshots
+from mirror_pump.lake.document.next_metadata import with_properties, without_snapshots, without_tags
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import TableId, TableName
@@ -52,6 +52,7 @@ from mirror_pump.pipeline.publish.republication import republish
 from mirror_pump.runtime.backoff import Backoff
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.policy import Policy, policy_of
+from mirror_pump.source.catalog.kept_moments import is_stale_tag
 from mirror_pump.source.catalog.maintenance import (
     COMPACTION,
     MAINTENANCE,
@@ -331,6 +332,7 @@ class Maintenance:
             case ExpireSnapshots():
                 return self._expire(procedures, backlog, due, outcome)
             case SweepFiles():
+                self._land_without_stale_tags(backlog)
                 swept = self._swept(backlog, procedures, dry_run=False)
                 if swept is None:
                     raise TableError(
@@ -361,6 +363,20 @@ class Maintenance:
                 lambda metadata, location, now_ms: with_properties(metadata, missing, location, now_ms)
             )
 
+    def _land_without_stale_tags(self, backlog: MaintenanceBacklog) -> None:
+        """Removes tags of moments that were dropped while the lake table was not to be changed."""
+        if not any(is_stale_tag(tag, backlog.table.moments) for tag in backlog.state.metadata.refs):
+            return
+
+        def cleaned(metadata: TableMetadata, location: str, now_ms: int) -> TableMetadata:
+            # Under the slot's lock: another moment may be kept under the name by now.
+            registered = read_tables(self._connection, self._slot, [backlog.table.table_id])
+            names = [name for table in registered for name in table.moments]
+            stale = {tag for tag in metadata.refs if is_stale_tag(tag, names)}
+            return without_tags(metadata, stale, location, now_ms)
+
+        self._landing(backlog).land_metadata(cleaned)
+
     def _merge_manifests(self, backlog: MaintenanceBacklog) -> dict[str, int]:
         landing = self._landing(backlog)
         merged = merge_manifests(landing.load_current())
@@ -378,6 +394,7 @@ class Maintenance:
     ) -> dict[str, int]:
         # Raises LakeError if a pinned snapshot is no longer in the history: it may need files that expiry would delete.
         pinned_snapshots(backlog.state, backlog.table)
+        self._land_without_stale_tags(backlog)
         # Leave out snapshots that were pinned, or removed from the history, since the decision.
         in_history = {snapshot.snapshot_id for snapshot in backlog.state.metadata.snapshots}
         ids = [
@@ -399,7 +416,7 @@ class Maintenance:
         # Readers pin a snapshot first, and then check that it is in the history. So a reader whose pin is not visible
         # here will find that the snapshot is gone, and read nothing.
         (table,) = read_tables(self._connection, self._slot, [backlog.table.table_id]) or (None,)
-        if table is None or not table.pinned.isdisjoint(ids):
+        if table is None or not (table.pinned | table.kept_snapshots).isdisjoint(ids):
             outcome["left"] = "one of them was pinned meanwhile: a sweep deletes their files once the pin is released"
             return {"expired_snapshots": len(ids)}
         if not may_delete_files(self._connection, self._slot):

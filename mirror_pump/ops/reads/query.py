@@ -30,6 +30,7 @@ from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableName, TableState, format_lsn
 from mirror_pump.ops.duckdb_connection import open_duckdb, reach_storage
 from mirror_pump.ops.reads.hybrid_reads import hybrid_reads
+from mirror_pump.ops.reads.kept_reads import create_kept_views, named_moments
 from mirror_pump.ops.reads.read_scope import ReadScope
 from mirror_pump.ops.reads.scan_conditions import heap_conditions
 from mirror_pump.ops.reads.statement_errors import refuse_writes, unreadable
@@ -58,6 +59,7 @@ from mirror_pump.pipeline.missing_files.missing_files import explain_failed_read
 from mirror_pump.runtime.cores import available_cores
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.consistent_snapshot import ConsistentSnapshot, Locks, TableCutline
+from mirror_pump.source.catalog.kept_moments import KeptMoment
 from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.connect import connect, source_errors
 from mirror_pump.source.relations.own_path import on_path
@@ -102,12 +104,22 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
         stack.callback(connection.close)
         used = _used(connection, settings, query.statement)
         mirrored = _mirrored(settings, [*used, *(table.parts for table in query.past)])
-        names = _tables(used, mirrored)
-        past = _past_tables(query.past, mirrored)
+        moments = named_moments(settings, _moment_names(query))
+        names = _tables(used, _as_of(query.at, moments, mirrored))
+        past = _past_tables(query.past, moments, mirrored)
         if not names and not past:
             yield connection
             return
         reach_storage(connection, reachable_warehouses(lake_storage(settings)))
+        if query.at is not None and query.at.name is not None:
+            past[query.at] = {**past.get(query.at, {}), **names}
+            names = {}
+        for when in [when for when in past if when.name is not None]:
+            for text in create_kept_views(connection, moments[str(when.name)], past.pop(when)):
+                warn(text)
+        if not names and not past:
+            yield connection
+            return
         scope = ReadScope(settings, lake_storage(settings, fsync=False), stack, warn)
         with _explained_failures(settings, [*names, *(table_id for views in past.values() for table_id in views)]):
             reads = _reads(scope, query, names, past)
@@ -186,11 +198,31 @@ def _tables(used: Collection[tuple[str, ...]], mirrored: _MirroredNames) -> dict
     return used_tables
 
 
-def _past_tables(tables: Collection[PastTable], mirrored: _MirroredNames) -> dict[PastPoint, dict[TableId, list[str]]]:
+def _moment_names(query: Query) -> set[str]:
+    """Return the names of the moments that the query asks for."""
+    points = [*(table.when for table in query.past), *([] if query.at is None else [query.at])]
+    return {point.name for point in points if point.name is not None}
+
+
+def _as_of(when: PastPoint | None, moments: Mapping[str, KeptMoment], mirrored: _MirroredNames) -> _MirroredNames:
+    """Return the tables that a statement can name: those of the moment, if it names one."""
+    if when is None or when.name is None:
+        return mirrored
+    return replace(mirrored, tables={table.table_id: table.table for table in moments[when.name].tables})
+
+
+def _past_tables(
+    tables: Collection[PastTable], moments: Mapping[str, KeptMoment], mirrored: _MirroredNames
+) -> dict[PastPoint, dict[TableId, list[str]]]:
     """Return the views of each moment that the statement names, by table. Raises UsageError if a table is unknown."""
     views: dict[PastPoint, dict[TableId, list[str]]] = {}
     for table in tables:
-        table_id = _find(table.parts, mirrored)
+        table_id = _find(table.parts, _as_of(table.when, moments, mirrored))
+        if table_id is None and table.when.name is not None:
+            raise UsageError(
+                f"{'.'.join(table.parts)} is not a table of the moment {table.when.name}",
+                "mirror-pump moment list --json shows the tables of each moment",
+            )
         if table_id is None:
             raise UsageError(
                 f"{'.'.join(table.parts)} is not a mirrored table, and only these have a past",

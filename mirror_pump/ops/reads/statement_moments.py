@@ -18,7 +18,7 @@ from mirror_pump.errors import UsageError, one_line_of
 from mirror_pump.ops.duckdb_connection import open_planner
 from mirror_pump.ops.reads.statement_tables import of_limited_depth, parsed
 from mirror_pump.ops.reads.statements import divided_explain, quoted_or_comment
-from mirror_pump.ops.reads.time_travel import PastPoint, parse_when
+from mirror_pump.ops.reads.time_travel import PastPoint, parse_point
 
 _SCHEMA = "mirror_pump_past"
 
@@ -110,7 +110,7 @@ def _moment(clause: dict[str, Any], table: str) -> PastPoint:
             f"the moment of {table} is not a text constant",
             "give a WAL position or a time, such as AT '16/B374D848' or AT '2026-11-20T16:00:00Z'",
         )
-    when = parse_when(text)
+    when = parse_point(text)
     if clause["unit"].upper() == "TIMESTAMP" and when.moment_ms is None:
         raise UsageError(f"the moment of {table} is not a time: {text}", f"AT (VERSION => '{text}') takes positions")
     return when

@@ -23,6 +23,7 @@ from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.model import Lsn, TableName, format_lsn, parse_lsn
+from mirror_pump.source.catalog.kept_moments import is_moment_name
 
 _NAMED = 3
 """The number of readable frontiers that an error names."""
@@ -30,11 +31,13 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class PastPoint:
-    """The point that `--at` asks for: either a frontier or a time. The other one is None."""
+    """The point that `--at` asks for: a frontier, a time, or a moment that is kept. The other ones are None."""
 
     frontier: Lsn | None
     moment_ms: int | None
     """Milliseconds since 1970 UTC."""
+    name: str | None = None
+    """The name of a moment that is kept, of which no history has to be asked."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,11 @@ def parse_when(text: str) -> PastPoint:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
     return PastPoint(None, round(moment.timestamp() * 1000))
+
+
+def parse_point(text: str) -> PastPoint:
+    """As `parse_when`, or the name of a moment that is kept. Whether it is, the read finds out."""
+    return PastPoint(None, None, text) if is_moment_name(text) else parse_when(text)
 
 
 def history(metadata: TableMetadata, complete_from: Lsn, *, archive: bool = False) -> SnapshotHistory:

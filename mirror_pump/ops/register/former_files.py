@@ -23,6 +23,7 @@ from mirror_pump.source.catalog.former_locations import (
     former_locations,
     users_of,
 )
+from mirror_pump.source.catalog.kept_moments import moments_at
 from mirror_pump.source.connect import PgConnection, source_errors
 from sql import queries
 
@@ -82,6 +83,13 @@ def _give_up(connection: PgConnection, slot: str, former_location: FormerLocatio
     with source_errors(f"taking {former_location.table} out of the catalog"), connection.transaction():
         # Registering, unregistering and publishing lock this row too.
         connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
+        moments = moments_at(connection, former_location.location)
+        if moments:
+            raise TableError(
+                f"files of {former_location.table} at {former_location.location} are needed by moments that are kept:"
+                f" {', '.join(moments)}",
+                f"give them up first: mirror-pump moment drop {moments[0]}",
+            )
         users = users_of(connection, former_location)
         if users:
             raise TableError(

@@ -26,6 +26,7 @@ from mirror_pump.source.catalog.former_locations import (
     former_locations,
     record_former_location,
 )
+from mirror_pump.source.catalog.kept_moments import moments_of_table
 from mirror_pump.source.catalog.lost_rows import LostRow, end_lost_registration, read_lost_rows
 from mirror_pump.source.catalog.pump_channel import notify_pump
 from mirror_pump.source.catalog.tables import delete_table, formerly_registered, load_table, name_parts, registered_as
@@ -195,6 +196,17 @@ def _require_choice(connection: PgConnection, table: MirroredTable, choice: _Lak
     )
 
 
+def _refuse_moments(connection: PgConnection, table: MirroredTable) -> None:
+    """Raise TableError if moments need the table's files. The caller holds the slot's lock."""
+    moments = moments_of_table(connection, table.table_id)
+    if moments:
+        raise TableError(
+            f"moments that are kept need the files of {table.name}: {', '.join(moments)}",
+            "Without --drop-lake the files stay, and the moments can be read on. To remove them, give these up first:"
+            f" mirror-pump moment drop {moments[0]}",
+        )
+
+
 def _restore(
     connection: PgConnection, settings: Settings, table: MirroredTable, drop_lake: bool, yes: bool, report: Report
 ) -> str:
@@ -236,8 +248,11 @@ def _take_out(
         connection.execute(_SHAPE_SQL["unwatch"], {"table_id": table.table_id})
         if restoration is not None:
             restoration.attach(connection)
-        # Publishing and planning a copy lock this row too, so that neither loses the table halfway.
+        # Publishing and planning a copy lock this row too, so that neither loses the table halfway; so does who keeps a
+        # moment.
         connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+        if choice.drop_lake:
+            _refuse_moments(connection, table)
         current_table = load_table(connection, table.table_id)
         if current_table is None or current_table.location != table.location:
             raise TableError(f"{table.name} was unregistered by somebody else meanwhile")

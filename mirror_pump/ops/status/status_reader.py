@@ -21,6 +21,7 @@ from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, Mirro
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.followed import followed_patterns, not_joined
 from mirror_pump.source.catalog.former_locations import former_locations
+from mirror_pump.source.catalog.kept_moments import read_moments
 from mirror_pump.source.catalog.lost_rows import read_lost_rows
 from mirror_pump.source.catalog.maintenance import is_served
 from mirror_pump.source.catalog.pauses import PAUSED, paused_text
@@ -116,6 +117,7 @@ class StatusReader:
                 lost_rows=read_lost_rows(self._connection),
                 followed=tuple(followed_patterns(self._connection, self._settings.slot)),
                 not_joined=tuple(not_joined(self._connection, self._settings.slot)),
+                moments=read_moments(self._connection, self._settings.slot),
                 resyncs=resync_states(self._connection, self._settings.slot, row.at),
             )
         shown = (

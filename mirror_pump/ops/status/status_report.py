@@ -15,6 +15,7 @@ from mirror_pump.ops.status.resync_state import ResyncState
 from mirror_pump.ops.status.retention_state import RetentionState
 from mirror_pump.source.catalog.followed import FollowedPattern, NotJoined
 from mirror_pump.source.catalog.former_locations import FormerLocation
+from mirror_pump.source.catalog.kept_moments import KeptMoment
 from mirror_pump.source.catalog.lost_rows import LostRow
 from mirror_pump.source.catalog.pump_error import PumpError
 from mirror_pump.source.stream.standby import StandbyProcess
@@ -274,6 +275,9 @@ class MirrorStatus:
     """Patterns of tables that join by themselves (docs/operations.md#whole-schemas)."""
     not_joined: tuple[NotJoined, ...] = ()
     """Tables that match such a pattern and are refused. Each is an alert."""
+    moments: tuple[KeptMoment, ...] = ()
+    """Moments that are kept (docs/moments.md): expiry, sweeps and lake retention leave their files until they are
+    dropped. `moment list --json` has what they cost."""
     alerts: tuple[Alert, ...] = ()
     """What a person should look at, the most urgent first; empty when all is well."""
 
@@ -317,6 +321,7 @@ class MirrorStatus:
             "tables": [_table_json(table) for table in self.tables],
             "former_locations": [location.to_json() for location in self.former_locations],
             "lost_rows": [{"relation": row.relation, "table": row.table_name} for row in self.lost_rows],
+            "moments": [moment.to_json() for moment in self.moments],
             "followed": [asdict(pattern) for pattern in self.followed],
             "not_joined": [{"table": str(refused.table), "error": refused.error} for refused in self.not_joined],
         }

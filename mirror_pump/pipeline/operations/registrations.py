@@ -63,6 +63,8 @@ class Registration:
     """The metadata file that the Iceberg catalog names, which readers see. None if it does not name the lake table."""
     head: TableHead | None = None
     """The state that the mirror left there, or has examined. None if a release that recorded none left it."""
+    moments: frozenset[int] = frozenset()
+    """IDs of the snapshots of moments that are kept."""
 
     @property
     def moved_by_others(self) -> bool:
@@ -106,9 +108,9 @@ class Registration:
         try:
             policy = policy_of(self.policy or {})
         except UsageError:
-            return DEFAULT_RETENTION
+            return replace(DEFAULT_RETENTION, moments=self.moments)
         minutes, hours = policy.history_minutes_hours, policy.history_hours_hours
-        return HistoryRetention(policy.history_newest, round(minutes * _HOUR_MS), round(hours * _HOUR_MS))
+        return HistoryRetention(policy.history_newest, round(minutes * _HOUR_MS), round(hours * _HOUR_MS), self.moments)
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ class RegistrationRow:
     staged: bool
     lake_table_missing: bool
     pinned: list[int]
+    moments: list[int]
     rewrite_since: int | None
     swept_before: float | None
     read_at: datetime
@@ -155,6 +158,7 @@ class RegistrationRow:
             staged=self.staged,
             lake_table_missing=self.lake_table_missing,
             pinned=frozenset(self.pinned),
+            moments=frozenset(self.moments),
             pin_in_hand=pin_in_hand,
             rewrite_since=self.rewrite_since,
             swept_before=self.swept_before,

@@ -105,8 +105,7 @@ class Landing:
         files: tuple[str, ...] = ()
         try:
             with source_errors(f"committing to {self.lake_name} in the lake"), self.connection.transaction():
-                self.connection.execute(_SET_TIMEOUT, (f"{self.stopped_seconds}s",))
-                self.connection.execute(_LOCK, {"slot": self.slot})
+                hold_slot(self.connection, self.slot, self.stopped_seconds)
                 published = self._published()
                 staged = stage(LakeTable.load(published.metadata_location, self.storage))
                 files = staged.files
@@ -118,6 +117,14 @@ class Landing:
             discard(files, self.storage)
             raise
         return staged.table
+
+    def land_staged(self, base: LakeTable, after: LakeTable) -> None:
+        """Makes `after`, which was staged on `base`, the table's state, in the caller's transaction, which holds the
+        slot's lock (`hold_slot`). Raises CommitConflict if another engine has committed since, psycopg.Error."""
+        published = self._published()
+        if published.metadata_location != base.metadata_location:
+            raise CommitConflict(f"another engine committed to {self.lake_name} in the lake")
+        self._swap(published, after)
 
     def _published(self) -> Published:
         published = read_published(self.connection, self.table_id, self.start_lsn)
@@ -138,6 +145,13 @@ class Landing:
         schema, name = self.lake_name.schema, self.lake_name.name
         if not swap_pointer(self.connection, schema, name, published.metadata_location, after.metadata_location):
             raise CommitConflict(f"another engine committed to {self.lake_name} in the lake")
+
+
+def hold_slot(connection: PgConnection, slot: str, stopped_seconds: int) -> None:
+    """Keeps publishes and other landings out until the end of the caller's transaction. If this process is stopped
+    meanwhile, the server ends its session after `stopped_seconds`."""
+    connection.execute(_SET_TIMEOUT, (f"{stopped_seconds}s",))
+    connection.execute(_LOCK, {"slot": slot})
 
 
 @contextmanager

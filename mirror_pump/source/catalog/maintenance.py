@@ -78,6 +78,12 @@ class MaintainedTable:
     """The metadata file that cutline.lake_props names; empty if none."""
     pinned: frozenset[int]
     """Snapshots of unexpired read pins."""
+    kept_snapshots: frozenset[int]
+    """Snapshots of moments that are kept. They stay, and hold no other snapshot."""
+    kept_files: frozenset[str]
+    """Metadata files of moments."""
+    moments: tuple[str, ...]
+    """Names of the moments that have the table."""
     copying: bool
     """Its initial copy is not complete: nothing may be rewritten or removed."""
     copied_files: frozenset[str]
@@ -86,13 +92,13 @@ class MaintainedTable:
     @property
     def protected(self) -> frozenset[int]:
         """Snapshots that readers may be using, or may be directed to."""
-        return self.pinned | {self.published_snapshot}
+        return self.pinned | self.kept_snapshots | {self.published_snapshot}
 
     @property
     def locations_in_use(self) -> frozenset[str]:
         """Metadata files that the catalog names."""
         named = {self.metadata_location, self.published_location, self.previous_metadata_location or ""}
-        return frozenset(named - {""})
+        return frozenset(named - {""}) | self.kept_files
 
 
 def read_tables(
@@ -123,6 +129,9 @@ class _MaintainedTableRow:
     published_snapshot: int
     published_location: str
     pinned: list[int]
+    kept_snapshots: list[int]
+    kept_files: list[str]
+    moments: list[str]
     copy_planned: bool
     copied_files: list[str]
 
@@ -140,6 +149,9 @@ class _MaintainedTableRow:
             published_snapshot=self.published_snapshot,
             published_location=self.published_location,
             pinned=frozenset(self.pinned),
+            kept_snapshots=frozenset(self.kept_snapshots),
+            kept_files=frozenset(self.kept_files),
+            moments=tuple(self.moments),
             copying=self.copy_planned or self.state in (TableState.WAITING, TableState.COPYING, TableState.FILLING),
             copied_files=frozenset(self.copied_files),
         )

@@ -21,6 +21,7 @@ import psycopg
 
 from mirror_pump.database.errors import is_connection_loss
 from mirror_pump.model import Lsn, SnapshotId, TableId, TableMode
+from mirror_pump.source.catalog.kept_moments import KeptMoment, read_moments
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
@@ -108,6 +109,11 @@ class ServedCatalog:
         with self._connection("reading the frontier") as connection:
             row = connection.execute(_SQL["frontier"], {"slot": self._slot}).fetchone()
         return Lsn(0) if row is None else Lsn(row[0])
+
+    def kept_moment(self, name: str) -> KeptMoment | None:
+        """The moment that is kept under this name; None if there is none. Raises SourceError."""
+        with self._connection("reading a moment") as connection:
+            return next(iter(read_moments(connection, self._slot, name)), None)
 
     @contextmanager
     def _connection(self, doing: str) -> Iterator[PgConnection]:

@@ -24,7 +24,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import lake_session
 from mirror_pump.testing.mirror import Mirror, Row, Steps, assert_same, await_true, lake_rows
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
-from tests.support.local_files import path_of
+from tests.support.backdated import OLD, backdate_history
 from tests.support.maintenance import (
     STORAGE,
     CommitGate,
@@ -39,8 +39,6 @@ from tests.support.maintenance import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-OLD = 24 * 365
 
 
 @pytest.fixture
@@ -83,24 +81,6 @@ def sweep_now(
             dry_run=dry_run,
             clock_skew=clock_skew,
         )
-
-
-def backdate_history(maintained: Maintained, hours: float) -> None:
-    """Makes the table's snapshots and files that much older, by changing its metadata."""
-    import orjson
-
-    mirror = maintained.mirror
-    location = mirror.location(T)
-    path = path_of(location)
-    document = orjson.loads(path.read_bytes())
-    shift = round(hours * 3_600_000)
-    for snapshot in document["snapshots"]:
-        snapshot["timestamp-ms"] -= shift
-    for entry in (*document["snapshot-log"], *document["metadata-log"]):
-        entry["timestamp-ms"] -= shift
-    document["last-updated-ms"] -= shift
-    path.write_bytes(orjson.dumps(document))
-    age(maintained.files(T), hours)
 
 
 def test_whatever_is_pinned_tagged_branched_or_retained_is_read_as_before(maintained: Maintained) -> None:

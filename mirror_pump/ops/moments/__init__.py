@@ -1,0 +1,1 @@
+"""Moments that stay: all tables at one frontier, kept until they are dropped."""

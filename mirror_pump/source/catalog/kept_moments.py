@@ -1,0 +1,238 @@
+"""Moments that are kept: names of frontiers, and the snapshot of each table at each of them.
+
+A moment stays until it is dropped. Its rows name what has to stay: the snapshots, which the lake tables' tags name too,
+and a metadata file for each. A registration may end before its moments: nothing of it is deleted then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+from mirror_pump.errors import UsageError
+from mirror_pump.model import Lsn, SnapshotId, TableId, TableMode, TableName, TableState, format_lsn
+from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.rows import fetch_rows
+from sql import queries
+
+_SQL = queries("moments")
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
+_POSITION = re.compile(r"[0-9A-Fa-f]{1,8}-[0-9A-Fa-f]{1,8}")
+_WORDS = frozenset({"latest", "now"})
+"""Names of warehouses have them in the place of a moment's name."""
+
+TAG_PREFIX = "moment."
+"""The beginning of the tags that name a moment's snapshots. No moment's name has a full stop."""
+
+
+def is_moment_name(text: str) -> bool:
+    """Whether a moment may be called that: it is neither a position, a time nor a word of the warehouses' names."""
+    return bool(_NAME.fullmatch(text)) and not _POSITION.fullmatch(text) and text.lower() not in _WORDS
+
+
+def moment_name(text: str) -> str:
+    """The name of a moment. Raises UsageError if none may be called that."""
+    if not is_moment_name(text):
+        raise UsageError(
+            f"{text!r} is no name for a moment",
+            "begin with a letter, and go on with letters, digits, - and _, up to 63; not like a position (a-1), and"
+            " neither latest nor now",
+        )
+    return text
+
+
+@dataclass(frozen=True)
+class CandidateTable:
+    """A table of which a moment may consist: a row of the query `tables`."""
+
+    table_id: TableId
+    schema_name: str
+    lake_table: str
+    mode: str
+    state: str
+    start_lsn: Lsn
+    live_after_lsn: Lsn | None
+    paused: bool
+    snapshot_id: int
+    """The published snapshot."""
+    metadata_location: str | None
+    """The metadata file that the catalog names; None if it does not name the lake table."""
+    head_location: str | None
+    """The one that the mirror left or examined."""
+    frontier: Lsn | None
+    """None while the table is copied for the first time, and of a tiered table."""
+    has_cutline: bool
+    """Whether rows from the cut-line on are not in the published snapshot."""
+
+    @property
+    def lake_name(self) -> TableName:
+        """Its name in the lake."""
+        return TableName(self.schema_name, self.lake_table)
+
+    @property
+    def is_tiered(self) -> bool:
+        return self.mode == TableMode.TIERED
+
+    @property
+    def is_live(self) -> bool:
+        return self.state == TableState.LIVE
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its lake table may be changed: it is there, and the table is not being copied or filled."""
+        copied = (TableState.WAITING, TableState.COPYING, TableState.FILLING)
+        return self.metadata_location is not None and self.state not in copied
+
+    @property
+    def complete_from(self) -> Lsn:
+        """The position from which on the table's copy was complete."""
+        return self.live_after_lsn or Lsn(0)
+
+
+@dataclass(frozen=True)
+class KeptTable:
+    """One table of a moment."""
+
+    table_id: TableId
+    table: TableName
+    """Its name in the lake when the moment was kept."""
+    snapshot_id: SnapshotId
+    """What `mirror@NAME` shows: of a table with heap retention, the rows below the cut-line."""
+    metadata_location: str
+    """A metadata file in which that is the current and only snapshot."""
+    main_snapshot_id: SnapshotId
+    """What `mirror.main@NAME` shows. The same but for tables with heap retention."""
+    main_location: str
+    pointer: str | None = None
+    """The lake table's present metadata file; None if its registration has ended."""
+
+
+@dataclass(frozen=True)
+class KeptMoment:
+    """A moment that stays until it is dropped."""
+
+    name: str
+    frontier: Lsn
+    kept_at: datetime
+    kept_by: str
+    """The role that kept it."""
+    note: str | None
+    tables: tuple[KeptTable, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `status --json` says of it."""
+        return {
+            "name": self.name,
+            "frontier": format_lsn(self.frontier),
+            "kept_at": self.kept_at.isoformat(),
+            "kept_by": self.kept_by,
+            "note": self.note,
+            "tables": [str(table.table) for table in self.tables],
+        }
+
+
+@dataclass(frozen=True)
+class _MomentTableRow:
+    """A row of the query `moment_tables`."""
+
+    name: str
+    frontier: Lsn
+    kept_at: datetime
+    kept_by: str
+    note: str | None
+    table_id: TableId
+    schema_name: str
+    table_name: str
+    snapshot_id: SnapshotId
+    metadata_location: str
+    main_snapshot_id: SnapshotId
+    main_location: str
+    pointer: str | None
+
+    def table(self) -> KeptTable:
+        return KeptTable(
+            self.table_id,
+            TableName(self.schema_name, self.table_name),
+            self.snapshot_id,
+            self.metadata_location,
+            self.main_snapshot_id,
+            self.main_location,
+            self.pointer,
+        )
+
+
+def candidate_tables(connection: PgConnection, slot: str) -> list[CandidateTable]:
+    """All tables of the mirror, ordered by table_id."""
+    return fetch_rows(connection, CandidateTable, _SQL["tables"], {"slot": slot})
+
+
+def read_moments(connection: PgConnection, slot: str, name: str | None = None) -> tuple[KeptMoment, ...]:
+    """All moments, the oldest frontier first, or the one of that name. Raises SourceError."""
+    with source_errors("reading the moments that are kept"):
+        rows = fetch_rows(connection, _MomentTableRow, _SQL["moment_tables"], {"slot": slot, "name": name})
+    return tuple(
+        KeptMoment(first.name, first.frontier, first.kept_at, first.kept_by, first.note, tables)
+        for first, tables in (
+            (group[0], tuple(row.table() for row in group))
+            for group in (list(rows_of_one) for _, rows_of_one in groupby(rows, key=lambda row: row.name))
+        )
+    )
+
+
+def insert_moment(
+    connection: PgConnection, slot: str, name: str, frontier: Lsn, note: str | None, tables: Sequence[KeptTable]
+) -> None:
+    """Enters a moment, in the transaction that chooses its snapshots. Raises psycopg's UniqueViolation if there is one
+    of that name."""
+    moment = {"slot": slot, "name": name}
+    connection.execute(_SQL["insert"], {**moment, "frontier": frontier, "note": note})
+    columns = {
+        "table_ids": [table.table_id for table in tables],
+        "schemas": [table.table.schema for table in tables],
+        "tables": [table.table.name for table in tables],
+        "snapshot_ids": [table.snapshot_id for table in tables],
+        "locations": [table.metadata_location for table in tables],
+        "main_snapshot_ids": [table.main_snapshot_id for table in tables],
+        "main_locations": [table.main_location for table in tables],
+    }
+    connection.execute(_SQL["insert_tables"], moment | columns)
+
+
+def delete_moment(
+    connection: PgConnection, slot: str, name: str, read: Collection[tuple[TableId, SnapshotId]], seconds: float
+) -> None:
+    """Removes a moment, and pins these snapshots of it for `seconds`: they may be being read."""
+    table_ids, snapshot_ids = [table_id for table_id, _ in read], [snapshot_id for _, snapshot_id in read]
+    pins = {"table_ids": table_ids, "snapshot_ids": snapshot_ids, "seconds": seconds}
+    connection.execute(_SQL["pin_dropped"], pins)
+    connection.execute(_SQL["drop"], {"slot": slot, "name": name})
+
+
+def moments_of_table(connection: PgConnection, table_id: TableId) -> list[str]:
+    """Names of the moments that need files of a registration."""
+    return _names(connection, "of_table", {"table_id": table_id})
+
+
+def moments_at(connection: PgConnection, location: str) -> list[str]:
+    """Names of the moments that need files below a location."""
+    return _names(connection, "at_location", {"location": location})
+
+
+def _names(connection: PgConnection, query: str, parameters: dict[str, Any]) -> list[str]:
+    with source_errors("reading the moments that are kept"):
+        return [str(name) for (name,) in connection.execute(_SQL[query], parameters).fetchall()]
+
+
+def tag_names(name: str) -> tuple[str, str]:
+    """The tags of a moment's snapshots: of what `mirror@NAME` shows, and of `main` where that is another one."""
+    return f"{TAG_PREFIX}{name}", f"{TAG_PREFIX}{name}.main"
+
+
+def is_stale_tag(tag: str, names: Collection[str]) -> bool:
+    """Whether a tag is that of a moment which is not among these any more."""
+    return tag.startswith(TAG_PREFIX) and tag.removeprefix(TAG_PREFIX).removesuffix(".main") not in names

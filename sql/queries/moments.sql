@@ -1,0 +1,58 @@
+-- Moments that are kept (mirror_pump/source/catalog/kept_moments.py).
+
+-- name: tables
+-- The tables of which a moment may consist.
+SELECT m.table_id, t.schema_name, m.lake_table, t.mode, m.state, m.start_lsn, m.live_after_lsn, m.paused_at IS NOT NULL AS paused,
+       c.lake_snapshot_id AS snapshot_id, i.metadata_location, m.lake_head ->> 'location' AS head_location,
+       c.replicated_lsn AS frontier, modak.has_cutline(t.mode, t.heap_retention_lag, c.tier_key_hi) AS has_cutline
+  FROM modak.mirror_tables m
+  JOIN modak.tables t USING (table_id)
+  JOIN modak.cutline c USING (table_id)
+  LEFT JOIN modak.lake_pointers i USING (table_id)
+ WHERE m.slot_name = %(slot)s
+ ORDER BY m.table_id;
+
+-- name: insert
+INSERT INTO modak.moments (slot_name, name, frontier, note) VALUES (%(slot)s, %(name)s, %(frontier)s, %(note)s);
+
+-- name: insert_tables
+INSERT INTO modak.moment_tables (slot_name, name, table_id, schema_name, table_name, snapshot_id, metadata_location,
+                                 main_snapshot_id, main_location)
+SELECT %(slot)s, %(name)s, k.*
+  FROM unnest(%(table_ids)s::bigint[], %(schemas)s::text[], %(tables)s::text[], %(snapshot_ids)s::bigint[],
+              %(locations)s::text[], %(main_snapshot_ids)s::bigint[], %(main_locations)s::text[]) k;
+
+-- name: moment_tables
+-- The tables of all moments (`name` NULL), or of the one of that name. `pointer` is the metadata file that the catalog names; NULL
+-- if the table is not registered any more, or anew elsewhere.
+SELECT k.name, s.frontier, s.kept_at, s.kept_by, s.note, k.table_id, k.schema_name, k.table_name, k.snapshot_id,
+       k.metadata_location, k.main_snapshot_id, k.main_location,
+       CASE WHEN starts_with(k.metadata_location, rtrim(m.location, '/') || '/') THEN i.metadata_location END AS pointer
+  FROM modak.moments s
+  JOIN modak.moment_tables k USING (slot_name, name)
+  LEFT JOIN modak.mirror_tables m ON m.table_id = k.table_id AND m.slot_name = k.slot_name
+  LEFT JOIN modak.lake_pointers i ON i.table_id = m.table_id
+ WHERE k.slot_name = %(slot)s AND (%(name)s::text IS NULL OR k.name = %(name)s)
+ ORDER BY s.frontier, k.name, k.schema_name, k.table_name;
+
+-- name: drop
+DELETE FROM modak.moments WHERE slot_name = %(slot)s AND name = %(name)s;
+
+-- name: pin_dropped
+-- What is being read as of a moment that is dropped stays for a while. The lake alone is read: neither partitions nor corrections
+-- wait.
+SELECT p.pin_id
+  FROM unnest(%(table_ids)s::bigint[], %(snapshot_ids)s::bigint[]) AS dropped(table_id, snapshot_id)
+ CROSS JOIN LATERAL modak.pin_tables(ARRAY[dropped.table_id], make_interval(secs => %(seconds)s),
+                                     snapshot_id => dropped.snapshot_id, cut => 9223372036854775807) p;
+
+-- name: of_table
+-- Moments that need files of a registration.
+SELECT DISTINCT k.name
+  FROM modak.moment_tables k JOIN modak.mirror_tables m USING (table_id)
+ WHERE k.table_id = %(table_id)s AND starts_with(k.metadata_location, rtrim(m.location, '/') || '/') ORDER BY 1;
+
+-- name: at_location
+-- Moments that need files below a location.
+SELECT DISTINCT k.name FROM modak.moment_tables k
+ WHERE starts_with(k.metadata_location, rtrim(%(location)s, '/') || '/') ORDER BY 1;
