@@ -292,6 +292,8 @@ class MirroredTable:
     no_copy: bool = False
     """Whether what readers see lacks the rows that have not changed since the table was registered: they were not
     copied, and are not yet."""
+    where_different: bool = False
+    """Whether its copy replaces only the rows that differ from the heap."""
     dropped_rows: tuple[str, ...] = ()
     """Rows that were dropped with their partitions and may still be in the lake, as JSON
     (mirror_pump.lake.contents.dropped_rows)."""

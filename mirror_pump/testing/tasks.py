@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from mirror_pump.engine.comparison.differing_chunks import digest_chunk
 from mirror_pump.engine.ingest.chunk_copy import copy_chunk
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import LakeError
@@ -34,18 +35,18 @@ class ThreadTaskRunner:
 
 
 class GatedCopies:
-    """A runner that holds back tasks of one function, by default those of initial copies, until a test releases them.
+    """A runner that holds back tasks of some functions, by default those of copies, until a test releases them.
     All other tasks run at once.
 
     A test may also have it fail tasks after their work is done, which leaves files that nothing refers to.
     """
 
-    def __init__(self, runner: TaskRunner, gated: Callable[..., Any] = copy_chunk) -> None:
+    def __init__(self, runner: TaskRunner, gated: Callable[..., Any] | None = None) -> None:
         self._runner = runner
-        self._gated = gated
+        self._gated = (copy_chunk, digest_chunk) if gated is None else (gated,)
         self._lock = threading.Lock()
         self._open = True
-        self._waiting: deque[tuple[Future[Any], Any]] = deque()
+        self._waiting: deque[tuple[Future[Any], Callable[..., Any], Any]] = deque()
         self._failing = 0
 
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
@@ -56,10 +57,10 @@ class GatedCopies:
                 failed: Future[Result] = Future()
                 self._runner.submit(function, task).add_done_callback(partial(_fail, failed))
                 return failed
-            if self._open or function is not self._gated:
+            if self._open or function not in self._gated:
                 return self._runner.submit(function, task)
             future: Future[Result] = Future()
-            self._waiting.append((future, task))
+            self._waiting.append((future, function, task))
             return future
 
     @property
@@ -86,11 +87,11 @@ class GatedCopies:
             self._forget_cancelled()
             number = len(self._waiting) if count is None else min(count, len(self._waiting))
             started = [self._waiting.popleft() for _ in range(number)]
-        for future, task in started:
+        for future, function, task in started:
             # Like a task of a pool that has begun, it cannot be cancelled from here on.
             if not future.set_running_or_notify_cancel():
                 continue
-            self._runner.submit(self._gated, task).add_done_callback(partial(_pass_on, future))
+            self._runner.submit(function, task).add_done_callback(partial(_pass_on, future))
 
     def _forget_cancelled(self) -> None:
         self._waiting = deque(waiting for waiting in self._waiting if not waiting[0].cancelled())

@@ -4,7 +4,7 @@
 -- Tables whose copy is not complete, and whether their chunks are planned. Small ones come first, by the server's estimates.
 WITH RECURSIVE heaps AS (
     SELECT m.table_id, m.table_id::oid AS relation FROM modak.mirror_tables m
-     WHERE m.slot_name = %(slot)s AND m.state = 'copying' AND m.live_after_lsn IS NULL
+     WHERE m.slot_name = %(slot)s AND m.state = 'copying' AND m.live_after_lsn IS NULL AND m.where_different = %(where_different)s
      UNION ALL
     SELECT h.table_id, i.inhrelid FROM heaps h JOIN pg_inherits i ON i.inhparent = h.relation)
 SELECT h.table_id, EXISTS (SELECT FROM modak.copy_progress p WHERE p.table_id = h.table_id)
@@ -50,3 +50,9 @@ SELECT t.schema_name, t.table_name, CASE WHEN m.snapshot_only AND m.paused_at IS
  WHERE m.table_id = ANY (%(table_ids)s)
  GROUP BY m.table_id, t.schema_name, t.table_name
  ORDER BY m.table_id;
+
+-- name: copied_to
+-- The metadata file on which the commits of a copy build.
+SELECT coalesce(m.staged_location, i.metadata_location)
+  FROM modak.mirror_tables m LEFT JOIN modak.lake_pointers i USING (table_id)
+ WHERE m.table_id = %(table_id)s;

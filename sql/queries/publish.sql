@@ -177,6 +177,11 @@ DELETE FROM modak.copy_progress WHERE table_id = %(table_id)s;
 UPDATE modak.copy_chunks SET done_at = now(), rows = %(rows)s
  WHERE table_id = %(table_id)s AND generation = %(generation)s AND chunk_no = %(chunk_no)s;
 
+-- name: all_chunks_done
+-- The rows that were compared belong to no chunk in particular.
+UPDATE modak.copy_chunks SET done_at = now(), rows = CASE WHEN chunk_no = 0 THEN %(rows)s ELSE 0 END
+ WHERE table_id = %(table_id)s AND generation = %(generation)s;
+
 -- name: copy_progress
 -- After the last chunk the table may go live once the frontier passes the present end of WAL: all that the chunks have read
 -- was committed before it.

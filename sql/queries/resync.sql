@@ -15,7 +15,8 @@ WITH marked AS (
     UPDATE modak.mirror_tables m
        SET state = %(state)s, start_lsn = greatest(%(position)s::bigint, start_lsn + 1), generation = generation + 1,
            live_after_lsn = NULL,
-           staged_location = CASE WHEN state = 'live'
+           -- What readers see may have moved while a paused table waited, by another engine's rewrite.
+           staged_location = CASE WHEN state = 'live' OR state = 'waiting' AND where_different AND staged_snapshot_id IS NULL
                                   THEN (SELECT i.metadata_location FROM modak.lake_pointers i WHERE i.table_id = m.table_id)
                                   ELSE staged_location END,
            staged_snapshot_id = CASE WHEN state = 'live' THEN NULL ELSE staged_snapshot_id END,
@@ -23,7 +24,8 @@ WITH marked AS (
                         ELSE (SELECT %(keyless)s::text FROM modak.mirror_shapes s
                                WHERE s.table_id = m.table_id AND s.shape IS NOT NULL AND NOT (modak.mirror_has_key(s.shape) OR m.key = '{}')) END,
            key_index = key_index - '{phase,rows,bytes}'::text[],
-           resync_since = %(since)s, resync_gap = resync_gap OR %(gap)s, updated_at = clock_timestamp()
+           where_different = %(where_different)s AND state <> 'filling' AND (where_different OR state <> 'waiting'),
+           resync_since = coalesce(%(since)s, resync_since), resync_gap = resync_gap OR %(gap)s, updated_at = clock_timestamp()
      WHERE slot_name = %(slot)s AND state = ANY (%(former)s) AND table_id = ANY (%(table_ids)s)
     RETURNING table_id),
 gone AS (

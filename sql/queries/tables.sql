@@ -9,7 +9,7 @@ SELECT columns FROM modak.mirror_tables WHERE table_id = %(table_id)s FOR SHARE;
 SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.start_lsn,
        m.start_sequence AS data_sequence_number, m.generation,
        m.lake_table, m.location, m.live_after_lsn, m.next_field_id, coalesce(m.shape::text, '') AS shape, m.excluded, m.leaves_out_new,
-       m.column_list, m.row_filter, m.paused_at AS paused_since, m.snapshot_only, m.snapshot_every, m.no_copy,
+       m.column_list, m.row_filter, m.paused_at AS paused_since, m.snapshot_only, m.snapshot_every, m.no_copy, m.where_different,
        coalesce(m.dropped_rows, '[]') AS dropped_rows,
        t.tier_key_col, t.tier_key_type, c.tier_key_hi, c.retention_line, t.mode,
        modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag, t.partition_scheme

@@ -29,10 +29,17 @@ CREATE TRIGGER audit AFTER UPDATE OF metadata_location ON modak.iceberg_tables
 """
 
 
-def resynced(mirror: Mirror | Settings, *names: str, wait: bool = False) -> Resync:
+def resynced(mirror: Mirror | Settings, *names: str, wait: bool = False, where_different: bool = False) -> Resync:
     """Runs `mirror-pump resync` for these tables, or for all."""
     settings = mirror if isinstance(mirror, Settings) else mirror.settings
-    return resync(settings, names, wait=wait, say=lambda _: None, on_progress=lambda _: None)
+    return resync(
+        settings,
+        names,
+        wait=wait,
+        say=lambda _: None,
+        on_progress=lambda _: None,
+        where_different=where_different,
+    )
 
 
 def drop_slot(mirror: Mirror) -> None:

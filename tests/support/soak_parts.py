@@ -15,6 +15,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "kills": (
         "acceptance/test_kills",
         "acceptance/test_resync_kills",
+        "acceptance/test_returning_tables",
         "acceptance/test_lake_faults",
         "acceptance/test_terminated_backends",
         "integration/ingest/",

@@ -76,7 +76,7 @@ _ROOMS = {
         "spark_runtime": {"ingest"},
         "lake_reads": set[str](),
         "rewrite": set[str](),
-        "comparison": {"lake_reads"},
+        "comparison": {"ingest", "lake_reads"},
         "restore": {"comparison"},
         "iceberg_procedures": {"spark_runtime"},
     },

@@ -31,7 +31,7 @@ def pause(settings: Settings, tables: _Tables) -> int:
     """Stop mirroring tables for a while. Readers keep them as of their frontiers.
 
     A paused table leaves the publication: it holds no WAL and no memory, whatever is written to it and however long.
-    resume has it copied again. If a table is refused, the others are still paused; exit code 1 reports it.
+    resume brings it up to date. If a table is refused, the others are still paused; exit code 1 reports it.
     """
     from mirror_pump.ops.resync.pausing import pause as pause_table
     from mirror_pump.ops.setup.stored_settings import complete
@@ -50,10 +50,12 @@ def resume(
     settings: Settings,
     tables: _Tables,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Return once the tables are published; a running pump copies them")
+        bool, typer.Option("--no-wait", help="Return once the tables are published; a running pump does the rest")
     ] = False,
 ) -> int:
-    """Mirror paused tables again: copy them in the background, while readers keep what they have.
+    """Mirror paused tables again. Rows that differ are replaced in the background; readers keep what they have.
+
+    A table without a key, or that differs too much, is copied instead, and so is one whose key or types have changed.
 
     Those that were registered with --snapshot-only are paused again once they are copied.
 
@@ -78,7 +80,7 @@ def resume(
         else:
             copied.append(resumed.table_id)
             if no_wait:
-                say(f"{resumed.table}: is copied again")
+                say(f"{resumed.table}: is compared")
 
     refused = each_table(tables, one, "not resumed")
     if copied and not no_wait:
@@ -96,5 +98,5 @@ def _copied(table: TableProgress) -> bool:
     if table.detail:
         report_error(TableError(table.detail, "`mirror-pump status` shows it until it is mended"), "", table.table)
         return False
-    say(f"{table.table}: {table.step}, {count_text(table.rows)} rows copied")
+    say(f"{table.table}: {table.step}, {count_text(table.rows)} rows read")
     return True

@@ -48,7 +48,8 @@ def add(app: typer.Typer) -> None:
         refuses it is a matter of reconcile.
 
         With --where-different, heap and lake are compared by digests, and the rows of the lake that differ are replaced
-        in one publish for each table. That needs a slot that is not lost; --dry-run says what differs.
+        in one publish for each table; --dry-run says what differs. If the slot is lost, all tables are compared with a
+        new slot, and shown in one publish. Tables that differ too much, or have no key, are then copied.
 
         If resync is interrupted, run it again: it goes on. Exit code 1 if a table cannot be copied; the others are.
         """
@@ -58,31 +59,53 @@ def add(app: typer.Typer) -> None:
             raise UsageError("--where-different does its work itself: leave out --no-wait")
 
         from mirror_pump.ops.resync.resync import plan_resync
-        from mirror_pump.ops.resync.resync import resync as copy_again
         from mirror_pump.ops.setup.stored_settings import complete
 
         settings = complete(settings)
-        if where_different:
-            from mirror_pump.ops.verify.requested_repairs import repair_where_different
-
-            with verify_progress() as show_table:
-                repaired = repair_where_different(settings, tables or (), dry_run=dry_run, observe=show_table)
-            return _show_repairs(repaired, as_json=as_json)
+        if where_different and not _by_pump(settings, tables or ()):
+            return _repair(settings, tables or (), dry_run=dry_run, as_json=as_json)
         if dry_run:
-            return _show(plan_resync(settings, tables or ()), "would be ", as_json=as_json)
-        with copy_progress() as show:
-            result = copy_again(
-                settings,
-                tables or (),
-                wait=not no_wait,
-                say=remark if as_json else say,
-                on_progress=show,
-            )
-        return _show(result, "is " if no_wait else "", as_json=as_json)
+            done = "compared" if where_different else "copied again"
+            return _show(plan_resync(settings, tables or ()), "would be ", done, as_json=as_json)
+        return _copy(settings, tables or (), wait=not no_wait, where_different=where_different, as_json=as_json)
 
 
-def _show(result: Resync, verb: str, *, as_json: bool) -> int:
-    """Prints the result or the plan. Returns the exit code."""
+def _repair(settings: Settings, tables: Sequence[str], *, dry_run: bool, as_json: bool) -> int:
+    """Repairs the tables while the stream goes on. Returns the exit code."""
+    from mirror_pump.ops.verify.requested_repairs import repair_where_different
+
+    with verify_progress() as show_table:
+        repaired = repair_where_different(settings, tables, dry_run=dry_run, observe=show_table)
+    return _show_repairs(repaired, as_json=as_json)
+
+
+def _copy(settings: Settings, tables: Sequence[str], *, wait: bool, where_different: bool, as_json: bool) -> int:
+    """Has the tables copied again, or what differs of them. Returns the exit code."""
+    from mirror_pump.ops.resync.resync import resync
+
+    with copy_progress() as show:
+        result = resync(
+            settings,
+            tables,
+            wait=wait,
+            say=remark if as_json else say,
+            on_progress=show,
+            where_different=where_different,
+        )
+    done = "compared" if where_different else "copied again"
+    return _show(result, "" if wait else "is ", done, as_json=as_json)
+
+
+def _by_pump(settings: Settings, tables: Sequence[str]) -> bool:
+    """Whether tables have to be compared by a pump, as copies."""
+    from mirror_pump.ops.resync.resync import plan_resync
+    from mirror_pump.ops.verify.requested_repairs import needs_pump
+
+    return needs_pump(plan_resync(settings, tables))
+
+
+def _show(result: Resync, verb: str, done: str, *, as_json: bool) -> int:
+    """Prints the result or the plan. `done`: what happens to tables. Returns the exit code."""
     if as_json:
         write_json(result.to_json())
         return int(result.failed)
@@ -91,9 +114,9 @@ def _show(result: Resync, verb: str, *, as_json: bool) -> int:
         say(f"slot {result.slot}: {slot}")
     for table in result.tables:
         if table.error is not None:
-            report_error(table.error, "cannot be copied again", table.table)
+            report_error(table.error, f"cannot be {done}", table.table)
         else:
-            say(f"{table.table}: {table.note or _text(table, verb)}")
+            say(f"{table.table}: {table.note or _text(table, verb, done)}")
     if not result.tables:
         remark("no table is mirrored: mirror-pump register TABLE")
     return int(result.failed)
@@ -117,12 +140,14 @@ def _show_repairs(tables: Sequence[TableRepair], *, as_json: bool) -> int:
     return int(any(table.error is not None for table in tables))
 
 
-def _text(table: TableResync, verb: str) -> str:
+def _text(table: TableResync, verb: str, done: str) -> str:
     if not verb:
-        return table.state.value + (f", {count_text(table.rows)} rows copied" if table.rows else "")
+        # What is copied after all, since it differs too much, counts as compared.
+        rows = f"{count_text(table.rows)} rows {done.removesuffix(' again')}"
+        return table.state.value + (f", {rows}" if table.rows else "")
     if table.action.value == "continue":
         return f"is being copied already ({table.state.value}), which goes on"
-    text = f"{verb}copied again"
+    text = f"{verb}{done}"
     if verb == "would be ":
         text += f": about {bytes_text(table.size_bytes)}, {count_text(table.rows)} rows"
     return text if table.kept_below is None else f"{text}; rows below the cut-line {table.kept_below} stay as they are"

@@ -31,7 +31,8 @@ class LakeFile:
 
 @dataclass(frozen=True)
 class TierRange:
-    """Data files of the lake. Only rows with a tier value in [lo, hi) count; all rows without a tier key."""
+    """Data files of the lake. Only rows with a tier value in [lo, hi) count; all rows without a tier key. `hi` may be
+    beyond the tier values."""
 
     files: tuple[LakeFile, ...]
     positions: tuple[str, ...]

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mirror_pump.engine.comparison.live_rows import KeySet, TierRange, live_rows
 from mirror_pump.engine.comparison.row_hashes import BUCKET_BITS, HashSecret, Words, buckets_of, row_hashes
+from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.raw_text_columns import raw_text_id
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.model import Column
@@ -54,6 +56,8 @@ class HeapTask:
     comparing: Comparing
     where: str = ""
     """An SQL condition on the rows."""
+    line: CutLine | None = None
+    """Rows below it are left out."""
 
 
 @dataclass(frozen=True)
@@ -119,18 +123,20 @@ def _digest_heap(task: HeapTask, raw_text: frozenset[str]) -> Digest:
     columns = task.comparing.columns
     ids = [column.field_id for column in columns]
     ids += [raw_text_id(column.field_id) for column in columns if column.name in raw_text]
-    digester = _Digester(task.comparing)
+    digester = Digester(task.comparing)
     read = read_chunk(
         task.dsn, task.chunk, columns, snapshot=task.snapshot, raw_text_columns=raw_text, where=task.where
     )
     for batch in read:
+        if task.line is not None:
+            batch = batch.filter(pc.invert(task.line.below(batch.column(ids.index(task.line.field_id)))))
         digester.add(dict(zip(ids, batch.columns, strict=True)), batch.num_rows)
     return digester.digest()
 
 
 def digest_files(task: FilesTask) -> Digest:
     """Digests the live rows of some data files. Raises LakeError."""
-    digester = _Digester(task.comparing)
+    digester = Digester(task.comparing)
     for file_rows in live_rows(task.chosen, task.comparing.packing):
         digester.add(file_rows.columns, file_rows.rows, file_rows.deleted)
     return digester.digest()
@@ -138,12 +144,12 @@ def digest_files(task: FilesTask) -> Digest:
 
 def digest_rows(columns: dict[int, pa.Array], rows: int, comparing: Comparing) -> Digest:
     """Digests rows that are in memory. `columns` are by field ID."""
-    digester = _Digester(comparing)
+    digester = Digester(comparing)
     digester.add(columns, rows)
     return digester.digest()
 
 
-class _Digester:
+class Digester:
     """Sums up the rows of one task."""
 
     def __init__(self, comparing: Comparing) -> None:

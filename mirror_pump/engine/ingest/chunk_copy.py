@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from mirror_pump.errors import TableError
@@ -53,10 +55,16 @@ class ChunkResult:
 
 def copy_chunk(task: ChunkTask) -> ChunkResult:
     """Reads the chunk and writes its rows. The file becomes part of the lake only when a publish commits it."""
+    return attempted(task, lambda raw_text: write_chunk(task, raw_text))
+
+
+def attempted(task: ChunkTask, attempt: Callable[[frozenset[str]], ChunkResult]) -> ChunkResult:
+    """What `attempt` returns, or why the chunk cannot be read. It gets the names of the columns with raw text columns,
+    and is called again with more of them if it turns out that the chunk needs these."""
     raw_text = frozenset(column.name for column in task.table.columns if column.field_id in task.raw_text_columns)
     while True:
         try:
-            return _copy(task, raw_text)
+            return attempt(raw_text)
         except RawTextNeeded as needed:
             # Rare. The second read is cheap on average, as most tables have no such value. Each retry adds columns, so
             # this ends.
@@ -69,9 +77,33 @@ def copy_chunk(task: ChunkTask) -> ChunkResult:
             return ChunkResult(0, error=f"{error} {error.remedy}".strip())
 
 
-def _copy(task: ChunkTask, raw_text: frozenset[str]) -> ChunkResult:
-    """One attempt, with raw text columns for the columns named in `raw_text`. Raises RawTextNeeded if more columns need
-    one."""
+def chunk_rows(task: ChunkTask, raw_text: frozenset[str]) -> Iterator[pa.RecordBatch]:
+    """The chunk's rows at or above the cut-line: the table's columns, then the raw text columns. Raises as
+    `read_chunk`."""
+    table = task.table
+    line = CutLine.of(table)
+    place = next(
+        (index for index, column in enumerate(table.columns) if line is not None and column.name == line.name), 0
+    )
+    read = read_chunk(
+        task.dsn, task.chunk, table.columns, snapshot=task.snapshot, raw_text_columns=raw_text, where=table.row_filter
+    )
+    for batch in read:
+        if line is not None:
+            # Rows that the heap still holds below the cut-line are already in the lake or in the corrections.
+            below = line.below(batch.column(place)).combine_chunks()
+            if pc.any(below).as_py():
+                batch = batch.filter(pc.invert(below))
+        yield batch
+
+
+def write_chunk(
+    task: ChunkTask,
+    raw_text: frozenset[str],
+    chosen: Callable[[pa.RecordBatch], pa.RecordBatch] = lambda batch: batch,
+) -> ChunkResult:
+    """One attempt, with raw text columns for the columns named in `raw_text`. `chosen` returns the rows to write of
+    those that `chunk_rows` yields. Raises RawTextNeeded if more columns need a raw text column."""
     table = task.table
     unsupported = [column for column in table.key_columns if column.name in raw_text]
     if unsupported:
@@ -86,27 +118,13 @@ def _copy(task: ChunkTask, raw_text: frozenset[str]) -> ChunkResult:
     own = {field.field_id: field.name for field in schema.fields}
     raw_text_names = [own[raw_text_id(column.field_id)] for column in table.columns if column.name in raw_text]
     names = [*(column.name for column in table.columns), *raw_text_names]
-    line = CutLine.of(table)
-    place = next(
-        (index for index, column in enumerate(table.columns) if line is not None and column.name == line.name), 0
-    )
     rows = bytes_read = 0
     writer = PartitionedWriter(schema, table.location, task.storage, table.partitioning)
     with writer:
-        for batch in read_chunk(
-            task.dsn,
-            task.chunk,
-            table.columns,
-            snapshot=task.snapshot,
-            raw_text_columns=raw_text,
-            where=table.row_filter,
-        ):
+        for batch in chunk_rows(task, raw_text):
             bytes_read += batch.nbytes
-            if line is not None:
-                # Rows that the heap still holds below the cut-line are already in the lake or in the corrections.
-                below = line.below(batch.column(place)).combine_chunks()
-                if pc.any(below).as_py():
-                    batch = batch.filter(pc.invert(below))
+            batch = chosen(batch)
             rows += batch.num_rows
-            writer.write(batch.rename_columns(names).select(schema.arrow.names))
+            if batch.num_rows:
+                writer.write(batch.rename_columns(names).select(schema.arrow.names))
     return ChunkResult(rows, writer.written, raw_text_columns=fields if rows else frozenset(), bytes_read=bytes_read)

@@ -46,8 +46,8 @@ class SegmentFiles:
 
 @dataclass(frozen=True)
 class BackdatedFile:
-    """A copied data file that gets the data sequence number `sequence_number` (the start sequence number), however late
-    it lands."""
+    """A file of a copy that gets the data sequence number `sequence_number` (the start sequence number), however late
+    it lands: rows, or the keys of rows in older files."""
 
     file: WrittenFile
     sequence_number: int
@@ -180,8 +180,8 @@ class LakeTable:
         the history. `now_ms` is milliseconds since 1970 UTC. A snapshot never gets an earlier time than its parent.
 
         Raises LakeError if the storage fails, SchemaConflict if the table cannot get the delta's schema,
-        FileRewriteSuperseded if its rewrite does not fit this state, and ValueError if a backdated file is not a data
-        file, or its sequence number is above the new snapshot's.
+        FileRewriteSuperseded if its rewrite does not fit this state, and ValueError if the sequence number of a
+        backdated file is above the new snapshot's.
         """
         base = self
         if delta.schema is not None:
@@ -428,12 +428,17 @@ def _numbered(delta: RowDelta, sequence_number: int) -> _Added:
     """The delta's own files, with their data sequence numbers in snapshot `sequence_number`. Raises ValueError if a
     file has the wrong content, or a backdated file's sequence number is above the snapshot's."""
     for backdated in delta.backdated:
-        if backdated.file.content is not FileContent.DATA or backdated.sequence_number > sequence_number:
+        if backdated.sequence_number > sequence_number:
             raise ValueError(
                 f"{backdated.file.path} cannot have the data sequence number {backdated.sequence_number} in snapshot"
                 f" {sequence_number}"
             )
-    added = _Added([(backdated.file, backdated.sequence_number) for backdated in delta.backdated], [], [])
+    backdated_files = [(backdated.file, backdated.sequence_number) for backdated in delta.backdated]
+    added = _Added(
+        [(file, number) for file, number in backdated_files if file.content is FileContent.DATA],
+        [(file, number) for file, number in backdated_files if file.content is not FileContent.DATA],
+        [],
+    )
     first = sequence_number - max(len(delta.segments), 1) + 1
     for number, segment in enumerate(delta.segments, first):
         added.data.extend((file, number) for file in segment.data)

@@ -105,8 +105,8 @@ class RowsDigest:
 
 def lake_columns(connection: duckdb.DuckDBPyConnection, source: str) -> tuple[DigestColumn, ...]:
     """The columns of a relation, which `source` is the SQL of, each with its raw text column."""
-    rows = connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()
-    types = {str(row[0]): str(row[1]) for row in rows}
+    described = connection.execute(f"SELECT column_name, column_type FROM (DESCRIBE SELECT * FROM {source})").fetchall()
+    types = {str(name): str(kind) for name, kind in described}
     raw = {name + _RAW for name in types} & types.keys()
     return tuple(
         DigestColumn(name, kind, name + _RAW if name + _RAW in raw else None)
@@ -128,8 +128,8 @@ def range_bounds(
         return ()
     shares = ", ".join(f"{number / ranges:.6f}" for number in range(1, ranges))
     quantiles = f"SELECT unnest(quantile_disc({identifier(column.name)}, [{shares}])) AS v FROM {source}"
-    found = connection.execute(f"SELECT DISTINCT v, CAST(v AS VARCHAR) FROM ({quantiles}) ORDER BY v").fetchall()
-    return tuple(text for _, text in found)
+    begins = connection.execute(f"SELECT DISTINCT v, CAST(v AS VARCHAR) FROM ({quantiles}) ORDER BY v").fetchall()
+    return tuple(text for _, text in begins)
 
 
 def rows_digest(

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mirror_pump.engine.comparison.live_rows import TierRange
+from mirror_pump.engine.comparison.tier_files import tier_column, tier_ranges
 from mirror_pump.engine.restore.row_restore import RangeTable, RestoredColumn, RestoreTask, restore_rows
 from mirror_pump.errors import LakeError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -22,7 +23,6 @@ from mirror_pump.model import MirroredTable
 from mirror_pump.partition_life import PartitionState
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.retention.drop_proof import ComparedState, Prover
-from mirror_pump.pipeline.retention.tier_files import tier_column, tier_ranges
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.connect import PgConnection, connect, portable_dsn, source_errors
 from mirror_pump.source.retention import restore_journal as journals

@@ -33,8 +33,9 @@ _LONGEST_PAUSE = 1.0
 Say = Callable[[str], None]
 
 
-def begin_again(connection: PgConnection, settings: Settings, say: Say) -> Lsn | None:
+def begin_again(connection: PgConnection, settings: Settings, say: Say, *, where_different: bool = False) -> Lsn | None:
     """Makes the slot and marks every table that has not ended. Returns the slot's position, the frontier from then on.
+    `where_different`: only rows that differ are replaced.
 
     Returns None if the slot turns out to be usable: another command made it meanwhile. Raises NotLeader if a pump leads
     for longer than a moment, HistoryDiverged if more than the slot is wrong, and SourceError if the slot cannot be
@@ -61,9 +62,10 @@ def begin_again(connection: PgConnection, settings: Settings, say: Say) -> Lsn |
             check_epoch(connection, settings.slot, leader.epoch)
             tables = [table.table_id for table in resync_candidates(connection, settings.slot) if may_be_copied(table)]
             begin_stream(connection, settings.slot, position)
-            marked = mark_tables(connection, settings.slot, tables, position, gap=True)
+            marked = mark_tables(connection, settings.slot, tables, position, gap=True, where_different=where_different)
             _require_all(tables, marked)
-    say(f"slot {settings.slot}: the stream begins at {format_lsn(position)}; {len(marked)} tables are copied again")
+    happens = "compared" if where_different else "copied again"
+    say(f"slot {settings.slot}: the stream begins at {format_lsn(position)}; {len(marked)} tables are {happens}")
     return position
 
 

@@ -41,7 +41,7 @@ class ResyncAction(StrEnum):
     """What a resync does about a table."""
 
     COPY = "copy"
-    """It is copied again, from the beginning."""
+    """It is copied again, from the beginning; or compared, with `--where-different`."""
     CONTINUE = "continue"
     """It is being copied already, and that goes on."""
     LEAVE = "leave"
@@ -64,7 +64,7 @@ class TableResync:
     size_bytes: int = 0
     """What the copy reads from the heap; the server's estimate."""
     rows: int = 0
-    """Rows that were copied; before the copy the server's estimate."""
+    """Rows that were copied or compared; before that the server's estimate."""
     kept_below: str | None = None
     """The cut-line, if only the lake has the rows below it: these stay."""
 
@@ -128,19 +128,20 @@ def resync(
     say: Say,
     on_progress: Callable[[Sequence[TableProgress]], None],
     observer: Observer = unobserved,
+    where_different: bool = False,
 ) -> Resync:
     """Have these tables copied again, or all if no name is given. With `wait`, return once they are live.
 
     Readers keep what the tables hold now, until one publish shows the new content of all of them. A running pump copies
     the tables; if none runs, a pump within this process does. Tables that are being copied already are not begun again.
     If the slot is lost, a new one is made, which needs all tables: SourceError is raised if names are given, if another
-    pump leads, or if the slot cannot be made. HistoryDiverged is raised, and nothing is changed, if the server was
-    promoted or restored so that `reconcile` has to continue. Ctrl-C raises Interrupted; the same command then
-    continues.
+    pump leads, or if the slot cannot be made. `where_different`: tables are then compared with their heaps, and only
+    rows that differ are replaced. HistoryDiverged is raised, and nothing is changed, if the server was promoted or
+    restored so that `reconcile` has to continue. Ctrl-C raises Interrupted; the same command then continues.
     """
     with _connect(settings) as connection, source_errors("having tables copied again"):
         try:
-            result = _begin(connection, settings, names, say)
+            result = _begin(connection, settings, names, say, where_different=where_different)
             going_on = [table.table_id for table in result.tables if table.action is not ResyncAction.LEAVE]
             if wait and going_on:
                 follow_copies(connection, settings, going_on, on_progress, observer)
@@ -267,11 +268,13 @@ def would_lose(table: ResyncCandidate, *, lost: bool) -> TableError:
     )
 
 
-def _begin(connection: PgConnection, settings: Settings, names: Sequence[str], say: Say) -> Resync:
+def _begin(
+    connection: PgConnection, settings: Settings, names: Sequence[str], say: Say, *, where_different: bool
+) -> Resync:
     """Mark the tables, with a new slot if the present one is lost. Return what is copied now."""
     plan = _plan(connection, settings, names)
     if plan.lost is not None:
-        position = begin_again(connection, settings, say)
+        position = begin_again(connection, settings, say, where_different=where_different)
         if position is None:
             plan = _plan(connection, settings, names)
         else:
@@ -281,9 +284,12 @@ def _begin(connection: PgConnection, settings: Settings, names: Sequence[str], s
     if table_ids:
         with connection.transaction():
             connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-            marked = mark_tables(connection, settings.slot, table_ids, wal_end(connection), gap=False)
+            marked = mark_tables(
+                connection, settings.slot, table_ids, wal_end(connection), gap=False, where_different=where_different
+            )
             notify_pump(connection, RESYNC)
-        say(f"{len(marked)} tables are copied again; readers keep their present content until all are complete")
+        happens = "compared" if where_different else "copied again"
+        say(f"{len(marked)} tables are {happens}; readers keep their present content until all are complete")
     return plan
 
 

@@ -8,14 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from decoders.printing import print_values
+from mirror_pump.engine.comparison.differing_rows import DifferingRows
 from mirror_pump.engine.comparison.live_rows import KeySet
+from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys, unique_last
 from mirror_pump.model import Lsn, MirroredTable
 from mirror_pump.ops.verify.catch_up_changes import CatchUpStream, CatchUpTable, ChangedRow, Key
-from mirror_pump.ops.verify.differing_rows import DifferingRows
 from mirror_pump.ops.verify.heap_copy import Disturbed, changed_rows, typed_rows
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.heap.row_lookup import read_rows
@@ -83,9 +85,11 @@ class FollowedHeap:
         return replace(differing, keys=differing.keys.take(places), key_columns=columns)
 
     def changed(self, changes: Mapping[Key, ChangedRow]) -> pa.Table:
-        """The present rows of keys that the stream has changed."""
+        """The present rows of keys that the stream has changed, at or above the cut-line."""
         rows = changed_rows(CatchUpTable(self.table, dict(changes)), self.reader)
-        return typed_rows(rows, self.table.columns, self.schema)
+        typed = typed_rows(rows, self.table.columns, self.schema)
+        line = CutLine.of(self.table)
+        return typed if line is None else typed.filter(pc.invert(line.below(typed.column(line.name))))
 
     def rows(self, differing: DifferingRows, changes: Mapping[Key, ChangedRow]) -> pa.Table:
         """The present rows of these keys. `changes`: what the stream has changed of them."""

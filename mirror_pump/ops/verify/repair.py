@@ -16,7 +16,11 @@ one frontier. Whatever happens before the COMMIT leaves the lake as it was.
 
 Before anything is written, the rows that were read are digested as well: they have to be those that were compared.
 
-Only plain mirrored tables are repaired (`refuse`).
+Of a table with heap retention, rows at or above the cut-line are compared and replaced: rows of the heap, the lake and
+the stream below it are left out. So nothing is looked at that only the lake has, unless a partition above the cut-line
+was dropped: then the table is refused, as far as it differs. The cut-line does not move while the slot's lock is held.
+
+Tiered tables and those without a key are not repaired (`refuse`).
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from mirror_pump.engine.comparison.differing_rows import DifferingRows
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.errors import CommitConflict, ConnectionLost, MirrorPumpError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
@@ -42,7 +47,6 @@ from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableMode, TableState, format_lsn
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.ops.verify.catch_up_changes import CatchUpStream, ChangedRow, Key
-from mirror_pump.ops.verify.differing_rows import DifferingRows
 from mirror_pump.ops.verify.followed_heap import FollowedHeap
 from mirror_pump.ops.verify.frontier_catch_up import reach
 from mirror_pump.ops.verify.heap_copy import Disturbed
@@ -136,9 +140,7 @@ def refuse(table: MirroredTable) -> None:
     if table.state is not TableState.LIVE:
         raise TableError(f"{table.name} is {table.state.value}", "try again when `mirror-pump status` shows it as live")
     reason = ""
-    if table.tier is not None:
-        reason = "its rows leave the heap, and then only the lake has them"
-    elif table.keyless:
+    if table.keyless:
         reason = "it has no key"
     elif table.no_copy:
         reason = "it was registered with --no-copy, so that most rows differ"
@@ -244,9 +246,11 @@ class _RepairedTable:
     def _compare(self, heap: FollowedHeap, snapshot: str) -> tuple[Lsn, ComparedDigests]:
         """Compares heap and lake at the frontier. `snapshot`: the exported snapshot of the consistent point."""
         tables = {self._table.table_id: self._table}
-        with pinned(self._connection, tables) as (frontier, locations, _):
+        with pinned(self._connection, tables) as (frontier, locations, cuts):
             if self._table.table_id not in locations:
                 raise Disturbed("it failed, is being copied again, or was unregistered")
+            if self._table.tier is not None and cuts[self._table.table_id] != self._table.tier.cut:
+                raise Disturbed("its cut-line has moved")
             refuse_missing(self._connection, self._table, self._storage)
             lake = LakeTable.load(locations[self._table.table_id], self._storage)
             chunks = plan_chunks(heap.reader, self._table.table_id, TASK_BYTES)
@@ -355,7 +359,15 @@ class _RepairPublish:
         """Raises Disturbed unless the table is live, and what it was."""
         current = load_table(self._connection, self._table.table_id)
         if current is None or _described(current) != _described(self._table):
-            raise Disturbed("it was altered, is being copied again, or was unregistered")
+            raise Disturbed("it was altered, is being copied again, or was unregistered, or its cut-line has moved")
+        # Its rows are not in the heap, and seem to be too many in the lake.
+        partitions = self._guest.left_to_the_lake(self._table) if self._table.tier is not None else None
+        if partitions is not None:
+            raise TableError(
+                f"{self._table.name}: of partition {partitions}, which was dropped or detached above the cut-line, the"
+                " lake alone has the rows, and a repair would remove them: it is left as it is",
+                "attach the partition again if you still have it",
+            )
 
     def _segment(self, keys: DifferingRows, changes: Mapping[Key, ChangedRow]) -> SegmentChange:
         """Writes the files that replace all rows of the keys by those that the heap has."""

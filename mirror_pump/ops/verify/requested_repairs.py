@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mirror_pump.errors import SourceError, TableError
 from mirror_pump.model import MirroredTable
-from mirror_pump.ops.resync.resync import plan_resync
+from mirror_pump.ops.resync.resync import Resync, ResyncAction, plan_resync
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.repair import TableRepair, repair
@@ -16,6 +16,7 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import connect
 from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.source.stream.slot import COPY_AGAIN
 
 Observe = Callable[[TableProgress], None]
 
@@ -30,16 +31,20 @@ def repair_where_different(
     """Repair the named tables, or all mirrored ones. With `dry_run`, only compare them.
 
     Raises TableError for a name that is not mirrored or tiered, SourceError if the slot is lost: what the stream has
-    missed cannot be told from the slot of a repair, so all tables are copied then.
+    missed cannot be told from the slot of a repair. Then the pump compares all tables (`needs_pump`).
     """
     plan = plan_resync(settings, names)
     if plan.lost is not None:
-        raise SourceError(
-            f"--where-different needs the stream: {plan.lost}", "`mirror-pump resync --all` copies all tables again"
-        )
+        raise SourceError(f"{plan.lost}", COPY_AGAIN)
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-repair") as connection:
         tables = [load_table(connection, table.table_id) for table in plan.tables]
     return repair(settings, [table for table in tables if table is not None], dry_run=dry_run, observe=observe)
+
+
+def needs_pump(plan: Resync) -> bool:
+    """Whether tables are compared by a pump, as copies: the slot is lost, or that is under way already."""
+    actions = {table.action for table in plan.tables}
+    return plan.lost is not None or (ResyncAction.CONTINUE in actions and ResyncAction.COPY not in actions)
 
 
 def verify_and_repair(

@@ -8,6 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from mirror_pump.engine.comparison.differing_rows import (
+    DifferingRows,
+    bucket_bits,
+    differing_rows,
+    row_set,
+    row_words,
+    unequal_buckets,
+)
 from mirror_pump.engine.comparison.partition_digests import (
     Comparing,
     Digest,
@@ -18,8 +26,10 @@ from mirror_pump.engine.comparison.partition_digests import (
     digest_rows,
 )
 from mirror_pump.engine.comparison.row_hashes import HashSecret
+from mirror_pump.engine.comparison.tier_files import NO_END, tier_column, tier_ranges
 from mirror_pump.errors import TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.format.columns import plain
 from mirror_pump.lake.format.raw_text_columns import every_raw_text
@@ -27,18 +37,9 @@ from mirror_pump.lake.key_index.packed_keys import PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn
 from mirror_pump.ops.verify.catch_up_changes import ChangedRow, Key
-from mirror_pump.ops.verify.differing_rows import (
-    DifferingRows,
-    bucket_bits,
-    differing_rows,
-    row_set,
-    row_words,
-    unequal_buckets,
-)
 from mirror_pump.ops.verify.followed_heap import FollowedHeap
 from mirror_pump.ops.verify.heap_copy import Disturbed
 from mirror_pump.pipeline.flow.tasks import Tasks
-from mirror_pump.pipeline.retention.tier_files import tier_ranges
 from mirror_pump.runtime.cores import available_cores
 from mirror_pump.source.heap.block_reader import Chunk
 
@@ -87,8 +88,11 @@ class TableDigests:
             bucket_bits=bucket_bits(rows),
             returns_key_columns=True,
         )
-        self._heap_tasks = [HeapTask(dsn, chunk, snapshot, self._comparing, self._table.row_filter) for chunk in chunks]
-        ranges = tier_ranges(None, lake, 0, 0, storage, TASK_BYTES)
+        line = CutLine.of(self._table)
+        where = self._table.row_filter
+        self._heap_tasks = [HeapTask(dsn, chunk, snapshot, self._comparing, where, line) for chunk in chunks]
+        tier, lowest = (None, 0) if line is None else (tier_column(self._table), line.cut)
+        ranges = tier_ranges(tier, lake, lowest, NO_END, storage, TASK_BYTES)
         self._file_tasks = [FilesTask(chosen, self._comparing) for chosen in ranges]
 
     def compare(self, frontier: Lsn) -> ComparedDigests:

@@ -133,6 +133,9 @@ class Step(StrEnum):
     COPY_PLANNED = "copy-planned", Level.INFO
     CHUNK_COPIED = "chunk-copied", Level.DEBUG
     """A chunk's file is in storage. Nothing refers to it yet."""
+    ROWS_COMPARED = "rows-compared", Level.INFO
+    """A table's heap was compared with the lake: of `rows` rows, `copied` are written, and keys of `deleted` rows of
+    the lake. Nothing refers to the files yet."""
     CHUNKS_PUBLISHED = "chunks-published", Level.DEBUG
     LIVE = "live", Level.INFO
     CONVERTING = "converting", Level.DEBUG

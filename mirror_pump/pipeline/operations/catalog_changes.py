@@ -63,6 +63,7 @@ def store_change(
             "former": former_state.value,
             "state": state.value,
             "dropped_rows": Jsonb([dropped.to_json() for dropped in dropped_rows]),
+            "where_different": change.where_different,
             "fills": change.fills and not change.copy_again,
             "error": change.reason if change.waits_for_owner else None,
             "tier_key": tier_key(table),

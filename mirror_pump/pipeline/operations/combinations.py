@@ -19,6 +19,7 @@ from mirror_pump.pipeline.operations.ingest_files import IngestFiles
 from mirror_pump.pipeline.operations.operation import Operation
 from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
+from mirror_pump.pipeline.operations.replace_differing import ReplaceDiffering
 from mirror_pump.pipeline.operations.restart_copy import RestartCopy
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.operations.table_changes import TableChange
@@ -39,6 +40,7 @@ TableOperation: TypeAlias = (
     | IngestFiles
     | RefreshArchive
     | AddChunks
+    | ReplaceDiffering
 )
 """All operations."""
 
@@ -60,6 +62,7 @@ ORDER: tuple[type[Operation], ...] = (
     IngestFiles,
     RefreshArchive,
     AddChunks,
+    ReplaceDiffering,
 )
 """The order in which operations are staged and recorded, regardless of the order in which they are given."""
 
@@ -82,8 +85,9 @@ COMBINATIONS: Mapping[frozenset[type[Operation]], str] = {
 """The pairs of operations that may be combined, and why. More than two may be combined if every pair of them may, and
 none occurs twice.
 
-All others come alone. RestartCopy, RewriteFiles, AdvanceCutline, ExpireRows, FoldCorrections, IngestFiles and
-RefreshArchive were computed independently of the stream. They may be refused, which must not hold up anything else.
+All others come alone. RestartCopy, RewriteFiles, AdvanceCutline, ExpireRows, FoldCorrections, IngestFiles,
+ReplaceDiffering and RefreshArchive were computed independently of the stream. They may be refused, which must not hold
+up anything else.
 AddChunks and CopyAgain are not combined, because the chunks would belong to the registration that CopyAgain ends.
 AdvanceCutline and ApplyStream are not combined, because segments that were decoded under the old cut-line must not be
 published under the new one."""

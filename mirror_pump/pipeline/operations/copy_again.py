@@ -1,7 +1,8 @@
 """Begins a new initial copy of a table whose rows in the lake may be wrong.
 
 Lake: in metadata that readers do not see, all files from before the publish's segments are removed. If the table has
-heap retention, only the rows at or above the cut-line are. Catalog: a new registration of the same table with a new
+heap retention, only the rows at or above the cut-line are. If only the rows that differ are to be replaced, all files
+stay (mirror_pump.pipeline.operations.replace_differing). Catalog: a new registration of the same table with a new
 start LSN. Its copy may have to wait until the stream describes the table (state `waiting`).
 """
 
@@ -27,7 +28,8 @@ class CopyAgain(Operation):
 
     def stage(self, plan: TablePlan, table: MirroredTable, registration: Registration) -> TablePlan:
         event = TableEvent.COPY_AWAITED if table.state is TableState.WAITING else TableEvent.COPIED_AGAIN
-        plan = emptied(plan.after(event), table, registration)
+        plan = plan.after(event)
+        plan = replace(plan, keeps_files=True) if self.change.where_different else emptied(plan, table, registration)
         return replace(plan, changes_columns=True, starts_copy=True, forgets_index=True)
 
     def describe(self, cursor: Cursor, recording: Recording) -> None:

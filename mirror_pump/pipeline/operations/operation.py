@@ -73,6 +73,8 @@ class TablePlan:
     changes_columns: bool = False
     starts_copy: bool = False
     """The copy begins or restarts: chunks that were read so far are worthless."""
+    keeps_files: bool = False
+    """A copy begins for which all earlier files stay: it replaces only the rows that differ."""
     fills: bool = False
     """Files have to be rewritten before readers may see what is committed."""
     archive_due: bool = False
@@ -102,6 +104,11 @@ class TablePlan:
         return isinstance(self.replaces, FilesAbove)
 
     @property
+    def takes_start_number(self) -> bool:
+        """Whether the copy that begins needs a start sequence number of its own, later than all files that stay."""
+        return self.keeps_below or self.keeps_files
+
+    @property
     def merged(self) -> tuple[MergedFile, ...]:
         """Data files that replace others."""
         return self.replaces.merged if isinstance(self.replaces, FileRewrite) else ()
@@ -109,7 +116,7 @@ class TablePlan:
     @property
     def writes_snapshot(self) -> bool:
         """Whether the plan itself requires a snapshot."""
-        return bool(self.segments or self.backdated or self.fills) or self.replaces is not None
+        return bool(self.segments or self.backdated or self.fills or self.keeps_files) or self.replaces is not None
 
     def waits_longer(self, live: Lsn) -> bool:
         """Whether the operations keep the table from going live at the frontier `live`."""

@@ -31,6 +31,8 @@ class TableChange:
     dropped: tuple[tuple[int, PartitionBounds], ...] = ()
     """For each dropped partition, a segment number and the partition's bounds. Rows within the bounds are removed if
     they are in segments below this number, or in earlier batches."""
+    where_different: bool = False
+    """The copy replaces only the rows that differ from the heap: all files stay."""
     waits_for_owner: bool = False
     """The table is copied again once its owner has done what the reason says."""
 

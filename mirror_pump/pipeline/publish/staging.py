@@ -329,7 +329,7 @@ class Stager:
             archive = None
             if refreshes or converted or completes_fill(row, goes_live=live is not None):
                 archive = self._stage_archive(request.table, plan, row, base, summary)
-        number = SequenceNumber(accepted.base_sequence + 1) if plan.keeps_below else None
+        number = SequenceNumber(accepted.base_sequence + 1) if plan.takes_start_number else None
         return replace(
             accepted,
             encoded=encoded,
@@ -418,10 +418,10 @@ def _row_delta(
 ) -> RowDelta:
     """Converts the plan to the row delta on top of `lake`."""
     segments = encoded.segments
-    if plan.keeps_below:
-        # Earlier deletes stay, for rows below the cut-line, and must not reach what is copied now. So the copy gets the
-        # first sequence number after the base, which no other file has: later than these deletes, and earlier than what
-        # the stream brings.
+    if plan.takes_start_number:
+        # Earlier deletes stay, for rows below the cut-line for instance, and must not reach what is copied now. So the
+        # copy gets the first sequence number after the base, which no other file has: later than these deletes, and
+        # earlier than what the stream brings.
         segments = (SegmentFiles((), ()), *segments)
     return RowDelta(
         segments=segments,

@@ -30,13 +30,13 @@ from mirror_pump.engine.comparison.partition_digests import (
     digest_heap,
 )
 from mirror_pump.engine.comparison.row_hashes import HashSecret
+from mirror_pump.engine.comparison.tier_files import tier_column, tier_ranges
 from mirror_pump.errors import LakeError, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.flow.tasks import Tasks
-from mirror_pump.pipeline.retention.tier_files import tier_column, tier_ranges
 from mirror_pump.settings.limits import InternalLimits
 from mirror_pump.source.connect import PgConnection, portable_dsn, source_errors
 from mirror_pump.source.heap.block_reader import plan_chunks

@@ -46,22 +46,22 @@ class UnchangedServer:
 
     def __init__(self) -> None:
         self._settled: str | None = None
-        self._present = ""
+        self._current = ""
         self._round_at = 0.0
 
     def skips(self, connection: PgConnection) -> bool:
         """Whether the next round may be left out. As a precaution, a round is made from time to time all the same."""
         with source_errors("looking whether anything was written"):
-            ((self._present,),) = connection.execute("SELECT pg_current_snapshot()::text").fetchall()
+            ((self._current,),) = connection.execute("SELECT pg_current_snapshot()::text").fetchall()
         now = time.monotonic()
-        if self._present == self._settled and now - self._round_at < _ROUND_EVERY:
+        if self._current == self._settled and now - self._round_at < _ROUND_EVERY:
             return True
         self._settled, self._round_at = None, now
         return False
 
     def nothing_left(self) -> None:
         """The round that began with the last call of `skips` has left nothing to do."""
-        self._settled = self._present
+        self._settled = self._current
 
 
 class SchemaWatcher(ThreadedService):

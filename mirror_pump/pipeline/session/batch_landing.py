@@ -127,4 +127,4 @@ class BatchLanding:
         if changes:
             self._services.watcher.wake()
         if changes or any(table_request.get(Truncate) is not None for table_request in planned.tables):
-            self._services.copier.wake()
+            self._services.wake_copies()

@@ -10,6 +10,8 @@ from functools import partial
 
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode
 from mirror_pump.pipeline.copy.copier import Copier
+from mirror_pump.pipeline.copy.copy_budget import CopyBudget
+from mirror_pump.pipeline.copy.difference_copier import DifferenceCopier
 from mirror_pump.pipeline.flow.events import LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection
 from mirror_pump.pipeline.flow.steps import Step
@@ -59,9 +61,15 @@ class SessionServices:
     planner: BatchPlanner
     stream: SessionStream
     copier: Copier
+    differences: DifferenceCopier
     upkeep: Upkeep
     watcher: SchemaWatcher
     retention: PartitionShedding
+
+    def wake_copies(self) -> None:
+        """A copy has begun, or has to be planned again."""
+        self.copier.wake()
+        self.differences.wake()
 
 
 def start_services(
@@ -85,7 +93,7 @@ def start_services(
     closing.callback(publisher.close)
     shared = SharedConnection(context.connect)
     closing.callback(shared.close)
-    copier = Copier(context, shared, epoch)
+    copier, differences = _copiers(context, shared, epoch)
     upkeep = Upkeep(context, shared, _upkeep_jobs(context, indexes))
     folder = Folder(context, shared, indexes)
     builder = IndexBuilder(context.runner, context.inbox, context.report_file)
@@ -107,20 +115,27 @@ def start_services(
     premake = PartitionPremake(context, shared, run_state.key_speeds)
     retention = PartitionShedding(context, run_state.turns)
 
-    listener = Listener(
-        context, partial(_each, copier.wake, stream.registered), partial(_each, premake.wake, retention.wake)
-    )
+    registered = partial(_each, copier.wake, differences.wake, stream.registered)
+    listener = Listener(context, registered, partial(_each, premake.wake, retention.wake))
     part_bytes = context.settings.limits.completion_part_bytes
     planner = BatchPlanner(
         context.runner, context.storage, context.connect, publisher.load, publisher.missing, part_bytes
     )
     lake_watch = LakeWatch(context, shared)
-    for table_id, location in run_state.missing:
-        context.inbox.put(LakeFileMissing(table_id, location))
-    for thread in (stream, copier, upkeep, folder, builder, watcher, premake, retention, listener, lake_watch):
+    for missing in run_state.missing:
+        context.inbox.put(LakeFileMissing(*missing))
+    threads = (stream, copier, differences, upkeep, folder, builder, watcher, premake, retention, listener, lake_watch)
+    for thread in threads:
         thread.start()
         closing.callback(thread.stop)
-    return SessionServices(start.applied, connection, publisher, planner, stream, copier, upkeep, watcher, retention)
+    return SessionServices(
+        start.applied, connection, publisher, planner, stream, copier, differences, upkeep, watcher, retention
+    )
+
+
+def _copiers(context: SessionContext, shared: SharedConnection, epoch: int) -> tuple[Copier, DifferenceCopier]:
+    budget = CopyBudget(context.settings.copy_rate_bytes)
+    return Copier(context, shared, epoch, budget), DifferenceCopier(context, shared, epoch, budget)
 
 
 def _each(*calls: Callable[[], None]) -> None:

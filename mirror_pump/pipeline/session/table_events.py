@@ -147,7 +147,7 @@ class TableEvents:
         if table.table_id in landed.tables and copy not in self._invalid_copies:
             self._invalid_copies.add(copy)
             self._observer(Step.TABLE_COPIED_AGAIN, table=str(table.name), reason=_REWRITTEN)
-        self._services.copier.wake()
+        self._services.wake_copies()
 
     def _want_index(self, request: IndexWanted) -> None:
         if not request.answer.set_running_or_notify_cancel():

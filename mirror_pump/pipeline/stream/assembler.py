@@ -27,6 +27,7 @@ from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
 from mirror_pump.pipeline.flow.batches import BatchEnd, Segment, Truncation
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
+from mirror_pump.pipeline.schema.comparable_rows import rows_are_comparable
 from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision
 from mirror_pump.pipeline.schema.schema_change import rows_of
 from mirror_pump.pipeline.stream.stream_tables import StreamTables, difference_from
@@ -394,7 +395,10 @@ class Assembler:
             self._change(decision.table, table, decision.reason, fills=True, dropped=decision.dropped)
         elif action is Action.COPY_AGAIN:
             again = self._copied_again(decision.table)
-            self._change(again, table, decision.reason, remedy=decision.remedy)
+            if table.awaiting_description and table.where_different and rows_are_comparable(table, again):
+                self._change(again, table, decision.reason, remedy=decision.remedy, where_different=True)
+            else:
+                self._change(again, table, decision.reason, remedy=decision.remedy)
             if relation_id not in self._tables.active and self._tables.was_sent_as(again):
                 self._tables.activate(again)
         elif action is Action.WAIT and not table.awaiting_description:
@@ -411,6 +415,7 @@ class Assembler:
         remedy: str = "",
         fills: bool = False,
         dropped: Sequence[PartitionBounds] = (),
+        where_different: bool = False,
         waits_for_owner: bool = False,
     ) -> None:
         self._emit_segment()
@@ -423,6 +428,7 @@ class Assembler:
             remedy=remedy,
             fills=fills,
             dropped=tuple((before, bounds) for bounds in dropped),
+            where_different=where_different,
             waits_for_owner=waits_for_owner,
         )
         self._batch.changed_tables.append(change)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.model import Column, Lsn, MirroredTable, TableId
+from mirror_pump.model import Column, Lsn, MirroredTable, SequenceNumber, TableId
 from mirror_pump.pipeline.flow.batches import BatchEnd, DecodedBatch
 from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
@@ -30,6 +31,7 @@ from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.pipeline.stream.toast_completion import Completer
 from mirror_pump.pipeline.stream.toast_lookup import Completed, VersionedFile
+from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 
 
@@ -48,6 +50,7 @@ class BatchPlanner:
     ) -> None:
         """`part_bytes`: rows with missing values are completed about this many bytes at a time."""
         self._storage = storage
+        self._connect = connect
         self._completer = Completer(runner, storage, connect, part_bytes)
         self._lake_table = lake_table
         self._missing = missing
@@ -189,11 +192,23 @@ class BatchPlanner:
             older = [(file, False) for file in lake.live_data_files()]
             if deletes_count:
                 older += [(file, True) for file in lake.live_equality_deletes()]
+            if table.where_different and deletes_count:
+                # What the table had before its copy began may be older than the stream says: its rows differ perhaps.
+                first = self._start_number(table)
+                older = [(file, is_delete) for file, is_delete in older if file.sequence_number >= first]
             # Files in the lake get orders below those of all segments, in the order of their data sequence numbers.
             sequences = sorted({file.sequence_number for file, _ in older}, reverse=True)
             ranks = {sequence: rank for rank, sequence in enumerate(sequences)}
             versions += [VersionedFile(file.path, -2 - ranks[file.sequence_number], deletes) for file, deletes in older]
         return versions
+
+    def _start_number(self, table: MirroredTable) -> SequenceNumber:
+        """The data sequence number of the copy that is under way. Raises SourceError."""
+        with closing(self._connect()) as connection:
+            current = load_table(connection, table.table_id)
+        if current is None:
+            raise TableError(f"{table.name} is not registered any more")
+        return current.data_sequence_number
 
     def _with_rows(
         self, table: MirroredTable, change: SegmentChange, rows: pa.Table

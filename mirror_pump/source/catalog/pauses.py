@@ -2,7 +2,8 @@
 
 A paused table is one that waits (`TableState.WAITING`) and is not published, with the time since when: the server sends
 nothing of it, so it holds neither WAL nor memory, and its readers keep the frontier that they have. It comes back as
-every table that was not published for a while does: it is copied again, beside what readers have.
+every table that was not published for a while does: it is copied again, beside what readers have. But of the copy only
+the rows are kept that differ (`where_different`).
 
 Each change is one transaction with the lock of the slot's row, so no publish is under way. What is published is
 recorded in it (`record_published`): the pump finds no change that others made.
@@ -24,7 +25,7 @@ from sql import queries
 _SQL = queries("pause")
 _PUBLISH_SQL = queries("publish")
 
-PAUSED = "it is paused: `mirror-pump resume` has it copied again"
+PAUSED = "it is paused: `mirror-pump resume` brings it up to date"
 """The error text of a paused table."""
 
 
@@ -63,7 +64,7 @@ def pause_table(connection: PgConnection, slot: str, publication: str, table_id:
     more. In the caller's transaction, which is rolled back then."""
     connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
     remove_from_publication(connection, publication, table_id)
-    if not mark_tables(connection, slot, [table_id], wal_end(connection), gap=False):
+    if not mark_tables(connection, slot, [table_id], wal_end(connection), gap=False, where_different=True):
         return None
     row = connection.execute(_SQL["pause"], {"table_id": table_id, "error": PAUSED}).fetchone()
     record_published(connection, slot, [table_id])
@@ -78,6 +79,6 @@ def resume_table(connection: PgConnection, slot: str, publication: str, table_id
     connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
     connection.execute(_SQL["resume"], {"table_id": table_id})
     publish_again(connection, publication, table_id)
-    marked = mark_tables(connection, slot, [table_id], wal_end(connection), gap=False)
+    marked = mark_tables(connection, slot, [table_id], wal_end(connection), gap=False, where_different=True)
     record_published(connection, slot, [table_id])
     return bool(marked)

@@ -106,20 +106,30 @@ def resync_candidates(connection: PgConnection, slot: str) -> list[ResyncCandida
 
 
 def mark_tables(
-    connection: PgConnection, slot: str, tables: Sequence[TableId], position: Lsn, *, gap: bool
+    connection: PgConnection,
+    slot: str,
+    tables: Sequence[TableId],
+    position: Lsn,
+    *,
+    gap: bool,
+    where_different: bool = False,
+    joins: bool = True,
 ) -> list[TableId]:
     """Marks tables to be copied again, and to go live together. Returns those that were marked.
 
     The caller's transaction must hold the lock of the slot's row, so that no publish is under way. Only transactions
     that end after `position` concern the tables from then on. `gap`: the stream lacks changes from before it, so
-    clients that wait for the frontier wait until the tables are copied.
+    clients that wait for the frontier wait until the tables are copied. `where_different`: their copies may replace
+    the rows that differ alone, if the metadata that they build on has rows. It has none once a copy has emptied it,
+    until it is live again. `joins`: the tables begin a resync together; otherwise each stays in its own.
     """
     parameters = {
         "slot": slot,
         "table_ids": list(tables),
         "position": position,
-        "since": server_time(connection),
+        "since": server_time(connection) if joins else None,
         "gap": gap,
+        "where_different": where_different,
         "keyless": _KEYLESS,
         "former": states_before(TableEvent.COPY_AWAITED),
         "state": state_by(TableEvent.COPY_AWAITED).value,

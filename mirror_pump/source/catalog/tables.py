@@ -280,6 +280,7 @@ class _MirroredTableRow:
     snapshot_only: bool
     snapshot_every: timedelta | None
     no_copy: bool
+    where_different: bool
     dropped_rows: list[Any]
     tier_key_col: str
     tier_key_type: str
@@ -312,6 +313,7 @@ class _MirroredTableRow:
             paused_since=self.paused_since,
             snapshots=SnapshotPlan(self.snapshot_every) if self.snapshot_only else None,
             no_copy=self.no_copy,
+            where_different=self.where_different,
             dropped_rows=tuple(json.dumps(bounds) for bounds in self.dropped_rows),
             tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag, self.retention_line),
             mode=TableMode(self.mode),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from mirror_pump.errors import TableError
+from mirror_pump.ops.resync.pausing import pause, resume
+from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
-from mirror_pump.testing.mirror import await_true, lake_rows
+from mirror_pump.testing.mirror import Steps, await_true, lake_rows
 from mirror_pump.testing.tasks import GatedCopies, ThreadTaskRunner
 from tests.support.events_table import EventsTable, RetentionTables, delete, upsert
 from tests.support.pipeline import writing
@@ -70,6 +72,52 @@ def test_rows_that_only_the_lake_has_stay(
     # The retention of the table goes on after the swap (tests/acceptance/test_resync_readers.py), so only the first
     # part of this is of one publish.
     assert_one_swap(database, ("events",), kept)
+    mirror.assert_sound()
+
+
+def test_rows_that_only_the_lake_has_stay_if_only_what_differs_is_replaced(
+    retention_tables: RetentionTables, database: Database, tasks: ThreadTaskRunner
+) -> None:
+    """After a lost slot, and after a pause, with corrections below the cut-line and writers all the while."""
+    gate = GatedCopies(tasks)
+    events = retention_tables.automatic(partitions=5, rows=20, runner=gate, fold_age=0.1, copy_chunk_bytes=8192)
+    mirror = events.mirror
+    _shed(events)
+    cut = events.cut
+
+    def change(text: str) -> None:
+        """Nothing of this comes by a stream: below the cut-line by corrections, above it not at all."""
+        with database.connect(autocommit=False) as connection:
+            upsert(connection, 3, 3, text)
+            delete(connection, 5, 1)
+            upsert(connection, cut + 3, 3, text)
+            delete(connection, cut + 5, 1)
+
+    drop_slot(mirror)
+    change("changed while the slot is lost")
+    steps = Steps()
+    with duckdb_connection() as duckdb:
+        resynced(mirror, where_different=True)
+        for again in (True, False):
+            gate.hold()
+            with mirror.pumping(steps), writing(database, events.write, 7) as written:
+                await_true(lambda: gate.waiting, 30, "a chunk")
+                first = written()
+                while written() < first + 5:
+                    events.assert_exact(duckdb)
+                gate.let_go()
+                mirror.await_live("public.events")
+                first = written()
+                while written() < first + 5:
+                    events.assert_exact(duckdb)
+            events.assert_exact(duckdb)
+            if again:
+                pause(mirror.settings, "events")
+                change("changed in a pause")
+                resume(mirror.settings, "events")
+    assert steps.count(Step.ROWS_COMPARED) == 2
+    assert steps.count(Step.CHUNK_COPIED) == 0
+    assert max(steps.details(Step.ROWS_COMPARED, "deleted")) < 60, "no row below the cut-line is looked at"
     mirror.assert_sound()
 
 

@@ -31,6 +31,7 @@ from mirror_pump.pipeline.operations.operation import Operation, Recording, Segm
 from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.registrations import Registration
+from mirror_pump.pipeline.operations.replace_differing import ReplaceDiffering
 from mirror_pump.pipeline.operations.requests import TableRequest
 from mirror_pump.pipeline.operations.restart_copy import RestartCopy
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
@@ -69,6 +70,7 @@ EACH: dict[type[Operation], Operation] = {
     IngestFiles: INGEST,
     RefreshArchive: RefreshArchive(),
     AddChunks: AddChunks((CHUNK,)),
+    ReplaceDiffering: ReplaceDiffering(TABLE.generation, (written_file("differing"),), 10, frozenset({9})),
 }
 
 
@@ -138,6 +140,7 @@ def test_every_operation_names_the_files_that_were_written_for_it() -> None:
         FoldCorrections: ("file:///lake/folded",),
         IngestFiles: ("file:///lake/old rows", "file:///lake/replaced"),
         AddChunks: ("file:///lake/chunk",),
+        ReplaceDiffering: ("file:///lake/differing",),
     }
 
 

@@ -14,6 +14,9 @@ from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column, MirroredTable
 
+NO_END = 1 << 63
+"""A bound of tier values that is beyond all of them."""
+
 
 def tier_column(table: MirroredTable) -> Column:
     """The column of the tier key of a table that has one."""
@@ -22,13 +25,20 @@ def tier_column(table: MirroredTable) -> Column:
 
 
 def tier_ranges(
-    tier: Column | None, lake: LakeTable, lo: int, hi: int, storage: StorageOptions, task_bytes: int
+    tier: Column | None,
+    lake: LakeTable,
+    lo: int,
+    hi: int,
+    storage: StorageOptions,
+    task_bytes: int,
+    before: int | None = None,
 ) -> Iterator[TierRange]:
     """The files with rows in [lo, hi), by their bounds, in groups of about `task_bytes`. `tier` is the tier key's
-    column; without one, these are all files. Raises LakeError if a file is not of a kind that can be read."""
+    column; without one, these are all files. `before`: only files with a lower data sequence number. Raises
+    LakeError if a file is not of a kind that can be read."""
     tier_id = None if tier is None else tier.field_id
     bounded = [PATH_ID] if tier_id is None else [tier_id, PATH_ID]
-    data, positions, deletes = _by_content(Listing(storage, bounded), lake)
+    data, positions, deletes = _by_content(Listing(storage, bounded), lake, before)
     for delete in deletes:
         if set(delete.equality_ids) != set(lake.schema.key_ids):
             raise LakeError(
@@ -57,12 +67,15 @@ def tier_ranges(
         yield grouped()
 
 
-def _by_content(listing: Listing, lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFile]]:
+def _by_content(
+    listing: Listing, lake: LakeTable, before: int | None
+) -> tuple[list[LiveFile], list[LiveFile], list[LiveFile]]:
     """Returns the data files, position-delete files and equality-delete files that a reader of the snapshot sees."""
     groups: dict[FileContent, list[LiveFile]] = {content: [] for content in FileContent}
     for files in listing.files(lake.manifests).values():
         for file in files:
-            groups[file.content].append(file)
+            if before is None or file.sequence_number < before:
+                groups[file.content].append(file)
     if any(file.format != "PARQUET" for file in groups[FileContent.DATA]):
         raise LakeError("a data file of the table is not Parquet", "rewrite the table's files: mirror-pump maintain")
     return groups[FileContent.DATA], groups[FileContent.POSITION_DELETES], groups[FileContent.EQUALITY_DELETES]

@@ -37,10 +37,10 @@ class DifferingRows:
         return len(self.keys)
 
 
-def bucket_bits(rows: int) -> int:
-    """How many buckets digests of about so many rows have, as a power of two: the rows of a bucket with a difference
-    are read again."""
-    return min(max((rows // _BUCKET_ROWS).bit_length(), _LEAST_BITS), _MOST_BITS)
+def bucket_bits(rows: int, most: int = _MOST_BITS) -> int:
+    """How many buckets digests of about so many rows have, as a power of two of at most `most`: the rows of a bucket
+    with a difference are read again."""
+    return min(max((rows // _BUCKET_ROWS).bit_length(), _LEAST_BITS), most)
 
 
 def unequal_buckets(heap: Digest, lake: Digest) -> tuple[frozenset[int], int]:
