@@ -70,6 +70,12 @@ class InternalLimits(BaseModel):
     index_patience: Seconds = Field(
         default=60.0, description="Seconds that a fold waits for the table's key index to be built"
     )
+    # A tenth of a second of the loop's time.
+    rows_read_at_once: Annotated[int, Field(ge=0), ROWS] = Field(
+        default=200_000,
+        description="Rows of a table without a key that the loop reads itself to find those that are deleted; a batch"
+        " that needs more waits for the row reader",
+    )
     archive_check_interval: Seconds = Field(
         default=30.0,
         description="Seconds between checks whether a published snapshot refers to files that main no longer has",

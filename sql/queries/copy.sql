@@ -21,7 +21,7 @@ SELECT c.chunk_no, c.relation_id, n.nspname AS schema_name, r.relname AS relatio
  ORDER BY c.chunk_no;
 
 -- name: hold
--- Keeps writers out of a table without a key until the transaction ends. The file of its heap, or NULL.
+-- Keeps writers out of a table without a key until the transaction ends. NULL if it is not to be copied any more.
 SELECT modak.mirror_hold(%(table_id)s);
 
 -- name: plan

@@ -19,6 +19,9 @@ SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout';
 -- name: live
 SELECT table_id, start_lsn FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state IN ('live', 'filling');
 
+-- name: without_key
+SELECT table_id FROM modak.mirror_tables WHERE slot_name = %(slot)s AND state = 'live' AND key = '{}';
+
 -- name: no_indexes
 -- Skips locked tables, here and in `index`: the session that holds the lock may be waiting for the pump.
 UPDATE modak.mirror_tables SET key_index = key_index - '{phase,rows,bytes}'::text[]

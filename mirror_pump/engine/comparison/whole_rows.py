@@ -109,6 +109,23 @@ class HashedFile:
         return cls(first[order], second[order], order)
 
 
+@dataclass(frozen=True)
+class HashTask:
+    """Data files whose rows to hash."""
+
+    paths: tuple[str, ...]
+    schema: LakeSchema
+    initial: Mapping[int, pa.Array]
+    """As of `HashedFile.read`."""
+    storage: StorageOptions
+    secret: HashSecret
+
+
+def hash_files(task: HashTask) -> list[HashedFile]:
+    """The hashes of each file's rows. Memory: 24 bytes a row. Raises LakeError."""
+    return [HashedFile.read(path, task.schema, task.initial, task.storage, task.secret) for path in task.paths]
+
+
 def _ranks(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """For each of the ascending codes, how many equal ones are before it."""
     begins = np.flatnonzero(np.diff(codes, prepend=-1))

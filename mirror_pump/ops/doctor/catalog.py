@@ -13,6 +13,7 @@ from mirror_pump.source.catalog.lost_rows import read_lost_rows
 from mirror_pump.source.catalog.tables import load_tables
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.column_choices import still_chosen
+from mirror_pump.source.relations.refusal import refuse_fixed_rows
 from mirror_pump.source.relations.relations import describe, refuse
 from mirror_pump.source.stream.publication import how_to_restore, not_whole
 from mirror_pump.source.stream.slot import check_publication
@@ -109,6 +110,7 @@ def _examined(connection: PgConnection, table: MirroredTable, publication: str) 
     try:
         description = still_chosen(describe(connection, table.table_id, publication, table.mode), table)
         refuse(description, table.mode, append_only=table.append_only)
+        refuse_fixed_rows(description)
     except TableError as error:
         return failure(error, name)
     return None

@@ -69,12 +69,6 @@ def altered_partitioning(table: MirroredTable, wish: LayoutWish) -> LakePartitio
     partitioning = partitioning_by(table.name, table.columns, partition_by, sort_by)
     if same_partitions(partitioning, table.partitioning):
         return partitioning
-    if table.whole_rows:
-        raise TableError(
-            f"{table.name} has no key, and its rows are found in the lake by all their values, for which"
-            " --partition-by is not made",
-            "give it a key first, or change --sort-by alone",
-        )
     if table.lacks_rows:
         raise TableError(
             f"{table.name} is registered with --no-copy: other partitions need a copy of all its rows",

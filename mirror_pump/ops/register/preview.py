@@ -23,6 +23,7 @@ from mirror_pump.source.relations.column_choices import (
     refuse_masks,
 )
 from mirror_pump.source.relations.published_rules import published_choices
+from mirror_pump.source.relations.refusal import refuse_fixed_rows
 from mirror_pump.source.relations.relations import describe, refuse, resolve_name
 from mirror_pump.source.relations.row_filters import read_filter
 from mirror_pump.source.relations.tier_keys import shown, span_text
@@ -148,6 +149,7 @@ def _preview(
             choices = published_choices(connection, settings.publication, table_id, choices)
         description = chosen(connection, describe(connection, table_id, settings.publication, mode), choices)
         refuse(description, mode, append_only=choices.append_only)
+        refuse_fixed_rows(description)
         refuse_masks(description, choices, sheds=wish is not None)
         row_filter = read_filter(connection, settings.publication, description, choices.where, sheds=wish is not None)
         leaving = None

@@ -90,6 +90,7 @@ from mirror_pump.source.relations.column_choices import (
 )
 from mirror_pump.source.relations.lake_layout import is_present_layout
 from mirror_pump.source.relations.published_rules import published_choices
+from mirror_pump.source.relations.refusal import refuse_fixed_rows
 from mirror_pump.source.relations.relations import RelationDescription, describe, is_gone, refuse, resolve_name
 from mirror_pump.source.relations.row_filters import read_filter
 from mirror_pump.source.relations.tier_keys import NEVER
@@ -409,6 +410,7 @@ def _prepare(
     described = describe(connection, table_id, settings.publication, wish.mode)
     description = chosen(connection, described, wish.choices)
     refuse(description, wish.mode, append_only=wish.choices.append_only)
+    refuse_fixed_rows(description)
     refuse_masks(description, wish.choices, sheds=wish.retention is not None)
     row_filter = read_filter(
         connection, settings.publication, description, wish.choices.where, sheds=wish.retention is not None

@@ -15,7 +15,6 @@ from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
-from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
 from mirror_pump.lake.format.raw_text_columns import (
     every_raw_text,
     narrowed,
@@ -29,6 +28,7 @@ from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column, MirroredTable
 from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, UnchangedValue, former_rows
+from mirror_pump.pipeline.key_index.row_hashes import RowHashes
 from mirror_pump.pipeline.key_index.whole_rows import RowFinder
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.heap.block_reader import Chunk
@@ -130,10 +130,10 @@ def _removed(changes: CatchUpTable, heap: LakeTable, storage: StorageOptions) ->
     """Position deletes of the rows of the consistent point that went. Raises Disturbed if it does not have them."""
     schema = without_raw_text(heap.schema)
     removed = RemovedRows(every_raw_text(schema), typed_rows(changes.removed, changes.table.columns, schema))
-    search = RowFinder(storage).search(changes.table, heap, emptied=changes.truncated)
+    search = RowFinder(storage, RowHashes()).search(changes.table, heap, emptied=changes.truncated)
     if search.find(removed).rows.num_rows:
         raise Disturbed("rows of it that were deleted have not been read")
-    return encoded_position_delete_files(search.taken, {}, heap.location)
+    return search.position_deletes(heap.location)
 
 
 def changed_rows(changes: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:

@@ -104,7 +104,7 @@ class Copier(ThreadedService):
 
     def _fits(self, table: MirroredTable, snapshot: CopySnapshot | None, leaves: Sequence[HeapLeaf]) -> bool:
         """Whether the table can be read in the snapshot. If not, the snapshot is released."""
-        if snapshot is None or [leaf.filenode for leaf in leaves] == [snapshot.filenode]:
+        if snapshot is None or {leaf.filenode for leaf in leaves} == snapshot.filenodes:
             return True
         self._snapshots.release(table.table_id)
         return False

@@ -23,6 +23,7 @@ from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.source.connect import PgConnection, limited, source_errors
+from mirror_pump.source.heap.block_reader import read_leaves
 from mirror_pump.source.relations.change_notes import note_copy
 from mirror_pump.source.stream.slot import wal_end
 from sql import queries
@@ -50,7 +51,8 @@ class CopySnapshot:
 
     name: str
     """For SET TRANSACTION SNAPSHOT."""
-    filenode: int
+    filenodes: frozenset[int]
+    """Of the table's heap, or those of its partitions."""
     earliest: Lsn
     """Read under the lock, before the note was committed."""
     latest: Lsn
@@ -105,14 +107,14 @@ class CopySnapshots:
                 source_errors(f"beginning to copy {table.name}"),
                 limited(holder),
             ):
-                filenode = _lock(holder, table)
+                filenodes = _lock(holder, table)
                 reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 exported = reader.execute("SELECT pg_export_snapshot()").fetchone()
                 assert exported is not None
                 earliest = wal_end(holder)
                 note_copy(noting, table.table_id)
                 # This fails if the server has ended the transaction, and with it the lock.
-                return CopySnapshot(str(exported[0]), filenode, earliest, wal_end(holder), reader)
+                return CopySnapshot(str(exported[0]), filenodes, earliest, wal_end(holder), reader)
         except BaseException as error:
             reader.close()
             if isinstance(error, SourceError) and isinstance(error.__cause__, _IN_THE_WAY):
@@ -120,14 +122,14 @@ class CopySnapshots:
             raise
 
 
-def _lock(connection: PgConnection, table: MirroredTable) -> int:
+def _lock(connection: PgConnection, table: MirroredTable) -> frozenset[int]:
     """Keeps the table's writers out until the transaction ends, which the server sees to should this process hang.
-    The file of its heap."""
+    The files of its heaps, which nothing can add to or exchange meanwhile."""
     connection.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", (_LONGEST_LOCK,))
     row = connection.execute(_SQL["hold"], {"table_id": table.table_id}).fetchone()
     if row is None or row[0] is None:
         raise _TableLocked
-    return int(row[0])
+    return frozenset(leaf.filenode for leaf in read_leaves(connection, table.table_id))
 
 
 class _TableLocked(Exception):

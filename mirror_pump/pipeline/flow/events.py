@@ -113,6 +113,14 @@ class IndexRead:
 
 
 @dataclass(frozen=True)
+class RowsRead:
+    """The row reader has read what the deletes of a batch need, as far as it could."""
+
+    reading: object
+    """The request (mirror_pump.pipeline.key_index.whole_rows.RowReading)."""
+
+
+@dataclass(frozen=True)
 class IndexWanted:
     """Corrections of a table are about to be folded. With a key index, their deletes can be written by position."""
 
@@ -189,6 +197,7 @@ Event: TypeAlias = (
     | LakeTableMoved
     | FileRewriteReady
     | IndexRead
+    | RowsRead
     | IndexWanted
     | PublishWanted
     | TieredTableChanged

@@ -164,6 +164,8 @@ class Step(StrEnum):
     """From the next commit on, the table's deletes are position deletes."""
     INDEX_FAILED = "index-failed", Level.WARNING, _INDEX_RETRIED
     """The table has no key index for now. Its deletes are equality deletes."""
+    ROWS_READING = "rows-reading", Level.DEBUG
+    """A batch waits until the rows of a table without a key are read, of which it deletes some."""
     TABLE_CHANGED = "table-changed", Level.WARNING, _ADAPT_QUERIES
     """A table's columns, key, name or partitions changed, also in the lake. Its rows in the lake were still right."""
     TABLE_FILLING = "table-filling", Level.INFO

@@ -51,6 +51,7 @@ from mirror_pump.pipeline.flow.events import IndexRead
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.key_index.index_budget import Candidate, choose
 from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, FollowedFiles, IndexBuilder, IndexJob
+from mirror_pump.pipeline.key_index.row_hashes import RowHashes
 from mirror_pump.pipeline.key_index.table_index import IndexPhase, TableIndex
 from mirror_pump.pipeline.operations.operation import SegmentChange
 
@@ -114,11 +115,21 @@ class KeyIndexes:
     They outlive sessions: an index that is READY stays exact as long as the catalog names the same metadata.
     """
 
-    def __init__(self, budget: int, storage: StorageOptions, look_interval: float = 1.0, disk: int = 0) -> None:
+    def __init__(
+        self,
+        budget: int,
+        storage: StorageOptions,
+        look_interval: float = 1.0,
+        disk: int = 0,
+        rows_at_once: int = 0,
+    ) -> None:
         """`budget`: maximum size of all indexes together, in bytes. 0: no table gets an index. `look_interval`: seconds
         between decisions about which tables have one. `disk`: maximum size of the files of indexes for which memory
-        has no room, in bytes. 0: they have none."""
+        has no room, in bytes. 0: they have none. `rows_at_once`: as of RowHashes, for tables without a
+        key, which have no index."""
         self._store = LeafStore(disk)
+        self.row_hashes = RowHashes(self._store, rows_at_once)
+        """Of tables without a key, which have no index."""
         self._budget = budget
         self._look_interval = look_interval
         self._storage = storage

@@ -11,13 +11,14 @@ While the table is copied, a row may be deleted before its chunk has landed. Suc
 for in each commit. The one that adds the last chunk finds all of them. If the process ends before, they are lost with
 the database snapshot of the copy, which begins again (mirror_pump.pipeline.copy.copy_snapshots) and replaces all rows.
 
-Data files and position-delete files never change, so what was read of them is kept in memory, within a limit.
+Data files and position-delete files never change, so what was read of them is kept (row_hashes). A batch whose deletes
+need much that is not read yet waits for the row reader (row_reader), and the loop goes on with everything else. The
+frontier waits with it: it promises these deletes too.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,9 +30,10 @@ from mirror_pump.errors import ForeignTable
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed
-from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.initial_defaults import initial_values
 from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
+from mirror_pump.lake.format.partitioning import partitions_of
 from mirror_pump.lake.format.position_deletes import PATH_ID, Positions, read_position_deletes
 from mirror_pump.lake.format.raw_text_columns import without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
@@ -39,12 +41,10 @@ from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes
+from mirror_pump.pipeline.key_index.row_hashes import HiddenRows, RowHashes
 from mirror_pump.pipeline.operations.operation import TablePlan
 
-_CACHE_BYTES = 256 << 20
-"""Memory of the hashes that are kept: 24 bytes a row. What does not fit is read again by each commit with deletes."""
-
-_NONE = np.zeros(0, np.int64)
+NO_POSITIONS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,8 @@ class _WaitingDeletes:
 class WholeRowDeletes:
     """The deletes of all tables without a key. Owned by the loop's thread."""
 
-    def __init__(self, storage: StorageOptions) -> None:
-        self._storage = storage
-        self._finder = RowFinder(storage)
+    def __init__(self, storage: StorageOptions, hashes: RowHashes) -> None:
+        self._finder = RowFinder(storage, hashes)
         self._waiting: dict[TableId, _WaitingDeletes] = {}
 
     def encode(self, table: MirroredTable, base: LakeTable, plan: TablePlan, *, has_all_rows: bool) -> EncodedDeletes:
@@ -76,22 +75,21 @@ class WholeRowDeletes:
         if plan.merged and (deletes or waiting):
             raise FileRewriteSuperseded(f"rows of {table.name} are deleted")
         left: tuple[RemovedRows, ...] = ()
-        positions: dict[str, Positions] = {}
+        files: list[tuple[WrittenFile, bytes]] = []
         if deletes or waiting:
             search = self._finder.search(table, base, emptied=plan.empties)
-            search.add(chunk.file.path for chunk in plan.backdated)
+            search.add(chunk.file for chunk in plan.backdated)
             left = tuple(rows for each in waiting if (rows := search.find(each)).rows.num_rows)
             for segment in plan.segments:
-                search.add(file.path for file in segment.files.data)
+                search.add(segment.files.data)
                 if segment.deleted_rows is not None and (rows := search.find(segment.deleted_rows)).rows.num_rows:
                     left = (*left, rows)
-            positions = search.taken
+            files = search.position_deletes(table.location)
         if left and has_all_rows:
             raise ForeignTable(
                 f"PostgreSQL deleted or updated a row of {table.name} that its lake table does not have",
                 f"unregister {table.name} and register it: it is copied again",
             )
-        files = encoded_position_delete_files(positions, {}, table.location)
         return EncodedDeletes(
             segments=tuple(segment.files for segment in plan.segments),
             positions=tuple(file for file, _ in files),
@@ -99,6 +97,17 @@ class WholeRowDeletes:
             deleted=sum(segment.deleted for segment in plan.segments),
             waiting=left,
         )
+
+    def reading(self, table: MirroredTable, base: LakeTable, rows: Sequence[RemovedRows]) -> RowReading | None:
+        """What has to be read before such deletes can be encoded on top of `base`. None if it is so little that the
+        loop reads it itself. Raises LakeError."""
+        return self._finder.reading(table, base, rows)
+
+    def later_reading(self, table: MirroredTable, lake: LakeTable) -> RowReading | None:
+        """What later deletes from this state may need, if it is much, and the table has had deletes. Raises
+        LakeError."""
+        deleted = lake.position_deletes or self._finder.has_searched(table.table_id)
+        return self._finder.reading(table, lake, ()) if deleted else None
 
     def landed(self, table: MirroredTable, encoded: EncodedDeletes) -> None:
         """The commit was published."""
@@ -111,65 +120,113 @@ class WholeRowDeletes:
         return waiting.rows if waiting is not None and waiting.start_lsn == table.start_lsn else ()
 
 
+@dataclass(frozen=True)
+class RowReading:
+    """Data files of a table whose rows have to be hashed, to find rows among them."""
+
+    table: MirroredTable
+    base: LakeTable
+    """The state of the table."""
+    schema: LakeSchema
+    initial: Mapping[int, pa.Array]
+    """As of `HashedFile.read`."""
+    rows: RemovedRows | None
+    """The rows to find: newer files come first, and once all are found, the others need not be read. None: all files
+    are read, as far as the hashes have room."""
+
+
 class RowFinder:
     """Finds rows by all their values, and remembers what it read."""
 
-    def __init__(self, storage: StorageOptions, cache_bytes: int = _CACHE_BYTES) -> None:
+    def __init__(self, storage: StorageOptions, hashes: RowHashes) -> None:
         self._storage = storage
-        self._secret = HashSecret.draw()
-        self._most = cache_bytes
-        self._bytes = 0
-        self._files: OrderedDict[tuple[str, LakeSchema], HashedFile] = OrderedDict()
+        self._hashes = hashes
         self._listings: dict[TableId, Listing] = {}
-        self._hidden: dict[TableId, tuple[frozenset[str], Mapping[str, Positions]]] = {}
 
     def search(self, table: MirroredTable, base: LakeTable, *, emptied: bool) -> RowSearch:
         """Begin with the rows of `base`; with none if they are all removed."""
         data: list[LiveFile] = []
         hidden: Mapping[str, Positions] = {}
         if not emptied:
-            data, hidden = self._live(table.table_id, base)
-        search = RowSearch(self, initial_values(table.columns), hidden, self._secret)
-        search.add(file.path for file in data)
+            listing = self._listing(table.table_id)
+            data, hidden = read_live_rows(table.table_id, base, listing, self._hashes, self._storage)
+        search = RowSearch(self, initial_values(table.columns), hidden, self._hashes.secret)
+        search.add(data)
         return search
+
+    def has_searched(self, table_id: TableId) -> bool:
+        """Whether rows of the table were looked for."""
+        return table_id in self._listings
 
     def read(self, path: str, schema: LakeSchema, initial: Mapping[int, pa.Array]) -> HashedFile:
         """The hashes of a file's rows. Raises LakeError."""
-        key = path, schema
-        rows = self._files.pop(key, None)
+        rows = self._hashes.get((path, schema))
         if rows is None:
-            rows = HashedFile.read(path, schema, initial, self._storage, self._secret)
-            self._bytes += rows.nbytes
-        self._files[key] = rows
-        while self._bytes > self._most:
-            self._bytes -= self._files.popitem(last=False)[1].nbytes
+            rows = HashedFile.read(path, schema, initial, self._storage, self._hashes.secret)
+            self._hashes.put((path, schema), rows)
         return rows
 
-    def _live(self, table_id: TableId, base: LakeTable) -> tuple[list[LiveFile], Mapping[str, Positions]]:
-        """The data files, and the positions that are hidden in them. Reads only position-delete files that it has not
-        read."""
-        listing = self._listings.setdefault(table_id, Listing(self._storage, (PATH_ID,)))
-        by_manifest = listing.files(base.manifests)
-        data, deletes = [], set()
-        for file, usual in listed(by_manifest, base.manifests, base.spec_ids):
-            if not usual or file.content is FileContent.EQUALITY_DELETES:
-                raise ForeignTable(
-                    f"{file.path} was written by another engine, and may hide rows that are equal to others",
-                    "unregister the table and register it: it is copied again",
-                )
-            if file.content is FileContent.DATA:
-                data.append(file)
-            else:
-                deletes.add(file.path)
-        read_files, hidden = self._hidden.get(table_id, (frozenset(), {}))
-        if not read_files <= deletes:
-            read_files, hidden = frozenset(), {}
-        paths = {file.path for file in data}
-        # Of files that came since, no position delete was read before: it came later than they did.
-        new = read_position_deletes(sorted(deletes - read_files), paths, self._storage)
-        merged = {path: np.union1d(hidden.get(path, _NONE), new.get(path, _NONE)) for path in hidden.keys() | new}
-        self._hidden[table_id] = frozenset(deletes), merged
-        return data, merged
+    def reading(self, table: MirroredTable, base: LakeTable, rows: Sequence[RemovedRows]) -> RowReading | None:
+        """What has to be read to find `rows`; with none, to find any. None if it is little. Raises LakeError."""
+        schema = without_raw_text(rows[-1].schema if rows else base.schema)
+        try:
+            data, deletes = live_files(base, self._listing(table.table_id))
+        except ForeignTable:
+            # Encoding raises it, and fails the table.
+            return None
+        read_files = self._hashes.hidden(table.table_id).read_files
+        unread = sum(file.records for file in data if not self._hashes.has((file.path, schema)))
+        unread += sum(file.records for file in deletes if file.path not in read_files)
+        if unread <= self._hashes.read_at_once:
+            return None
+        # Those of a segment from before the table was altered are looked for when they are encoded.
+        removed = [each.rows for each in rows if each.schema == rows[-1].schema]
+        return RowReading(
+            table,
+            base,
+            schema,
+            initial_values(table.columns),
+            RemovedRows(rows[-1].schema, pa.concat_tables(removed)) if removed else None,
+        )
+
+    def _listing(self, table_id: TableId) -> Listing:
+        return self._listings.setdefault(table_id, Listing(self._storage, (PATH_ID,)))
+
+
+def live_files(base: LakeTable, listing: Listing) -> tuple[list[LiveFile], list[LiveFile]]:
+    """The data files, and the position-delete files. Raises ForeignTable if another engine wrote files in which rows
+    cannot be found, and LakeError."""
+    by_manifest = listing.files(base.manifests)
+    data: list[LiveFile] = []
+    deletes: list[LiveFile] = []
+    for file, usual in listed(by_manifest, base.manifests, base.spec_ids):
+        if not usual or file.content is FileContent.EQUALITY_DELETES:
+            raise ForeignTable(
+                f"{file.path} was written by another engine, and may hide rows that are equal to others",
+                "unregister the table and register it: it is copied again",
+            )
+        (data if file.content is FileContent.DATA else deletes).append(file)
+    return data, deletes
+
+
+def read_live_rows(
+    table_id: TableId, base: LakeTable, listing: Listing, hashes: RowHashes, storage: StorageOptions
+) -> tuple[list[LiveFile], Mapping[str, Positions]]:
+    """The data files, and the positions that are hidden in them. Reads only position-delete files that were not read
+    before. Raises as `live_files`."""
+    data, delete_files = live_files(base, listing)
+    deletes = frozenset(file.path for file in delete_files)
+    hidden = hashes.hidden(table_id)
+    if not hidden.read_files <= deletes:
+        hidden = HiddenRows()
+    paths = {file.path for file in data}
+    # Of files that came since, no position delete was read before: it came later than they did.
+    new = read_position_deletes(sorted(deletes - hidden.read_files), paths, storage)
+    merged = dict(hidden.positions)
+    for path, positions in new.items():
+        merged[path] = np.union1d(merged.get(path, NO_POSITIONS), positions)
+    hashes.put_hidden(table_id, HiddenRows(deletes, merged))
+    return data, merged
 
 
 class RowSearch:
@@ -186,23 +243,28 @@ class RowSearch:
         self._initial = initial
         self._hidden = hidden
         self._secret = secret
-        self._paths: list[str] = []
-        self.taken: dict[str, Positions] = {}
+        self._files: list[LiveFile | WrittenFile] = []
+        self._taken: dict[str, Positions] = {}
         """Sorted positions of the rows that were found, by URI. No row is found twice."""
 
-    def add(self, paths: Iterable[str]) -> None:
-        """Look into these files as well."""
-        self._paths += paths
+    def add(self, files: Iterable[LiveFile | WrittenFile]) -> None:
+        """Look into these data files as well."""
+        self._files += files
 
     def find(self, rows: RemovedRows) -> RemovedRows:
         """Takes a row for each of these. Returns those for which there is none. Newer files come first."""
         demand = RowDemand(rows, self._secret)
         schema = without_raw_text(rows.schema)
-        for path in reversed(self._paths):
+        for file in reversed(self._files):
             if not demand.missing:
                 break
-            gone = np.union1d(self._hidden.get(path, _NONE), self.taken.get(path, _NONE))
+            path = file.path
+            gone = np.union1d(self._hidden.get(path, NO_POSITIONS), self._taken.get(path, NO_POSITIONS))
             positions = demand.take_from(self._finder.read(path, schema, self._initial), gone)
             if len(positions):
-                self.taken[path] = np.union1d(self.taken.get(path, _NONE), positions)
+                self._taken[path] = np.union1d(self._taken.get(path, NO_POSITIONS), positions)
         return demand.left()
+
+    def position_deletes(self, location: str) -> list[tuple[WrittenFile, bytes]]:
+        """Position deletes of the rows that were found, one file for each lake partition, and their contents."""
+        return encoded_position_delete_files(self._taken, partitions_of(self._files), location)

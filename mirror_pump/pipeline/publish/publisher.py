@@ -23,10 +23,12 @@ from mirror_pump.errors import (
     SourceError,
 )
 from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.key_index.whole_rows import RowReading
 from mirror_pump.pipeline.operations.catalog_changes import rename
 from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration
@@ -142,6 +144,16 @@ class Publisher:
         """Loads the table's present state in the lake. Raises TableError if this registration or its lake table no
         longer exists."""
         return self._tables.load(table, self._stager.load_state, self._settle)
+
+    def row_reading(self, table: MirroredTable, lake: LakeTable, rows: Sequence[RemovedRows]) -> RowReading | None:
+        """What has to be read before the publish of such deletes of a table without a key, in this state. None if it is
+        little. Raises LakeError."""
+        return self._stager.row_reading(table, lake, rows)
+
+    def later_reading(self, table: MirroredTable, lake: LakeTable) -> RowReading | None:
+        """What later deletes of a table without a key may need in this state. None if it is little, or no row of it was
+        ever deleted. Raises LakeError."""
+        return self._stager.later_reading(table, lake)
 
     def publish(self, request: PublishRequest) -> LandedPublish:
         """Carries out the request in one transaction.

@@ -41,6 +41,7 @@ from mirror_pump.lake.document.snapshot_summary import (
 from mirror_pump.lake.format.partitioning import same_partitions
 from mirror_pump.lake.format.raw_text_columns import raw_text_fields, with_raw_text, without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, gathered_writes
 from mirror_pump.model import (
     LakePartitioning,
@@ -53,7 +54,7 @@ from mirror_pump.model import (
     format_lsn,
 )
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes, IndexNotReady, KeyIndexes
-from mirror_pump.pipeline.key_index.whole_rows import WholeRowDeletes
+from mirror_pump.pipeline.key_index.whole_rows import RowReading, WholeRowDeletes
 from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceRefused
@@ -138,7 +139,7 @@ class Stager:
         self._timeline = timeline
         self._tables: dict[TableId, LakeTable] = {}
         self._archive = ArchiveBranches(storage)
-        self._whole_rows = WholeRowDeletes(storage)
+        self._whole_rows = WholeRowDeletes(storage, indexes.row_hashes)
 
     def load_state(self, table_id: TableId, location: str) -> LakeTable:
         """Returns the state that this metadata file describes. It is in memory unless another engine committed."""
@@ -234,6 +235,14 @@ class Stager:
         self._tables |= committed
         self._tables |= {table_id: swap.table for table_id, swap in staged.swaps.items() if table_id in live}
         return {table_id: self._tables[table_id] for table_id in committed}
+
+    def row_reading(self, table: MirroredTable, lake: LakeTable, rows: Sequence[RemovedRows]) -> RowReading | None:
+        """As WholeRowDeletes.reading. Raises LakeError."""
+        return self._whole_rows.reading(table, lake, rows)
+
+    def later_reading(self, table: MirroredTable, lake: LakeTable) -> RowReading | None:
+        """As WholeRowDeletes.later_reading. Raises LakeError."""
+        return self._whole_rows.later_reading(table, lake)
 
     def _missing_in_heads(
         self, request: PublishRequest, registered: Mapping[TableId, Registration]

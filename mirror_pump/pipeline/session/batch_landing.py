@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
 
 from mirror_pump.engine.ingest.segment_tasks import SegmentResult
+from mirror_pump.errors import FileDamaged, TableError
+from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.batches import DecodedBatch, ReceivedBatch
 from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.key_index.whole_rows import RowReading
 from mirror_pump.pipeline.operations.add_chunks import AddChunks, CopiedChunk
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.truncate import Truncate
@@ -19,6 +22,7 @@ from mirror_pump.pipeline.session.services import SessionServices
 from mirror_pump.pipeline.session.session_publisher import SessionPublisher
 from mirror_pump.pipeline.session.table_events import TableChangeReports
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
+from mirror_pump.source.catalog.tables import load_table
 
 _POLL = 0.25
 """Seconds between checks for a stop request while the loop waits for a task's result."""
@@ -91,6 +95,32 @@ class BatchLanding:
         self._change_reports = change_reports
         self._stop_requested = stop_requested
 
+    def readings(self, received: ReceivedBatch) -> list[RowReading]:
+        """What has to be read before the batch can land: tables without a key may need so much for its deletes that the
+        loop should not wait for it. Raises errors of tasks, LakeError, and Abandoned."""
+        deletes: dict[TableId, tuple[MirroredTable, list[RemovedRows]]] = {}
+        for segment, result in zip(received.segments, self._results(received), strict=True):
+            tables = {table.table_id: table for table in segment.tables}
+            for table_result in result.tables:
+                if table_result.deleted_rows is not None and table_result.deleted_rows.rows.num_rows:
+                    table = tables[table_result.table_id]
+                    _, rows = deletes.get(table.table_id, (table, []))
+                    deletes[table.table_id] = table, [*rows, table_result.deleted_rows]
+        readings = (self._reading(table, rows) for table, rows in deletes.values())
+        return [reading for reading in readings if reading is not None]
+
+    def _reading(self, table: MirroredTable, rows: Sequence[RemovedRows]) -> RowReading | None:
+        # The batch may change the table: its files are those of the published registration.
+        registered = load_table(self._services.connection, table.table_id)
+        if registered is None or registered.state.has_ended:
+            return None
+        try:
+            lake = self._services.publisher.load(registered)
+        except (TableError, FileDamaged):
+            # The publish meets the same error, and fails the table.
+            return None
+        return self._services.publisher.row_reading(table, lake, rows)
+
     def land(self, received: ReceivedBatch) -> LandedPublish:
         """Publishes the batch. Raises as Publisher.publish and BatchPlanner.plan, errors of tasks, and Abandoned."""
         end = received.end
@@ -106,6 +136,11 @@ class BatchLanding:
 
     def _decoded(self, received: ReceivedBatch) -> DecodedBatch:
         """Waits for the tasks. Raises Abandoned if a stop is requested and they take too long."""
+        tables = tuple(segment.tables for segment in received.segments)
+        return DecodedBatch(received.end, tables, self._results(received), received.written_since)
+
+    def _results(self, received: ReceivedBatch) -> tuple[SegmentResult, ...]:
+        """The tasks' results. Raises as `_decoded`."""
         results: list[SegmentResult] = []
         deadline: float | None = None
         for segment in received.segments:
@@ -116,8 +151,7 @@ class BatchLanding:
                     if time.monotonic() > deadline:
                         raise Abandoned
             results.append(segment.result.result())
-        tables = tuple(segment.tables for segment in received.segments)
-        return DecodedBatch(received.end, tables, tuple(results), received.written_since)
+        return tuple(results)
 
     def _report_changes(self, planned: PublishRequest) -> None:
         """Reports changes of tables, and wakes the threads that go on with them."""

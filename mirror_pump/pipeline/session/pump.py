@@ -245,6 +245,7 @@ class Pump:
             storage,
             self._settings.limits.upkeep_interval,
             self._settings.index_disk,
+            self._settings.limits.rows_read_at_once,
         )
         leads = [first]
         guard = WalGuard(self._settings, self._observer, lambda: run_state.epoch, self.submit)

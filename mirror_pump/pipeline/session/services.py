@@ -17,6 +17,7 @@ from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConn
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.index_builder import IndexBuilder
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.key_index.row_reader import RowReader
 from mirror_pump.pipeline.missing_files.lake_watch import LakeWatch
 from mirror_pump.pipeline.publish.publisher import Publisher
 from mirror_pump.pipeline.retention.fold import Folder
@@ -65,6 +66,7 @@ class SessionServices:
     upkeep: Upkeep
     watcher: SchemaWatcher
     retention: PartitionShedding
+    row_reader: RowReader
 
     def wake_copies(self) -> None:
         """A copy has begun, or has to be planned again."""
@@ -97,6 +99,14 @@ def start_services(
     upkeep = Upkeep(context, shared, _upkeep_jobs(context, indexes))
     folder = Folder(context, shared, indexes)
     builder = IndexBuilder(context.runner, context.inbox, context.report_file)
+    row_reader = RowReader(
+        context.runner,
+        context.storage,
+        indexes.row_hashes,
+        context.inbox,
+        conversion_workers(available_cores()),
+        context.report_file,
+    )
     indexes.attach(builder, context.observer, context.backlog)
     stream: SessionStream
     if start.publication is None:
@@ -124,12 +134,16 @@ def start_services(
     lake_watch = LakeWatch(context, shared)
     for missing in run_state.missing:
         context.inbox.put(LakeFileMissing(*missing))
-    threads = (stream, copier, differences, upkeep, folder, builder, watcher, premake, retention, listener, lake_watch)
+    threads = (
+        *(stream, copier, differences, upkeep, folder, builder, row_reader),
+        *(watcher, premake, retention, listener, lake_watch),
+    )
     for thread in threads:
         thread.start()
         closing.callback(thread.stop)
     return SessionServices(
-        start.applied, connection, publisher, planner, stream, copier, differences, upkeep, watcher, retention
+        *(start.applied, connection, publisher, planner, stream, copier, differences, upkeep, watcher, retention),
+        row_reader,
     )
 
 

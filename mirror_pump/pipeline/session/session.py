@@ -7,13 +7,14 @@ a new session: all work before a publish can be repeated.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from queue import Empty
 
 from psycopg.types.json import Jsonb
 
-from mirror_pump.errors import FileMissing, UnsendableRow
+from mirror_pump.errors import FileMissing, LakeError, TableError, UnsendableRow
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import Lsn, TableId, TableMode
 from mirror_pump.pipeline.flow.batches import ReceivedBatch
@@ -26,6 +27,7 @@ from mirror_pump.pipeline.flow.events import (
     FrontierWanted,
     IndexWanted,
     PublishWanted,
+    RowsRead,
     StreamAdded,
     TablesMarked,
     ThreadFailed,
@@ -33,6 +35,7 @@ from mirror_pump.pipeline.flow.events import (
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
+from mirror_pump.pipeline.key_index.whole_rows import RowReading
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.session.batch_landing import BatchLanding, PendingChunks
 from mirror_pump.pipeline.session.frontier_scheduler import FrontierScheduler, Goal
@@ -42,6 +45,7 @@ from mirror_pump.pipeline.session.session_publisher import SessionPublisher
 from mirror_pump.pipeline.session.table_events import TableChangeReports, TableEvents
 from mirror_pump.pipeline.stream.unpublished_files import UnpublishedFiles
 from mirror_pump.source.catalog.pump_error import clear_error
+from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.stream.leader import Leader
 from mirror_pump.source.stream.slot import wal_end
 from sql import queries
@@ -78,6 +82,10 @@ class PumpSession:
         self._chunks = PendingChunks()
         self._next: Event | None = None
         """An event that was taken from the inbox before it was its turn."""
+        self._postponed: deque[ReceivedBatch | CaughtUp] = deque()
+        """A batch that waits for the row reader, and what the stream brought after it, in stream order."""
+        self._readings: list[RowReading] = []
+        """What the first of these batches waits for."""
         self._left: list[str] = []
         """URIs of the files that were left in the inbox when the session ended."""
         self._begin_again = False
@@ -160,6 +168,7 @@ class PumpSession:
         once."""
         self._observer(self._services.stream.begins, frontier=self._publisher.frontier)
         self._services.stream.want_position()
+        self._read_ahead()
         while not self._stop_requested() and not self._done():
             try:
                 work = self._take_event(self._scheduler.poll_interval)
@@ -205,11 +214,21 @@ class PumpSession:
         match work:
             case FileRewriteReady():
                 self._table_events.publish_rewrites(self._rewrites_from(work))
+            case ReceivedBatch() | CaughtUp() if self._postponed:
+                self._postponed.append(work)
             case ReceivedBatch():
-                landed = self._batches.land(work)
-                self._run_state.changes += work.end.changes
-                self._scheduler.reached(landed.frontier)
-                self._publish_idle()
+                self._readings = self._batches.readings(work)
+                if self._readings:
+                    self._postponed.append(work)
+                    for reading in self._readings:
+                        self._observer(Step.ROWS_READING, table=str(reading.table.name), rows=reading.base.records)
+                        self._services.row_reader.submit(reading)
+                else:
+                    self._land(work)
+            case RowsRead(reading):
+                self._readings = [other for other in self._readings if other is not reading]
+                if self._postponed and not self._readings:
+                    self._take_postponed()
             case CaughtUp(lsn):
                 self._caught_up = True
                 self._backlog.reached(lsn)
@@ -239,6 +258,30 @@ class PumpSession:
                 raise error
             case _:
                 self._table_events.take(work)
+
+    def _land(self, batch: ReceivedBatch) -> None:
+        landed = self._batches.land(batch)
+        self._run_state.changes += batch.end.changes
+        self._scheduler.reached(landed.frontier)
+        self._publish_idle()
+
+    def _take_postponed(self) -> None:
+        """The row reader has read what a batch waited for: it lands, and what came after it is taken in turn."""
+        postponed, self._postponed = self._postponed, deque()
+        first = postponed.popleft()
+        assert isinstance(first, ReceivedBatch)
+        self._land(first)
+        for event in postponed:
+            self._take(event)
+
+    def _read_ahead(self) -> None:
+        """Has the row reader read what deletes of tables without a key may need, while none waits for it."""
+        for (table_id,) in self._services.connection.execute(_SQL["without_key"], {"slot": self._slot}).fetchall():
+            table = load_table(self._services.connection, TableId(table_id))
+            if table is not None and table.whole_rows:
+                # What is missing or damaged is found and reported by what needs it.
+                with suppress(TableError, LakeError):
+                    self._publisher.read_ahead(table, self._services.publisher.load(table))
 
     def _publish_copies(self) -> None:
         self._publisher.publish(PublishRequest(tables=self._chunks.take_with(())))

@@ -8,9 +8,10 @@ from contextlib import suppress
 
 import psycopg
 
-from mirror_pump.errors import SourceError
+from mirror_pump.errors import LakeError, SourceError
+from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import discard
-from mirror_pump.model import Lsn, TableId
+from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step, report_failure
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
@@ -62,6 +63,10 @@ class SessionPublisher:
                 discard(request.files, self._storage)
             raise
         self._record(landed)
+        for table_request in request.tables:
+            table = table_request.table
+            if table.whole_rows and table.table_id in landed.tables:
+                self.read_ahead(table, landed.tables[table.table_id])
         self._report_scattered(request, landed)
         if landed.failures:
             self._drop_failed(request, landed)
@@ -70,6 +75,14 @@ class SessionPublisher:
         if landed.live or landed.filling:
             self._begin_live(landed)
         return landed
+
+    def read_ahead(self, table: MirroredTable, lake: LakeTable) -> None:
+        """Has the row reader read what later deletes of a table without a key may need. `lake`: its present state."""
+        # What is missing or damaged is found and reported by what needs it.
+        with suppress(LakeError):
+            reading = self._services.publisher.later_reading(table, lake)
+            if reading is not None:
+                self._services.row_reader.submit(reading)
 
     def check_tables(self) -> None:
         """The loop is idle: look from time to time which tables are still mirrored and published."""

@@ -180,8 +180,12 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
         raise TableError(
             f"{relation.name} has no key, and a row filter needs one", "register it without --where, or give it a key"
         )
-    if relation.whole_rows:
-        _refuse_for_whole_rows(relation, choices)
+    if choices.no_copy and relation.whole_rows and not choices.append_only:
+        raise TableError(
+            f"{relation.name} has no key: of equal rows, the lake would lack those from before, and a DELETE does not"
+            " say which one it removes",
+            "register it without --no-copy, or give it a key",
+        )
     if choices.no_copy:
         _refuse_missing_values(connection, relation, choices)
     names = {column.name for column in relation.columns}
@@ -235,7 +239,9 @@ def refuse_list(connection: PgConnection, relation: RelationDescription, choices
         raise TableError(
             f"{name} has REPLICA IDENTITY FULL, under which PostgreSQL sends whole rows: it would refuse UPDATE and"
             " DELETE with a column list",
-            f"ALTER TABLE {name.quoted} REPLICA IDENTITY DEFAULT, or use --exclude-column",
+            "use --exclude-column: the pump discards what the server sends"
+            if relation.whole_rows
+            else f"ALTER TABLE {name.quoted} REPLICA IDENTITY DEFAULT, or use --exclude-column",
         )
     missing = [column for column in relation.key if column not in choices.listed]
     if missing:
@@ -316,25 +322,6 @@ def numbers_as_text(connection: PgConnection, table: MirroredTable | RelationDes
         return ()
     numeric = numeric_types(connection, {column.type_oid for column in table.columns})
     return tuple(column for column in table.columns if is_number_as_text(column, numeric))
-
-
-def _refuse_for_whole_rows(relation: RelationDescription, choices: ColumnChoices) -> None:
-    """Raises TableError for choices under which the lake would not have the values that rows are found by."""
-    options = {
-        "--exclude-column": choices.excluded,
-        "--columns-only": choices.listed,
-        "--mask": choices.masked,
-        "--where": choices.where,
-        "--no-copy": choices.no_copy,
-        "--partition-by": choices.partition_by,
-    }
-    used = [option for option, given in options.items() if given]
-    if used and not choices.append_only:
-        raise TableError(
-            f"{relation.name} has no key, and its rows are found in the lake by all their values, for which"
-            f" {used[0]} is not made",
-            f"register it without {used[0]}, or give it a key",
-        )
 
 
 def same_choices(table: MirroredTable, choices: ColumnChoices) -> bool:

@@ -46,9 +46,7 @@ def refuse(
     _refuse_access(description)
     if append_only and not description.key and description.identity.setting != "i":
         _refuse_updates(description)
-    elif streams and description.whole_rows:
-        _refuse_partitions(description)
-    else:
+    elif not (streams and description.whole_rows):
         _refuse_identity(description, streams=streams)
     if streams:
         _refuse_whole_rows(description)
@@ -59,11 +57,16 @@ def refuse(
             _refuse_leaf(description, leaf, streams=streams)
 
 
-def _refuse_partitions(relation: RelationDescription) -> None:
-    if relation.kind != "r":
+def refuse_fixed_rows(relation: RelationDescription) -> None:
+    """Raises TableError for partitions whose rows can only be inserted, of a table whose other rows are found by all
+    their values. The mirror has nothing against them, but UPDATE and DELETE would fail as soon as the table is
+    published, or do so already."""
+    fixed = [leaf.name for leaf in relation.leaves if leaf.identity.setting != "f"]
+    if relation.whole_rows and fixed:
         raise TableError(
-            f"{relation.name} is partitioned and has no key: a partition could stop sending whole rows unnoticed",
-            f"ALTER TABLE {relation.name.quoted} ADD PRIMARY KEY (...)",
+            f"partition {fixed[0]} of {relation.name} has no key and not REPLICA IDENTITY FULL: PostgreSQL refuses to"
+            f" update its rows or to delete them while {relation.name} is published",
+            "; ".join(f"ALTER TABLE {name.quoted} REPLICA IDENTITY FULL" for name in fixed),
         )
 
 
@@ -259,8 +262,9 @@ def _carries(leaf: Identity, root: Identity) -> bool:
     """Whether a leaf's changes carry the old values that the root's replica identity promises.
 
     The WAL holds old rows according to the leaf's replica identity, but pgoutput labels them with the root's. If the
-    root has FULL and the leaf DEFAULT, the key alone would read as a whole row of NULLs.
+    root has FULL and the leaf DEFAULT, the key alone would read as a whole row of NULLs. A leaf without any key has no
+    old rows: the server refuses UPDATE and DELETE.
     """
     if root.setting == "f":
-        return leaf.setting == "f"
+        return leaf.setting == "f" or not (leaf.key or root.key)
     return leaf.setting == "f" or (leaf.setting != "n" and leaf.immediate and set(leaf.key) == set(root.key))
