@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -57,7 +57,8 @@ class IngestTarget:
 
     @property
     def lake_columns(self) -> tuple[Column, ...]:
-        return self.table.columns
+        """The mirrored columns, without masks: the heap gets the values as they are, and the stream masks them."""
+        return _unmasked(self.table)
 
     def column(self, name: str) -> TargetColumn:
         return next(column for column in self.columns if column.name == name)
@@ -118,7 +119,7 @@ def choose_target(
         raise TableError(
             f"the input has no column {', '.join(needed)}, which {table.name} must have", "it has no default"
         )
-    mirrored = {column.name: column for column in table.columns}
+    mirrored = {column.name: column for column in _unmasked(table)}
     by_postgres = {
         column.name
         for column in columns
@@ -131,6 +132,10 @@ def choose_target(
         if column.name in mirrored and column.name not in by_postgres
     )
     return IngestTarget(table, relation, tuple(columns), tuple(given), frozenset(by_postgres), constants)
+
+
+def _unmasked(table: MirroredTable) -> tuple[Column, ...]:
+    return tuple(replace(column, type=column.type.unmasked) for column in table.columns)
 
 
 def _is_made_by_postgres(column: TargetColumn, mirrored: Column, given: Sequence[str]) -> bool:

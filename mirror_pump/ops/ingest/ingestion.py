@@ -349,9 +349,9 @@ def _load(connection: PgConnection, name: str) -> MirroredTable:
             f"{resolved} was registered with --no-copy: an ingest could not tell which rows are new to it",
             f"use COPY, or `mirror-pump resync {resolved}`, which brings all rows",
         )
-    if table.masked_columns or table.row_filter:
+    if table.tier is not None and (table.masked_columns or table.row_filter):
         raise TableError(
-            f"{resolved} has masks or a row filter, and files of an ingest may become files of the lake as they are",
+            f"{resolved} has masks or a row filter, and rows below the cut-line become files of the lake as they are",
             "load the rows instead (mirror-pump load), or use COPY: what the stream brings is filtered and masked",
         )
     return table

@@ -127,7 +127,10 @@ class _Terms:
 
     @classmethod
     def of(cls, column: Column) -> _Terms | None:
-        """None for a column of a type whose comparisons are not passed on."""
+        """None for a column whose comparisons are not passed on: for its type, or because the statement compares its
+        mask, which PostgreSQL does not have."""
+        if column.type.mask is not None:
+            return None
         for types, operators in ((_CONSTANTS, "=|>=|<=|>|<"), (_EQUAL_ONLY, "=")):
             kind, constant, type_sql = types.get(column.type_oid, (None, "", ""))
             # A lake type that the user chose may compare differently.

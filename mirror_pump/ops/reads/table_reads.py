@@ -251,9 +251,9 @@ def assemble(
     frontier: Lsn | None,
 ) -> TableRead:
     """Assemble the read of a table from its parts. `rows` are its corrections."""
-    values, raws = parse_rows(
-        [row.values for row in rows], {column.name: presented(column.type) for column in table.columns}
-    )
+    types = {column.name: presented(column.type) for column in table.columns}
+    # Without rows no key of a mask is needed: the lake has masks already.
+    values, raws = parse_rows([row.values for row in rows], types) if rows else ({}, {})
     needed = (
         frozenset() if heap is None else frozenset(c.field_id for c in table.columns if c.name in heap.raw_text_columns)
     )

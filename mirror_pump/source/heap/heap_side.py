@@ -2,6 +2,10 @@
 
 A copy can read a chunk again when it finds such a value. A reader has to know its columns before it returns rows, so it
 looks for such values first, in its snapshot.
+
+Invariant: a row has the values that the lake has of it, or would have. Masked columns come through the parser that
+masks them for copies and the stream, rows that fail the table's row filter do not come at all, and no condition of a
+statement on a masked column reaches PostgreSQL, which would compare it with the values themselves.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import psycopg
 import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
+from decoders.masks import MaskKeyUnusable
 from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import TableError
 from mirror_pump.model import Column, MirroredTable
@@ -56,17 +61,14 @@ def heap_side(
     `rare_condition` is one that only some rows meet, as a rule: a leaf in which PostgreSQL finds these by an index is
     read in one piece.
 
-    Raises TableError if the table's columns are not those that the mirror knows, because values would be misread.
+    Raises TableError if the table's columns are not those that the mirror knows, because values would be misread, and
+    for a mask whose key this process does not have.
     """
-    if table.masked_columns or table.row_filter:
-        raise TableError(
-            f"{table.name} has masks or a row filter, which its heap has not",
-            "read the lake: mode lake, or `mirror-pump sql` without a mode; or ask PostgreSQL itself",
-        )
+    _require_mask_keys(table)
     suspects = [column for column in table.columns if not column.type.holds_all and column.name not in table.key]
     tests = [*(unheld(column) for column in suspects), needs_exact_reader(table)]
     tests_met: Sequence[bool] = [False] * len(tests)
-    condition = " AND ".join(f"({part})" for part in (condition, rare_condition) if part)
+    condition = " AND ".join(f"({part})" for part in (condition, table.row_filter, rare_condition) if part)
     # The query locks the table and its DEFAULT partition, which would keep others from adding partitions during the
     # read. Rolling back to a savepoint releases these locks.
     with source_errors(f"examining the rows of {table.name}"), connection.transaction(force_rollback=True):
@@ -86,6 +88,18 @@ def heap_side(
     )
     blocks = max((leaf.blocks for leaf in leaves), default=0)
     return HeapSide(table, snapshot, condition, chunks, raw_text_columns, blocks, tests_met[-1])
+
+
+def _require_mask_keys(table: MirroredTable) -> None:
+    for column in table.masked_columns:
+        assert column.type.mask is not None
+        try:
+            column.type.mask.require_key()
+        except MaskKeyUnusable as error:
+            raise TableError(
+                f"column {column.name} of {table.name} cannot be masked: {error}",
+                "read the lake (mode lake), which has masks already, or give this process the key",
+            ) from error
 
 
 def _test_rows(

@@ -251,13 +251,13 @@ def refuse_list(connection: PgConnection, relation: RelationDescription, choices
 
 
 def refuse_masks(relation: RelationDescription, choices: ColumnChoices, *, sheds: bool) -> None:
-    """Raises TableError if masks are chosen for a table that sheds rows: what only the lake has could not come back,
-    and corrections of such rows are kept as they were written."""
+    """Raises TableError if masks are chosen for a table that sheds rows: their values would be gone for good, and a
+    partition could not be brought back as it was."""
     if sheds and choices.leaves_out_new:
         raise TableError(
-            f"{relation.name}: a table whose rows leave the heap cannot have masks or a column list",
-            "The lake would be the only copy, without these values. Leave out --mask and --columns-only, or leave out"
-            " --heap-retention and --mode tiered",
+            f"{relation.name}: a table whose rows leave the heap cannot have masks or a column list: the lake alone has"
+            " the rows of a dropped partition, so what it does not get would be gone for good",
+            "Leave out --mask and --columns-only, or leave out --heap-retention and --mode tiered",
         )
 
 
