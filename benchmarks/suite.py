@@ -38,6 +38,7 @@ from benchmarks import (
     bench_serve,
     bench_tables,
     bench_tier,
+    bench_whole_rows,
     comparison,
     copied_kinds,
     lake_plan,
@@ -55,10 +56,10 @@ USUAL = (
 )
 BENCHMARKS = (
     *USUAL,
-    *("lag-s3", "lag-tables", "lag-copy", "tables", "serve", "conversion", "repair", "layout", "cluster"),
+    *("lag-s3", "lag-tables", "lag-copy", "tables", "serve", "conversion", "repair", "layout", "whole-rows", "cluster"),
 )
-"""The last nine only when they are named: tables, serve, conversion, repair and layout take minutes to make their
-tables, cluster is about machines that are not there, and the kinds of lag are for the figures of
+"""The last ten only when they are named: tables, serve, conversion, repair, layout and whole-rows take minutes to make
+their tables, cluster is about machines that are not there, and the kinds of lag are for the figures of
 docs/operations.md."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
@@ -117,10 +118,11 @@ class Suite:
             ("load", bench_load),
             ("conversion", bench_conversion),
             ("layout", bench_layout),
+            ("whole-rows", bench_whole_rows),
         ):
             if name in self._chosen:
                 fill = partial(bench.fill, rows=bench.rows_at(self._options))
-                with self._guarded(name), self._mirror(f"bench_{name}", 0, fill) as mirror:
+                with self._guarded(name), self._mirror(f"bench_{name.replace('-', '_')}", 0, fill) as mirror:
                     self._measure(name, bench.run, mirror)
 
         if "lake" in self._chosen:

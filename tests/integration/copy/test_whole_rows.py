@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
+from mirror_pump.model import SnapshotPlan
 from mirror_pump.ops.resync.pausing import pause, resume
+from mirror_pump.ops.resync.snapshots import rest
 from mirror_pump.ops.verify.verification import verify
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import parse_choices
@@ -18,6 +20,9 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.killed_pump import die
 from tests.support.pipeline import writing
 from tests.support.resyncs import resynced
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def change_rows(connection: psycopg.Connection[Any], chance: random.Random) -> None:
@@ -260,3 +265,57 @@ def test_it_is_sorted_in_the_lake_and_paused(bag: Database, warehouse: str, task
         mirror.await_live("public.bag")
         mirror.await_frontier()
         _equal(mirror)
+
+
+def test_it_is_copied_on_request_only(bag: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
+    """Between two copies nothing is followed. Each copy has all rows once."""
+    mirror = Mirror.create(bag, warehouse, tasks, copy_chunk_bytes=1 << 16)
+    mirror.register("bag", snapshots=SnapshotPlan(None))
+    for number in range(3):
+        mirror.catch_up()
+        rest(mirror.settings)
+        mirror.assert_equal("public.bag")
+        copied = mirror.lake("public.bag")
+        bag.execute(
+            f"INSERT INTO bag SELECT {number}, 'later' FROM generate_series(1, 3)",
+            "DELETE FROM bag WHERE ctid = ANY (ARRAY(SELECT ctid FROM bag ORDER BY random() LIMIT 3000))",
+        )
+        mirror.catch_up()
+        assert mirror.lake("public.bag") == copied
+        assert resume(mirror.settings, "bag").snapshot_only
+    mirror.catch_up()
+    rest(mirror.settings)
+    mirror.assert_equal("public.bag")
+
+
+def test_spark_compacts_it_between_deletes(
+    bag: Database, warehouse: str, tasks: ThreadTaskRunner, lake: SparkSession
+) -> None:
+    """Its files are exchanged for others while rows come, and position deletes with them. Each delete hides one row of
+    the present files."""
+
+    def insert_rows(connection: psycopg.Connection[Any], chance: random.Random) -> None:
+        connection.execute("INSERT INTO bag SELECT %s, 'a' FROM generate_series(1, 3)", (chance.randrange(5),))
+
+    mirror = Mirror.create(bag, warehouse, tasks, copy_chunk_bytes=1 << 16)
+    some = "ctid = ANY (ARRAY(SELECT ctid FROM bag ORDER BY random() LIMIT 500))"
+    everything = "options => map('rewrite-all', 'true')"
+    compactions = (
+        f"CALL lake.system.rewrite_data_files(table => 'public.bag', {everything})",
+        f"CALL lake.system.rewrite_position_delete_files(table => 'public.bag', {everything})",
+        f"CALL lake.system.rewrite_data_files('public.bag', strategy => 'sort', sort_order => 'n', {everything})",
+    )
+    with mirror.pumping():
+        mirror.register("bag")
+        mirror.await_live("public.bag")
+        for compaction in compactions:
+            bag.execute(f"DELETE FROM bag WHERE {some}")
+            mirror.await_frontier()
+            with writing(bag, insert_rows, 1) as written:
+                await_true(written, 60, "rows come")
+                lake.sql(compaction).collect()
+            bag.execute(
+                "UPDATE bag SET f = 2 WHERE ctid = ANY (ARRAY(SELECT ctid FROM bag ORDER BY random() LIMIT 500))"
+            )
+            mirror.await_frontier()
+            _equal(mirror)

@@ -158,6 +158,49 @@ def test_a_pump_follows_a_promotion_under_writes(template: Path, warehouse: str)
         assert_right(after)
 
 
+@pytest.mark.further
+def test_rows_without_a_key_are_in_the_lake_once_after_a_promotion(template: Path, warehouse: str) -> None:
+    """What the pump receives again from the new primary is not applied twice: equal rows would hide it from no key."""
+
+    def write(stop: threading.Event) -> None:
+        while not stop.is_set():
+            with suppress(psycopg.Error), psycopg.connect(servers.dsn, autocommit=True) as connection:
+                while not stop.wait(0.005):
+                    connection.execute("INSERT INTO bag SELECT g % 2, 'v' FROM generate_series(1, 3) g")
+                    for change in ("DELETE FROM bag", "UPDATE bag SET v = v || 'w'"):
+                        one = "SELECT ctid FROM bag WHERE length(v) < 4 LIMIT 1"
+                        connection.execute(f"{change} WHERE ctid = ({one})".encode())
+                    committed.append(1)
+            stop.wait(0.05)
+
+    committed: list[int] = []
+    with replicated(template, settings=WAITS) as servers:
+        servers.before.execute(
+            "CREATE TABLE bag (n int, v text)",
+            "ALTER TABLE bag REPLICA IDENTITY FULL",
+            "INSERT INTO bag SELECT g % 3, 'v' FROM generate_series(1, 1000) g",
+        )
+        mirror = Mirror.create(
+            servers.before, warehouse, ThreadTaskRunner(), dsn=servers.dsn, reconnect_backoff_max=0.5
+        )
+        mirror.register("bag")
+        mirror.catch_up()
+        after, steps = moved(mirror, servers.after), Steps()
+        with mirror.pumping(steps), in_thread(write, "writer"):
+            await_true(partial(has_slot_soon, mirror, after.database), 60, "the slot is on the standby")
+            await_true(lambda: len(committed) > 30, 30, "rows change")
+            servers.fail_over()
+            await_true(lambda: steps.count(Step.FAILOVER_FOLLOWED), 60, "the pump follows")
+            before = len(committed)
+            await_true(lambda: len(committed) > before + 30, 30, "rows change on the new primary")
+        with after.pumping():
+            after.await_frontier()
+            assert not steps.count(Step.TABLE_COPIED_AGAIN)
+        assert assert_verified(after.database) == 1
+        after.assert_equal("public.bag")
+        after.assert_sound()
+
+
 @pytest.mark.soak
 def test_the_slot_is_told_nothing_that_a_standby_could_have_without_its_publish(template: Path, warehouse: str) -> None:
     """A standby that got the changes of a batch but not its publish: its slot must not be ahead of its catalog."""
