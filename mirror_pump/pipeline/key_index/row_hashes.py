@@ -10,13 +10,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
 from mirror_pump.engine.comparison.row_hashes import HashSecret
 from mirror_pump.engine.comparison.whole_rows import HashedFile
 from mirror_pump.lake.format.position_deletes import Positions
-from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.model import TableId
 
@@ -25,8 +26,13 @@ _MEMORY_BYTES = 256 << 20
 _LEAST_STORED_BYTES = 1 << 20
 """Smaller ones are read again sooner than a file descriptor is worth."""
 
-FileKey = tuple[str, LakeSchema]
-"""URI of a data file, and the schema under which its rows are hashed."""
+FileKey: TypeAlias = tuple[str, tuple[LakeField, ...]]
+"""URI of a data file, and the columns that are hashed."""
+
+
+def file_key(path: str, schema: LakeSchema) -> FileKey:
+    """By the columns alone: a segment's schema has not the number of the lake table's."""
+    return path, schema.fields
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from mirror_pump.model import TableId
 from mirror_pump.pipeline.flow.events import Event, RowsRead
 from mirror_pump.pipeline.flow.session_context import session_thread
 from mirror_pump.pipeline.flow.tasks import Tasks
-from mirror_pump.pipeline.key_index.row_hashes import RowHashes
+from mirror_pump.pipeline.key_index.row_hashes import RowHashes, file_key
 from mirror_pump.pipeline.key_index.whole_rows import NO_POSITIONS, RowReading, read_live_rows
 from mirror_pump.runtime.service_thread import ThreadedService
 
@@ -104,7 +104,7 @@ class RowReader(ThreadedService):
             demand = RowDemand(reading.rows, self._hashes.secret)
         for files in self._hashed(data[::-1], reading):
             for path, rows in files:
-                complete = self._hashes.put((path, reading.schema), rows)
+                complete = self._hashes.put(file_key(path, reading.schema), rows)
                 if demand is not None:
                     demand.take_from(rows, hidden.get(path, NO_POSITIONS))
                 elif not complete:
@@ -119,7 +119,7 @@ class RowReader(ThreadedService):
         running: deque[tuple[list[str], Future[list[HashedFile]]]] = deque()
         try:
             for group in _groups(files):
-                kept = [(path, rows) for path in group if (rows := self._hashes.get((path, reading.schema)))]
+                kept = [(path, rows) for path in group if (rows := self._hashes.get(file_key(path, reading.schema)))]
                 unread = [path for path in group if path not in dict(kept)]
                 if kept:
                     yield kept

@@ -41,7 +41,7 @@ from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes
-from mirror_pump.pipeline.key_index.row_hashes import HiddenRows, RowHashes
+from mirror_pump.pipeline.key_index.row_hashes import HiddenRows, RowHashes, file_key
 from mirror_pump.pipeline.operations.operation import TablePlan
 
 NO_POSITIONS = np.zeros(0, np.int64)
@@ -160,10 +160,10 @@ class RowFinder:
 
     def read(self, path: str, schema: LakeSchema, initial: Mapping[int, pa.Array]) -> HashedFile:
         """The hashes of a file's rows. Raises LakeError."""
-        rows = self._hashes.get((path, schema))
+        rows = self._hashes.get(file_key(path, schema))
         if rows is None:
             rows = HashedFile.read(path, schema, initial, self._storage, self._hashes.secret)
-            self._hashes.put((path, schema), rows)
+            self._hashes.put(file_key(path, schema), rows)
         return rows
 
     def reading(self, table: MirroredTable, base: LakeTable, rows: Sequence[RemovedRows]) -> RowReading | None:
@@ -175,7 +175,7 @@ class RowFinder:
             # Encoding raises it, and fails the table.
             return None
         read_files = self._hashes.hidden(table.table_id).read_files
-        unread = sum(file.records for file in data if not self._hashes.has((file.path, schema)))
+        unread = sum(file.records for file in data if not self._hashes.has(file_key(file.path, schema)))
         unread += sum(file.records for file in deletes if file.path not in read_files)
         if unread <= self._hashes.read_at_once:
             return None

@@ -98,6 +98,8 @@ class BatchLanding:
     def readings(self, received: ReceivedBatch) -> list[RowReading]:
         """What has to be read before the batch can land: tables without a key may need so much for its deletes that the
         loop should not wait for it. Raises errors of tasks, LakeError, and Abandoned."""
+        if not any(table.whole_rows for segment in received.segments for table in segment.tables):
+            return []
         deletes: dict[TableId, tuple[MirroredTable, list[RemovedRows]]] = {}
         for segment, result in zip(received.segments, self._results(received), strict=True):
             tables = {table.table_id: table for table in segment.tables}

@@ -215,6 +215,8 @@ class PumpSession:
             case FileRewriteReady():
                 self._table_events.publish_rewrites(self._rewrites_from(work))
             case ReceivedBatch() | CaughtUp() if self._postponed:
+                if isinstance(work, CaughtUp) and isinstance(self._postponed[-1], CaughtUp):
+                    self._postponed.pop()
                 self._postponed.append(work)
             case ReceivedBatch():
                 self._readings = self._batches.readings(work)
