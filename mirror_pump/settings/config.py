@@ -139,7 +139,8 @@ class Settings(BaseSettings):
     )
     index_disk: SizeOrNone = Field(
         default=ByteSize(8192 * _MIB),
-        description="Room for key indexes that do not fit into index_memory, in TMPDIR or /var/tmp; 0: none",
+        description="Room for key indexes that do not fit into index_memory, and for hashes of rows without a key, in"
+        " TMPDIR or /var/tmp; 0: none",
     )
 
     idle_publish_bytes: Size = Field(

@@ -7,27 +7,20 @@ deletes, when a session begins, and after each commit that brings much.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
 
 from mirror_pump.engine.comparison.whole_rows import HashedFile, HashTask, RowDemand, hash_files
 from mirror_pump.errors import ForeignTable, LakeError, TaskFailed
-from mirror_pump.lake.contents.file_listing import Listing, LiveFile
-from mirror_pump.lake.format.position_deletes import PATH_ID
-from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import TableId
-from mirror_pump.pipeline.flow.events import Event, RowsRead
-from mirror_pump.pipeline.flow.session_context import session_thread
+from mirror_pump.lake.contents.file_listing import LiveFile
+from mirror_pump.lake.key_index.row_ranges import RowRanges
+from mirror_pump.pipeline.flow.events import RowsRead
+from mirror_pump.pipeline.flow.session_context import SessionContext, session_thread
 from mirror_pump.pipeline.flow.tasks import Tasks
 from mirror_pump.pipeline.key_index.row_hashes import RowHashes, file_key
-from mirror_pump.pipeline.key_index.whole_rows import NO_POSITIONS, RowReading, read_live_rows
+from mirror_pump.pipeline.key_index.whole_rows import NO_POSITIONS, RowListings, RowReading, read_live_rows
 from mirror_pump.runtime.service_thread import ThreadedService
-
-if TYPE_CHECKING:
-    # Importing it would load pyspark.
-    from mirror_pump.engine.spark_runtime.runner import TaskRunner
 
 _TASK_ROWS = 1_000_000
 """Number of rows that one task hashes, unless a file has more. The hashes take 24 MB."""
@@ -40,27 +33,21 @@ class RowReader(ThreadedService):
     came of it: what was not read, the loop reads itself, and meets the same error. Requests that are unfinished when it
     stops get no answer."""
 
-    def __init__(
-        self,
-        runner: TaskRunner,
-        storage: StorageOptions,
-        hashes: RowHashes,
-        inbox: SimpleQueue[Event],
-        workers: int,
-        report_file: Callable[[TableId, Exception], None] = lambda *_: None,
-    ) -> None:
-        """`workers`: number of concurrent tasks. `report_file`: SessionContext.report_file."""
-        self._storage = storage
+    def __init__(self, context: SessionContext, hashes: RowHashes, workers: int) -> None:
+        """`workers`: number of concurrent tasks."""
+        self._storage = context.storage
         self._hashes = hashes
-        self._inbox = inbox
+        self._inbox = context.inbox
         self._workers = workers
-        self._report_file = report_file
+        self._report_file = context.report_file
         self._requests: SimpleQueue[RowReading | None] = SimpleQueue()
         self._later: deque[RowReading] = deque()
         """Requests that no batch waits for."""
-        self._listings: dict[TableId, Listing] = {}
-        self._thread = session_thread("row reader", self._run, inbox, interrupt=lambda: self._requests.put(None))
-        self._tasks = Tasks(runner, self._thread.stopping)
+        self._listings = RowListings(context.storage)
+        self._thread = session_thread(
+            "row reader", self._run, context.inbox, interrupt=lambda: self._requests.put(None)
+        )
+        self._tasks = Tasks(context.runner, self._thread.stopping)
 
     def submit(self, reading: RowReading) -> None:
         """Queue a request. A batch waits for those that have rows to find."""
@@ -97,11 +84,13 @@ class RowReader(ThreadedService):
 
     def _hash(self, reading: RowReading) -> None:
         """Reads files, newest first, until all rows are found, or all files are read, or hashes have no room."""
-        listing = self._listings.setdefault(reading.table.table_id, Listing(self._storage, (PATH_ID,)))
+        listing = self._listings.of(reading.table.table_id, reading.base)
         data, hidden = read_live_rows(reading.table.table_id, reading.base, listing, self._hashes, self._storage)
         demand = None
         if reading.rows is not None:
             demand = RowDemand(reading.rows, self._hashes.secret)
+            ranges = RowRanges(reading.rows)
+            data = [file for file in data if ranges.may_be_in(file)]
         for files in self._hashed(data[::-1], reading):
             for path, rows in files:
                 complete = self._hashes.put(file_key(path, reading.schema), rows)

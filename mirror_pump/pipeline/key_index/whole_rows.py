@@ -34,9 +34,10 @@ from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.initial_defaults import initial_values
 from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
 from mirror_pump.lake.format.partitioning import partitions_of
-from mirror_pump.lake.format.position_deletes import PATH_ID, Positions, read_position_deletes
+from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
 from mirror_pump.lake.format.raw_text_columns import without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.key_index.row_ranges import RowRanges, compared_fields
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId
@@ -133,6 +134,8 @@ class RowReading:
     rows: RemovedRows | None
     """The rows to find: newer files come first, and once all are found, the others need not be read. None: all files
     are read, as far as the hashes have room."""
+    unread: int
+    """Number of rows in files that may have to be read."""
 
 
 class RowFinder:
@@ -141,14 +144,16 @@ class RowFinder:
     def __init__(self, storage: StorageOptions, hashes: RowHashes) -> None:
         self._storage = storage
         self._hashes = hashes
-        self._listings: dict[TableId, Listing] = {}
+        self._listings = RowListings(storage)
+        self._searched: set[TableId] = set()
 
     def search(self, table: MirroredTable, base: LakeTable, *, emptied: bool) -> RowSearch:
         """Begin with the rows of `base`; with none if they are all removed."""
+        self._searched.add(table.table_id)
         data: list[LiveFile] = []
         hidden: Mapping[str, Positions] = {}
         if not emptied:
-            listing = self._listing(table.table_id)
+            listing = self._listings.of(table.table_id, base)
             data, hidden = read_live_rows(table.table_id, base, listing, self._hashes, self._storage)
         search = RowSearch(self, initial_values(table.columns), hidden, self._hashes.secret)
         search.add(data)
@@ -156,7 +161,7 @@ class RowFinder:
 
     def has_searched(self, table_id: TableId) -> bool:
         """Whether rows of the table were looked for."""
-        return table_id in self._listings
+        return table_id in self._searched
 
     def read(self, path: str, schema: LakeSchema, initial: Mapping[int, pa.Array]) -> HashedFile:
         """The hashes of a file's rows. Raises LakeError."""
@@ -170,27 +175,41 @@ class RowFinder:
         """What has to be read to find `rows`; with none, to find any. None if it is little. Raises LakeError."""
         schema = without_raw_text(rows[-1].schema if rows else base.schema)
         try:
-            data, deletes = live_files(base, self._listing(table.table_id))
+            data, deletes = live_files(base, self._listings.of(table.table_id, base))
         except ForeignTable:
             # Encoding raises it, and fails the table.
             return None
+        # Those of a segment from before the table was altered are looked for when they are encoded.
+        same = [each.rows for each in rows if each.schema == rows[-1].schema]
+        removed = RemovedRows(rows[-1].schema, pa.concat_tables(same)) if same else None
+        ranges = None if removed is None else RowRanges(removed)
         read_files = self._hashes.hidden(table.table_id).read_files
-        unread = sum(file.records for file in data if not self._hashes.has(file_key(file.path, schema)))
+        unread = sum(
+            file.records
+            for file in data
+            if not self._hashes.has(file_key(file.path, schema)) and (ranges is None or ranges.may_be_in(file))
+        )
         unread += sum(file.records for file in deletes if file.path not in read_files)
         if unread <= self._hashes.read_at_once:
             return None
-        # Those of a segment from before the table was altered are looked for when they are encoded.
-        removed = [each.rows for each in rows if each.schema == rows[-1].schema]
-        return RowReading(
-            table,
-            base,
-            schema,
-            initial_values(table.columns),
-            RemovedRows(rows[-1].schema, pa.concat_tables(removed)) if removed else None,
-        )
+        return RowReading(table, base, schema, initial_values(table.columns), removed, unread)
 
-    def _listing(self, table_id: TableId) -> Listing:
-        return self._listings.setdefault(table_id, Listing(self._storage, (PATH_ID,)))
+
+class RowListings:
+    """The listings of several tables, with the bounds by which files are left out."""
+
+    def __init__(self, storage: StorageOptions) -> None:
+        self._storage = storage
+        self._listings: dict[TableId, tuple[frozenset[int], Listing]] = {}
+
+    def of(self, table_id: TableId, base: LakeTable) -> Listing:
+        """The listing of the table, which has the columns of `base`."""
+        field_ids = frozenset(field.field_id for field in compared_fields(base.schema))
+        listed_ids, listing = self._listings.get(table_id, (frozenset[int](), None))
+        if listing is None or listed_ids != field_ids:
+            listing = Listing(self._storage, field_ids)
+            self._listings[table_id] = field_ids, listing
+        return listing
 
 
 def live_files(base: LakeTable, listing: Listing) -> tuple[list[LiveFile], list[LiveFile]]:
@@ -255,9 +274,12 @@ class RowSearch:
         """Takes a row for each of these. Returns those for which there is none. Newer files come first."""
         demand = RowDemand(rows, self._secret)
         schema = without_raw_text(rows.schema)
+        ranges = RowRanges(rows)
         for file in reversed(self._files):
             if not demand.missing:
                 break
+            if not ranges.may_be_in(file):
+                continue
             path = file.path
             gone = np.union1d(self._hidden.get(path, NO_POSITIONS), self._taken.get(path, NO_POSITIONS))
             positions = demand.take_from(self._finder.read(path, schema, self._initial), gone)

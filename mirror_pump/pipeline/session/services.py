@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode
 from mirror_pump.pipeline.copy.copier import Copier
@@ -99,14 +100,7 @@ def start_services(
     upkeep = Upkeep(context, shared, _upkeep_jobs(context, indexes))
     folder = Folder(context, shared, indexes)
     builder = IndexBuilder(context.runner, context.inbox, context.report_file)
-    row_reader = RowReader(
-        context.runner,
-        context.storage,
-        indexes.row_hashes,
-        context.inbox,
-        conversion_workers(available_cores()),
-        context.report_file,
-    )
+    row_reader = RowReader(context, indexes.row_hashes, conversion_workers(available_cores()))
     indexes.attach(builder, context.observer, context.backlog)
     stream: SessionStream
     if start.publication is None:
@@ -134,13 +128,8 @@ def start_services(
     lake_watch = LakeWatch(context, shared)
     for missing in run_state.missing:
         context.inbox.put(LakeFileMissing(*missing))
-    threads = (
-        *(stream, copier, differences, upkeep, folder, builder, row_reader),
-        *(watcher, premake, retention, listener, lake_watch),
-    )
-    for thread in threads:
-        thread.start()
-        closing.callback(thread.stop)
+    _start(closing, stream, copier, differences, upkeep, folder, builder, row_reader)
+    _start(closing, watcher, premake, retention, listener, lake_watch)
     return SessionServices(
         *(start.applied, connection, publisher, planner, stream, copier, differences, upkeep, watcher, retention),
         row_reader,
@@ -150,6 +139,18 @@ def start_services(
 def _copiers(context: SessionContext, shared: SharedConnection, epoch: int) -> tuple[Copier, DifferenceCopier]:
     budget = CopyBudget(context.settings.copy_rate_bytes)
     return Copier(context, shared, epoch, budget), DifferenceCopier(context, shared, epoch, budget)
+
+
+class _Thread(Protocol):
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def _start(closing: ExitStack, *threads: _Thread) -> None:
+    for thread in threads:
+        thread.start()
+        closing.callback(thread.stop)
 
 
 def _each(*calls: Callable[[], None]) -> None:

@@ -7,7 +7,6 @@ a new session: all work before a publish can be repeated.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from queue import Empty
@@ -35,10 +34,10 @@ from mirror_pump.pipeline.flow.events import (
 from mirror_pump.pipeline.flow.session_context import SessionContext
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
-from mirror_pump.pipeline.key_index.whole_rows import RowReading
 from mirror_pump.pipeline.operations.requests import PublishRequest
 from mirror_pump.pipeline.session.batch_landing import BatchLanding, PendingChunks
 from mirror_pump.pipeline.session.frontier_scheduler import FrontierScheduler, Goal
+from mirror_pump.pipeline.session.postponed_batches import PostponedBatches
 from mirror_pump.pipeline.session.run_state import RunState
 from mirror_pump.pipeline.session.services import start_services
 from mirror_pump.pipeline.session.session_publisher import SessionPublisher
@@ -82,10 +81,7 @@ class PumpSession:
         self._chunks = PendingChunks()
         self._next: Event | None = None
         """An event that was taken from the inbox before it was its turn."""
-        self._postponed: deque[ReceivedBatch | CaughtUp] = deque()
-        """A batch that waits for the row reader, and what the stream brought after it, in stream order."""
-        self._readings: list[RowReading] = []
-        """What the first of these batches waits for."""
+        self._postponed = PostponedBatches()
         self._left: list[str] = []
         """URIs of the files that were left in the inbox when the session ended."""
         self._begin_again = False
@@ -214,23 +210,16 @@ class PumpSession:
         match work:
             case FileRewriteReady():
                 self._table_events.publish_rewrites(self._rewrites_from(work))
-            case ReceivedBatch() | CaughtUp() if self._postponed:
-                if isinstance(work, CaughtUp) and isinstance(self._postponed[-1], CaughtUp):
-                    self._postponed.pop()
-                self._postponed.append(work)
+            case ReceivedBatch() | CaughtUp() if self._postponed.waiting:
+                self._postponed.add(work)
             case ReceivedBatch():
-                self._readings = self._batches.readings(work)
-                if self._readings:
-                    self._postponed.append(work)
-                    for reading in self._readings:
-                        self._observer(Step.ROWS_READING, table=str(reading.table.name), rows=reading.base.records)
-                        self._services.row_reader.submit(reading)
-                else:
-                    self._land(work)
+                self._land_or_postpone(work)
             case RowsRead(reading):
-                self._readings = [other for other in self._readings if other is not reading]
-                if self._postponed and not self._readings:
-                    self._take_postponed()
+                batch, later = self._postponed.taken(reading)
+                if batch is not None:
+                    self._land(batch)
+                for event in later:
+                    self._take(event)
             case CaughtUp(lsn):
                 self._caught_up = True
                 self._backlog.reached(lsn)
@@ -261,20 +250,21 @@ class PumpSession:
             case _:
                 self._table_events.take(work)
 
+    def _land_or_postpone(self, batch: ReceivedBatch) -> None:
+        readings = self._batches.readings(batch)
+        if not readings:
+            self._land(batch)
+            return
+        self._postponed.wait_for(batch, readings)
+        for reading in readings:
+            self._observer(Step.ROWS_READING, table=str(reading.table.name), rows=reading.unread)
+            self._services.row_reader.submit(reading)
+
     def _land(self, batch: ReceivedBatch) -> None:
         landed = self._batches.land(batch)
         self._run_state.changes += batch.end.changes
         self._scheduler.reached(landed.frontier)
         self._publish_idle()
-
-    def _take_postponed(self) -> None:
-        """The row reader has read what a batch waited for: it lands, and what came after it is taken in turn."""
-        postponed, self._postponed = self._postponed, deque()
-        first = postponed.popleft()
-        assert isinstance(first, ReceivedBatch)
-        self._land(first)
-        for event in postponed:
-            self._take(event)
 
     def _read_ahead(self) -> None:
         """Has the row reader read what deletes of tables without a key may need, while none waits for it."""

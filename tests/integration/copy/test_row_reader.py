@@ -120,6 +120,20 @@ def test_rows_are_read_ahead(mirror: Mirror, readers: GatedCopies, altered: bool
         assert_right(mirror)
 
 
+def test_only_files_that_may_have_the_row_are_read(mirror: Mirror, readers: GatedCopies) -> None:
+    """By the bounds of their numbers and times. So the first delete waits for a part of the table only."""
+    database, steps = mirror.database, Steps()
+    with mirror.pumping():
+        for day in range(6):
+            database.execute(f"INSERT INTO bag SELECT 100 + {day}, 'v' FROM generate_series(1, 6000)")
+            mirror.await_frontier()
+    with mirror.pumping(steps):
+        database.execute("DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag WHERE n = 102)")
+        mirror.await_frontier()
+        assert steps.details(Step.ROWS_READING, "rows") == [6000]
+        assert_right(mirror)
+
+
 def test_rows_of_former_columns_are_found_after_an_alter(mirror: Mirror, readers: GatedCopies) -> None:
     """Every file is read again under the new columns, some of it while further changes wait."""
     database = mirror.database
