@@ -119,6 +119,8 @@ class HashTask:
     """As of `HashedFile.read`."""
     storage: StorageOptions
     secret: HashSecret
+    urgent: bool
+    """Whether a batch waits for it (TaskRunner.submit)."""
 
 
 def hash_files(task: HashTask) -> list[HashedFile]:

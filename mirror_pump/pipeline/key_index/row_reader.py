@@ -26,6 +26,8 @@ _TASK_ROWS = 1_000_000
 """Number of rows that one task hashes, unless a file has more. The hashes take 24 MB."""
 _TASK_FILES = 200
 """Maximum number of files that one task reads."""
+_SHARE = 4
+"""What no batch waits for takes one part in this many of the tasks."""
 
 
 class RowReader(ThreadedService):
@@ -34,7 +36,7 @@ class RowReader(ThreadedService):
     stops get no answer."""
 
     def __init__(self, context: SessionContext, hashes: RowHashes, workers: int) -> None:
-        """`workers`: number of concurrent tasks."""
+        """`workers`: number of concurrent tasks while a batch waits for them; else a quarter of it."""
         self._storage = context.storage
         self._hashes = hashes
         self._inbox = context.inbox
@@ -106,6 +108,7 @@ class RowReader(ThreadedService):
     def _hashed(self, files: Sequence[LiveFile], reading: RowReading) -> Iterator[list[tuple[str, HashedFile]]]:
         """The hashes of the files, in order: some at a time, while further ones are read."""
         running: deque[tuple[list[str], Future[list[HashedFile]]]] = deque()
+        workers = self._workers if reading.rows is not None else max(self._workers // _SHARE, 1)
         try:
             for group in _groups(files):
                 kept = [(path, rows) for path in group if (rows := self._hashes.get(file_key(path, reading.schema)))]
@@ -114,7 +117,7 @@ class RowReader(ThreadedService):
                     yield kept
                 if unread:
                     running.append((unread, self._submit(unread, reading)))
-                if len(running) > self._workers - 1:
+                if len(running) >= workers:
                     yield self._next(running)
             while running:
                 yield self._next(running)
@@ -123,7 +126,8 @@ class RowReader(ThreadedService):
                 future.cancel()
 
     def _submit(self, paths: Sequence[str], reading: RowReading) -> Future[list[HashedFile]]:
-        task = HashTask(tuple(paths), reading.schema, reading.initial, self._storage, self._hashes.secret)
+        urgent = reading.rows is not None
+        task = HashTask(tuple(paths), reading.schema, reading.initial, self._storage, self._hashes.secret, urgent)
         return self._tasks.runner.submit(hash_files, task)
 
     def _next(self, running: deque[tuple[list[str], Future[list[HashedFile]]]]) -> list[tuple[str, HashedFile]]:

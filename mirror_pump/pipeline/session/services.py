@@ -100,7 +100,7 @@ def start_services(
     upkeep = Upkeep(context, shared, _upkeep_jobs(context, indexes))
     folder = Folder(context, shared, indexes)
     builder = IndexBuilder(context.runner, context.inbox, context.report_file)
-    row_reader = RowReader(context, indexes.row_hashes, conversion_workers(available_cores()))
+    row_reader = RowReader(context, indexes.row_hashes, available_cores())
     indexes.attach(builder, context.observer, context.backlog)
     stream: SessionStream
     if start.publication is None:
