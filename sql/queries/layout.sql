@@ -3,6 +3,10 @@
 -- name: store
 UPDATE modak.tables SET partition_scheme = %(partition_scheme)s WHERE table_id = %(table_id)s;
 
+-- name: copies_all
+-- The next copy cannot keep files that are divided in another way: not even that of a table that is paused now.
+UPDATE modak.mirror_tables SET where_different = false WHERE table_id = %(table_id)s;
+
 -- name: head
 -- The lake's state stays the one that the mirror has made or examined: its metadata file alone is another.
 UPDATE modak.mirror_tables SET lake_head = jsonb_set(lake_head, '{location}', to_jsonb(%(new)s::text))

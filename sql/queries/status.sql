@@ -81,7 +81,7 @@ SELECT s.table_id, t.mode, t.keep_heap, t.tier_key_type, s.cutline_t AS cut,
  WHERE m.slot_name = %s AND (m.retention IS NOT NULL OR s.read_pins > 0);
 
 -- name: resyncs
--- Tables that are copied again together. The share that is copied goes by the heap's size as of the last VACUUM or ANALYZE:
+-- Tables that are copied again together. A paused one waits for nothing but its resume. The share that is copied goes by the heap's size as of the last VACUUM or ANALYZE:
 -- to ask for the present one takes a lock.
 WITH copied AS (
     SELECT m.resync_since, m.resync_gap, m.live_after_lsn IS NOT NULL AND m.state = 'copying' AS complete, c.replicated_lsn,
@@ -96,7 +96,7 @@ WITH copied AS (
      CROSS JOIN LATERAL (
            SELECT count(*) AS total, count(p.done_at) AS done
              FROM modak.copy_chunks p WHERE p.table_id = m.table_id AND p.generation = m.generation) k
-     WHERE m.slot_name = %s AND m.resync_since IS NOT NULL AND m.state IN ('waiting', 'copying', 'filling'))
+     WHERE m.slot_name = %s AND m.resync_since IS NOT NULL AND m.state IN ('waiting', 'copying', 'filling') AND m.paused_at IS NULL)
 SELECT resync_since AS since, bool_or(resync_gap) AS slot_lost, count(*) AS tables,
        count(*) FILTER (WHERE complete) AS tables_copied, min(replicated_lsn) AS frontier,
        (sum(pages * done) / sum(pages))::float8 AS copied

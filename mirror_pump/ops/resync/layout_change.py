@@ -201,7 +201,7 @@ def _alter_locked(
             partitioning = altered_partitioning(table, wish)
             action = _action(table, partitioning)
             if action is not LayoutAction.NOTHING:
-                store_layout(connection, table.table_id, partitioning)
+                store_layout(connection, table, partitioning)
             if _order(table, table.partitioning) != _order(table, partitioning):
                 written.extend(_sort(connection, table, _order(table, partitioning), storage))
             if action is LayoutAction.COPY and not mark_tables(

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from psycopg.types.json import Jsonb
 
-from mirror_pump.model import LakePartitioning, TableId
+from mirror_pump.lake.format.partitioning import same_partitions
+from mirror_pump.model import LakePartitioning, MirroredTable, TableId
 from mirror_pump.source.catalog.tables import partition_scheme
 from mirror_pump.source.connect import PgConnection
 from sql import queries
@@ -18,11 +19,13 @@ from sql import queries
 _SQL = queries("layout")
 
 
-def store_layout(connection: PgConnection, table_id: TableId, partitioning: LakePartitioning | None) -> None:
+def store_layout(connection: PgConnection, table: MirroredTable, partitioning: LakePartitioning | None) -> None:
     """Records a table's layout. The caller's transaction has the lock of the slot's row, and marks the table if its
-    partitions change."""
-    parameters = {"table_id": table_id, "partition_scheme": Jsonb(partition_scheme(partitioning))}
+    partitions change. The next copy then keeps no file."""
+    parameters = {"table_id": table.table_id, "partition_scheme": Jsonb(partition_scheme(partitioning))}
     connection.execute(_SQL["store"], parameters)
+    if not same_partitions(table.partitioning, partitioning):
+        connection.execute(_SQL["copies_all"], {"table_id": table.table_id})
 
 
 def move_head(connection: PgConnection, table_id: TableId, old: str, new: str) -> None:

@@ -29,6 +29,8 @@ _READABLE = {
     "mirror_migrations",
     "mirror_slots",
     "mirror_tables",
+    "moment_tables",
+    "moments",
     "read_pins",
     "schema_meta",
     "status",

@@ -92,6 +92,6 @@ def test_the_commands_of_a_pause(run: RunCommand, database: Database, warehouse:
         assert told.stdout.split()[1] == "1"
         assert "public.t is paused since" in " ".join(told.stderr.split())
         done = run("resume", "t")
-        assert (done.exit_code, "public.t: live, 2 rows copied" in done.stdout) == (0, True), done.stderr
+        assert (done.exit_code, "public.t: live, 2 rows read" in done.stdout) == (0, True), done.stderr
     not_paused = run("resume", "t")
     assert (not_paused.exit_code, not_paused.stdout) == (0, "public.t: is not paused\n")

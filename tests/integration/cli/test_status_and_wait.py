@@ -187,6 +187,10 @@ def test_status_json_is_what_its_documentation_shows(
             (Jsonb({"host": "h", "pid": 1, "started_at": "x"}), Jsonb(STOPPED)),
         )
         connection.execute("UPDATE modak.tables SET maintenance_policy = %s", (Jsonb({"orphan_sweep_min_commits": 1}),))
+        connection.execute("INSERT INTO modak.moments (slot_name, name, frontier) VALUES (%s, 'closing', 1)", (mirror,))
+        connection.execute(
+            "INSERT INTO modak.moment_tables VALUES (%s, 'closing', 1, 's', 't', 1, '', 1, '')", (mirror,)
+        )
     blocks = re.findall(r"```json\n(.*?)```", DOCS.read_text(), re.DOTALL)
     documented = next(block for block in map(json.loads, blocks) if "slot" in block)
 

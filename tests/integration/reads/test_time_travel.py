@@ -38,15 +38,19 @@ class Traveller:
 
     def __init__(self, run: RunCommand, directory: Path) -> None:
         self._run = run
-        self._file = directory / "found.parquet"
+        self._directory = directory
+        self._results = 0
 
     def rows(self, table: str, at: int | str) -> list[Row]:
         """The rows that the table had."""
         text = at if isinstance(at, str) else format_lsn(at)
-        written = ("--format", "parquet", "--output", str(self._file))
+        # Each has a file of its own: a DuckDB may go on with what it has read of a file that was written anew since.
+        self._results += 1
+        file = self._directory / f"rows{self._results}.parquet"
+        written = ("--format", "parquet", "--output", str(file))
         result = self._run("sql", f"FROM {table}", "--at", text, *written)
         assert result.exit_code == 0, result.output
-        return normalised(duckdb.sql(f"FROM '{self._file}'").fetchall())
+        return normalised(duckdb.sql(f"FROM '{file}'").fetchall())
 
     def refusal(self, table: str, at: int | str, code: int = 1) -> str:
         """The error of a read that is refused."""

@@ -80,6 +80,8 @@ def test_a_paused_table_stays_as_it_is_and_holds_nothing(two: Mirror, database: 
         assert "mirror-pump resume public.t" in (status.note or "")
         assert status.frontier is not None
         assert status.frontier <= target
+        with StatusReader(two.settings) as reader:
+            assert reader.read().resyncs == (), "nothing copies it"
 
     with two.pumping(steps):
         # Another session of the pump begins with what the catalog says.
