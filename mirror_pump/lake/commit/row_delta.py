@@ -227,7 +227,7 @@ class LakeTable:
         manifests = self._manifests(writer, added, removal)
         timestamp = max(now_ms, self.metadata.last_updated_ms)
         summary = self._summary(delta, added, removal, replaced, timestamp)
-        snapshot = writer.snapshot(self.metadata.current_snapshot, manifests, summary, timestamp)
+        snapshot, manifests = writer.snapshot(self.metadata.current_snapshot, manifests, summary, timestamp)
         metadata = with_snapshot(self.metadata, snapshot, old_location, keep, self.retention)
         if has_retention:
             metadata = with_branch(metadata, ARCHIVE_BRANCH, snapshot.snapshot_id)

@@ -71,7 +71,7 @@ def stage_snapshot(
     # Never before its parent, whatever this machine's clock says.
     timestamp = max(time.time_ns() // 1_000_000, metadata.last_updated_ms)
     counts = summarise(FileCounts.of(added.files), removal.removed, None if parent is None else parent.summary, summary)
-    snapshot = writer.snapshot(parent, manifests, counts, timestamp)
+    snapshot, manifests = writer.snapshot(parent, manifests, counts, timestamp)
     write_all(writer.files, storage)
     old = None if state.pointer is None else state.pointer.metadata_location
     after = with_snapshot(metadata, snapshot, old, (), _EVERY_SNAPSHOT)
