@@ -20,6 +20,7 @@ from mirror_pump.lake.document.table_metadata import NAME_MAPPING, TableMetadata
 from mirror_pump.lake.format.bounds import ColumnStatistics
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.tables.metadata.table_view import parsed_schema
 from mirror_pump.tables.table.file_columns import FittedFile, TableColumns, fit
 from mirror_pump.tables.table.file_footers import FileFooter, FooterReader
 from mirror_pump.tables.table.file_names import is_within
@@ -79,7 +80,7 @@ def current_schema(metadata: TableMetadata) -> Schema:
 
 @lru_cache(maxsize=64)
 def _schema(document: bytes) -> Schema:
-    return Schema.model_validate_json(document)
+    return parsed_schema(document)
 
 
 def file_location(path: str, metadata: TableMetadata) -> str:
