@@ -15,6 +15,7 @@ from mirror_pump.lake.document.snapshot import Snapshot, sequence_number_of
 from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE, FRONTIER_PROPERTY
 from mirror_pump.lake.document.snapshot_thinning import HistoryRetention, thin_history
 from mirror_pump.lake.document.table_metadata import ARCHIVE_BRANCH, MAIN, NAME_MAPPING, TableMetadata, sort_fields
+from mirror_pump.lake.format.data_files import VECTOR_VERSION
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.model import LakePartitioning, SortedColumn
 
@@ -206,6 +207,15 @@ def with_format_version(metadata: TableMetadata, version: int, old_location: str
             "metadata-log": _log_after(metadata, old_location),
         }
     )
+
+
+def with_next_row_id(metadata: TableMetadata) -> TableMetadata:
+    """The document of a library that does not keep the next row ID of a table with row lineage, with one above all that
+    its snapshots have assigned."""
+    if metadata.format_version < VECTOR_VERSION:
+        return metadata
+    numbers = [snapshot.next_row_id or 0 for snapshot in metadata.snapshots]
+    return TableMetadata({**metadata.document, "next-row-id": max(metadata.next_row_id, *numbers, 0)})
 
 
 def with_schema(

@@ -130,7 +130,7 @@ class TableMetadata:
     @property
     def next_row_id(self) -> int:
         """The first row ID that the next snapshot may assign; 0 in a table without row lineage."""
-        return int(self.document.get("next-row-id", 0))
+        return int(self.document.get("next-row-id") or 0)
 
     @property
     def last_updated_ms(self) -> int:

@@ -54,6 +54,11 @@ class DeletionVector:
         return cls(bitmap)
 
     @classmethod
+    def empty(cls) -> DeletionVector:
+        """One of no rows."""
+        return cls(BitMap64())
+
+    @classmethod
     def from_blob(cls, blob: bytes) -> DeletionVector:
         """The vector of a blob of any engine. Raises ValueError for a damaged one."""
         end = 4 + int.from_bytes(blob[:4], "big")
@@ -116,7 +121,7 @@ class FileVector:
 def encoded_deletion_vectors(
     vectors: Mapping[str, FileVector], location: str
 ) -> tuple[tuple[WrittenFile, ...], tuple[str, bytes]]:
-    """The entries of a Puffin file below `location`/data with these vectors, by data file URI, and its URI and content.
+    """The entries of a Puffin file in `location`/data with these vectors, by data file URI, and its URI and content.
     Nothing is written yet. Raises ValueError without vectors, and for an empty one: entries must not have them."""
     if not vectors or not all(len(file.vector) for file in vectors.values()):
         raise ValueError("a file of deletion vectors has at least one, and none is empty")

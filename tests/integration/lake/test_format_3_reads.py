@@ -78,7 +78,7 @@ def test_a_table_of_spark_with_vectors_and_lineage(spark: SparkSession, tmp_path
     rows = table.require_equal()
     ids = {row["id"]: row["_row_id"] for row in rows}
     assert len(set(ids.values())) == len(rows)
-    vectors = [file for file in read_plan(read_any_version(table.newest, STORAGE), STORAGE).deletes.files]
+    vectors = read_plan(read_any_version(table.newest, STORAGE), STORAGE).deletes.files
     assert vectors
     assert all(file.blob is not None and file.format == "PUFFIN" for file in vectors)
     # Without partitions the later files are of another spec.
@@ -86,9 +86,8 @@ def test_a_table_of_spark_with_vectors_and_lineage(spark: SparkSession, tmp_path
     table.sql("INSERT INTO {} VALUES (100, 'eu', 'late'), (101, 'us', 'late')")
     table.sql("DELETE FROM {} WHERE id IN (3, 4, 100)")
     table.require_equal()
-    table.sql(
-        f"CALL {table.name.split('.')[0]}.system.rewrite_data_files(table => 'db.t', options => map('rewrite-all', 'true'))"
-    )
+    catalog = table.name.split(".")[0]
+    table.sql(f"CALL {catalog}.system.rewrite_data_files(table => 'db.t', options => map('rewrite-all', 'true'))")
     compacted = {row["id"]: row["_row_id"] for row in table.require_equal()}
     assert {row_id: compacted[row_id] for row_id in ids if row_id not in (3, 4)} == {
         row_id: number for row_id, number in ids.items() if row_id not in (3, 4)
