@@ -22,6 +22,7 @@ from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.manifests.manifests import entries_of, stored_of
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.tables.read_plan.delete_index import DeleteFile, DeleteIndex
+from mirror_pump.tables.table.file_names import same_name
 from mirror_pump.tables.table.table_errors import ConflictingCommit
 
 _DeleteKey: TypeAlias = tuple[str, int | None]
@@ -67,13 +68,13 @@ def row_deletes(
     Raises ConflictingCommit if a file of `deleted` is not live, UsageError for rows that it does not have, ForeignTable
     for its deletes in files that are not Parquet, and LakeError.
     """
-    touched = _touched(manifests, deleted, storage)
+    touched = _touched(manifests, {same_name(path): positions for path, positions in deleted.items()}, storage)
     deletes = _position_deletes(manifests, storage)
     index = DeleteIndex(deletes, frozenset())
     vectors: dict[str, FileVector] = {}
     emptied = set()
-    for path, positions in deleted.items():
-        file = touched[path]
+    for file, positions in touched:
+        path = file.entry.path
         if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < file.entry.records:
             raise UsageError(f"{path} has {file.entry.records} rows, numbered from 0", "delete rows that it has")
         applying = index.position_deletes(path, file.entry.sequence_number, file.spec_id, file.entry.partition)
@@ -83,23 +84,30 @@ def row_deletes(
             emptied.add(path)
         elif len(after) > len(before):
             vectors[path] = FileVector(after, file.entry.partition, file.spec_id)
-    gone = {*removed, *emptied, *vectors}
-    superseded = frozenset(_delete_key(file) for file in deletes if file.referenced_path in gone)
+    gone = set(map(same_name, (*removed, *emptied, *vectors)))
+    superseded = frozenset(
+        _delete_key(file)
+        for file in deletes
+        if file.referenced_path is not None and same_name(file.referenced_path) in gone
+    )
     return RowDeletes(vectors, frozenset(emptied), superseded)
 
 
 def _touched(
     manifests: Sequence[Manifest], deleted: Mapping[str, Positions], storage: StorageOptions
-) -> Mapping[str, _TouchedFile]:
-    touched: dict[str, _TouchedFile] = {}
+) -> Sequence[tuple[_TouchedFile, Positions]]:
+    """The data files of which rows go, and the numbers of these. Engines spell URIs of local files in several ways."""
+    left = dict(deleted)
+    touched = []
     for manifest in manifests:
-        if len(touched) == len(deleted):
+        if not left:
             break
         if manifest.content == ManifestContent.DATA and manifest.live_files:
             for entry in entries_of(manifest, storage):
-                if entry.path in deleted:
-                    touched[entry.path] = _TouchedFile(entry, manifest.spec_id)
-    if left := deleted.keys() - touched.keys():
+                positions = left.pop(same_name(entry.path), None)
+                if positions is not None:
+                    touched.append((_TouchedFile(entry, manifest.spec_id), positions))
+    if left:
         raise ConflictingCommit(
             f"{len(left)} of the files whose rows are to be deleted are not in the table, such as {min(left)}",
             "another writer removed them: find the rows again in the table as it is now",

@@ -23,6 +23,7 @@ from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
 from mirror_pump.lake.storage import StorageOptions, write_all
 from mirror_pump.tables.catalogs.lake_catalog import MetadataPointer
 from mirror_pump.tables.table.described_files import DescribedFiles, current_schema
+from mirror_pump.tables.table.file_names import same_name
 from mirror_pump.tables.table.row_deletes import NO_DELETES, RowDeletes
 from mirror_pump.tables.table.table_errors import ConflictingCommit
 
@@ -104,14 +105,12 @@ def _removal(
     there."""
     if not removed and not deletes.superseded:
         return Removal([manifest for manifest in manifests if manifest.live_files], [], FileCounts())
-    left = set(removed)
+    left = {same_name(path): path for path in removed}
 
     def doomed(entry: ManifestEntry) -> bool:
         if entry.content != FileContent.DATA:
             return deletes.supersede(entry)
-        is_doomed = entry.path in left
-        left.discard(entry.path)
-        return is_doomed
+        return left.pop(same_name(entry.path), None) is not None
 
     contents = set()
     if removed:
@@ -121,9 +120,9 @@ def _removal(
     result = writer.remove(manifests, storage, doomed, lambda manifest: manifest.content in contents)
     if left:
         raise ConflictingCommit(
-            f"{len(left)} of the files to remove are not in the table, such as {min(left)}",
+            f"{len(left)} of the files to remove are not in the table, such as {min(left.values())}",
             "somebody else removed them: plan the overwrite again on the table as it is now",
-            sorted(left),
+            sorted(left.values()),
         )
     return result
 

@@ -255,7 +255,7 @@ class Table:
         more, UsageError for rows that it does not have and for a table of format version 2, and the errors of
         `commit_append`.
         """
-        rows = {file_location(path, self.metadata): _positions(numbers) for path, numbers in deleted.items()}
+        rows = {path: _positions(numbers) for path, numbers in deleted.items()}
         return self._commit((), added, summary or {}, rows)
 
     def delete(self, predicate: Predicate, summary: Mapping[str, str] | None = None) -> Snapshot | None:
