@@ -12,7 +12,6 @@ from mirror_pump.model import Lsn, parse_lsn
 if TYPE_CHECKING:
     from mirror_pump.lake.format.data_files import WrittenFile
     from mirror_pump.lake.format.partitioning import PartitionTuple
-    from mirror_pump.lake.manifests.manifest_entries import ManifestEntry
 
 FRONTIER_PROPERTY = "mirror-pump.frontier"
 """Entry: a frontier, in Postgres's notation, at which the table's rows are the snapshot's. Each snapshot of a live
@@ -169,11 +168,6 @@ class FileCounts:
             is_vector = file.blob is not None
             counts.add(file.content, file.record_count, file.content_bytes, file.partition, is_vector=is_vector)
         return counts
-
-    def add_entry(self, entry: ManifestEntry) -> None:
-        """Counts a file of a manifest."""
-        is_vector = entry.blob is not None
-        self.add(entry.content, entry.records, entry.content_bytes, entry.partition, is_vector=is_vector)
 
     def add(
         self, content: int, records: int, size: int, partition: PartitionTuple = (), *, is_vector: bool = False

@@ -266,7 +266,10 @@ class ManifestWriter:
             remaining: set[int] = set()
             for entry in live_entries:
                 if doomed(entry):
-                    result.removed.add_entry(entry)
+                    is_vector = entry.blob is not None
+                    result.removed.add(
+                        entry.content, entry.records, entry.content_bytes, entry.partition, is_vector=is_vector
+                    )
                     entries.append(replace(entry, status=Status.DELETED, snapshot_id=self.snapshot_id))
                 else:
                     remaining.add(entry.content)

@@ -19,6 +19,7 @@ from pyiceberg.table.name_mapping import NameMapping, parse_mapping_from_json
 from pyiceberg.types import LongType, NestedField
 
 from mirror_pump.errors import ForeignTable, LakeError
+from mirror_pump.lake.contents.delete_index import DeleteFile
 from mirror_pump.lake.format.columns import plain
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.deletion_vectors import VectorPlace, read_deletion_vectors
@@ -26,7 +27,6 @@ from mirror_pump.lake.format.position_deletes import Positions, read_position_de
 from mirror_pump.lake.format.row_batches import live_rows, row_batches
 from mirror_pump.lake.format.sorted_numbers import found_among
 from mirror_pump.tables.metadata.table_view import partition_specs
-from mirror_pump.tables.read_plan.delete_index import DeleteFile
 from mirror_pump.tables.read_plan.metadata_columns import (
     FIELDS,
     FILE_COLUMN,

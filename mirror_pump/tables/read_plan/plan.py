@@ -12,6 +12,7 @@ from pyiceberg.manifest import ManifestContent
 from pyiceberg.schema import Schema
 
 from mirror_pump.errors import ForeignTable
+from mirror_pump.lake.contents.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FileContent
@@ -45,7 +46,6 @@ from mirror_pump.tables.metadata.table_view import (
     partition_specs,
     read_schema,
 )
-from mirror_pump.tables.read_plan.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.tables.read_plan.file_entries import FileEntries, file_test
 from mirror_pump.tables.read_plan.metadata_columns import LINEAGE_FIELDS, projected_columns
 from mirror_pump.tables.read_plan.partition_pruning import PartitionFilter

@@ -14,12 +14,12 @@ import pyarrow as pa
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.schema import Schema
 
+from mirror_pump.lake.contents.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.partitioning import PartitionTuple, partition_key
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import SnapshotId
 from mirror_pump.tables.metadata.table_documents import Json, plain_value
-from mirror_pump.tables.read_plan.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.tables.read_plan.file_entries import ListedFile
 from mirror_pump.tables.read_plan.partition_pruning import PartitionFilter
 

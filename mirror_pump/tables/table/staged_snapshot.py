@@ -11,6 +11,7 @@ from functools import cache
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.types import StructType
 
+from mirror_pump.lake.commit.row_deletes import NO_DELETES, RowDeletes
 from mirror_pump.lake.document.next_metadata import with_snapshot
 from mirror_pump.lake.document.snapshot_summary import FileCounts, summarise
 from mirror_pump.lake.document.snapshot_thinning import HistoryRetention
@@ -24,7 +25,6 @@ from mirror_pump.lake.storage import StorageOptions, write_all
 from mirror_pump.tables.catalogs.lake_catalog import MetadataPointer
 from mirror_pump.tables.table.described_files import DescribedFiles, current_schema
 from mirror_pump.tables.table.file_names import same_name
-from mirror_pump.tables.table.row_deletes import NO_DELETES, RowDeletes
 from mirror_pump.tables.table.table_errors import ConflictingCommit
 
 _EVERY_SNAPSHOT = HistoryRetention(newest=sys.maxsize)

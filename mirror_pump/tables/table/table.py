@@ -12,6 +12,7 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 
 from mirror_pump.errors import ForeignTable, MirrorPumpError, OutcomeUnknown, UsageError
+from mirror_pump.lake.commit.row_deletes import NO_DELETES, RowDeletes, row_deletes, touched_files
 from mirror_pump.lake.document.metadata_files import metadata_directory, read_any_version
 from mirror_pump.lake.document.next_metadata import with_format_version
 from mirror_pump.lake.document.snapshot import Snapshot
@@ -35,11 +36,10 @@ from mirror_pump.tables.read_plan.predicates import Predicate
 from mirror_pump.tables.read_plan.scan import Scan
 from mirror_pump.tables.table.described_files import DescribedFiles, FileDescriber, current_schema, file_location
 from mirror_pump.tables.table.file_footers import FooterReader
-from mirror_pump.tables.table.file_names import without_dots
+from mirror_pump.tables.table.file_names import same_name, without_dots
 from mirror_pump.tables.table.known_files import KnownFiles
 from mirror_pump.tables.table.matching_rows import MatchingRows
 from mirror_pump.tables.table.new_table import new_metadata
-from mirror_pump.tables.table.row_deletes import NO_DELETES, RowDeletes, row_deletes
 from mirror_pump.tables.table.row_files import write_rows
 from mirror_pump.tables.table.snapshot_contents import DataFile, ManifestList, data_files_of, read_manifest_list
 from mirror_pump.tables.table.staged_snapshot import StagedSnapshot, TableVersion, stage_snapshot
@@ -356,11 +356,19 @@ class Table:
     def _deletes(self, deleted: Mapping[str, Positions], removed: Collection[str]) -> RowDeletes:
         """What becomes of the deletes of the table as it is seen now. Raises UsageError for rows of a table without
         deletion vectors."""
-        if self.metadata.format_version >= VECTOR_VERSION:
-            changes = bool(deleted or removed)
-            return row_deletes(self._state.manifests, deleted, removed, self.storage) if changes else NO_DELETES
-        if not deleted:
+        if not deleted and (not removed or self.metadata.format_version < VECTOR_VERSION):
             return NO_DELETES
+        if self.metadata.format_version >= VECTOR_VERSION:
+            manifests = self._state.manifests
+            named = {same_name(path): positions for path, positions in deleted.items()}
+            touched, left = touched_files(manifests, named, self.storage, same_name)
+            if left:
+                raise ConflictingCommit(
+                    f"{len(left)} of the files whose rows are to be deleted are not in the table, such as {min(left)}",
+                    "another writer removed them: find the rows again in the table as it is now",
+                    sorted(left),
+                )
+            return row_deletes(manifests, touched, removed, self.storage, same_name)
         raise UsageError(
             f"{self._identifier} has format version {self.metadata.format_version}, without deletion vectors",
             "make it one of version 3 by Table.upgrade(), if its readers know that version",

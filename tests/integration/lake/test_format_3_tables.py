@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -99,7 +99,8 @@ class Model:
     def delete(self, table: Table) -> None:
         low = self.drawn.randrange(self.last_id + 1)
         high = low + self.drawn.choice((1, 5, 60))
-        predicate, gone = f"id >= {low} and id < {high}", lambda number, _: low <= number < high
+        predicate = f"id >= {low} and id < {high}"
+        gone: Callable[[int, Row], bool] = lambda number, _: low <= number < high  # noqa: E731
         if self.drawn.random() < 0.15:
             predicate, gone = "region = 'eu' and v = 1", lambda _, row: row.region == "eu" and row.v == 1
         elif self.drawn.random() < 0.05:
@@ -216,11 +217,11 @@ def test_random_commits(
     for snapshot_id, rows in model.past.items():
         expected = [model.described(number, rows) for number in sorted(rows)]
         assert rows_of(table, *LINEAGE, snapshot_id=snapshot_id) == expected
-    expected = [(number, row.region, row.v) for number, row in sorted(model.rows.items())]
+    values = [(number, row.region, row.v) for number, row in sorted(model.rows.items())]
     location = table.metadata_location
-    assert duckdb.execute(f"SELECT * FROM iceberg_scan('{location}') ORDER BY id").fetchall() == expected
+    assert duckdb.execute(f"SELECT * FROM iceberg_scan('{location}') ORDER BY id").fetchall() == values
     pyiceberg = StaticTable.from_metadata(location).scan().to_arrow().sort_by("id").to_pylist()
-    assert [tuple(row.values()) for row in pyiceberg] == expected
+    assert [tuple(row.values()) for row in pyiceberg] == values
 
 
 def delete_by_files(table: Table, model: Model) -> None:

@@ -136,7 +136,7 @@ def test_tables_of_format_version_3_are_changed_by_spark_and_the_library(
     table = Table.open(catalogs["sqlite"], "vectors.t")
 
     def require_equal(*ids: int) -> list[dict[str, Any]]:
-        stored = table.refresh().scan(columns=columns).to_arrow().sort_by("id").to_pylist()
+        stored: list[dict[str, Any]] = table.refresh().scan(columns=columns).to_arrow().sort_by("id").to_pylist()
         frame = session.table("own.vectors.t").select(*columns)
         assert frame.toArrow().sort_by("id").to_pylist() == stored
         assert [row["id"] for row in stored] == list(ids)

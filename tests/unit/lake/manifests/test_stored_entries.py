@@ -142,10 +142,22 @@ def test_row_ids_of_files_without_any_follow_the_manifests() -> None:
 
 
 def test_deletion_vectors_are_read_and_written_again() -> None:
-    of_columns = ("column_sizes", "value_counts", "null_counts", "nan_counts", "lower_bounds", "upper_bounds")
     positions = FILES[FileContent.POSITION_DELETES]
     # A vector has no columns to tell of, and none is written.
-    vector = replace(positions, split_offsets=(), blob=BlobPlace(4, 60), **{name: {} for name in of_columns})
+    vector = WrittenFile(
+        FileContent.POSITION_DELETES,
+        positions.path,
+        7,
+        99,
+        {},
+        {},
+        {},
+        {},
+        {},
+        referenced_data_file=positions.referenced_data_file,
+        partition=positions.partition,
+        blob=BlobPlace(4, 60),
+    )
     formats = formats_of(PARTITION, 3)
     entries = [_entry(file, Status.EXISTING, 3) for file in (vector, positions)]
     _, stored = stored_entries(container(formats.schema, {}, [*map(formats.entry, entries)]), 8, 11)

@@ -7,23 +7,22 @@ row is left goes as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import ForeignTable, UsageError
+from mirror_pump.lake.contents.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.deletion_vectors import DeletionVector, FileVector, VectorPlace, read_deletion_vectors
+from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID, Positions, read_position_deletes
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, StoredEntry
 from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.manifests.manifests import entries_of, stored_of
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.tables.read_plan.delete_index import DeleteFile, DeleteIndex
-from mirror_pump.tables.table.file_names import same_name
-from mirror_pump.tables.table.table_errors import ConflictingCommit
 
 _DeleteKey: TypeAlias = tuple[str, int | None]
 """URI of a delete file; of a vector with its offset in it."""
@@ -49,54 +48,30 @@ NO_DELETES = RowDeletes({}, frozenset(), frozenset())
 
 
 @dataclass(frozen=True)
-class _TouchedFile:
+class TouchedFile:
     """A data file of which rows go."""
 
-    entry: ManifestEntry | StoredEntry
+    path: str
+    """URI."""
+    sequence_number: int
+    """Its data sequence number."""
+    records: int
+    """Rows in the file, deleted ones included."""
+    partition: PartitionTuple
     spec_id: int
+    positions: Positions
+    """The numbers of these rows, in any order. Some may be deleted already."""
 
 
-def row_deletes(
+def touched_files(
     manifests: Sequence[Manifest],
     deleted: Mapping[str, Positions],
-    removed: Collection[str],
     storage: StorageOptions,
-) -> RowDeletes:
-    """What becomes of the deletes of a snapshot with these manifests if rows of `deleted` (row numbers by data file
-    URI), which may be deleted already, and the data files in `removed` go.
-
-    Raises ConflictingCommit if a file of `deleted` is not live, UsageError for rows that it does not have, ForeignTable
-    for its deletes in files that are not Parquet, and LakeError.
-    """
-    touched = _touched(manifests, {same_name(path): positions for path, positions in deleted.items()}, storage)
-    deletes = _position_deletes(manifests, storage)
-    index = DeleteIndex(deletes, frozenset())
-    vectors: dict[str, FileVector] = {}
-    emptied = set()
-    for file, positions in touched:
-        path = file.entry.path
-        if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < file.entry.records:
-            raise UsageError(f"{path} has {file.entry.records} rows, numbered from 0", "delete rows that it has")
-        applying = index.position_deletes(path, file.entry.sequence_number, file.spec_id, file.entry.partition)
-        before = _hidden(path, applying, storage)
-        after = DeletionVector.of(positions).union(before)
-        if len(after) == file.entry.records:
-            emptied.add(path)
-        elif len(after) > len(before):
-            vectors[path] = FileVector(after, file.entry.partition, file.spec_id)
-    gone = set(map(same_name, (*removed, *emptied, *vectors)))
-    superseded = frozenset(
-        _delete_key(file)
-        for file in deletes
-        if file.referenced_path is not None and same_name(file.referenced_path) in gone
-    )
-    return RowDeletes(vectors, frozenset(emptied), superseded)
-
-
-def _touched(
-    manifests: Sequence[Manifest], deleted: Mapping[str, Positions], storage: StorageOptions
-) -> Sequence[tuple[_TouchedFile, Positions]]:
-    """The data files of which rows go, and the numbers of these. Engines spell URIs of local files in several ways."""
+    name_of: Callable[[str], str] = str,
+) -> tuple[list[TouchedFile], Mapping[str, Positions]]:
+    """The live data files of which rows go, and what is left of `deleted`, since no live file has the name. `deleted`:
+    row numbers by name, which `name_of` tells of a URI: engines spell those of local files in several ways. Raises
+    LakeError."""
     left = dict(deleted)
     touched = []
     for manifest in manifests:
@@ -104,16 +79,58 @@ def _touched(
             break
         if manifest.content == ManifestContent.DATA and manifest.live_files:
             for entry in entries_of(manifest, storage):
-                positions = left.pop(same_name(entry.path), None)
+                positions = left.pop(name_of(entry.path), None)
                 if positions is not None:
-                    touched.append((_TouchedFile(entry, manifest.spec_id), positions))
-    if left:
-        raise ConflictingCommit(
-            f"{len(left)} of the files whose rows are to be deleted are not in the table, such as {min(left)}",
-            "another writer removed them: find the rows again in the table as it is now",
-            sorted(left),
-        )
-    return touched
+                    touched.append(
+                        TouchedFile(
+                            entry.path,
+                            entry.sequence_number,
+                            entry.records,
+                            entry.partition,
+                            manifest.spec_id,
+                            positions,
+                        )
+                    )
+    return touched, left
+
+
+def row_deletes(
+    manifests: Sequence[Manifest],
+    touched: Sequence[TouchedFile],
+    removed: Collection[str],
+    storage: StorageOptions,
+    name_of: Callable[[str], str] = str,
+) -> RowDeletes:
+    """What becomes of the deletes of a snapshot with these manifests if rows of `touched` files go, and the data files
+    in `removed`. `name_of` as for `touched_files`.
+
+    Raises UsageError for rows that a file does not have, ForeignTable for deletes of it in files that are not Parquet,
+    and LakeError.
+    """
+    deletes = _position_deletes(manifests, storage)
+    index = DeleteIndex(deletes, frozenset())
+    vectors: dict[str, FileVector] = {}
+    emptied = set()
+    for file, before in zip(touched, _hidden(touched, index, storage), strict=True):
+        _require_rows(file)
+        after = DeletionVector.of(file.positions).union(before)
+        if len(after) == file.records:
+            emptied.add(file.path)
+        elif len(after) > len(before):
+            vectors[file.path] = FileVector(after, file.partition, file.spec_id)
+    gone = set(map(name_of, (*removed, *emptied, *vectors)))
+    superseded = frozenset(
+        _delete_key(file)
+        for file in deletes
+        if file.referenced_path is not None and name_of(file.referenced_path) in gone
+    )
+    return RowDeletes(vectors, frozenset(emptied), superseded)
+
+
+def _require_rows(file: TouchedFile) -> None:
+    positions = file.positions
+    if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < file.records:
+        raise UsageError(f"{file.path} has {file.records} rows, numbered from 0", "delete rows that it has")
 
 
 def _position_deletes(manifests: Sequence[Manifest], storage: StorageOptions) -> list[DeleteFile]:
@@ -146,11 +163,22 @@ def _delete_file(entry: StoredEntry, spec_id: int) -> DeleteFile:
     )
 
 
-def _hidden(path: str, deletes: Sequence[DeleteFile], storage: StorageOptions) -> DeletionVector:
-    """The rows of a data file that its deletes hide."""
-    if deletes and (blob := deletes[0].blob) is not None:
-        (vector,) = read_deletion_vectors([VectorPlace(deletes[0].path, blob, deletes[0].records)], storage)
-        return vector
+def _hidden(touched: Sequence[TouchedFile], index: DeleteIndex, storage: StorageOptions) -> list[DeletionVector]:
+    """The rows of each data file that its deletes hide."""
+    hidden = [DeletionVector.empty()] * len(touched)
+    stored: dict[int, VectorPlace] = {}
+    for place, file in enumerate(touched):
+        deletes = index.position_deletes(file.path, file.sequence_number, file.spec_id, file.partition)
+        if deletes and (blob := deletes[0].blob) is not None:
+            stored[place] = VectorPlace(deletes[0].path, blob, deletes[0].records)
+        elif deletes:
+            hidden[place] = _hidden_by_files(file.path, deletes, storage)
+    for place, vector in zip(stored, read_deletion_vectors(list(stored.values()), storage), strict=True):
+        hidden[place] = vector
+    return hidden
+
+
+def _hidden_by_files(path: str, deletes: Sequence[DeleteFile], storage: StorageOptions) -> DeletionVector:
     for delete in deletes:
         if delete.format != "PARQUET":
             raise ForeignTable(f"{delete.path} is a file of {delete.format}", "rewrite the table's deletes as Parquet")
