@@ -39,7 +39,7 @@ class RowDeletes:
     superseded: frozenset[_DeleteKey]
     """Deletes that the new vectors have, and those of files that are gone."""
 
-    def supersede(self, entry: ManifestEntry) -> bool:
+    def supersede(self, entry: ManifestEntry | StoredEntry) -> bool:
         """Whether a live delete goes."""
         return _key(entry) in self.superseded
 
@@ -186,7 +186,7 @@ def _hidden_by_files(path: str, deletes: Sequence[DeleteFile], storage: StorageO
     return DeletionVector.of(positions[path]) if path in positions else DeletionVector.empty()
 
 
-def _key(entry: ManifestEntry) -> _DeleteKey:
+def _key(entry: ManifestEntry | StoredEntry) -> _DeleteKey:
     return entry.path, None if entry.blob is None else entry.blob.offset
 
 
