@@ -220,8 +220,7 @@ def _upgraded(
             return TableMetadataV3.model_construct(last_column_id=-1, next_row_id=0), tuple(updates)
         return TableMetadataV1.model_construct(last_column_id=-1, schema=Schema()), tuple(updates)
     if to_vectors and metadata.format_version < VECTOR_VERSION:
-        upgraded = {**metadata.model_dump(by_alias=True), "format-version": VECTOR_VERSION, "next-row-id": 0}
-        metadata = TableMetadataUtil.parse_obj(upgraded)
+        metadata = TableMetadataUtil.parse_obj({**metadata.model_dump(by_alias=True), "format-version": VECTOR_VERSION})
     return metadata, tuple(updates)
 
 

@@ -139,19 +139,29 @@ def _position_deletes(manifests: Sequence[Manifest], storage: StorageOptions) ->
         _delete_file(entry, manifest.spec_id)
         for manifest in manifests
         if manifest.content == ManifestContent.DELETES and manifest.deletes is not FileContent.EQUALITY_DELETES
-        for entry in (stored_of(manifest, storage) if manifest.live_files else ())
+        for entry in (_delete_entries(manifest, storage) if manifest.live_files else ())
         if entry.content == FileContent.POSITION_DELETES
     ]
 
 
-def _delete_file(entry: StoredEntry, spec_id: int) -> DeleteFile:
-    lowest, highest = entry.lower_bounds.get(PATH_ID), entry.upper_bounds.get(PATH_ID)
+def _delete_entries(manifest: Manifest, storage: StorageOptions) -> Sequence[ManifestEntry | StoredEntry]:
+    """The live entries, from memory if they tell enough there: of files that are not vectors the bounds are needed."""
+    entries = manifest.entries
+    if entries is not None and all(entry.blob is not None for entry in entries):
+        return entries
+    return stored_of(manifest, storage)
+
+
+def _delete_file(entry: ManifestEntry | StoredEntry, spec_id: int) -> DeleteFile:
+    lowest = highest = None
     if entry.referenced_data_file is not None:
         lowest = highest = entry.referenced_data_file.encode("utf-8", "surrogatepass")
+    elif isinstance(entry, StoredEntry):
+        lowest, highest = entry.lower_bounds.get(PATH_ID), entry.upper_bounds.get(PATH_ID)
     return DeleteFile(
         FileContent.POSITION_DELETES,
         entry.path,
-        entry.format,
+        entry.format if isinstance(entry, StoredEntry) else "PUFFIN",
         entry.records,
         entry.size_bytes,
         entry.sequence_number,

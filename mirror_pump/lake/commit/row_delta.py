@@ -230,12 +230,7 @@ class LakeTable:
         """Stages the delta. `written` owns each file as soon as it exists."""
         sequence_number = self.metadata.last_sequence_number + max(len(delta.segments), 1)
         added = _numbered(delta, sequence_number)
-        replaced = self._replaced(delta, added, sequence_number, written)
-        unwritten = [*delta.unwritten.items()]
-        if self.metadata.format_version >= VECTOR_VERSION:
-            replaced, unwritten = self._with_vectors(delta, added, replaced, sequence_number)
-        elif delta.hidden:
-            raise ValueError(f"{self.location} has format version {self.metadata.format_version}, without vectors")
+        replaced, unwritten = self._replaced(delta, added, sequence_number, written)
         self._add_placeholder(added, written)
         added.data.extend(replaced.data)
         writer = ManifestWriter(self.metadata, sequence_number=sequence_number)
@@ -260,13 +255,20 @@ class LakeTable:
         table = LakeTable(metadata, new_location, self.storage, manifests, self.retention)
         return _staged(table, snapshot, old_location, written)
 
-    def _replaced(self, delta: RowDelta, added: _Added, sequence_number: int, written: StagedFiles) -> Replaced:
-        """What the delta removes from this state. Adds its position deletes, and those of the removal, to `added`."""
+    def _replaced(
+        self, delta: RowDelta, added: _Added, sequence_number: int, written: StagedFiles
+    ) -> tuple[Replaced, list[tuple[str, bytes]]]:
+        """What the delta removes from this state. Adds its position deletes, and those of the removal, to `added`, and
+        returns the URI and content of those that are to be written."""
         replaced = _NOTHING_REPLACED
         if delta.replaces is not None:
             replaced = delta.replaces.replaced(PresentFiles(self.manifests, self.location, self.storage), written)
         added.positions.extend((file, sequence_number) for file in (*delta.positions, *replaced.positions))
-        return replaced
+        if self.metadata.format_version >= VECTOR_VERSION:
+            return self._with_vectors(delta, added, replaced, sequence_number)
+        if delta.hidden:
+            raise ValueError(f"{self.location} has format version {self.metadata.format_version}, without vectors")
+        return replaced, [*delta.unwritten.items()]
 
     def _with_vectors(
         self, delta: RowDelta, added: _Added, replaced: Replaced, sequence_number: int

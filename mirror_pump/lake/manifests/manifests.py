@@ -52,7 +52,8 @@ FULL = 10_000
 
 HELD = 100
 """A new manifest keeps its live entries in memory up to this many: most small manifests are merged, or lose files,
-within minutes."""
+within minutes. Of deletion vectors it keeps all, since the next commit that hides rows of the same files replaces
+them."""
 
 
 _Group: TypeAlias = tuple[ManifestContent, int, FileContent | None]
@@ -414,7 +415,7 @@ class ManifestWriter:
                 (len(added), count, 0),
                 (sum(entry.records for entry in added), rows, 0),
                 united(partition, summaries),
-                entries=tuple(cached) if cached is not None and len(cached) <= HELD else None,
+                entries=tuple(cached) if cached is not None and _is_kept(cached) else None,
                 first_entries=tuple(added) if len(added) <= HELD else (),
                 deletes=deletes,
                 unassigned_rows=unassigned,
@@ -456,7 +457,7 @@ class ManifestWriter:
                 (files[order[0]], files[order[1]], files[order[2]]),
                 (rows[order[0]], rows[order[1]], rows[order[2]]),
                 summaries,
-                entries=live if len(live) <= HELD and self._partition_types(spec_id) is not None else None,
+                entries=live if _is_kept(live) and self._partition_types(spec_id) is not None else None,
                 unassigned_rows=_rows_without_ids(content, live),
             )
         )
@@ -514,6 +515,10 @@ def _with_row_ids(manifests: Sequence[Manifest], next_row_id: int) -> tuple[list
         else:
             assigned.append(manifest)
     return assigned, (first, next_row_id - first)
+
+
+def _is_kept(entries: Sequence[ManifestEntry]) -> bool:
+    return len(entries) <= HELD or all(entry.blob is not None for entry in entries)
 
 
 def _rows_without_ids(content: int, entries: Sequence[ManifestEntry]) -> int:

@@ -18,7 +18,7 @@ from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.tables.metadata.pyiceberg_documents import document_of
 
 _FORMAT_VERSION = "format-version"
-"""The property by which a new table's version is chosen. It is no property of the table."""
+"""The property by which engines choose a new table's version. The table does not keep it."""
 
 
 def new_metadata(
@@ -28,7 +28,8 @@ def new_metadata(
     properties: Mapping[str, str],
     format_version: int,
 ) -> TableMetadata:
-    """A table without snapshots, of format version 2 or 3. Raises LakeError for what Iceberg does not have."""
+    """A table without snapshots. A property `format-version` comes before `format_version`. Raises LakeError for what
+    Iceberg does not have."""
     try:
         columns = _numbered(schema) if isinstance(schema, pa.Schema) else schema
         metadata = new_table_metadata(
@@ -36,7 +37,7 @@ def new_metadata(
             partition_spec=partition_spec,
             sort_order=UNSORTED_SORT_ORDER,
             location=location,
-            properties={**_protected(columns), **properties, _FORMAT_VERSION: str(format_version)},
+            properties={_FORMAT_VERSION: str(format_version), **_protected(columns), **properties},
         )
     except (TypeError, ValueError, ValidationError, UnsupportedPyArrowTypeException) as error:
         raise LakeError(f"no Iceberg table can have these columns: {error}", "choose other types") from error

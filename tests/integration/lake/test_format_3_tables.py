@@ -58,7 +58,7 @@ def rows_of(table: Table, *columns: str, snapshot_id: int | None = None) -> list
 
 
 @dataclass
-class Row:
+class LineageRow:
     region: str
     v: int
     number: int
@@ -68,15 +68,15 @@ class Row:
 
 
 @dataclass
-class Model:
+class LineageModel:
     """What random commits make of a table."""
 
     catalog: MemoryCatalog
     drawn: random.Random
-    rows: dict[int, Row] = field(default_factory=dict)
+    rows: dict[int, LineageRow] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
     """All row IDs that have been read."""
-    past: dict[int, dict[int, Row]] = field(default_factory=dict)
+    past: dict[int, dict[int, LineageRow]] = field(default_factory=dict)
     last_id: int = 0
 
     def open(self) -> Table:
@@ -94,13 +94,13 @@ class Model:
 
     def put(self, rows: pa.Table, number: int) -> None:
         for row in rows.to_pylist():
-            self.rows[row["id"]] = Row(row["region"], row["v"], number)
+            self.rows[row["id"]] = LineageRow(row["region"], row["v"], number)
 
     def delete(self, table: Table) -> None:
         low = self.drawn.randrange(self.last_id + 1)
         high = low + self.drawn.choice((1, 5, 60))
         predicate = f"id >= {low} and id < {high}"
-        gone: Callable[[int, Row], bool] = lambda number, _: low <= number < high  # noqa: E731
+        gone: Callable[[int, LineageRow], bool] = lambda number, _: low <= number < high  # noqa: E731
         if self.drawn.random() < 0.15:
             predicate, gone = "region = 'eu' and v = 1", lambda _, row: row.region == "eu" and row.v == 1
         elif self.drawn.random() < 0.05:
@@ -132,7 +132,7 @@ class Model:
             former = self.rows.pop(row["id"])
             if row in changed:
                 row_id = None if row["id"] in renewed else former.row_id
-                self.rows[row["id"]] = Row(row["region"], row["v"], number, row_id)
+                self.rows[row["id"]] = LineageRow(row["region"], row["v"], number, row_id)
 
     def compact(self, table: Table) -> None:
         """Some files become others with the same rows, which keep their lineage."""
@@ -163,7 +163,7 @@ class Model:
         self.past[snapshot.snapshot_id] = {number: replace(row) for number, row in self.rows.items()}
         require_sound_deletes(table)
 
-    def described(self, number: int, rows: Mapping[int, Row] | None = None) -> dict[str, Any]:
+    def described(self, number: int, rows: Mapping[int, LineageRow] | None = None) -> dict[str, Any]:
         row = (self.rows if rows is None else rows)[number]
         values = {"id": number, "region": row.region, "v": row.v}
         return {**values, "_row_id": row.row_id, "_last_updated_sequence_number": row.number}
@@ -197,7 +197,7 @@ def test_random_commits(
 ) -> None:
     seed = int(os.environ.get("SEED", random.randrange(2**32)))
     print(f"SEED={seed}")
-    model = Model(MemoryCatalog(warehouse, STORAGE), random.Random(seed))
+    model = LineageModel(MemoryCatalog(warehouse, STORAGE), random.Random(seed))
     partitioned = () if spec is None else (spec,)
     table = Table.create(model.catalog, NAME, SCHEMA, *partitioned, format_version=2 if upgraded else 3)
     if upgraded:
@@ -224,7 +224,7 @@ def test_random_commits(
     assert [tuple(row.values()) for row in pyiceberg] == values
 
 
-def delete_by_files(table: Table, model: Model) -> None:
+def delete_by_files(table: Table, model: LineageModel) -> None:
     """Position-delete files of format version 2: one of two data files, and one of one."""
     metadata = table.metadata
     positions = {file.path: np.arange(0, file.records, 2) for file in table.read_plan().files}

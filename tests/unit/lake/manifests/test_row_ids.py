@@ -24,7 +24,7 @@ SCHEMA = LakeSchema(0, (LakeField(1, "id", ColumnType(Kind.LONG), required=True)
 STORAGE = StorageOptions(fsync=False)
 
 
-class Commits:
+class NumberedCommits:
     """Snapshots of files with different numbers of rows."""
 
     def __init__(self, directory: Path, version: int) -> None:
@@ -96,7 +96,7 @@ class Commits:
 def test_random_commits(tmp_path: Path, seed: int) -> None:
     drawn = random.Random(seed)
     upgraded_at = drawn.choice((0, 5, 30))
-    commits = Commits(tmp_path, 2 if upgraded_at else 3)
+    commits = NumberedCommits(tmp_path, 2 if upgraded_at else 3)
     for number in range(60):
         if number == upgraded_at and upgraded_at:
             commits.upgrade()
@@ -109,7 +109,7 @@ def test_random_commits(tmp_path: Path, seed: int) -> None:
 def test_rows_from_before_the_upgrade_keep_the_ids_of_its_first_snapshot(tmp_path: Path) -> None:
     """Although the manifest that first has them with IDs has too many entries to be kept in memory, and is merged later
     by its bytes."""
-    commits = Commits(tmp_path, 2)
+    commits = NumberedCommits(tmp_path, 2)
     for _ in range(9):
         commits.commit(12)
     commits.upgrade()
