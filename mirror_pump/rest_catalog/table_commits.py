@@ -16,14 +16,21 @@ from pyiceberg.exceptions import ValidationError as UpdateRefused
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata as UpdatedMetadata
-from pyiceberg.table.metadata import TableMetadataUtil, TableMetadataV1, new_table_metadata
+from pyiceberg.table.metadata import TableMetadataUtil, TableMetadataV1, TableMetadataV3, new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
-from pyiceberg.table.update import AssertRefSnapshotId, TableRequirement, TableUpdate, update_table_metadata
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertRefSnapshotId,
+    TableRequirement,
+    TableUpdate,
+    UpgradeFormatVersionUpdate,
+    update_table_metadata,
+)
 
 from mirror_pump.lake.document.metadata_files import metadata_directory, read_any_version
 from mirror_pump.lake.document.next_metadata import with_unknown_keys
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.format.data_files import FORMAT_VERSION
+from mirror_pump.lake.format.data_files import VECTOR_VERSION
 from mirror_pump.rest_catalog.added_numbers import numbered
 from mirror_pump.rest_catalog.protocol import bad_request, commit_failed, no_such_table
 from mirror_pump.tables.catalogs.lake_catalog import (
@@ -33,6 +40,7 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     TableIdentifier,
     TableMoved,
 )
+from mirror_pump.tables.metadata.pyiceberg_documents import document_of
 from mirror_pump.tables.table.table import LAKE_RETRIES
 
 _UPDATE_ERRORS = (ValidationError, UpdateRefused, ValueError, TypeError, KeyError, NotImplementedError)
@@ -125,11 +133,11 @@ class TableCommits:
         if base is None and not change.request.creates:
             raise no_such_table(change.table.namespace, change.table.name)
         stored = None if base is None else read_any_version(base.metadata_location, self._catalog.storage)
-        if stored is not None and stored.format_version > FORMAT_VERSION:
+        if stored is not None and stored.format_version > VECTOR_VERSION:
             raise bad_request(
                 f"{change.table} has Iceberg format version {stored.format_version}, which is only read here"
             )
-        parsed = None if stored is None else TableMetadataUtil.parse_raw(stored.to_json().decode())
+        parsed = None if stored is None else _parsed(change.table, stored)
         try:
             for requirement in change.request.requirements:
                 _require(requirement, parsed)
@@ -138,11 +146,10 @@ class TableCommits:
         updates = (
             change.request.updates if parsed is None else numbered(str(change.table), change.request.updates, parsed)
         )
+        _require_next_row_id(change, parsed)
         try:
             made = update_table_metadata(
-                # What a new table's updates begin with is the version of the format.
-                TableMetadataV1.model_construct(last_column_id=-1, schema=Schema()) if parsed is None else parsed,
-                tuple(updates),
+                *_upgraded(parsed, updates),
                 enforce_validation=parsed is None,
                 metadata_location=None if base is None else base.metadata_location,
             )
@@ -176,10 +183,51 @@ def _require(requirement: TableRequirement, metadata: UpdatedMetadata | None) ->
     requirement.validate(metadata)
 
 
+def _parsed(table: TableIdentifier, stored: TableMetadata) -> UpdatedMetadata:
+    """Raises ProtocolError for metadata that the updates' library does not know, such as columns of new types."""
+    try:
+        return TableMetadataUtil.parse_raw(stored.to_json().decode())
+    except _UPDATE_ERRORS as error:
+        raise bad_request(f"{table} cannot be changed here: {error}") from error
+
+
+def _require_next_row_id(change: TableUpdates, metadata: UpdatedMetadata | None) -> None:
+    """Raises ProtocolError (409) if another commit, to another branch, has assigned row IDs that a new snapshot
+    assigns: the client is to number its rows again."""
+    next_row_id = None if metadata is None else getattr(metadata, "next_row_id", None)
+    for update in change.request.updates:
+        if isinstance(update, AddSnapshotUpdate) and next_row_id is not None:
+            first = update.snapshot.first_row_id
+            if first is not None and first < next_row_id:
+                raise commit_failed(
+                    f"Requirement failed: row IDs from {first} on were assigned concurrently ({change.table})"
+                )
+
+
+def _upgraded(
+    metadata: UpdatedMetadata | None, updates: Sequence[TableUpdate]
+) -> tuple[UpdatedMetadata, tuple[TableUpdate, ...]]:
+    """What the updates are made on, None for a new table, and the updates. One to format version 3 is made here: the
+    library, which knows the version, does not make it."""
+    to_vectors = any(
+        isinstance(update, UpgradeFormatVersionUpdate) and update.format_version == VECTOR_VERSION for update in updates
+    )
+    if to_vectors:
+        updates = [update for update in updates if not isinstance(update, UpgradeFormatVersionUpdate)]
+    if metadata is None:
+        # What a new table's updates begin with is the version of the format.
+        if to_vectors:
+            return TableMetadataV3.model_construct(last_column_id=-1, next_row_id=0), tuple(updates)
+        return TableMetadataV1.model_construct(last_column_id=-1, schema=Schema()), tuple(updates)
+    if to_vectors and metadata.format_version < VECTOR_VERSION:
+        metadata = TableMetadataUtil.parse_obj({**metadata.model_dump(by_alias=True), "format-version": VECTOR_VERSION})
+    return metadata, tuple(updates)
+
+
 def _check_format(table: TableIdentifier, metadata: UpdatedMetadata) -> None:
-    if metadata.format_version > FORMAT_VERSION:
+    if metadata.format_version > VECTOR_VERSION:
         raise bad_request(
-            f"{table} would have Iceberg format version {metadata.format_version}; {FORMAT_VERSION} is the newest that"
+            f"{table} would have Iceberg format version {metadata.format_version}; {VECTOR_VERSION} is the newest that"
             " is written here"
         )
 
@@ -189,4 +237,4 @@ def _document(
 ) -> TableMetadata:
     """The document of changed metadata, with what another engine put in and the updates' library does not know."""
     understood: Mapping[str, JsonValue] = {} if parsed is None else parsed.model_dump(by_alias=True)
-    return with_unknown_keys(TableMetadata.from_json(made.model_dump_json().encode()), before, understood)
+    return with_unknown_keys(document_of(made), before, understood)

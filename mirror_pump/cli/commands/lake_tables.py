@@ -51,7 +51,8 @@ def _add_init(group: typer.Typer) -> None:
             typer.Option("--partition", metavar="FIELD", help="region, day(created_at) or bucket[16](id); repeatable"),
         ] = None,
         property_: Annotated[
-            list[str] | None, typer.Option("--property", metavar="KEY=VALUE", help="Table property; repeatable")
+            list[str] | None,
+            typer.Option("--property", metavar="KEY=VALUE", help="Table property, or format-version=3; repeatable"),
         ] = None,
         transactions: Annotated[
             bool,

@@ -123,7 +123,7 @@ class ArchiveBranch:
         manifests, counts = self._content(table, line, writer, written)
         cut = line.cut if line is not None else EVERYTHING_IN_HEAP
         content = archive_summary(counts, cut, seam_at, summary or {})
-        snapshot = writer.snapshot(parent, manifests, content, max(now_ms, metadata.last_updated_ms))
+        snapshot, _ = writer.snapshot(parent, manifests, content, max(now_ms, metadata.last_updated_ms))
         after = with_archive_snapshot(metadata, snapshot, table.metadata_location, keep, table.retention)
         location = next_location(metadata, table.metadata_location)
         files = [

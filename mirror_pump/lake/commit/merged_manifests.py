@@ -59,7 +59,7 @@ def with_merged_manifests(table: LakeTable, merged: MergedManifests, summary: di
     entries = summarise(FileCounts(), FileCounts(), table.summary, summary, only_rewrites=True)
     entries |= snapshot_stats(table.metadata).to_summary()
     entries |= pending_after(table.metadata, entries, None, timestamp)
-    snapshot = writer.snapshot(table.metadata.current_snapshot, manifests, entries, timestamp)
+    snapshot, manifests = writer.snapshot(table.metadata.current_snapshot, manifests, entries, timestamp)
     every_snapshot = frozenset(past_snapshot.snapshot_id for past_snapshot in table.metadata.snapshots)
     metadata = with_snapshot(table.metadata, snapshot, table.metadata_location, every_snapshot, table.retention)
     location = next_location(table.metadata, table.metadata_location)

@@ -16,7 +16,7 @@ from mirror_pump.lake.contents.cutline import CutLine, divide
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
-from mirror_pump.lake.manifests.manifest_entries import ManifestEntry
+from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, StoredEntry
 from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 
@@ -35,7 +35,7 @@ class PresentFiles:
 class Replaced:
     """What a replacement does to one state of a table."""
 
-    doomed: Callable[[ManifestEntry], bool]
+    doomed: Callable[[ManifestEntry | StoredEntry], bool]
     """Whether a live file is removed."""
     may_hold: Callable[[Manifest], bool]
     """Whether a manifest may name such a file. Other manifests are kept without reading them."""

@@ -18,6 +18,7 @@ from mirror_pump.lake.commit.concurrent_rewrites import placeholder_number
 from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.forked_rewrite import ForkedRewrite
+from mirror_pump.lake.commit.hidden_rows import rows_of_files, vector_commit
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove, PresentFiles, Replaced
 from mirror_pump.lake.commit.schema_evolution import evolved
 from mirror_pump.lake.contents.file_listing import LiveFile, live_data_files, live_equality_deletes
@@ -28,7 +29,14 @@ from mirror_pump.lake.document.snapshot_stats import live_rows, pending_after, p
 from mirror_pump.lake.document.snapshot_summary import FileCounts, SnapshotSummary, Total, summarise
 from mirror_pump.lake.document.snapshot_thinning import DEFAULT_RETENTION, HistoryRetention
 from mirror_pump.lake.document.table_metadata import ARCHIVE_BRANCH, TableMetadata
-from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file
+from mirror_pump.lake.format.data_files import (
+    FORMAT_VERSION,
+    VECTOR_VERSION,
+    FileContent,
+    WrittenFile,
+    write_data_file,
+)
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
 from mirror_pump.lake.manifests.manifests import ManifestWriter, Removal
@@ -66,9 +74,12 @@ class RowDelta:
     replaces: Replacement | None = None
     """The earlier files to remove in the same snapshot."""
     positions: tuple[WrittenFile, ...] = ()
-    """Position-delete files, for rows of older files and of the segments' own files. They apply in any order."""
+    """Position-delete files, for rows of older files and of the segments' own files. They apply in any order. Staging
+    reads them, and writes deletion vectors in their place, if the table's format version has these."""
     unwritten: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """The content, by URI, of those of the position-delete files that staging has to write."""
+    hidden: Mapping[str, Positions] = field(default_factory=dict, repr=False)
+    """As `positions`, as row numbers by data file URI: only for tables with deletion vectors."""
     schema: LakeSchema | None = None
     """The table's columns from this snapshot on. None: they do not change. The commit's files may still have the former
     columns, since readers find columns by field ID."""
@@ -81,7 +92,7 @@ class RowDelta:
     def __post_init__(self) -> None:
         rewrite = self.replaces
         if isinstance(rewrite, FileRewrite) and (
-            self.backdated or (rewrite.merged and (self.segments or self.positions))
+            self.backdated or (rewrite.merged and (self.segments or self.positions or self.hidden))
         ):
             # Position deletes of the segments could name rows that a merge moves.
             raise ValueError("a rewrite goes with segments only, and one that merges data files alone")
@@ -142,9 +153,10 @@ class LakeTable:
         *,
         has_retention: bool = False,
         partitioning: LakePartitioning | None = None,
+        format_version: int = FORMAT_VERSION,
     ) -> StagedCommit:
-        """Stages a new table of format version 2 with an empty start snapshot. The snapshot's sequence number is the
-        table's start sequence number.
+        """Stages a new table with an empty start snapshot. The snapshot's sequence number is the table's start sequence
+        number.
 
         `has_retention`: the table has heap retention. The start snapshot is then also the head of the archive branch,
         since no row is below the cut-line yet. Creates the directories of the table's files; nothing else creates
@@ -153,7 +165,8 @@ class LakeTable:
         root = location.rstrip("/")
         for name in ("metadata", "data"):
             make_directory(join(root, name), storage)
-        empty = cls(TableMetadata.new(schema, root, properties, now_ms, partitioning), "", storage, ())
+        metadata = TableMetadata.new(schema, root, properties, now_ms, partitioning, format_version)
+        empty = cls(metadata, "", storage, ())
         return empty._stage(RowDelta(()), now_ms, frozenset(), None, has_retention=has_retention)
 
     @classmethod
@@ -217,22 +230,22 @@ class LakeTable:
         """Stages the delta. `written` owns each file as soon as it exists."""
         sequence_number = self.metadata.last_sequence_number + max(len(delta.segments), 1)
         added = _numbered(delta, sequence_number)
-        replaced = self._replaced(delta, added, sequence_number, written)
+        replaced, unwritten = self._replaced(delta, added, sequence_number, written)
         self._add_placeholder(added, written)
         added.data.extend(replaced.data)
         writer = ManifestWriter(self.metadata, sequence_number=sequence_number)
         removal = Removal(list(self.manifests), [], FileCounts())
-        if delta.replaces is not None:
+        if replaced is not _NOTHING_REPLACED:
             removal = writer.remove(self.manifests, self.storage, replaced.doomed, replaced.may_hold)
         manifests = self._manifests(writer, added, removal)
         timestamp = max(now_ms, self.metadata.last_updated_ms)
         summary = self._summary(delta, added, removal, replaced, timestamp)
-        snapshot = writer.snapshot(self.metadata.current_snapshot, manifests, summary, timestamp)
+        snapshot, manifests = writer.snapshot(self.metadata.current_snapshot, manifests, summary, timestamp)
         metadata = with_snapshot(self.metadata, snapshot, old_location, keep, self.retention)
         if has_retention:
             metadata = with_branch(metadata, ARCHIVE_BRANCH, snapshot.snapshot_id)
         new_location = next_location(self.metadata, old_location)
-        files = [*delta.unwritten.items(), *writer.files, (new_location, metadata.to_json())]
+        files = [*unwritten, *writer.files, (new_location, metadata.to_json())]
         directory = metadata_directory(self.metadata)
         if old_location is not None and not old_location.startswith(f"{directory}/"):
             # Another engine has just changed the table's metadata directory.
@@ -242,13 +255,33 @@ class LakeTable:
         table = LakeTable(metadata, new_location, self.storage, manifests, self.retention)
         return _staged(table, snapshot, old_location, written)
 
-    def _replaced(self, delta: RowDelta, added: _Added, sequence_number: int, written: StagedFiles) -> Replaced:
-        """What the delta removes from this state. Adds its position deletes, and those of the removal, to `added`."""
+    def _replaced(
+        self, delta: RowDelta, added: _Added, sequence_number: int, written: StagedFiles
+    ) -> tuple[Replaced, list[tuple[str, bytes]]]:
+        """What the delta removes from this state. Adds its position deletes, and those of the removal, to `added`, and
+        returns the URI and content of those that are to be written."""
         replaced = _NOTHING_REPLACED
         if delta.replaces is not None:
             replaced = delta.replaces.replaced(PresentFiles(self.manifests, self.location, self.storage), written)
         added.positions.extend((file, sequence_number) for file in (*delta.positions, *replaced.positions))
-        return replaced
+        if self.metadata.format_version >= VECTOR_VERSION:
+            return self._with_vectors(delta, added, replaced, sequence_number)
+        if delta.hidden:
+            raise ValueError(f"{self.location} has format version {self.metadata.format_version}, without vectors")
+        return replaced, [*delta.unwritten.items()]
+
+    def _with_vectors(
+        self, delta: RowDelta, added: _Added, replaced: Replaced, sequence_number: int
+    ) -> tuple[Replaced, list[tuple[str, bytes]]]:
+        """Puts deletion vectors in the place of the position-delete files in `added`. Returns what the commit removes,
+        and the files that hold the vectors."""
+        hidden = rows_of_files((file for file, _ in added.positions), delta.unwritten, self.storage)
+        base = PresentFiles(self.manifests, self.location, self.storage)
+        data = [*added.data, *replaced.data]
+        changed = vector_commit(base, [delta.hidden, *hidden], data, self.spec_id, replaced)
+        added.positions[:] = [(vector, sequence_number) for vector in changed.vectors]
+        added.data[:] = [(file, number) for file, number in added.data if file.path not in changed.emptied]
+        return changed.replaced, [*changed.files]
 
     def _add_placeholder(self, added: _Added, written: StagedFiles) -> None:
         """Adds the placeholder file that the first equality delete needs, unless the commit adds a data file that is as
@@ -287,7 +320,10 @@ class LakeTable:
             dangling=counted.dangling - replaced.dangling,
             uncertain=int(counted.uncertain or replaced.uncounted),
         )
-        counted = counted.after(counts, removal.removed, replaced.rewritten_bytes)
+        after = counted.after(counts, removal.removed, replaced.rewritten_bytes)
+        # A vector goes with its data file.
+        has_vectors = self.metadata.format_version >= VECTOR_VERSION
+        counted = replace(after, dangling=counted.dangling) if has_vectors else after
         if SnapshotSummary(summary).total(Total.POSITION_DELETES) == (
             counts.position_deletes if replaced.empties else 0
         ):

@@ -15,6 +15,7 @@ from mirror_pump.lake.document.snapshot import Snapshot, sequence_number_of
 from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE, FRONTIER_PROPERTY
 from mirror_pump.lake.document.snapshot_thinning import HistoryRetention, thin_history
 from mirror_pump.lake.document.table_metadata import ARCHIVE_BRANCH, MAIN, NAME_MAPPING, TableMetadata, sort_fields
+from mirror_pump.lake.format.data_files import VECTOR_VERSION
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.model import LakePartitioning, SortedColumn
 
@@ -26,7 +27,7 @@ _CONTENT = ("schemas", "current-schema-id", "current-snapshot-id", "snapshot-log
 """Keys that describe the table's content and its history."""
 _ARCHIVE_PROPERTIES = {"mirror-pump.cut-line": ARCHIVE_CUT_LINE, FRONTIER_PROPERTY: FRONTIER_PROPERTY}
 """Table properties, for people and engines, and the entries of the snapshot's summary that they repeat."""
-_GROWING = ("last-sequence-number", "last-updated-ms", "last-column-id")
+_GROWING = ("last-sequence-number", "last-updated-ms", "last-column-id", "next-row-id")
 
 
 def with_snapshot(
@@ -190,6 +191,33 @@ def only_referenced(metadata: TableMetadata) -> TableMetadata:
     return TableMetadata({**metadata.document, "snapshots": snapshots})
 
 
+def with_format_version(metadata: TableMetadata, version: int, old_location: str, timestamp_ms: int) -> TableMetadata:
+    """The document of a table of format version 2 or later as one of a later version (Iceberg spec, row lineage for
+    upgraded tables): its next snapshot assigns row IDs, to the rows that are there too. `old_location` is where
+    `metadata` is stored; the time is in milliseconds since 1970 UTC. Raises ValueError for an older version: files of
+    the newer one would become unreadable."""
+    if version < metadata.format_version:
+        raise ValueError(f"{metadata.location} has format version {metadata.format_version} already")
+    return TableMetadata(
+        {
+            **metadata.document,
+            "format-version": version,
+            "next-row-id": metadata.next_row_id,
+            "last-updated-ms": max(timestamp_ms, metadata.last_updated_ms),
+            "metadata-log": _log_after(metadata, old_location),
+        }
+    )
+
+
+def with_next_row_id(metadata: TableMetadata) -> TableMetadata:
+    """The document of a library that does not keep the next row ID of a table with row lineage, with one above all that
+    its snapshots have assigned."""
+    if metadata.format_version < VECTOR_VERSION:
+        return metadata
+    numbers = [snapshot.next_row_id or 0 for snapshot in metadata.snapshots]
+    return TableMetadata({**metadata.document, "next-row-id": max(metadata.next_row_id, *numbers, 0)})
+
+
 def with_schema(
     metadata: TableMetadata, schema: LakeSchema, known_id: int | None, current: LakeSchema | None
 ) -> TableMetadata:
@@ -307,7 +335,7 @@ def with_content_of(current_metadata: TableMetadata, staged: TableMetadata, kept
     result = {
         **old,
         **{key: new[key] for key in _CONTENT if key in new},
-        **{key: max(int(new[key]), int(old[key])) for key in _GROWING},
+        **{key: max(int(new.get(key, 0)), int(old[key])) for key in _GROWING if key in old},
         **_specs_after(old, new, staged.current_schema),
         **_order_without_gone_columns(old, staged.current_schema),
         "properties": _properties_after(current_metadata.properties, current, staged.current_schema),
@@ -354,6 +382,8 @@ def _grown(
         "refs": refs,
         "snapshots": snapshots,
     }
+    if snapshot.next_row_id is not None:
+        result["next-row-id"] = snapshot.next_row_id
     if len(snapshots) <= len(document["snapshots"]):
         result |= _statistics_of(document, _ids(snapshots))
     if old_location is not None:

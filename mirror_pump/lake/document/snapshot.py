@@ -27,8 +27,10 @@ class Snapshot:
         summary: Mapping[str, str],
         manifest_list: str,
         schema_id: int,
+        row_ids: tuple[int, int] | None = None,
     ) -> Snapshot:
-        """A snapshot of a commit. `timestamp_ms` is milliseconds since 1970 UTC, `manifest_list` a location."""
+        """A snapshot of a commit. `timestamp_ms` is milliseconds since 1970 UTC, `manifest_list` a location. `row_ids`:
+        in a table with row lineage the first row ID that the snapshot may assign, and how many it does."""
         document = {
             "sequence-number": sequence_number,
             "snapshot-id": snapshot_id,
@@ -39,6 +41,8 @@ class Snapshot:
         }
         if parent is not None:
             document["parent-snapshot-id"] = parent.snapshot_id
+        if row_ids is not None:
+            document["first-row-id"], document["added-rows"] = row_ids
         return cls(document)
 
     @property
@@ -82,6 +86,12 @@ class Snapshot:
     def summary(self) -> SnapshotSummary:
         """Empty if another engine left it out."""
         return SnapshotSummary(self.document.get("summary") or {})
+
+    @property
+    def next_row_id(self) -> int | None:
+        """The least row ID that the snapshot certainly did not assign; None in a table without row lineage."""
+        first = self.document.get("first-row-id")
+        return None if first is None else int(first) + int(self.document.get("added-rows") or 0)
 
     @property
     def is_archive(self) -> bool:

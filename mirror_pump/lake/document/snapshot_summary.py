@@ -154,6 +154,8 @@ class FileCounts:
     equality_deletes: int = 0
     position_files: int = 0
     position_deletes: int = 0
+    """Rows of position-delete files and of deletion vectors."""
+    vectors: int = 0
     size: int = 0
     partitions: set[PartitionTuple] = field(default_factory=set)
     """The lake partitions of the files."""
@@ -163,11 +165,14 @@ class FileCounts:
         """Those of written files."""
         counts = cls()
         for file in files:
-            counts.add(file.content, file.record_count, file.size_bytes, file.partition)
+            is_vector = file.blob is not None
+            counts.add(file.content, file.record_count, file.content_bytes, file.partition, is_vector=is_vector)
         return counts
 
-    def add(self, content: int, records: int, size: int, partition: PartitionTuple = ()) -> None:
-        """Counts one file more. `content`: as in FileContent."""
+    def add(
+        self, content: int, records: int, size: int, partition: PartitionTuple = (), *, is_vector: bool = False
+    ) -> None:
+        """Counts one file more. `content`: as in FileContent; `is_vector`: it is a deletion vector."""
         from mirror_pump.lake.format.data_files import FileContent
 
         self.size += size
@@ -179,13 +184,14 @@ class FileCounts:
             self.equality_files += 1
             self.equality_deletes += records
         else:
-            self.position_files += 1
+            self.position_files += not is_vector
+            self.vectors += is_vector
             self.position_deletes += records
 
     @property
     def delete_files(self) -> int:
-        """Delete files of both kinds."""
-        return self.equality_files + self.position_files
+        """Delete files of both kinds, and deletion vectors."""
+        return self.equality_files + self.position_files + self.vectors
 
     def __bool__(self) -> bool:
         return any(getattr(self, member.name) for member in fields(self))
@@ -235,6 +241,7 @@ def summarise(
         "added-equality-deletes": added.equality_deletes,
         "added-position-delete-files": added.position_files,
         "added-position-deletes": added.position_deletes,
+        "added-dvs": added.vectors,
         "added-files-size": added.size,
         "deleted-data-files": removed.data_files,
         "deleted-records": removed.records,
@@ -243,6 +250,7 @@ def summarise(
         "removed-equality-deletes": removed.equality_deletes,
         "removed-position-delete-files": removed.position_files,
         "removed-position-deletes": removed.position_deletes,
+        "removed-dvs": removed.vectors,
         "removed-files-size": removed.size,
     }
     totals = {}

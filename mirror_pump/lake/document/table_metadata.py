@@ -59,16 +59,19 @@ class TableMetadata:
         properties: Mapping[str, str],
         now_ms: int,
         partitioning: LakePartitioning | None = None,
+        format_version: int | None = None,
     ) -> TableMetadata:
-        """Metadata of a table without snapshots (Iceberg spec, table metadata, v2). Raises ValueError for a
-        partitioning that does not apply to the schema."""
+        """Metadata of a table without snapshots (Iceberg spec, table metadata), of format version 2 or 3, by default 2.
+        Raises ValueError for a partitioning that does not apply to the schema."""
         from mirror_pump.lake.document.partition_specs import LAST_PARTITION_ID, specs_of
-        from mirror_pump.lake.format.data_files import FORMAT_VERSION
+        from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
 
         specs = specs_of(schema, partitioning)
+        version = FORMAT_VERSION if format_version is None else format_version
         return cls(
             {
-                "format-version": FORMAT_VERSION,
+                "format-version": version,
+                **({"next-row-id": 0} if version >= VECTOR_VERSION else {}),
                 "table-uuid": str(uuid.uuid4()),
                 "location": location,
                 "last-sequence-number": 0,
@@ -123,6 +126,11 @@ class TableMetadata:
     def last_sequence_number(self) -> SequenceNumber:
         """That of the newest commit to any branch; 0 in a table from format version 1."""
         return SequenceNumber(int(self.document.get("last-sequence-number", 0)))
+
+    @property
+    def next_row_id(self) -> int:
+        """The first row ID that the next snapshot may assign; 0 in a table without row lineage."""
+        return int(self.document.get("next-row-id") or 0)
 
     @property
     def last_updated_ms(self) -> int:

@@ -20,11 +20,14 @@ from decoders.columns import Kind
 from mirror_pump.lake.format.bounds import ColumnStatistics, split_offsets
 from mirror_pump.lake.format.gathered_rows import GatheredRows
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
+from mirror_pump.lake.format.puffin import BlobPlace
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, join, open_output
 
 FORMAT_VERSION: Final = 2
-"""Format version of tables, manifests and manifest lists."""
+"""Format version of new tables, and of manifests and their lists in tables of this version and before."""
+VECTOR_VERSION: Final = 3
+"""The format version, the newest that is written here, whose tables have deletion vectors and row lineage."""
 
 # Compression measured on public.acct, 100,000 rows, one thread: zstd 1 without a dictionary for its four
 # high-cardinality columns 21 ms and 3.4 MB; zstd 3 32 ms and 3.5 MB; zstd 1 with dictionaries everywhere 29 ms and
@@ -61,7 +64,7 @@ class FileContent(IntEnum):
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A Parquet file's description for its manifest entry. Picklable: it travels from the task to the driver."""
+    """A file's description for its manifest entry. Picklable: it travels from the task to the driver."""
 
     content: FileContent
     path: str
@@ -86,6 +89,17 @@ class WrittenFile:
     """POSITION_DELETES only: URI of the data file, if all positions are in one file."""
     partition: PartitionTuple = UNPARTITIONED
     """The lake partition that all rows, or all data files that the deletes concern, belong to."""
+    spec_id: int | None = None
+    """The partition spec of `partition`. None: that of the table's new files."""
+    blob: BlobPlace | None = None
+    """POSITION_DELETES only: of a deletion vector its place in the Puffin file `path`, which `size_bytes` is of."""
+    first_row_id: int | None = None
+    """DATA only: the ID of the file's first row, if it has been assigned (Iceberg spec, row lineage)."""
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of what the entry describes: of a vector those of its blob, as engines count them."""
+        return self.size_bytes if self.blob is None else self.blob.size
 
 
 def write_data_file(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.puffin import BlobPlace
 
 
 def file_to_json(file: WrittenFile) -> dict[str, Any]:
@@ -26,6 +27,9 @@ def file_to_json(file: WrittenFile) -> dict[str, Any]:
         "split_offsets": list(file.split_offsets),
         "referenced_data_file": file.referenced_data_file,
         "partition": list(file.partition),
+        "spec_id": file.spec_id,
+        "blob": None if file.blob is None else [file.blob.offset, file.blob.size],
+        "first_row_id": file.first_row_id,
     }
 
 
@@ -46,6 +50,10 @@ def file_from_json(stored: Mapping[str, Any]) -> WrittenFile:
         split_offsets=tuple(stored["split_offsets"]),
         referenced_data_file=stored["referenced_data_file"],
         partition=tuple(stored["partition"]),
+        # What a release before format version 3 stored has none of these.
+        spec_id=stored.get("spec_id"),
+        blob=None if stored.get("blob") is None else BlobPlace(*stored["blob"]),
+        first_row_id=stored.get("first_row_id"),
     )
 
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mirror_pump.lake.format.bounds import split_offsets
@@ -177,6 +178,17 @@ def read_position_deletes(
                     table = parquet.read_row_group(group, columns=["file_path", "pos"], use_threads=False)
                     for path, rows in _by_path(table.select(["file_path", "pos"]), data_files):
                         rows_by_path.setdefault(path, []).append(rows)
+    return {path: sorted_distinct(np.concatenate(parts)) for path, parts in rows_by_path.items()}
+
+
+def decoded_position_deletes(content: bytes) -> dict[str, Positions]:
+    """All rows that a position-delete file names: row numbers by URI. May raise anything for content that is no such
+    file: use it in `decoding`."""
+    table = pq.read_table(pa.BufferReader(content), columns=["file_path", "pos"])
+    paths = frozenset(pc.unique(table.column("file_path")).to_pylist())
+    rows_by_path: dict[str, list[Positions]] = {}
+    for path, rows in _by_path(table.select(["file_path", "pos"]), paths):
+        rows_by_path.setdefault(path, []).append(rows)
     return {path: sorted_distinct(np.concatenate(parts)) for path, parts in rows_by_path.items()}
 
 

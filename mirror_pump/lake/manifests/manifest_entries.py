@@ -1,4 +1,8 @@
-"""Manifest entries as bytes: encoding, decoding entries of any engine, and carrying entries over to later manifests."""
+"""Manifest entries as bytes: encoding, decoding entries of any engine, and carrying entries over to later manifests.
+
+Format version 3 adds three fields, which are the last ones here. So what describes a file under version 2 is the same
+bytes in both, and entries are carried over into manifests of either.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,21 @@ from typing import Any
 import orjson
 from pyiceberg.manifest import DATA_FILE_TYPE, MANIFEST_ENTRY_SCHEMAS, manifest_entry_schema_with_data_file
 from pyiceberg.typedef import Record
-from pyiceberg.types import IntegerType, ListType, NestedField, StringType, StructType
+from pyiceberg.types import IntegerType, ListType, LongType, NestedField, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from mirror_pump.lake.avro.container_files import schema_json
 from mirror_pump.lake.avro.record_encoder import Encoder
 from mirror_pump.lake.document.partition_specs import NO_PARTITION
-from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
+from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION, FileContent, WrittenFile
 from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.format.puffin import BlobPlace
 from mirror_pump.lake.manifests.entry_reader import (
+    CONTENT_OFFSET,
+    CONTENT_SIZE,
     DATA_FILE,
     FILE_SEQUENCE_NUMBER,
+    FIRST_ROW_ID,
     FORMAT,
     PARTITION,
     PATH,
@@ -49,28 +57,55 @@ class ManifestEntry:
     size_bytes: int
     partition: PartitionTuple
     data_file: bytes
+    """Without the fields of format version 3."""
+    referenced_data_file: str | None = None
+    """Of deletes that concern one data file its URI."""
+    blob: BlobPlace | None = None
+    """Of a deletion vector its place in the Puffin file `path`."""
+    first_row_id: int | None = None
+    """Of a data file the ID of its first row. None if its manifest's has to tell, and in tables without row lineage."""
+
+    @property
+    def content_bytes(self) -> int:
+        """Bytes of what the entry describes: of a vector those of its blob."""
+        return self.size_bytes if self.blob is None else self.blob.size
 
 
 class Formats:
-    """Encoders and schema of manifests with one partition type."""
+    """Encoders and schema of manifests with one partition type, of one format version."""
 
-    def __init__(self, partition: StructType) -> None:
+    def __init__(self, partition: StructType, version: int = FORMAT_VERSION) -> None:
         data_file = _data_file_type(partition)
+        self.data_file = Encoder(data_file)
+        self._last = Encoder(_LAST_FIELDS) if version >= VECTOR_VERSION else None
+        if self._last is not None:
+            data_file = StructType(*data_file.fields, *_LAST_FIELDS.fields)
         schema = manifest_entry_schema_with_data_file(FORMAT_VERSION, data_file)
         self.schema = schema_json(schema, "manifest_entry")
-        self.data_file = Encoder(data_file)
         self._head = Encoder(StructType(*MANIFEST_ENTRY_SCHEMAS[FORMAT_VERSION].fields[:4]))
 
     def entry(self, entry: ManifestEntry) -> bytes:
         """The entry's Avro record: its encoded head, followed by the file's bytes."""
         head = self._head.encode(entry.status, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
-        return head + entry.data_file
+        if self._last is None:
+            return head + entry.data_file
+        blob = entry.blob
+        offset, size = (None, None) if blob is None else (blob.offset, blob.size)
+        return head + entry.data_file + self._last.encode(entry.first_row_id, offset, size)
+
+
+_LAST_FIELDS = StructType(
+    NestedField(FIRST_ROW_ID, "first_row_id", LongType(), required=False),
+    NestedField(CONTENT_OFFSET, "content_offset", LongType(), required=False),
+    NestedField(CONTENT_SIZE, "content_size_in_bytes", LongType(), required=False),
+)
+"""The fields of format version 3."""
 
 
 @lru_cache(maxsize=32)
-def formats_of(partition: StructType) -> Formats:
+def formats_of(partition: StructType, version: int = FORMAT_VERSION) -> Formats:
     """The encoders for a partition type, cached."""
-    return Formats(partition)
+    return Formats(partition, version)
 
 
 def _data_file_type(partition: StructType) -> StructType:
@@ -92,27 +127,31 @@ def _data_file_type(partition: StructType) -> StructType:
     return StructType(*fields)
 
 
-_FILE_FIELDS = [member.field_id for member in _data_file_type(NO_PARTITION).fields]
+_FILE_FIELDS = [member.field_id for member in (*_data_file_type(NO_PARTITION).fields, *_LAST_FIELDS.fields)]
 _REQUIRED = frozenset({PATH, FORMAT, PARTITION, RECORDS, SIZE_BYTES})
 
 
 def file_values(file: WrittenFile) -> tuple[Any, ...]:
-    """A new file as values in the field order of `_data_file_type`."""
-    return (
-        int(file.content),
-        file.path,
-        "PARQUET",
-        Record(*file.partition),
-        file.record_count,
-        file.size_bytes,
+    """A new file as values in the field order of `_data_file_type`. A vector has no columns to tell of."""
+    is_vector = file.blob is not None
+    columns = (
         file.column_sizes,
         file.value_counts,
         file.null_counts,
         file.nan_counts,
         file.lower_bounds,
         file.upper_bounds,
+    )
+    return (
+        int(file.content),
+        file.path,
+        "PUFFIN" if is_vector else "PARQUET",
+        Record(*file.partition),
+        file.record_count,
+        file.size_bytes,
+        *([None] * len(columns) if is_vector else columns),
         None,
-        list(file.split_offsets),
+        None if is_vector else list(file.split_offsets),
         list(file.equality_ids) if file.content is FileContent.EQUALITY_DELETES else None,
         # Iceberg spec: position-delete files are sorted by path and position, and must not name a sort order.
         0 if file.content is not FileContent.POSITION_DELETES else None,
@@ -128,7 +167,9 @@ class StoredEntry:
     sequence_number: int
     file_sequence_number: int
     file: Sequence[Any]
-    """Its data_file, in the field order of `_data_file_type`."""
+    """Its data_file, in the field order of `_data_file_type`, then that of `_LAST_FIELDS`."""
+    first_row_id: int | None = None
+    """Of a data file the ID of its first row, inherited too. None in snapshots without row lineage."""
 
     @property
     def path(self) -> str:
@@ -142,7 +183,7 @@ class StoredEntry:
 
     @property
     def format(self) -> str:
-        """`PARQUET`, `AVRO` or `ORC`."""
+        """`PARQUET`, `AVRO` or `ORC`; `PUFFIN` of deletion vectors."""
         return str(self.file[2]).upper()
 
     @property
@@ -178,9 +219,21 @@ class StoredEntry:
         """Field IDs of the columns that an equality delete compares."""
         return tuple(self.file[14] or ())
 
+    @property
+    def referenced_data_file(self) -> str | None:
+        """Of deletes that concern one data file its URI, if the entry says so."""
+        path: str | None = self.file[16]
+        return path
+
+    @property
+    def blob(self) -> BlobPlace | None:
+        """Of a deletion vector its place in the Puffin file `path`."""
+        offset, size = self.file[18:20]
+        return None if offset is None else BlobPlace(int(offset), int(size))
+
     def encoded(self, partition: StructType) -> ManifestEntry:
         """The entry, encoded to be carried over to another manifest."""
-        file = (self.content, *self.file[1:3], Record(*self.partition), *self.file[4:])
+        file = (self.content, *self.file[1:3], Record(*self.partition), *self.file[4:17])
         return ManifestEntry(
             Status.EXISTING,
             self.snapshot_id,
@@ -192,6 +245,9 @@ class StoredEntry:
             self.size_bytes,
             self.partition,
             formats_of(partition).data_file.encode(*file),
+            self.referenced_data_file,
+            self.blob,
+            self.first_row_id,
         )
 
 
@@ -211,16 +267,20 @@ def written_file(entry: StoredEntry) -> WrittenFile:
         entry.equality_ids,
         tuple(entry.file[13] or ()),
         nans,
-        entry.file[16],
+        entry.referenced_data_file,
         entry.partition,
+        blob=entry.blob,
+        first_row_id=entry.first_row_id,
     )
 
 
-def stored_entries(content: bytes, snapshot_id: int, manifest_number: int) -> tuple[StructType, list[StoredEntry]]:
+def stored_entries(
+    content: bytes, snapshot_id: int, manifest_number: int, first_row_id: int | None = None
+) -> tuple[StructType, list[StoredEntry]]:
     """Partition type and live entries of any engine's manifest file.
 
-    `snapshot_id` and `manifest_number` are those of the manifest. Entries inherit them (Iceberg spec, sequence number
-    inheritance).
+    `snapshot_id`, `manifest_number` and `first_row_id` are those of the manifest. Entries inherit them (Iceberg spec,
+    sequence number inheritance, first row ID inheritance).
     """
     reader = EntryReader(content, None)
     # The place of what a manifest lacks is behind its fields; those that each has must be there.
@@ -238,6 +298,11 @@ def stored_entries(content: bytes, snapshot_id: int, manifest_number: int) -> tu
                 [row[place] for place in places],
             )
         )
+    if first_row_id is not None:
+        ids = inherited_row_ids(
+            [entry.file[17] for entry in entries], [entry.records for entry in entries], first_row_id
+        )
+        entries = [replace(entry, first_row_id=row_id) for entry, row_id in zip(entries, ids, strict=True)]
     return _partition_type(reader.metadata["avro.schema"]), entries
 
 
@@ -252,7 +317,35 @@ def _partition_type(schema: str) -> StructType:
     return partition.field_type
 
 
+def inherited_row_ids(
+    row_ids: Sequence[int | None], records: Sequence[int], first_row_id: int | None
+) -> Sequence[int | None]:
+    """The first row IDs of a manifest's live data files, in its order, from those that their entries have and their
+    numbers of rows. `first_row_id`: the manifest's; without one none of its files has row IDs, whatever is stored."""
+    if first_row_id is None:
+        return [None] * len(row_ids)
+    ids = []
+    for row_id, rows in zip(row_ids, records, strict=True):
+        ids.append(first_row_id if row_id is None else row_id)
+        first_row_id += rows if row_id is None else 0
+    return ids
+
+
 def existing(entry: ManifestEntry, manifest_number: int) -> ManifestEntry:
     """An added entry in the form that later manifests hold; `manifest_number` is that of its first manifest."""
     number = manifest_number if entry.file_sequence_number is None else entry.file_sequence_number
     return replace(entry, status=Status.EXISTING, file_sequence_number=number)
+
+
+def existing_entries(
+    entries: Sequence[ManifestEntry], manifest_number: int, first_row_id: int | None
+) -> list[ManifestEntry]:
+    """As `existing`, of all live entries of a manifest, in its order, with the row IDs that they inherit of it."""
+    carried = [existing(entry, manifest_number) for entry in entries]
+    ids = inherited_row_ids(
+        [entry.first_row_id for entry in entries], [entry.records for entry in entries], first_row_id
+    )
+    return [
+        entry if entry.first_row_id == row_id else replace(entry, first_row_id=row_id)
+        for entry, row_id in zip(carried, ids, strict=True)
+    ]

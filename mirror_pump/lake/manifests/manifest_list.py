@@ -10,9 +10,9 @@ from typing import Any
 from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, ManifestContent, PartitionFieldSummary
 
 from mirror_pump.lake.avro.container_files import container, schema_json
-from mirror_pump.lake.avro.record_encoder import Encoder
+from mirror_pump.lake.avro.record_encoder import Encoder, write_integer
 from mirror_pump.lake.format.damaged_files import decoding
-from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent
+from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION, FileContent
 from mirror_pump.lake.manifests.entry_reader import EntryReader, parsed_schema
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry
 from mirror_pump.lake.storage import StorageOptions, read_bytes
@@ -33,9 +33,10 @@ _IDS = {
     "deleted_rows": 514,
     "partitions": 507,
     "key_metadata": 519,
+    "first_row_id": 520,
 }
 """Field IDs (Iceberg spec, manifest lists), in the order of `_from_list`. What a list lacks is None, as in format
-version 1."""
+versions 1 and 2."""
 _KEPT_BYTES = 100_000
 """Of a list that is kept decoded, which takes some ten times as much memory."""
 _SUMMARY_IDS = (509, 518, 510, 511)
@@ -74,8 +75,13 @@ class Manifest:
     deletes: FileContent | None = None
     """Kind of all live entries of a delete manifest, if known. The kinds are kept in separate manifests, since equality
     deletes are soon converted and removed, while position deletes stay."""
+    first_row_id: int | None = None
+    """The ID of the first row among its data files without first row IDs. None if none is assigned: of deletes, in
+    tables without row lineage, and until a snapshot has the manifest."""
+    unassigned_rows: int | None = None
+    """Rows of its live data files whose entries have no first row ID; None if that is not known."""
     line: bytes = b""
-    """This manifest's entry of a manifest list, encoded."""
+    """This manifest's entry of a manifest list, encoded, without the field of format version 3, its last one."""
 
     @property
     def live_files(self) -> int:
@@ -115,9 +121,20 @@ def _decoded(content: bytes) -> tuple[Manifest, ...]:
     )
 
 
-def encoded_list(metadata: Mapping[str, str], manifests: Sequence[Manifest]) -> bytes:
-    """The content of a manifest list file; `metadata` goes into its header."""
-    return container(_list_schema(), metadata, [manifest.line for manifest in manifests])
+def encoded_list(metadata: Mapping[str, str], manifests: Sequence[Manifest], version: int = FORMAT_VERSION) -> bytes:
+    """The content of a manifest list file of a format version; `metadata` goes into its header."""
+    lines = [manifest.line for manifest in manifests]
+    if version >= VECTOR_VERSION:
+        lines = [line + _optional(manifest.first_row_id) for line, manifest in zip(lines, manifests, strict=True)]
+    return container(_list_schema(version), metadata, lines)
+
+
+def _optional(value: int | None) -> bytes:
+    """A union of null and long."""
+    encoded = bytearray([0 if value is None else 2])
+    if value is not None:
+        write_integer(encoded, value)
+    return bytes(encoded)
 
 
 def _summary_order(schema: str) -> list[int | None]:
@@ -134,7 +151,7 @@ def _summary_order(schema: str) -> list[int | None]:
 
 def _from_list(line: Sequence[Any], order: Sequence[int | None]) -> Manifest:
     path, length, spec_id, content, number, least_number, snapshot_id, added, existing, deleted = line[:10]
-    added_rows, existing_rows, deleted_rows, summaries, key_metadata = line[10:]
+    added_rows, existing_rows, deleted_rows, summaries, key_metadata, first_row_id = line[10:]
     # Format version 1 allows lists without counts. No reader may pass over such a manifest: it counts as one of a file.
     uncounted = added is None or existing is None
     if summaries is not None:
@@ -154,6 +171,7 @@ def _from_list(line: Sequence[Any], order: Sequence[int | None]) -> Manifest:
         (added_rows or 0, existing_rows or 0, deleted_rows or 0),
         summaries,
         key_metadata,
+        first_row_id=first_row_id,
     )
 
 
@@ -176,9 +194,9 @@ def with_line(manifest: Manifest) -> Manifest:
     return replace(manifest, line=line)
 
 
-@lru_cache(maxsize=1)
-def _list_schema() -> str:
-    return schema_json(MANIFEST_LIST_FILE_SCHEMAS[FORMAT_VERSION], "manifest_file")
+@lru_cache(maxsize=2)
+def _list_schema(version: int) -> str:
+    return schema_json(MANIFEST_LIST_FILE_SCHEMAS[version], "manifest_file")
 
 
 @lru_cache(maxsize=1)

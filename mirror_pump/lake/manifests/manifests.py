@@ -1,5 +1,9 @@
 """Writes manifests with explicit sequence numbers, and merges them like a log-structured merge tree.
 
+A snapshot of format version 3 assigns IDs to the rows of data files that have none: each data manifest of its list gets
+the ID of the first such row (`ManifestWriter.snapshot`). An entry has its file's first row ID from the next manifest
+on. So a row keeps its ID however often its file's entry is carried over.
+
 Entries are passed on as encoded bytes. Most manifests that a commit merges were written here, so merging them means
 joining bytes, and the cost of a commit does not depend on the number of earlier commits.
 """
@@ -10,7 +14,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import orjson
 from pyiceberg.manifest import ManifestContent
@@ -23,13 +27,14 @@ from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import FileCounts
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.damaged_files import decoding
-from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
+from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION, FileContent, WrittenFile
 from mirror_pump.lake.format.partitioning import UNPARTITIONED
 from mirror_pump.lake.manifests.entry_reader import Status
 from mirror_pump.lake.manifests.manifest_entries import (
+    Formats,
     ManifestEntry,
     StoredEntry,
-    existing,
+    existing_entries,
     file_values,
     formats_of,
     stored_entries,
@@ -47,7 +52,8 @@ FULL = 10_000
 
 HELD = 100
 """A new manifest keeps its live entries in memory up to this many: most small manifests are merged, or lose files,
-within minutes."""
+within minutes. Of deletion vectors it keeps all, since the next commit that hides rows of the same files replaces
+them."""
 
 
 _Group: TypeAlias = tuple[ManifestContent, int, FileContent | None]
@@ -102,6 +108,7 @@ class ManifestWriter:
         self._partition_types = partition_types or metadata.partition_type
         self._directory = metadata_directory(metadata)
         self._full = full
+        self._version = max(metadata.format_version, FORMAT_VERSION)
         self.snapshot_id = metadata.new_snapshot_id() if snapshot_id is None else snapshot_id
         self.sequence_number = metadata.last_sequence_number + 1 if sequence_number is None else sequence_number
         self.files: list[tuple[str, bytes]] = []
@@ -128,9 +135,9 @@ class ManifestWriter:
         written: list[Manifest] = []
         for content in ManifestContent:
             merged: set[str] = set()
-            for files in self._by_spec(added.get(content, ())):
-                entries = self._added(files)
-                group, due = self._due(content, entries, groups)
+            for spec_id, files in self._by_spec(added.get(content, ())):
+                entries = self._added(files, spec_id)
+                group, due = self._due(content, spec_id, entries, groups)
                 if entries or due:
                     written.append(self._merged(group, entries, due, storage))
                 merged |= {manifest.path for manifest in due}
@@ -154,11 +161,15 @@ class ManifestWriter:
         return carried
 
     def _due(
-        self, content: ManifestContent, entries: Sequence[ManifestEntry], groups: Mapping[_Group, _SizeClasses]
+        self,
+        content: ManifestContent,
+        spec_id: int,
+        entries: Sequence[ManifestEntry],
+        groups: Mapping[_Group, _SizeClasses],
     ) -> tuple[_Group, list[Manifest]]:
         """The manifests to merge into one now, together with new entries, if there are any, and what the merged one
         has in common with others."""
-        own = self._group(content, entries)
+        own = content, spec_id, _kind(content, {entry.content for entry in entries})
         if own in groups and (due := _overfull(groups[own], len(entries))):
             return own, due
         for group in groups:
@@ -185,11 +196,10 @@ class ManifestWriter:
                 never.append(manifest)
         return never, groups
 
-    def _added(self, files: Sequence[tuple[WrittenFile, int]]) -> tuple[ManifestEntry, ...]:
-        """The entries of new files."""
+    def _added(self, files: Sequence[tuple[WrittenFile, int]], spec_id: int) -> tuple[ManifestEntry, ...]:
+        """The entries of new files of a partition spec."""
         if not files:
             return ()
-        spec_id = self._spec_of(files[0][0])
         partition = self._partition_type(spec_id)
         for file, _ in files:
             if len(file.partition) != len(partition.fields):
@@ -207,30 +217,30 @@ class ManifestWriter:
                 file.size_bytes,
                 file.partition,
                 encoder.encode(*file_values(file)),
+                file.referenced_data_file,
+                file.blob,
+                file.first_row_id,
             )
             for file, sequence in files
         )
 
-    def _group(self, content: ManifestContent, entries: Sequence[ManifestEntry]) -> _Group:
-        """What a manifest of these new entries has in common with those that it may be merged with."""
-        spec_id = self._spec_of(entries[0]) if entries else self._metadata.default_spec_id
-        return content, spec_id, _kind(content, {entry.content for entry in entries})
-
-    def _spec_of(self, file: WrittenFile | ManifestEntry) -> int:
-        """The partition spec of a new file: that of data files, but for equality deletes that apply to every
-        partition."""
+    def _spec_of(self, file: WrittenFile) -> int:
+        """The partition spec of a new file: its own, or else that of data files, but for equality deletes that apply to
+        every partition."""
+        if file.spec_id is not None:
+            return file.spec_id
         if file.content is FileContent.EQUALITY_DELETES and file.partition == UNPARTITIONED:
             without = self._metadata.global_spec_id
             if without is not None and without in self._metadata.own_spec_ids:
                 return without
         return self._metadata.default_spec_id
 
-    def _by_spec(self, files: Sequence[tuple[WrittenFile, int]]) -> Iterator[list[tuple[WrittenFile, int]]]:
-        """The files by their partition specs; a single empty list for none."""
+    def _by_spec(self, files: Sequence[tuple[WrittenFile, int]]) -> Iterator[tuple[int, list[tuple[WrittenFile, int]]]]:
+        """The files by their partition specs; the default one, and an empty list, for none."""
         specs: dict[int, list[tuple[WrittenFile, int]]] = defaultdict(list)
         for file in files:
             specs[self._spec_of(file[0])].append(file)
-        yield from specs.values() or [[]]
+        yield from specs.items() or [(self._metadata.default_spec_id, [])]
 
     def remove(
         self,
@@ -257,7 +267,10 @@ class ManifestWriter:
             remaining: set[int] = set()
             for entry in live_entries:
                 if doomed(entry):
-                    result.removed.add(entry.content, entry.records, entry.size_bytes, entry.partition)
+                    is_vector = entry.blob is not None
+                    result.removed.add(
+                        entry.content, entry.records, entry.content_bytes, entry.partition, is_vector=is_vector
+                    )
                     entries.append(replace(entry, status=Status.DELETED, snapshot_id=self.snapshot_id))
                 else:
                     remaining.add(entry.content)
@@ -303,11 +316,14 @@ class ManifestWriter:
 
     def snapshot(
         self, parent: Snapshot | None, manifests: Sequence[Manifest], summary: Mapping[str, str], timestamp_ms: int
-    ) -> Snapshot:
-        """The snapshot of these manifests. Also encodes its manifest list. `timestamp_ms`: milliseconds since 1970
-        UTC."""
+    ) -> tuple[Snapshot, tuple[Manifest, ...]]:
+        """The snapshot of these manifests, and the manifests as it has them: with the row IDs that it assigns, if the
+        table has row lineage. Also encodes its manifest list. `timestamp_ms`: milliseconds since 1970 UTC."""
+        row_ids = None
+        if self._version >= VECTOR_VERSION:
+            manifests, row_ids = _with_row_ids(manifests, self._metadata.next_row_id)
         manifest_list = self.list(manifests, None if parent is None else parent.snapshot_id)
-        return Snapshot.new(
+        snapshot = Snapshot.new(
             self.snapshot_id,
             parent,
             self.sequence_number,
@@ -315,7 +331,9 @@ class ManifestWriter:
             summary,
             manifest_list,
             self._metadata.current_schema_id,
+            row_ids,
         )
+        return snapshot, tuple(manifests)
 
     def list(self, manifests: Sequence[Manifest], parent_id: int | None) -> str:
         """Encodes the manifest list and returns its location."""
@@ -324,16 +342,16 @@ class ManifestWriter:
             "snapshot-id": str(self.snapshot_id),
             "parent-snapshot-id": "null" if parent_id is None else str(parent_id),
             "sequence-number": str(self.sequence_number),
-            "format-version": str(FORMAT_VERSION),
+            "format-version": str(self._version),
         }
-        self.files.append((location, encoded_list(metadata, manifests)))
+        self.files.append((location, encoded_list(metadata, manifests, self._version)))
         return location
 
     def _existing(self, manifest: Manifest, storage: StorageOptions) -> tuple[StructType, Sequence[ManifestEntry]]:
         """Partition type and live entries, in the form that later manifests hold."""
         if manifest.entries is not None:
             # Only manifests written here keep their entries.
-            entries = [existing(entry, manifest.sequence_number) for entry in manifest.entries]
+            entries = existing_entries(manifest.entries, manifest.sequence_number, manifest.first_row_id)
             return self._partition_type(manifest.spec_id), entries
         partition, stored = _stored(manifest, storage)
         return partition, [entry.encoded(partition) for entry in stored]
@@ -359,18 +377,21 @@ class ManifestWriter:
         sequence numbers, with status existing."""
         content, spec_id, deletes = group
         partition = self._partition_type(spec_id)
-        formats = formats_of(partition)
+        formats = formats_of(partition, self._version)
         cached: list[ManifestEntry] | None = list(added)
         payloads = list(map(formats.entry, added))
         summaries = [summaries_of(partition, [entry.partition for entry in added])] if added else []
         count = rows = 0
+        unassigned = _rows_without_ids(content, added)
         for manifest in manifests:
             if manifest.entries is None:
                 cached = None
-                number, payload, summary = _carried(manifest, storage, partition)
+                number, payload, summary, without_ids = _carried(manifest, storage, partition, formats)
                 payloads.append(payload)
+                unassigned += without_ids
             else:
-                entries = [existing(entry, manifest.sequence_number) for entry in manifest.entries]
+                entries = existing_entries(manifest.entries, manifest.sequence_number, manifest.first_row_id)
+                unassigned += _rows_without_ids(content, entries)
                 payloads.extend(map(formats.entry, entries))
                 number = len(entries)
                 summary = summaries_of(partition, [entry.partition for entry in entries])
@@ -394,9 +415,10 @@ class ManifestWriter:
                 (len(added), count, 0),
                 (sum(entry.records for entry in added), rows, 0),
                 united(partition, summaries),
-                entries=tuple(cached) if cached is not None and len(cached) <= HELD else None,
+                entries=tuple(cached) if cached is not None and _is_kept(cached) else None,
                 first_entries=tuple(added) if len(added) <= HELD else (),
                 deletes=deletes,
+                unassigned_rows=unassigned,
             )
         )
 
@@ -409,7 +431,7 @@ class ManifestWriter:
         source: Manifest | None = None,
     ) -> Manifest:
         """A manifest of these entries. `source`: the manifest that had them before, if there was one."""
-        formats = formats_of(partition)
+        formats = formats_of(partition, self._version)
         payload = b"".join(formats.entry(entry) for entry in entries)
         location, length = self._encode(content, spec_id, partition, len(entries), payload)
         files = dict.fromkeys(Status, 0)
@@ -435,7 +457,8 @@ class ManifestWriter:
                 (files[order[0]], files[order[1]], files[order[2]]),
                 (rows[order[0]], rows[order[1]], rows[order[2]]),
                 summaries,
-                entries=live if len(live) <= HELD and self._partition_types(spec_id) is not None else None,
+                entries=live if _is_kept(live) and self._partition_types(spec_id) is not None else None,
+                unassigned_rows=_rows_without_ids(content, live),
             )
         )
 
@@ -448,11 +471,11 @@ class ManifestWriter:
             "schema": orjson.dumps(schema).decode(),
             "partition-spec": orjson.dumps(spec.fields).decode(),
             "partition-spec-id": str(spec_id),
-            "format-version": str(FORMAT_VERSION),
+            "format-version": str(self._version),
             "content": "deletes" if content == ManifestContent.DELETES else "data",
         }
         location = join(self._directory, f"{uuid.uuid4().hex}-m{len(self.files)}.avro")
-        encoded = container_of_block(formats_of(partition).schema, header, count, payload)
+        encoded = container_of_block(formats_of(partition, self._version).schema, header, count, payload)
         self.files.append((location, encoded))
         return location, len(encoded)
 
@@ -475,7 +498,34 @@ def _kind(content: int, kinds: Collection[int]) -> FileContent | None:
 def _stored(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[StoredEntry]]:
     content = read_bytes(manifest.path, storage)
     with decoding(manifest.path, "a readable manifest"):
-        return stored_entries(content, manifest.added_snapshot_id, manifest.sequence_number)
+        return stored_entries(content, manifest.added_snapshot_id, manifest.sequence_number, manifest.first_row_id)
+
+
+def _with_row_ids(manifests: Sequence[Manifest], next_row_id: int) -> tuple[list[Manifest], tuple[int, int]]:
+    """The manifests of a snapshot, and the first row ID that it may assign with the number of those that it does
+    (Iceberg spec, first row ID assignment). Each data manifest that has none gets IDs for its rows without."""
+    assigned, first = [], next_row_id
+    for manifest in manifests:
+        if manifest.content == ManifestContent.DATA and manifest.first_row_id is None:
+            rows = manifest.rows[0] + manifest.rows[1]
+            if manifest.unassigned_rows is not None:
+                rows = manifest.unassigned_rows
+            assigned.append(replace(manifest, first_row_id=next_row_id))
+            next_row_id += rows
+        else:
+            assigned.append(manifest)
+    return assigned, (first, next_row_id - first)
+
+
+def _is_kept(entries: Sequence[ManifestEntry]) -> bool:
+    return len(entries) <= HELD or all(entry.blob is not None for entry in entries)
+
+
+def _rows_without_ids(content: int, entries: Sequence[ManifestEntry]) -> int:
+    """Rows of live data files whose entries have no first row ID."""
+    if content != ManifestContent.DATA:
+        return 0
+    return sum(entry.records for entry in entries if entry.first_row_id is None)
 
 
 def _overfull(classes: Mapping[int, Sequence[Manifest]], added: int) -> list[Manifest]:
@@ -492,21 +542,39 @@ def _overfull(classes: Mapping[int, Sequence[Manifest]], added: int) -> list[Man
     return due
 
 
-def _carried(manifest: Manifest, storage: StorageOptions, partition: StructType) -> tuple[int, bytes, Summaries | None]:
-    """Number, encoding and partition summaries of the live entries of a manifest file, with status existing."""
-    formats = formats_of(partition)
+class _Carried(NamedTuple):
+    """The live entries of a manifest file, with status existing."""
+
+    number: int
+    payload: bytes
+    """Their encoding."""
+    summaries: Summaries | None
+    """Of their partitions."""
+    rows_without_ids: int
+    """As `Manifest.unassigned_rows`."""
+
+
+def _carried(manifest: Manifest, storage: StorageOptions, partition: StructType, formats: Formats) -> _Carried:
     first = manifest.first_entries
     added, _, deleted = manifest.files
-    if added == len(first) and not deleted and can_unite(partition, manifest.partitions):
+    inherit = manifest.content == ManifestContent.DATA and manifest.first_row_id is not None
+    # Without row IDs of their own, entries that are not in memory would need those that they inherit.
+    only_first = not inherit or manifest.unassigned_rows == _rows_without_ids(manifest.content, first)
+    if added == len(first) and not deleted and only_first and can_unite(partition, manifest.partitions):
         raw = _raw(manifest, storage, formats.schema)
         if raw is not None:
             number, payload = raw
-            changed = b"".join(formats.entry(existing(entry, manifest.sequence_number)) for entry in first)
+            entries = existing_entries(first, manifest.sequence_number, manifest.first_row_id)
+            changed = b"".join(map(formats.entry, entries))
             # All other entries are what they were, so their bytes stay.
-            return number, changed + payload[sum(len(formats.entry(entry)) for entry in first) :], manifest.partitions
+            rest = payload[sum(len(formats.entry(entry)) for entry in first) :]
+            unassigned = 0 if inherit else manifest.unassigned_rows or 0
+            return _Carried(number, changed + rest, manifest.partitions, unassigned)
     _, stored = _stored(manifest, storage)
-    payload = b"".join(formats.entry(entry.encoded(partition)) for entry in stored)
-    return len(stored), payload, summaries_of(partition, [entry.partition for entry in stored])
+    entries = [entry.encoded(partition) for entry in stored]
+    payload = b"".join(map(formats.entry, entries))
+    summaries = summaries_of(partition, [entry.partition for entry in entries])
+    return _Carried(len(entries), payload, summaries, _rows_without_ids(manifest.content, entries))
 
 
 def _raw(manifest: Manifest, storage: StorageOptions, schema: str) -> tuple[int, bytes] | None:

@@ -15,8 +15,11 @@ from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.manifests.entry_reader import (
     COLUMN_SIZES,
     CONTENT,
+    CONTENT_OFFSET,
+    CONTENT_SIZE,
     EQUALITY_IDS,
     FILE_SEQUENCE_NUMBER,
+    FIRST_ROW_ID,
     FORMAT,
     LOWER_BOUNDS,
     METRICS,
@@ -52,6 +55,9 @@ _ENTRY_FIELDS = {
     "equality_ids": EQUALITY_IDS,
     "referenced_data_file": REFERENCED_DATA_FILE,
     "split_offsets": SPLIT_OFFSETS,
+    "first_row_id": FIRST_ROW_ID,
+    "content_offset": CONTENT_OFFSET,
+    "content_size_in_bytes": CONTENT_SIZE,
 }
 _BY_COLUMN = {
     "column_sizes": COLUMN_SIZES,

@@ -1,4 +1,4 @@
-"""What a plan needs of table metadata of format versions 1 and 2: schemas and partition specs, as pyiceberg's types."""
+"""What a plan needs of table metadata of format versions 1 to 3: schemas and partition specs, as pyiceberg's types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import Transform, parse_transform
 
-from mirror_pump.errors import ForeignTable, LakeError, UsageError
+from mirror_pump.errors import ForeignTable, LakeError, UsageError, one_line_of
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.damaged_files import decoding
@@ -21,7 +21,7 @@ from mirror_pump.lake.storage import StorageOptions, read_bytes
 
 _FIRST_PARTITION_ID = 1000
 """Format version 1 allows specs without field IDs, which then count from here."""
-_READABLE = (1, 2)
+_READABLE = (1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class SpecField:
 
 
 def check_readable(metadata: TableMetadata) -> None:
-    """Raises ForeignTable for a table of a format version that cannot be planned, such as one with deletion vectors."""
+    """Raises ForeignTable for a table of a format version that cannot be planned."""
     if metadata.format_version not in _READABLE:
         raise ForeignTable(
-            f"{metadata.location} has Iceberg format version {metadata.format_version}; versions 1 and 2 can be read",
+            f"{metadata.location} has Iceberg format version {metadata.format_version}; versions 1 to 3 can be read",
             "read the table with an engine that knows this version",
         )
 
@@ -83,10 +83,21 @@ def read_schema(metadata: TableMetadata, snapshot_id: int | None) -> Schema:
     )
 
 
+def parsed_schema(document: bytes) -> Schema:
+    """A schema from its JSON. Raises ForeignTable for a type that is not known here, such as `variant`."""
+    try:
+        return Schema.model_validate_json(document)
+    except (ValueError, TypeError) as error:
+        raise ForeignTable(
+            f"the table has columns that cannot be read here: {one_line_of(error)}",
+            "read the table with an engine that knows their types",
+        ) from error
+
+
 @lru_cache(maxsize=64)
 def _schema(document: bytes) -> Schema:
-    """A schema from its JSON; the making of one takes as long as that of a manifest list."""
-    return Schema.model_validate_json(document)
+    """A schema from its JSON; the making of one takes as long as that of a manifest list. Raises ForeignTable."""
+    return parsed_schema(document)
 
 
 def partition_specs(metadata: TableMetadata) -> dict[int, tuple[SpecField, ...]]:

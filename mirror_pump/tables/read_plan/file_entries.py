@@ -13,6 +13,7 @@ from pyiceberg.expressions import BooleanExpression, BoundPredicate
 
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.manifests.entry_reader import (
+    FIRST_ROW_ID,
     FORMAT,
     LOWER_BOUNDS,
     NAN_COUNTS,
@@ -51,15 +52,19 @@ class ListedFile(NamedTuple):
     size_bytes: int
     sequence_number: int | None
     """Its data sequence number; None if it has its manifest's."""
+    first_row_id: int | None = None
+    """The ID of its first row, if it was asked for."""
 
 
 class FileEntries:
     """The live entries of one manifest, each read once. May raise anything for content that is no manifest: use it in
     `decoding`."""
 
-    def __init__(self, content: bytes, columns: Sequence[int] = ()) -> None:
-        """`columns`: field IDs whose metrics are tested."""
+    def __init__(self, content: bytes, columns: Sequence[int] = (), first_row_id: int | None = None) -> None:
+        """`columns`: field IDs whose metrics are tested. `first_row_id`: the manifest's, if those of the files are
+        asked for. They depend on the rows of all files, so none can be passed over then."""
         self._columns = columns
+        self._next_row_id = first_row_id
         self._reader = EntryReader(content, frozenset(COLUMN_MAPS if columns else ()))
         places = self._reader.places
         self._places = [places[field] for field in (PATH, FORMAT, PARTITION, RECORDS, SIZE_BYTES)]
@@ -86,14 +91,32 @@ class FileEntries:
             if row[status_place] == _DELETED:
                 return True
             self.entries_seen += 1
+            if numbered:
+                return False
             row[partition_place] = partition = partition_of(row[partition_place])
             return partition is None
 
+        numbered = self._next_row_id is not None
         for row in self._reader.rows(refused):
+            row_id = None
+            if numbered:
+                row_id = self._first_row_id(row)
+                row[partition_place] = partition_of(row[partition_place])
             path, kind, partition, records, size_bytes = [row[place] for place in self._places]
-            if may_match is None or (records and may_match(self._metrics(row))):
+            if partition is not None and (may_match is None or (records and may_match(self._metrics(row)))):
                 number = None if self._sequence_number is None else row[self._sequence_number]
-                yield ListedFile(path, kind, partition, records, size_bytes, number)
+                yield ListedFile(path, kind, partition, records, size_bytes, number, row_id)
+
+    def _first_row_id(self, row: Sequence[Any]) -> int:
+        """That of the next live file (Iceberg spec, first row ID inheritance)."""
+        place = self._reader.places.get(FIRST_ROW_ID)
+        row_id: int | None = None if place is None else row[place]
+        if row_id is not None:
+            return row_id
+        assert self._next_row_id is not None
+        row_id = self._next_row_id
+        self._next_row_id += row[self._reader.places[RECORDS]]
+        return row_id
 
     def _metrics(self, row: Sequence[Any]) -> FileMetrics:
         maps = [(None if place is None else row[place]) or {} for place in self._maps]

@@ -16,15 +16,26 @@ from pyiceberg.expressions import AlwaysFalse, And, BooleanExpression, BoundPred
 from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table.name_mapping import NameMapping, parse_mapping_from_json
+from pyiceberg.types import LongType, NestedField
 
 from mirror_pump.errors import ForeignTable, LakeError
+from mirror_pump.lake.contents.delete_index import DeleteFile
 from mirror_pump.lake.format.columns import plain
 from mirror_pump.lake.format.damaged_files import open_parquet
+from mirror_pump.lake.format.deletion_vectors import VectorPlace, read_deletion_vectors
 from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
 from mirror_pump.lake.format.row_batches import live_rows, row_batches
 from mirror_pump.lake.format.sorted_numbers import found_among
 from mirror_pump.tables.metadata.table_view import partition_specs
-from mirror_pump.tables.read_plan.delete_index import DeleteFile
+from mirror_pump.tables.read_plan.metadata_columns import (
+    FIELDS,
+    FILE_COLUMN,
+    LINEAGE,
+    LINEAGE_FIELDS,
+    POSITION_COLUMN,
+    lineage_column,
+    numbers_from,
+)
 from mirror_pump.tables.read_plan.planned_files import PlannedFile, ReadPlan
 from mirror_pump.tables.read_plan.row_filter import POSITION, matching
 from mirror_pump.tables.read_plan.row_groups import chosen_groups
@@ -33,6 +44,9 @@ _MOST_ROWS = 128 * 1024
 """Rows of a batch at most."""
 _KEPT_DELETES = 16
 """Delete files, or sets of them, whose content is kept, since files that follow each other often share them."""
+
+_POSITIONS = NestedField(POSITION_COLUMN.field_id, "\0pos", LongType(), required=True)
+"""The numbers of rows, as a column that a file has. No column of a table has this name."""
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -47,6 +61,8 @@ class FileRows:
         self._specs = partition_specs(plan.metadata)
         mapping = plan.metadata.properties.get("schema.name-mapping.default")
         self._mapping: NameMapping | None = None if mapping is None else parse_mapping_from_json(mapping)
+        projected = {field.field_id for field in plan.projection.fields}
+        self._computed = projected & FIELDS
         self._positions: _Recent[str, Mapping[str, Positions]] = _Recent()
         self._keys: _Recent[tuple[str, ...], DeletedRows] = _Recent()
         self._names: frozenset[str] | None = None
@@ -66,6 +82,8 @@ class FileRows:
             opened = _OpenedRows(parquet, required_schema, self._plan.schema, self._mapping, file.path)
             missing = self._partition_values(file, opened.file_schema)
             for first, batch in opened.batches(file.residual):
+                if opened.has_positions:
+                    batch = batch.append_column(_POSITIONS.name, numbers_from(first, batch.num_rows))
                 rows = _without(batch, hidden, first)
                 shaped = opened.shaped(rows, missing)
                 for ids, keys in deleted:
@@ -74,18 +92,27 @@ class FileRows:
                         shaped = shaped.filter(pa.array(~mask))
                 matching_rows = matching(shaped, file.residual)
                 if matching_rows.num_rows:
-                    yield self._projected(matching_rows, opened)
+                    yield self._projected(matching_rows, opened, file)
 
-    def _projected(self, batch: pa.RecordBatch, opened: _OpenedRows) -> pa.RecordBatch:
+    def _projected(self, batch: pa.RecordBatch, opened: _OpenedRows, file: PlannedFile) -> pa.RecordBatch:
         columns = [
-            batch.column(opened.place(field.field_id)).cast(own.type)
+            self._column(field.field_id, batch, opened, file).cast(own.type)
             for field, own in zip(self._plan.projection.fields, self.schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
+    def _column(self, field_id: int, batch: pa.RecordBatch, opened: _OpenedRows, file: PlannedFile) -> pa.Array:
+        if field_id == FILE_COLUMN.field_id:
+            return pa.repeat(file.path, batch.num_rows)
+        column = batch.column(opened.place(field_id))
+        if field_id in LINEAGE_FIELDS:
+            positions = batch.column(opened.place(POSITION_COLUMN.field_id))
+            return lineage_column(field_id, column, positions, file)
+        return column
+
     def _required_schema(self, file: PlannedFile) -> Schema:
         """The columns that are read of a file: those of the result, of what is asked, and of its deletes' keys."""
-        ids = {field.field_id for field in self._plan.projection.fields}
+        ids = {field.field_id for field in self._plan.projection.fields} - FIELDS
         ids |= _top_level_columns(file.residual, self._plan.schema)
         for delete in file.equality_deletes:
             ids |= set(delete.equality_ids)
@@ -95,12 +122,19 @@ class FileRows:
                 f"a delete of {file.path} compares fields {sorted(unknown)}, which are no columns of the table",
                 "rewrite the table's files with the engine that wrote them",
             )
-        return Schema(*(field for field in self._plan.schema.fields if field.field_id in ids))
+        columns = [field for field in self._plan.schema.fields if field.field_id in ids]
+        columns += [field for field in LINEAGE if field.field_id in self._computed]
+        needs_positions = self._computed - {FILE_COLUMN.field_id}
+        return Schema(*columns, *([_POSITIONS] if needs_positions else []))
 
     def _hidden(self, file: PlannedFile) -> Positions | None:
         """Deleted row numbers, in order."""
         if not file.position_deletes:
             return None
+        if (blob := file.position_deletes[0].blob) is not None:
+            delete = file.position_deletes[0]
+            (vector,) = read_deletion_vectors([VectorPlace(delete.path, blob, delete.records)], self._storage)
+            return vector.positions
         if self._names is None:
             self._names = frozenset(self._plan.paths)
         names = self._names
@@ -167,14 +201,20 @@ class _OpenedRows:
                 f"the columns of {path} cannot be identified: {error}",
                 "set the table property schema.name-mapping.default, by which columns without field IDs are found",
             ) from error
-        self.file_schema = prune_columns(everything, required_schema.field_ids, select_full_types=False)
+        pruned = prune_columns(everything, required_schema.field_ids, select_full_types=False)
+        self._names = [field.name for field in pruned.fields]
+        self.has_positions = _POSITIONS in required_schema.fields
+        self.file_schema = Schema(*pruned.fields, _POSITIONS) if self.has_positions else pruned
         self._leaves = {
             field.field_id: place
             for place, field in enumerate(everything.fields)
             if field.field_type.is_primitive and field.name == parquet.schema_arrow.names[place]
         }
         places = {field.field_id: place for place, field in enumerate(whole.fields)}
-        self._metadata = [{POSITION: str(places[field.field_id]).encode()} for field in required_schema.fields]
+        self._metadata = [
+            {POSITION: str(places[field.field_id]).encode()} if field.field_id in places else None
+            for field in required_schema.fields
+        ]
         self._places = {field.field_id: place for place, field in enumerate(required_schema.fields)}
 
     def place(self, field_id: int) -> int:
@@ -186,8 +226,7 @@ class _OpenedRows:
         groups = None
         if predicate is not None:
             groups = set(chosen_groups(self._parquet, self._leaves, predicate, self._whole))
-        names = [field.name for field in self.file_schema.fields]
-        return row_batches(self._parquet, _MOST_ROWS, columns=names, groups=groups, use_threads=True)
+        return row_batches(self._parquet, _MOST_ROWS, columns=self._names, groups=groups, use_threads=True)
 
     def shaped(self, batch: pa.RecordBatch, missing: Mapping[int, Any]) -> pa.RecordBatch:
         """The rows in the wanted columns and the table's types: a column that the file lacks is NULL, or its initial

@@ -11,14 +11,18 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.schema import Schema
 
-from mirror_pump.errors import ForeignTable, UsageError
+from mirror_pump.errors import ForeignTable
+from mirror_pump.lake.contents.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID
+from mirror_pump.lake.format.puffin import BlobPlace
 from mirror_pump.lake.manifests.entry_reader import (
     CONTENT,
+    CONTENT_OFFSET,
+    CONTENT_SIZE,
     EQUALITY_IDS,
     FORMAT,
     LOWER_BOUNDS,
@@ -42,8 +46,8 @@ from mirror_pump.tables.metadata.table_view import (
     partition_specs,
     read_schema,
 )
-from mirror_pump.tables.read_plan.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.tables.read_plan.file_entries import FileEntries, file_test
+from mirror_pump.tables.read_plan.metadata_columns import LINEAGE_FIELDS, projected_columns
 from mirror_pump.tables.read_plan.partition_pruning import PartitionFilter
 from mirror_pump.tables.read_plan.planned_files import FileColumns, PlanCounts, PlannedFile, PlannedFiles, ReadPlan
 from mirror_pump.tables.read_plan.predicates import Predicate, always, bound_predicate, columns_of
@@ -62,18 +66,21 @@ def read_plan(
     """The files of a snapshot, by default the current one, that may have rows which match the predicate.
 
     Never leaves out a file with a matching row (docs/lake/read-plan-correctness.md). Opens a manifest only if its
-    partition summaries allow a match. `columns`: those that a scan of the plan returns, by default all. Memory: about
-    200 bytes for each planned file, and one manifest.
+    partition summaries allow a match. `columns`: those that a scan of the plan returns, by default all of the table's;
+    besides these `_file` and `_pos`, and `_row_id` and `_last_updated_sequence_number` of format version 3. Memory:
+    about 200 bytes for each planned file, and one manifest.
 
     Raises UsageError for a predicate, a snapshot or a column that the table does not have; ForeignTable for a table of
-    format version 3 or later; FileMissing, FileDamaged and LakeError for what cannot be read.
+    format version 4 or later, or with columns of types that are not known here; FileMissing, FileDamaged and LakeError
+    for what cannot be read.
     """
     check_readable(metadata)
     snapshot = chosen_snapshot(metadata, snapshot_id)
     schema = read_schema(metadata, snapshot_id)
     bound = bound_predicate(predicate, schema)
-    projected = _projection(schema, columns)
-    planner = _Planner(metadata, storage, bound, schema)
+    projected = projected_columns(metadata, schema, columns)
+    with_lineage = not LINEAGE_FIELDS.isdisjoint(field.field_id for field in projected.fields)
+    planner = _Planner(metadata, storage, bound, schema, with_lineage=with_lineage)
     manifests = () if snapshot is None else manifests_of(snapshot, storage)
     files, deletes = planner.plan(manifests)
     return ReadPlan(
@@ -109,19 +116,19 @@ def planned_files(
         yield from PlannedFiles([part], deletes, planner.filters, bound)
 
 
-def _projection(schema: Schema, columns: Sequence[str] | None) -> Schema:
-    if columns is None:
-        return schema
-    try:
-        return schema.select(*columns)
-    except ValueError as error:
-        raise UsageError(f"the columns {', '.join(columns)}: {error}", "name columns of the table") from error
-
-
 class _Planner:
     """One plan: what has been counted so far, and the predicate as each partition spec sees it."""
 
-    def __init__(self, metadata: TableMetadata, storage: StorageOptions, predicate: Any, schema: Schema) -> None:
+    def __init__(
+        self,
+        metadata: TableMetadata,
+        storage: StorageOptions,
+        predicate: Any,
+        schema: Schema,
+        *,
+        with_lineage: bool = False,
+    ) -> None:
+        self._with_lineage = with_lineage
         self._location = metadata.location
         self._storage = storage
         self._specs = partition_specs(metadata)
@@ -185,7 +192,8 @@ class _Planner:
         """The files of a data manifest that may have matching rows; None if there are none."""
         files = FileColumns(manifest.spec_id)
         with decoding(manifest.path, "a readable manifest"):
-            entries = FileEntries(content, self._columns)
+            first_row_id = manifest.first_row_id if self._with_lineage else None
+            entries = FileEntries(content, self._columns, first_row_id)
             arranged = _arranged(entries.partition, self._specs[manifest.spec_id])
             may_match = self._filter(manifest).may_match
 
@@ -249,6 +257,7 @@ def _delete_file(manifest: Manifest, at: _EntryPlaces, row: list[Any], partition
     elif positions:
         lowest = (at.optional(row, LOWER_BOUNDS) or {}).get(PATH_ID)
         highest = (at.optional(row, UPPER_BOUNDS) or {}).get(PATH_ID)
+    offset = at.optional(row, CONTENT_OFFSET)
     return DeleteFile(
         content,
         row[at.path],
@@ -261,6 +270,7 @@ def _delete_file(manifest: Manifest, at: _EntryPlaces, row: list[Any], partition
         () if positions else tuple(at.optional(row, EQUALITY_IDS) or ()),
         lowest,
         highest,
+        None if offset is None else BlobPlace(offset, at.optional(row, CONTENT_SIZE)),
     )
 
 

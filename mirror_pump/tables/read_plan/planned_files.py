@@ -14,14 +14,16 @@ import pyarrow as pa
 from pyiceberg.expressions import BooleanExpression
 from pyiceberg.schema import Schema
 
+from mirror_pump.lake.contents.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.partitioning import PartitionTuple, partition_key
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import SnapshotId
 from mirror_pump.tables.metadata.table_documents import Json, plain_value
-from mirror_pump.tables.read_plan.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.tables.read_plan.file_entries import ListedFile
 from mirror_pump.tables.read_plan.partition_pruning import PartitionFilter
+
+_NO_ROW_ID = -1
 
 
 @dataclass
@@ -72,6 +74,8 @@ class PlannedFile:
     residual: BooleanExpression
     """What has yet to be asked of its rows, bound to the plan's schema: the predicate without what the partition
     decides."""
+    first_row_id: int | None = None
+    """The ID of its first row. None in snapshots without row lineage, and if the plan is for a scan without it."""
 
 
 class FileColumns:
@@ -89,15 +93,16 @@ class FileColumns:
 
     def append(self, file: ListedFile, manifest_number: int) -> None:
         """Adds a file. `manifest_number`: its manifest's sequence number."""
-        path, kind, partition, records, size_bytes, number = file
+        path, kind, partition, records, size_bytes, number, row_id = file
         self._paths.append(path)
         self._formats.append(kind)
         self._partitions.append(partition)
-        self._numbers += (records, size_bytes, manifest_number if number is None else number)
+        number = manifest_number if number is None else number
+        self._numbers += (records, size_bytes, number, _NO_ROW_ID if row_id is None else row_id)
 
     def sealed(self) -> FileColumns:
         """Itself, packed; nothing can be added any more."""
-        self._sealed = np.array(self._numbers, np.int64).reshape(-1, 3)
+        self._sealed = np.array(self._numbers, np.int64).reshape(-1, 4)
         self._numbers = []
         self._paths = pa.array(self._paths, pa.large_string())
         shared: dict[Hashable, PartitionTuple] = {}
@@ -118,7 +123,7 @@ class FileColumns:
 
     @property
     def numbers(self) -> npt.NDArray[np.int64]:
-        """Rows, bytes and data sequence number of each file."""
+        """Rows, bytes, data sequence number and first row ID of each file."""
         assert self._sealed is not None
         return self._sealed
 
@@ -174,7 +179,7 @@ class PlannedFiles(Sequence[PlannedFile]):
                 yield self._file(columns, place, path)
 
     def _file(self, columns: FileColumns, place: int, path: str) -> PlannedFile:
-        records, size_bytes, sequence_number = columns.numbers[place].tolist()
+        records, size_bytes, sequence_number, row_id = columns.numbers[place].tolist()
         partition = columns.partition(place)
         spec_id = columns.spec_id
         return PlannedFile(
@@ -188,6 +193,7 @@ class PlannedFiles(Sequence[PlannedFile]):
             self._deletes.position_deletes(path, sequence_number, spec_id, partition),
             self._deletes.equality_deletes(sequence_number, spec_id, partition),
             self._filters[spec_id].residual(partition) if columns.known_partitions else self._predicate,
+            None if row_id == _NO_ROW_ID else row_id,
         )
 
 

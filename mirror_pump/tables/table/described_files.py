@@ -18,8 +18,9 @@ from decoders.columns import ColumnType
 from mirror_pump.lake.document.next_metadata import with_columns
 from mirror_pump.lake.document.table_metadata import NAME_MAPPING, TableMetadata
 from mirror_pump.lake.format.bounds import ColumnStatistics
-from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.data_files import VECTOR_VERSION, FileContent, WrittenFile
 from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.tables.metadata.table_view import parsed_schema
 from mirror_pump.tables.table.file_columns import FittedFile, TableColumns, fit
 from mirror_pump.tables.table.file_footers import FileFooter, FooterReader
 from mirror_pump.tables.table.file_names import is_within
@@ -79,7 +80,7 @@ def current_schema(metadata: TableMetadata) -> Schema:
 
 @lru_cache(maxsize=64)
 def _schema(document: bytes) -> Schema:
-    return Schema.model_validate_json(document)
+    return parsed_schema(document)
 
 
 def file_location(path: str, metadata: TableMetadata) -> str:
@@ -110,7 +111,8 @@ def _columns(metadata: TableMetadata, schema: Schema) -> TableColumns:
             if entry.field_id is not None:
                 mapped |= dict.fromkeys(entry.names, entry.field_id)
     former_names = {field_id: frozenset(column_names) for field_id, column_names in names.items()}
-    return TableColumns(schema, former_names, mapped, metadata.last_column_id)
+    has_lineage = metadata.format_version >= VECTOR_VERSION
+    return TableColumns(schema, former_names, mapped, metadata.last_column_id, has_lineage)
 
 
 def _with_columns(

@@ -24,9 +24,11 @@ from pyiceberg.types import (
     StructType,
 )
 
+from mirror_pump.lake.format.row_lineage import LAST_UPDATED, LAST_UPDATED_FIELD, ROW_ID, ROW_ID_FIELD
 from mirror_pump.tables.table.file_footers import FileColumn, FileFooter
 from mirror_pump.tables.table.table_errors import SchemaMismatch
 
+_LINEAGE_FIELDS = {ROW_ID: ROW_ID_FIELD, LAST_UPDATED: LAST_UPDATED_FIELD}
 _REMEDY = "write the file with the table's columns; new columns have to be nullable"
 
 
@@ -41,6 +43,8 @@ class TableColumns:
     """Field IDs of top-level columns by the names that files without IDs may use."""
     last_id: int
     """The highest field ID that was ever used."""
+    has_lineage: bool = False
+    """Whether its rows have IDs: files may have those of rows that come from other files."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,9 @@ def fit(file: FileFooter, table: TableColumns) -> FittedFile:
     last_id = table.last_id
     for column in file.columns:
         field = column.field
+        if table.has_lineage and field.name in _LINEAGE_FIELDS and not _is_taken(field.name, table):
+            _require_lineage(file, field)
+            continue
         table_field = _of_table(file, field, table)
         if table_field is None:
             added.append(_new(file, field, table, last_id + 1))
@@ -76,6 +83,19 @@ def fit(file: FileFooter, table: TableColumns) -> FittedFile:
     if missing:
         raise SchemaMismatch(f"{file.path} lacks the required column {', '.join(missing)}", _REMEDY)
     return FittedFile(columns, tuple(added))
+
+
+def _is_taken(name: str, table: TableColumns) -> bool:
+    return any(table_field.name == name for table_field in table.schema.fields)
+
+
+def _require_lineage(file: FileFooter, field: NestedField) -> None:
+    field_id = _LINEAGE_FIELDS[field.name]
+    if not file.has_ids or field.field_id != field_id or not isinstance(field.field_type, LongType):
+        raise SchemaMismatch(
+            f"{file.path}: column {field.name} is not the one of row lineage",
+            f"write it as long with field ID {field_id}, or leave it out: then its rows are new ones",
+        )
 
 
 def _of_table(file: FileFooter, field: NestedField, table: TableColumns) -> NestedField | None:

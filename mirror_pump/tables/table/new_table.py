@@ -15,12 +15,21 @@ from pyiceberg.types import UUIDType
 
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.document.table_metadata import TableMetadata
+from mirror_pump.tables.metadata.pyiceberg_documents import document_of
+
+_FORMAT_VERSION = "format-version"
+"""The property by which engines choose a new table's version. The table does not keep it."""
 
 
 def new_metadata(
-    location: str, schema: Schema | pa.Schema, partition_spec: PartitionSpec, properties: Mapping[str, str]
+    location: str,
+    schema: Schema | pa.Schema,
+    partition_spec: PartitionSpec,
+    properties: Mapping[str, str],
+    format_version: int,
 ) -> TableMetadata:
-    """A table of format version 2 without snapshots. Raises LakeError for what Iceberg does not have."""
+    """A table without snapshots. A property `format-version` comes before `format_version`. Raises LakeError for what
+    Iceberg does not have."""
     try:
         columns = _numbered(schema) if isinstance(schema, pa.Schema) else schema
         metadata = new_table_metadata(
@@ -28,11 +37,11 @@ def new_metadata(
             partition_spec=partition_spec,
             sort_order=UNSORTED_SORT_ORDER,
             location=location,
-            properties={**_protected(columns), **properties},
+            properties={_FORMAT_VERSION: str(format_version), **_protected(columns), **properties},
         )
     except (TypeError, ValueError, ValidationError, UnsupportedPyArrowTypeException) as error:
         raise LakeError(f"no Iceberg table can have these columns: {error}", "choose other types") from error
-    return TableMetadata.from_json(metadata.model_dump_json().encode())
+    return document_of(metadata)
 
 
 def _numbered(schema: pa.Schema) -> Schema:

@@ -15,8 +15,10 @@ from pyiceberg.types import NestedField
 
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.columns import plain
+from mirror_pump.lake.format.data_files import VECTOR_VERSION
 from mirror_pump.lake.format.partitioning import Values, partition_key
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, open_output
+from mirror_pump.tables.read_plan.metadata_columns import FILE_COLUMN, LINEAGE, POSITION_COLUMN
 from mirror_pump.tables.table.described_files import current_schema
 from mirror_pump.tables.table.partition_values import (
     PartitionColumn,
@@ -36,7 +38,8 @@ def write_rows(rows: pa.Table, metadata: TableMetadata, storage: StorageOptions)
     fit the partition field's, and LakeError if the storage fails: then no file
     is left.
     """
-    schema = _extended(current_schema(metadata), rows, metadata.last_column_id)
+    lineage = LINEAGE if metadata.format_version >= VECTOR_VERSION else ()
+    schema = _extended(current_schema(metadata), rows, metadata.last_column_id, lineage)
     table = _cast(rows, schema, metadata.location)
     field_ids = {field.field_id for field in schema.fields}
     # A column that the rows lack is NULL in all of them.
@@ -55,10 +58,15 @@ def write_rows(rows: pa.Table, metadata: TableMetadata, storage: StorageOptions)
     return written.locations
 
 
-def _extended(schema: Schema, rows: pa.Table, last_id: int) -> Schema:
-    """The columns that the rows have, in the table's order."""
+def _extended(schema: Schema, rows: pa.Table, last_id: int, lineage: Sequence[NestedField]) -> Schema:
+    """The columns that the rows have, in the table's order, then those of their lineage."""
     fields = [field for field in schema.fields if field.name in rows.column_names]
-    new = [column for column in rows.schema if column.name not in {field.name for field in schema.fields}]
+    own = {field.name for field in schema.fields}
+    further = [field for field in lineage if field.name in rows.column_names and field.name not in own]
+    own |= {field.name for field in further}
+    for name in {FILE_COLUMN.name, POSITION_COLUMN.name} & {*rows.column_names} - own if lineage else ():
+        raise SchemaMismatch(f"{name} says where a row was, and is no column of the table", "leave it out")
+    new = [column for column in rows.schema if column.name not in own]
     if new:
         try:
             new_fields = _pyarrow_to_schema_without_ids(pa.schema(new)).fields
@@ -68,7 +76,7 @@ def _extended(schema: Schema, rows: pa.Table, last_id: int) -> Schema:
             if not column.field_type.is_primitive:
                 raise SchemaMismatch(f"the table has no column {column.name}", "add nested columns by an engine")
             fields.append(NestedField(number, column.name, column.field_type, required=False))
-    return Schema(*fields)
+    return Schema(*fields, *further)
 
 
 def _cast(rows: pa.Table, schema: Schema, location: str) -> pa.Table:

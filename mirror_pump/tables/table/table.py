@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 
-from mirror_pump.errors import ForeignTable, MirrorPumpError, OutcomeUnknown
+from mirror_pump.errors import ForeignTable, MirrorPumpError, OutcomeUnknown, UsageError
+from mirror_pump.lake.commit.row_deletes import NO_DELETES, RowDeletes, row_deletes, touched_files
 from mirror_pump.lake.document.metadata_files import metadata_directory, read_any_version
+from mirror_pump.lake.document.next_metadata import with_format_version
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.format.data_files import FORMAT_VERSION
+from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
 from mirror_pump.lake.storage import StorageOptions, delete, discard, list_files
 from mirror_pump.runtime.backoff import RetryPolicy
@@ -31,8 +36,9 @@ from mirror_pump.tables.read_plan.predicates import Predicate
 from mirror_pump.tables.read_plan.scan import Scan
 from mirror_pump.tables.table.described_files import DescribedFiles, FileDescriber, current_schema, file_location
 from mirror_pump.tables.table.file_footers import FooterReader
-from mirror_pump.tables.table.file_names import without_dots
+from mirror_pump.tables.table.file_names import same_name, without_dots
 from mirror_pump.tables.table.known_files import KnownFiles
+from mirror_pump.tables.table.matching_rows import MatchingRows
 from mirror_pump.tables.table.new_table import new_metadata
 from mirror_pump.tables.table.row_files import write_rows
 from mirror_pump.tables.table.snapshot_contents import DataFile, ManifestList, data_files_of, read_manifest_list
@@ -70,17 +76,21 @@ class Table:
         partition_spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
         properties: Mapping[str, str] | None = None,
         *,
+        format_version: int = FORMAT_VERSION,
         retry: RetryPolicy = LAKE_RETRIES,
     ) -> Table:
-        """Creates a table of format version 2 with one empty snapshot. Field IDs are assigned anew, from 1.
+        """Creates a table with one empty snapshot. Field IDs are assigned anew, from 1. `format_version`: 2, or 3, by
+        which the table has deletion vectors and row lineage.
 
-        Raises TableExists, LakeError for columns or a partition spec that Iceberg does not have, and the errors of
-        `commit_append`.
+        Raises UsageError for another version, TableExists, LakeError for columns or a partition spec that Iceberg does
+        not have, and the errors of `commit_append`.
         """
         name = _parsed(identifier)
+        _require_writable(format_version)
         if catalog.load(name) is not None:
             raise _exists(name)
-        metadata = new_metadata(without_dots(catalog.table_location(name)), schema, partition_spec, properties or {})
+        location = without_dots(catalog.table_location(name))
+        metadata = new_metadata(location, schema, partition_spec, properties or {}, format_version)
         table = cls(catalog, name, TableVersion(None, metadata, ()), retry)
         staged = stage_snapshot(table._state, DescribedFiles((), metadata), (), catalog.storage, {})
         try:
@@ -93,7 +103,7 @@ class Table:
     def open(
         cls, catalog: LakeCatalog, identifier: TableIdentifier | str, *, retry: RetryPolicy = LAKE_RETRIES
     ) -> Table:
-        """Opens a table of any engine's. Raises TableMissing, ForeignTable for one of format version 3, and
+        """Opens a table of any engine's. Raises TableMissing, ForeignTable for one of format version 4 or later, and
         LakeError."""
         name = _parsed(identifier)
         return cls(catalog, name, _read_state(catalog, name, _required(catalog, name)), retry)
@@ -206,8 +216,9 @@ class Table:
         snapshot_id: int | None = None,
     ) -> Scan:
         """The rows that match the predicate: `.to_arrow()`, `.to_batches()` or `.to_spark(session)`. Reads metadata
-        only, until rows are asked for. `columns`: by default all. Raises UsageError as `read_plan`, also for columns
-        that the table does not have, and LakeError."""
+        only, until rows are asked for. `columns`: by default all of the table; besides these `_file` and `_pos`, where
+        a row is, and in tables of format version 3 `_row_id` and `_last_updated_sequence_number`. Raises UsageError as
+        `read_plan`, also for columns that the table does not have, and LakeError."""
         plan = read_plan(self.metadata, self.storage, predicate, snapshot_id, columns)
         return Scan(plan, self.metadata_location)
 
@@ -233,19 +244,94 @@ class Table:
         gone = frozenset(file_location(path, self.metadata) for path in removed)
         return self._commit(gone, added, summary or {})
 
+    def commit_row_delta(
+        self, deleted: Mapping[str, Iterable[int]], added: Iterable[str] = (), summary: Mapping[str, str] | None = None
+    ) -> Snapshot:
+        """Deletes rows by deletion vectors, and adds data files, in one new snapshot. `deleted`: for data files of the
+        table the numbers of rows, `_file` and `_pos` of a scan. A file of which no row is left is removed. Rows of
+        `added` that take the place of deleted ones keep their identity if the files have their `_row_id`.
+
+        Whatever others delete meanwhile stays deleted. Raises ConflictingCommit if such a file is not in the table any
+        more, UsageError for rows that it does not have and for a table of format version 2, and the errors of
+        `commit_append`.
+        """
+        rows = {path: _positions(numbers) for path, numbers in deleted.items()}
+        return self._commit((), added, summary or {}, rows)
+
+    def delete(self, predicate: Predicate, summary: Mapping[str, str] | None = None) -> Snapshot | None:
+        """Deletes the rows that match the predicate, of all that the table has when the commit lands. None if there is
+        no such row: then nothing is committed. Raises UsageError for a predicate on columns that the table does not
+        have and for a table of format version 2, TableMoved if all attempts met a conflict, and LakeError."""
+        finder = MatchingRows(predicate, self._catalog.storage)
+
+        def commit() -> Snapshot | None:
+            with turn(metadata_directory(self.metadata), self._retry.longest_turn):
+                self.refresh()
+                deletes = self._deletes(finder.find(self.metadata), ())
+                if not deletes.vectors and not deletes.emptied:
+                    return None
+                added = DescribedFiles((), self.metadata)
+                return self._swap(stage_snapshot(self._state, added, (), self.storage, summary or {}, deletes))
+
+        self._may_have_landed = False
+        return self._retry.call(commit, _moved)
+
+    def upgrade(self, format_version: int = VECTOR_VERSION) -> Table:
+        """Makes a table of format version 2 one of version 3. Its next snapshot assigns row IDs, and position-delete
+        files apply until rows of their data files are deleted again. There is no way back, and readers that know only
+        version 2 cannot read it any more. Nothing happens if it has the version already. Raises UsageError for another
+        version, TableMoved if all attempts met a conflict, and LakeError. Returns this table."""
+        _require_writable(format_version)
+
+        def commit() -> None:
+            self.refresh()
+            if self.metadata.format_version >= format_version:
+                return
+            now = time.time_ns() // 1_000_000
+            if self.metadata.format_version < FORMAT_VERSION:
+                raise ForeignTable(
+                    f"{self._identifier} has Iceberg format version {self.metadata.format_version}",
+                    "upgrade it to version 2 with the engine that made it",
+                )
+            metadata = with_format_version(self.metadata, format_version, self.metadata_location, now)
+            (pointer,) = self._catalog.commit([PointerChange(self._identifier, self._state.pointer, metadata)])
+            self._state = TableVersion(pointer, metadata, self._state.manifests)
+
+        self._retry.call(commit, _moved)
+        return self
+
     def append(self, rows: pa.Table, summary: Mapping[str, str] | None = None) -> Snapshot:
         """Writes rows to data files, one for each partition, and adds these. Columns that the table does not have are
         added to it. Raises SchemaMismatch, and the errors of `commit_append`. After an error the files are removed,
         unless a snapshot may name them."""
+        return self._with_files(rows, lambda paths: self.commit_append(paths, summary))
+
+    def replace_rows(
+        self, deleted: Mapping[str, Iterable[int]], rows: pa.Table, summary: Mapping[str, str] | None = None
+    ) -> Snapshot:
+        """Deletes rows as `commit_row_delta`, and adds others, written as by `append`, in one new snapshot. A row with
+        the `_row_id` of a deleted one takes its place: it has been changed by this commit, unless it has
+        `_last_updated_sequence_number` too. Raises the errors of both."""
+        return self._with_files(rows, lambda paths: self.commit_row_delta(deleted, paths, summary))
+
+    def _with_files(self, rows: pa.Table, commit: Callable[[Sequence[str]], Snapshot]) -> Snapshot:
+        """Writes rows to files, which are removed if the commit of them certainly failed."""
         paths = write_rows(rows, self.metadata, self._catalog.storage)
+        self._may_have_landed = False
         try:
-            return self.commit_append(paths, summary)
+            return commit(paths)
         except BaseException:
             if not self._may_have_landed:
                 discard(paths, self._catalog.storage)
             raise
 
-    def _commit(self, removed: Collection[str], added: Iterable[str], summary: Mapping[str, str]) -> Snapshot:
+    def _commit(
+        self,
+        removed: Collection[str],
+        added: Iterable[str],
+        summary: Mapping[str, str],
+        deleted: Mapping[str, Positions] | None = None,
+    ) -> Snapshot:
         self._may_have_landed = False
         describer = FileDescriber(self._catalog.storage)
         describer.read((file_location(path, self.metadata) for path in added), self._footers)
@@ -262,10 +348,31 @@ class Table:
                 if key not in described:
                     described = {key: describer.describe(self.metadata)}
                 self._known_files.refuse([file.path for file in described[key].files], self._state)
-                staged = stage_snapshot(self._state, described[key], removed, self._catalog.storage, summary)
-                return self._swap(staged)
+                deletes = self._deletes(deleted or {}, removed)
+                return self._swap(stage_snapshot(self._state, described[key], removed, self.storage, summary, deletes))
 
         return self._retry.call(commit, _moved)
+
+    def _deletes(self, deleted: Mapping[str, Positions], removed: Collection[str]) -> RowDeletes:
+        """What becomes of the deletes of the table as it is seen now. Raises UsageError for rows of a table without
+        deletion vectors."""
+        if not deleted and (not removed or self.metadata.format_version < VECTOR_VERSION):
+            return NO_DELETES
+        if self.metadata.format_version >= VECTOR_VERSION:
+            manifests = self._state.manifests
+            named = {same_name(path): positions for path, positions in deleted.items()}
+            touched, left = touched_files(manifests, named, self.storage, same_name)
+            if left:
+                raise ConflictingCommit(
+                    f"{len(left)} of the files whose rows are to be deleted are not in the table, such as {min(left)}",
+                    "another writer removed them: find the rows again in the table as it is now",
+                    sorted(left),
+                )
+            return row_deletes(manifests, touched, removed, self.storage, same_name)
+        raise UsageError(
+            f"{self._identifier} has format version {self.metadata.format_version}, without deletion vectors",
+            "make it one of version 3 by Table.upgrade(), if its readers know that version",
+        )
 
     def _swap(self, staged: StagedSnapshot) -> Snapshot:
         """Makes a staged snapshot the newest. Removes its files if it certainly is not."""
@@ -283,6 +390,18 @@ class Table:
         snapshot = staged.metadata.current_snapshot
         assert snapshot is not None
         return snapshot
+
+
+def _require_writable(format_version: int) -> None:
+    if format_version not in (FORMAT_VERSION, VECTOR_VERSION):
+        raise UsageError(
+            f"tables of format version {format_version} cannot be written here",
+            f"choose version {FORMAT_VERSION} or {VECTOR_VERSION}",
+        )
+
+
+def _positions(numbers: Iterable[int]) -> Positions:
+    return np.asarray(numbers if isinstance(numbers, np.ndarray) else list(numbers), np.int64)
 
 
 def _moved(error: BaseException) -> bool:
@@ -306,10 +425,10 @@ def _exists(name: TableIdentifier) -> TableExists:
 
 def _read_state(catalog: LakeCatalog, name: TableIdentifier, pointer: MetadataPointer) -> TableVersion:
     metadata = read_any_version(pointer.metadata_location, catalog.storage)
-    if metadata.format_version > FORMAT_VERSION:
+    if metadata.format_version > VECTOR_VERSION:
         raise ForeignTable(
             f"{name} has Iceberg format version {metadata.format_version}",
-            f"only versions up to {FORMAT_VERSION} can be read here",
+            f"only versions up to {VECTOR_VERSION} can be read here",
         )
     snapshot = metadata.current_snapshot
     manifests = () if snapshot is None else read_list(snapshot.manifest_list, catalog.storage)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 _DOCUMENTS = Path(__file__).parents[3] / "docs" / "lake"
-_OWN = ("catalog-choice", "retry-policy", "metadata-layout")
+_OWN = ("catalog-choice", "retry-policy", "metadata-layout", "row-deletes")
 
 
 @pytest.mark.parametrize("name", _OWN)

@@ -329,10 +329,10 @@ def test_tables_of_pyiceberg_are_continued_and_it_continues_ours(tmp_path: Path)
 
 def test_other_format_versions_are_refused_clearly(table: Table) -> None:
     catalog = MemoryCatalog(table.location, _STORAGE)
-    document = {**table.metadata.document, "format-version": 3}
+    document = {**table.metadata.document, "format-version": 4}
     name = TableIdentifier("sales", "third")
     catalog.commit([PointerChange(name, None, TableMetadata(document))])
-    with pytest.raises(ForeignTable, match="format version 3"):
+    with pytest.raises(ForeignTable, match="format version 4"):
         Table.open(catalog, name)
 
 

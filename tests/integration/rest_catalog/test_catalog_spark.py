@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -113,6 +113,53 @@ def test_what_spark_writes_everybody_reads(
     for statement in ("DROP TABLE own.shop.orders PURGE", "DROP TABLE own.shop.few"):
         session.sql(statement)
     assert list(catalogs[kind].tables("shop")) == []
+
+
+def test_tables_of_format_version_3_are_changed_by_spark_and_the_library(
+    spark: SparkSession, catalogs: Mapping[str, StoredCatalog], writable: ServedMirror
+) -> None:
+    """By turns: each goes on from the other's deletion vectors and row IDs."""
+    session = attached(spark, writable, "sqlite", "own")
+    columns = ["id", "v", "_row_id", "_last_updated_sequence_number"]
+    modes = ", ".join(f"'write.{verb}.mode' = 'merge-on-read'" for verb in ("delete", "update", "merge"))
+    session.sql("CREATE NAMESPACE own.vectors")
+    session.sql(
+        f"CREATE TABLE own.vectors.t USING iceberg TBLPROPERTIES ('format-version' = '3', {modes})"
+        " AS SELECT /*+ COALESCE(1) */ id, 0L AS v FROM range(20)"
+    )
+    session.sql("CREATE TABLE own.vectors.old (id bigint, v bigint) USING iceberg")
+    session.sql("INSERT INTO own.vectors.old VALUES (1, 0), (2, 0)")
+    session.sql("ALTER TABLE own.vectors.old SET TBLPROPERTIES ('format-version' = '3')")
+    session.sql("INSERT INTO own.vectors.old VALUES (3, 0)")
+    old = Table.open(catalogs["sqlite"], "vectors.old")
+    assert (old.metadata.format_version, old.metadata.next_row_id) == (3, 3)
+    table = Table.open(catalogs["sqlite"], "vectors.t")
+
+    def require_equal(*ids: int) -> list[dict[str, Any]]:
+        stored: list[dict[str, Any]] = table.refresh().scan(columns=columns).to_arrow().sort_by("id").to_pylist()
+        frame = session.table("own.vectors.t").select(*columns)
+        assert frame.toArrow().sort_by("id").to_pylist() == stored
+        assert [row["id"] for row in stored] == list(ids)
+        return stored
+
+    first = require_equal(*range(20))
+    session.sql("DELETE FROM own.vectors.t WHERE id < 3")
+    table.refresh().delete("id >= 3 and id < 6")
+    require_equal(*range(6, 20))
+    session.sql("DELETE FROM own.vectors.t WHERE id = 6")
+    table.refresh()
+    place = table.scan("id = 7", ["id", "v", "_file", "_pos", "_row_id"]).to_arrow().to_pylist()[0]
+    changed = pa.table({"id": [7], "v": [70], "_row_id": [place["_row_id"]]})
+    snapshot = table.replace_rows({place["_file"]: [place["_pos"]]}, changed)
+    session.sql("UPDATE own.vectors.t SET v = 80 WHERE id = 8")
+    last = require_equal(*range(7, 20))
+    assert [row["_row_id"] for row in last] == [row["_row_id"] for row in first[7:]]
+    assert [row["v"] for row in last[:3]] == [70, 80, 0]
+    numbers = [row["_last_updated_sequence_number"] for row in last[:3]]
+    assert numbers == [snapshot.sequence_number, snapshot.sequence_number + 1, 1]
+    session.sql("DELETE FROM own.vectors.t WHERE v = 0")
+    table.refresh().append(pa.table({"id": [100], "v": [1]}))
+    assert len({row["_row_id"] for row in require_equal(7, 8, 100)}) == 3
 
 
 def test_the_endpoints_are_those_that_iceberg_knows(spark: SparkSession) -> None:

@@ -236,7 +236,7 @@ def test_what_another_engine_put_into_the_metadata_stays(memory: MemoryCatalog) 
     [
         ({"location": "file:///tmp/elsewhere"}, "chooses the directories"),
         ({"properties": {"write.metadata.path": "file:///tmp/elsewhere"}}, "write.metadata.path"),
-        ({"properties": {"format-version": "3"}}, "format version 3"),
+        ({"properties": {"format-version": "4"}}, "format version: 4"),
         ({"name": "../up"}, "not the name of a table"),
         ({"name": "_hidden"}, "not the name of a table"),
         ({"name": ""}, "not the name of a table"),

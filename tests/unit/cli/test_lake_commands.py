@@ -92,6 +92,8 @@ def test_relative_paths(table: GrowingTable, tmp_path: Path) -> None:
     data = next((tmp_path / "t" / "data").glob("*.parquet")).relative_to(tmp_path)
     like = ("init", "a.b", "--catalog", "path:lake", "--like", str(data))
     assert _text(*like).startswith("file://")
+    third = ("init", "a.c", "--catalog", "path:lake", "--like", str(data), "--property", "format-version=3")
+    assert _json(*third)["format_version"] == 3
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.schema import LakeSchema
 
 _PACKAGE = Path(__file__).parents[4] / "mirror_pump"
-_HOMES = ("lake/document/", "lake/manifests/", "tables/metadata/", "lake/format/schema.py")
-"""A schema's JSON is a part of the document, and the module that writes columns describes them."""
+_HOMES = ("lake/document/", "lake/manifests/", "tables/metadata/", "lake/format/schema.py", "lake/format/puffin.py")
+"""A schema's JSON is a part of the document, and the module that writes columns describes them. Footers of Puffin files
+have keys of the same names."""
 
 _ALSO_TABLE_PROPERTY = {"format-version"}
 """A key of the document that is also the name of a table property."""
@@ -39,8 +40,8 @@ _SUMMARY = re.compile(r"(total|added|removed|deleted)-[a-z-]*")
 
 def _keys() -> set[str]:
     """Keys that are no ordinary words, so that they always mean the document."""
-    document = TableMetadata.new(LakeSchema(0, (), ()), "file:///t", {}, 0).document
-    snapshot = Snapshot.new(1, None, 1, 0, summarise(FileCounts(), FileCounts(), None, {}), "", 0).document
+    document = TableMetadata.new(LakeSchema(0, (), ()), "file:///t", {}, 0, format_version=3).document
+    snapshot = Snapshot.new(1, None, 1, 0, summarise(FileCounts(), FileCounts(), None, {}), "", 0, (0, 1)).document
     found = {*document, *snapshot} | _IN_OTHER_ENTRIES
     return {key for key in found if "-" in key} - _ALSO_TABLE_PROPERTY
 

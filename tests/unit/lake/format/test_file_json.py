@@ -7,7 +7,9 @@ from dataclasses import fields, replace
 
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.file_json import file_from_json, file_to_json
+from mirror_pump.lake.format.puffin import BlobPlace
 
+_SINCE_FORMAT_3 = {"spec_id", "blob", "first_row_id"}
 FILE = WrittenFile(
     content=FileContent.POSITION_DELETES,
     path="s3://lake/t/data/1.parquet",
@@ -22,6 +24,9 @@ FILE = WrittenFile(
     split_offsets=(4, 500),
     nan_counts={2: 1},
     referenced_data_file="s3://lake/t/data/0.parquet",
+    spec_id=3,
+    blob=BlobPlace(4, 60),
+    first_row_id=2**40,
 )
 
 
@@ -29,6 +34,9 @@ def test_a_file_survives_json() -> None:
     assert file_from_json(json.loads(json.dumps(file_to_json(FILE)))) == FILE
     plain = replace(FILE, content=FileContent.DATA, referenced_data_file=None, equality_ids=(), split_offsets=())
     assert file_from_json(json.loads(json.dumps(file_to_json(plain)))) == plain
+    older = replace(plain, spec_id=None, blob=None, first_row_id=None)
+    stored = {key: value for key, value in file_to_json(older).items() if key not in _SINCE_FORMAT_3}
+    assert file_from_json(stored) == older, "as a release before stored it"
 
 
 def test_no_field_is_forgotten() -> None:

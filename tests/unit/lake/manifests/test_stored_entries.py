@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -29,10 +30,12 @@ from pyiceberg.types import (
 from mirror_pump.lake.avro.container_files import container, schema_json
 from mirror_pump.lake.avro.record_encoder import Encoder
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.puffin import BlobPlace
 from mirror_pump.lake.manifests.entry_reader import Status
 from mirror_pump.lake.manifests.manifest_entries import (
     ManifestEntry,
     existing,
+    existing_entries,
     file_values,
     formats_of,
     stored_entries,
@@ -77,7 +80,21 @@ FILES = [
 
 def _entry(file: WrittenFile, status: Status, number: int | None) -> ManifestEntry:
     described = formats_of(PARTITION).data_file.encode(*file_values(file))
-    return ManifestEntry(status, 5, number, number, file.content, file.path, 7, 99, file.partition, described)  # type: ignore[arg-type]
+    return ManifestEntry(
+        status,
+        5,
+        number,  # type: ignore[arg-type]
+        number,
+        file.content,
+        file.path,
+        7,
+        99,
+        file.partition,
+        described,
+        file.referenced_data_file,
+        file.blob,
+        file.first_row_id,
+    )
 
 
 def test_what_was_written_is_read_and_written_again() -> None:
@@ -98,6 +115,56 @@ def test_what_was_written_is_read_and_written_again() -> None:
     carried = [entry.encoded(PARTITION) for entry in stored]
     assert carried[3:] == entries[6:]
     assert carried[0].data_file == existing(entries[0], 11).data_file
+
+
+def test_row_ids_of_files_without_any_follow_the_manifests() -> None:
+    """In its order, past removed files; and they stay with the file in later manifests."""
+    data = FILES[FileContent.DATA]
+    formats = formats_of(PARTITION, 3)
+    files = [
+        (data, Status.ADDED),
+        (replace(data, first_row_id=3), Status.EXISTING),
+        (data, Status.DELETED),
+        (data, Status.EXISTING),
+    ]
+    entries = [_entry(file, status, 3) for file, status in files]
+    content = container(formats.schema, {}, [*map(formats.entry, entries)])
+    _, stored = stored_entries(content, 8, 11, 100)
+    assert [entry.first_row_id for entry in stored] == [100, 3, 107]
+    live = [entries[0], entries[1], entries[3]]
+    carried = [entry.encoded(PARTITION) for entry in stored]
+    assert carried == existing_entries(live, 11, 100)
+    again = container(formats.schema, {}, [*map(formats.entry, carried)])
+    assert [entry.first_row_id for entry in stored_entries(again, 8, 12, 5000)[1]] == [100, 3, 107]
+    # In a snapshot from before the upgrade no file has row IDs, whatever is stored.
+    assert [entry.first_row_id for entry in stored_entries(content, 8, 11)[1]] == [None] * 3
+    assert [entry.first_row_id for entry in existing_entries(live, 11, None)] == [None] * 3
+
+
+def test_deletion_vectors_are_read_and_written_again() -> None:
+    positions = FILES[FileContent.POSITION_DELETES]
+    # A vector has no columns to tell of, and none is written.
+    vector = WrittenFile(
+        FileContent.POSITION_DELETES,
+        positions.path,
+        7,
+        99,
+        {},
+        {},
+        {},
+        {},
+        {},
+        referenced_data_file=positions.referenced_data_file,
+        partition=positions.partition,
+        blob=BlobPlace(4, 60),
+    )
+    formats = formats_of(PARTITION, 3)
+    entries = [_entry(file, Status.EXISTING, 3) for file in (vector, positions)]
+    _, stored = stored_entries(container(formats.schema, {}, [*map(formats.entry, entries)]), 8, 11)
+    assert [written_file(entry) for entry in stored] == [vector, positions]
+    assert [entry.format for entry in stored] == ["PUFFIN", "PARQUET"]
+    assert [entry.encoded(PARTITION) for entry in stored] == entries
+    assert [entry.content_bytes for entry in entries] == [60, 99]
 
 
 def test_of_format_version_1_content_and_numbers_are_the_default() -> None:

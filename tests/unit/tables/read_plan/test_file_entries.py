@@ -167,7 +167,8 @@ def _found(content: bytes, keep: Keep) -> list[tuple[Any, ...]]:
 
     entries = FileEntries(content, COLUMNS)
     files = list(entries.files(lambda partition: partition if keep(partition) else None, take))
-    return [(*file, *each) for file, each in zip(files, metrics, strict=True)]
+    assert {file.first_row_id for file in files} <= {None}, "it was not asked for"
+    return [(*file[:-1], *each) for file, each in zip(files, metrics, strict=True)]
 
 
 def _expected(content: bytes, keep: Keep) -> list[tuple[Any, ...]]:

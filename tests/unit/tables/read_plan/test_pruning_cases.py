@@ -156,9 +156,16 @@ def test_literals_beyond_a_columns_range(too_much: int) -> None:
     assert "2147483647" not in str(both)
 
 
-def test_a_table_of_format_version_3_is_refused() -> None:
-    with pytest.raises(ForeignTable, match="version 3"):
-        read_plan(TableMetadata({"format-version": 3, "location": "file:///t"}), StorageOptions())
+def test_a_table_of_format_version_4_is_refused() -> None:
+    with pytest.raises(ForeignTable, match="version 4"):
+        read_plan(TableMetadata({"format-version": 4, "location": "file:///t"}), StorageOptions())
+
+
+def test_a_column_of_a_type_that_is_not_known_is_refused() -> None:
+    column = {"id": 1, "name": "doc", "type": "variant", "required": False}
+    document = {"format-version": 3, "location": "file:///t", "schemas": [{"schema-id": 0, "fields": [column]}]}
+    with pytest.raises(ForeignTable, match="variant"):
+        read_plan(TableMetadata({**document, "current-schema-id": 0}), StorageOptions())
 
 
 def test_a_snapshot_that_is_gone(tmp_path: Path) -> None:

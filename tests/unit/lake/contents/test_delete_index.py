@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from mirror_pump.lake.contents.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.tables.read_plan.delete_index import DeleteFile, DeleteIndex
 
 
 def _delete(content: FileContent, number: int, value: float) -> DeleteFile:
