@@ -42,7 +42,7 @@ class FeedFile:
 
     @classmethod
     def of(cls, file: LiveFile) -> FeedFile:
-        """The file with its bounds. Each file of a feed has those of `_lsn`; the table of transactions has no `_seq`."""
+        """The file with its bounds. Each file has those of `_lsn`; the table of transactions has no `_seq`."""
         return cls(
             file,
             _number(file.lower_bounds[LSN_ID]),

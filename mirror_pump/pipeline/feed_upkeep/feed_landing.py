@@ -64,20 +64,15 @@ class FeedLanding:
 
     def _land(self, stage: Callable[[KeptFeed, LakeTable], StagedState], expired_lsn: Lsn | None) -> LakeTable:
         files: tuple[str, ...] = ()
-        name = self.feed.lake_name
         try:
-            with source_errors(f"committing to {name} in the lake"), self.connection.transaction():
+            with source_errors(f"committing to {self.feed.lake_name} in the lake"), self.connection.transaction():
                 hold_slot(self.connection, self.slot, _STOPPED_SECONDS)
-                (feed,) = kept_feeds(self.connection, self.slot, [self.feed.feed_id]) or (None,)
-                if feed is None or feed.location != self.feed.location:
-                    raise CommitConflict(f"{name} was removed, or made anew")
+                feed = self._present()
                 staged = stage(feed, LakeTable.load(feed.metadata_location, self.storage))
                 files = staged.files
                 if expired_lsn is not None:
                     expire_feed(self.connection, feed.feed_id, expired_lsn)
-                new_location = staged.table.metadata_location
-                if not swap_pointer(self.connection, feed.namespace, feed.name, feed.metadata_location, new_location):
-                    raise CommitConflict(f"another engine committed to {name} in the lake")
+                self._swap(feed, staged.table)
         except ConnectionLost:
             # It may have landed.
             raise
@@ -85,3 +80,14 @@ class FeedLanding:
             discard(files, self.storage)
             raise
         return staged.table
+
+    def _present(self) -> KeptFeed:
+        (feed,) = kept_feeds(self.connection, self.slot, [self.feed.feed_id]) or (None,)
+        if feed is None or feed.location != self.feed.location:
+            raise CommitConflict(f"{self.feed.lake_name} was removed, or made anew")
+        return feed
+
+    def _swap(self, feed: KeptFeed, after: LakeTable) -> None:
+        location = feed.metadata_location
+        if not swap_pointer(self.connection, feed.namespace, feed.name, location, after.metadata_location):
+            raise CommitConflict(f"another engine committed to {feed.lake_name} in the lake")

@@ -30,7 +30,7 @@ from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.document.metadata_files import metadata_number
-from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.lake.storage import discard
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.feed_upkeep.feed_landing import FeedLanding
 from mirror_pump.pipeline.flow.session_context import SessionContext, session_thread
