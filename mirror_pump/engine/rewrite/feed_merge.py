@@ -11,7 +11,6 @@ begins before the one before it has ended, and the task writes their rows in thi
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -78,9 +77,9 @@ def choose_neighbours(files: Sequence[FeedFile], target_bytes: int, fanout: int 
     """The files to merge into one, in order; none if too few have accumulated.
 
     `files` are all files of a feed, in order, and `target_bytes` is the size from which on one is left alone. Of
-    neighbours of one day, chosen are those that make up the target size, or all from the first on of a size class with
-    `fanout` files. So a row is rewritten once per class, and once more for the target. What is left of a day is merged
-    once the feed goes on with another.
+    neighbours of one day, chosen are those that make up the target size, or `fanout` and more that make a file of a higher
+    size class than each of them. So a row is rewritten once per class, and once more for the target. What is left of a
+    day is merged once the feed goes on with another.
     """
     runs = list(_runs(files, target_bytes))
     candidates = (_chosen(run, target_bytes, fanout, closed=run[-1] is not files[-1].file) for run in runs)
@@ -108,11 +107,10 @@ def _runs(files: Iterable[FeedFile], target_bytes: int) -> Iterator[list[LiveFil
 def _chosen(run: Sequence[LiveFile], target_bytes: int, fanout: int, *, closed: bool) -> tuple[LiveFile, ...]:
     if len(run) > 1 and (closed or sum(file.size_bytes for file in run) >= target_bytes):
         return _up_to(run, target_bytes)
-    classes = Counter(size_class(file.records) for file in run)
-    for number in sorted((number for number, count in classes.items() if count >= fanout), reverse=True):
+    for number in sorted({size_class(file.records) for file in run}, reverse=True):
         for lower, group in groupby(run, key=lambda file: size_class(file.records) <= number):
             stretch = list(group)
-            if lower and sum(size_class(file.records) == number for file in stretch) >= fanout:
+            if lower and len(stretch) >= fanout and size_class(sum(file.records for file in stretch)) > number:
                 return _up_to(stretch, target_bytes)
     return ()
 
