@@ -85,21 +85,54 @@ def pin_interval(
     `lease`: the name of the pin. One that bears it already is used, whichever process took it. Raises TableError if the
     feed cannot show the interval, SourceError, LakeError.
     """
+    leased = None if lease is None else _leased(connections, slot, feed, storage, seconds, lease)
+    if leased is not None:
+        return PinnedFeed(leased.pin_id, _shown(leased, interval, storage))
     for _ in range(_TRIES):
         pinned, feed = _pinned(connections, slot, feed, interval, storage, seconds, lease)
         if pinned is None:
             continue
-        pin_id, metadata, snapshot = pinned
         try:
-            location = interval_location(metadata, pin_id, snapshot, interval)
-            if not exists(location, storage):
-                write_changes(metadata, snapshot, interval, location, storage)
+            return PinnedFeed(pinned.pin_id, _shown(pinned, interval, storage))
         except BaseException:
             with suppress(SourceError), connections() as connection:
-                release_feed_pins(connection, [pin_id])
+                release_feed_pins(connection, [pinned.pin_id])
             raise
-        return PinnedFeed(pin_id, location)
     raise SourceError("the feed moves faster than it can be pinned", "try again; see `mirror-pump status`")
+
+
+@dataclass(frozen=True)
+class _PinnedSnapshot:
+    """A snapshot of a feed that was in its history once the pin was in place."""
+
+    pin_id: int
+    metadata: TableMetadata
+    """A document that has the snapshot."""
+    snapshot: Snapshot
+
+
+def _shown(pinned: _PinnedSnapshot, interval: ChangeInterval, storage: StorageOptions) -> str:
+    """The metadata file that shows the interval."""
+    location = interval_location(pinned.metadata, pinned.pin_id, pinned.snapshot, interval)
+    if not exists(location, storage):
+        write_changes(pinned.metadata, pinned.snapshot, interval, location, storage)
+    return location
+
+
+def _leased(
+    connections: Connections, slot: str, feed: ReadFeed, storage: StorageOptions, seconds: float, lease: str
+) -> _PinnedSnapshot | None:
+    """What a lease names; None if it is over. Changes that have expired since are still there."""
+    with connections() as connection:
+        taken = leased_feed(connection, feed.feed_id, lease)
+        if taken is None or not renew_feed_pins(connection, [taken[0]], seconds):
+            return None
+        leased_feeds = [row for row in read_feeds(connection, slot) if row.feed_id == feed.feed_id]
+    if not leased_feeds or leased_feeds[0].metadata_location is None:
+        return None
+    metadata = read_metadata(leased_feeds[0].metadata_location, storage)
+    snapshot = metadata.snapshot(taken[1])
+    return None if snapshot is None else _PinnedSnapshot(taken[0], metadata, snapshot)
 
 
 def _pinned(
@@ -110,44 +143,33 @@ def _pinned(
     storage: StorageOptions,
     seconds: float,
     lease: str | None,
-) -> tuple[tuple[int, TableMetadata, Snapshot] | None, ReadFeed]:
-    """The pin, and a metadata document that had its snapshot once it was in place; None if it came too late. And the
-    feed as it was after that."""
+) -> tuple[_PinnedSnapshot | None, ReadFeed]:
+    """A pin on the newest snapshot; None if it came too late. And the feed as it was after that."""
+    if (reason := why_left_out(feed, interval)) is not None:
+        raise TableError(reason)
+    assert feed.metadata_location is not None
+    newest = read_metadata(feed.metadata_location, storage).current_snapshot_id
+    gone = f"{feed.namespace}.{feed.name} has no change feed any more"
+    if newest is None:
+        raise TableError(gone)
     with connections() as connection:
-        taken = None if lease is None else leased_feed(connection, feed.feed_id, lease)
-        if taken is not None and not renew_feed_pins(connection, [taken[0]], seconds):
-            taken = None
-    if taken is None:
-        if (reason := why_left_out(feed, interval)) is not None:
-            raise TableError(reason)
-        assert feed.metadata_location is not None
-        newest = read_metadata(feed.metadata_location, storage).current_snapshot_id
-        if newest is None:
-            raise TableError(f"the feed of {feed.namespace}.{feed.name} has no snapshot")
-        with connections() as connection:
-            pin_id = pin_feed(connection, feed.feed_id, SnapshotId(newest), seconds, lease)
+        pin_id = pin_feed(connection, feed.feed_id, SnapshotId(newest), seconds, lease)
         if pin_id is None:
-            raise TableError(f"{feed.namespace}.{feed.name} has no change feed any more")
-        taken = pin_id, SnapshotId(newest)
-    with connections() as connection:
+            raise TableError(gone)
         pinned_feed = next((row for row in read_feeds(connection, slot) if row.feed_id == feed.feed_id), None)
-        reason = (
-            f"{feed.namespace}.{feed.name} has no change feed any more"
-            if pinned_feed is None
-            else why_left_out(pinned_feed, interval)
-        )
-        if reason is not None or pinned_feed is None:
-            release_feed_pins(connection, [taken[0]])
-            raise TableError(reason or "")
-        assert pinned_feed.metadata_location is not None
+        reason = gone if pinned_feed is None else why_left_out(pinned_feed, interval)
+        if pinned_feed is None or reason is not None:
+            release_feed_pins(connection, [pin_id])
+            raise TableError(reason or gone)
+    assert pinned_feed.metadata_location is not None
     metadata = read_metadata(pinned_feed.metadata_location, storage)
-    snapshot = metadata.snapshot(taken[1])
+    snapshot = metadata.snapshot(newest)
     if snapshot is None:
         # A sweep refuses to work while a snapshot is pinned that is not in the history.
         with connections() as connection:
-            release_feed_pins(connection, [taken[0]])
+            release_feed_pins(connection, [pin_id])
         return None, pinned_feed
-    return (taken[0], metadata, snapshot), pinned_feed
+    return _PinnedSnapshot(pin_id, metadata, snapshot), pinned_feed
 
 
 class PinnedChanges:
