@@ -119,6 +119,7 @@ _ROOMS = {
         "verify": {"status", "resync"},
         "reads": {"setup", "status", "verify"},
         "moments": {"reads"},
+        "changes": {"setup", "status", "reads"},
         "doctor": {"setup", "status"},
         "reconcile": {"verify"},
         "load": {"row_files"},

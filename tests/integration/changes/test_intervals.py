@@ -1,0 +1,99 @@
+"""Whoever attaches the changes of an interval gets these, all and no others, wherever its ends cut through files."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from mirror_pump.model import format_lsn
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.made_feeds import TABLE, MadeFeed
+from tests.support.made_feeds import Row as FeedRow
+from tests.support.rest_catalog import ServedMirror, served
+
+_INTERVALS = 12
+_COLUMNS = (
+    "_lsn",
+    "_seq",
+    "_op",
+    "_xid",
+    "_committed_at",
+    "_origin",
+    "_old",
+    "id",
+    "name",
+    "amount",
+    "u",
+    "at",
+    "tags",
+    "share",
+)
+
+
+@pytest.fixture
+def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
+    database.execute(TABLE)
+    made = Mirror.create(database, warehouse, tasks)
+    made.register("orders")
+    made.catch_up()
+    return made
+
+
+@pytest.fixture
+def feed(mirror: Mirror) -> MadeFeed:
+    made = MadeFeed(mirror, "orders", random.Random(random.random()))
+    for _ in range(4):
+        made.change(random.randint(5, 60))
+    made.merge()
+    for _ in range(3):
+        made.change(random.randint(1, 40))
+    return made
+
+
+def by_duckdb(catalog: ServedMirror, warehouse: str) -> list[FeedRow]:
+    with catalog.duckdb(warehouse) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        return connection.execute("SELECT * FROM lake.public.orders").to_arrow_table().to_pylist()
+
+
+def by_pyiceberg(catalog: ServedMirror, warehouse: str) -> list[FeedRow]:
+    return catalog.pyiceberg(warehouse).load_table(("public", "orders")).scan().to_arrow().to_pylist()
+
+
+def _plain(value: Any) -> Any:
+    """A value as text that is equal for equal values, also NaN, whichever engine's type it has."""
+    if isinstance(value, dict):
+        return tuple((name, _plain(part)) for name, part in sorted(value.items()))
+    if isinstance(value, list):
+        return tuple(map(_plain, value))
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    return str(UUID(bytes=value)) if isinstance(value, bytes) else str(value)
+
+
+def _rows(rows: Sequence[FeedRow]) -> list[tuple[Any, ...]]:
+    ordered = sorted(rows, key=lambda row: (row["_lsn"], row["_seq"]))
+    return [tuple(_plain(row[name]) for name in _COLUMNS) for row in ordered]
+
+
+@pytest.mark.parametrize("read", [by_duckdb, by_pyiceberg])
+def test_an_interval_has_exactly_its_rows(
+    mirror: Mirror, feed: MadeFeed, read: Callable[[ServedMirror, str], list[FeedRow]]
+) -> None:
+    with served(mirror.settings) as catalog:
+        for number in range(_INTERVALS):
+            since, until = sorted((feed.position(), feed.position()))
+            if number == 0:
+                since, until = 0, mirror.frontier()
+            if number % 3 == 2:
+                feed.merge()
+            end = "latest" if number == 0 else format_lsn(until).replace("/", "-")
+            rows = read(catalog, f"mirror@{format_lsn(since)}..{end}")
+            assert _rows(rows) == _rows(feed.between(since, until)), (since, until)
