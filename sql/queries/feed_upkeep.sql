@@ -5,6 +5,7 @@
 -- kept; NULL: everything is. Transactions are kept as long as the changes of any table.
 SELECT f.feed_id, f.namespace, f.name, f.location, f.expired_lsn, i.metadata_location,
        floor(extract(epoch FROM now() - k.keep) / 86400)::int AS first_day,
+       extract(epoch FROM f.swept_before)::float8 AS swept_before,
        ARRAY(SELECT p.snapshot_id FROM modak.feed_pins p WHERE p.feed_id = f.feed_id AND p.expires_at > now()) AS pinned
   FROM modak.change_feeds f
   JOIN modak.iceberg_tables i
@@ -15,3 +16,7 @@ SELECT f.feed_id, f.namespace, f.name, f.location, f.expired_lsn, i.metadata_loc
          FROM modak.change_feeds t WHERE t.slot_name = f.slot_name AND t.mode <> 'transactions') k
  WHERE f.slot_name = %(slot)s AND (%(feed_ids)s::bigint[] IS NULL OR f.feed_id = ANY (%(feed_ids)s))
  ORDER BY f.feed_id;
+
+-- name: store_stats
+UPDATE modak.change_feeds SET stats = %(stats)s::jsonb || jsonb_build_object('looked_at', clock_timestamp())
+ WHERE feed_id = %(feed_id)s AND location = %(location)s;

@@ -114,7 +114,11 @@ UPDATE modak.mirror_tables
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state NOT IN ('waiting', 'copying', 'filling');
 
 -- name: begin_feed_sweep
--- The same for the files of change feeds.
+-- The same for the files of change feeds, which publishes bring, and merges of the pump.
+WITH declared AS (
+    UPDATE modak.change_feeds
+       SET swept_before = greatest(swept_before, least(to_timestamp(%(before)s), clock_timestamp()))
+     WHERE slot_name = %(slot)s)
 UPDATE modak.mirror_tables m
    SET swept_before = greatest(m.swept_before, least(to_timestamp(%(before)s), clock_timestamp()))
   FROM modak.change_feeds f

@@ -77,9 +77,9 @@ def choose_neighbours(files: Sequence[FeedFile], target_bytes: int, fanout: int 
     """The files to merge into one, in order; none if too few have accumulated.
 
     `files` are all files of a feed, in order, and `target_bytes` is the size from which on one is left alone. Of
-    neighbours of one day, chosen are those that make up the target size, or `fanout` and more that make a file of a higher
-    size class than each of them. So a row is rewritten once per class, and once more for the target. What is left of a
-    day is merged once the feed goes on with another.
+    neighbours of one day, chosen are those that make up the target size, or `fanout` and more that make a file of a
+    higher size class than each of them. So a row is rewritten once per class, and once more for the target. What is
+    left of a day is merged once the feed goes on with another.
     """
     runs = list(_runs(files, target_bytes))
     candidates = (_chosen(run, target_bytes, fanout, closed=run[-1] is not files[-1].file) for run in runs)

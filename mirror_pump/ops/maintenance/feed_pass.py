@@ -44,6 +44,10 @@ class FeedMaintenance:
     slot: str
     storage: StorageOptions
     policy: Policy
+    clock_skew: float = CLOCK_SKEW
+    """Seconds by which the clocks of pump, maintainer and storage may differ."""
+    pin_margin: float = PIN_MARGIN
+    """Seconds by which a file that the reader of a pinned snapshot needs may be older than that."""
 
     def maintain(self, feed_id: int, *, requested: bool) -> list[str]:
         """Does what is due; with `requested`, all there is to do. Returns a line for each thing that was done. Raises
@@ -100,7 +104,7 @@ class FeedMaintenance:
         if feed is None:
             return ()
         if not dry_run:
-            begin_feed_sweep(self.connection, self.slot, feed.lake_name, before + CLOCK_SKEW)
+            begin_feed_sweep(self.connection, self.slot, feed.lake_name, before + self.clock_skew)
         # Files are listed before the metadata is read, so what a commit names meanwhile is seen.
         listed = tuple(list_files(feed.location, self.storage))
         feed = self._feed(feed_id)
@@ -110,7 +114,7 @@ class FeedMaintenance:
             refuse_restored_copy(self.connection, self.slot, feed.lake_name, feed.metadata_location, self.storage)
         state = self._pinned_state(feed)
         pinned = [snapshot for snapshot in state.metadata.snapshots if snapshot.snapshot_id in feed.pinned]
-        oldest_pin = min((snapshot.timestamp_ms / 1000 - PIN_MARGIN for snapshot in pinned), default=now)
+        oldest_pin = min((snapshot.timestamp_ms / 1000 - self.pin_margin for snapshot in pinned), default=now)
         named = {feed.metadata_location, *referenced_files(state.metadata, self.storage)}
         number = metadata_number(feed.metadata_location) or 0
         orphans = [

@@ -36,14 +36,19 @@ class FeedLanding:
     feed: KeptFeed
     storage: StorageOptions
 
-    def land_rewrite(self, rewrite: FeedRewrite, expired_lsn: Lsn | None = None) -> LakeTable:
-        """Returns the feed with the rewrite. `expired_lsn`: the position below which changes may be gone by it.
+    def land_rewrite(
+        self, rewrite: FeedRewrite, written_since: float | None = None, expired_lsn: Lsn | None = None
+    ) -> LakeTable:
+        """Returns the feed with the rewrite. `written_since`: a time before its first file was begun, in seconds since
+        1970; None: it has none. `expired_lsn`: the position below which changes may be gone by it.
 
         Raises FileRewriteSuperseded if the feed has changed in a way that the rewrite does not account for,
         CommitConflict if the feed is gone or another engine commits at the same time, LakeError and SourceError.
         """
 
         def stage(feed: KeptFeed, state: LakeTable) -> StagedState:
+            if written_since is not None and feed.swept_before is not None and feed.swept_before >= written_since:
+                raise CommitConflict(f"a sweep may have removed the new files of {feed.lake_name}")
             delta = RowDelta((), replaces=rewrite, summary=same_rows(state))
             staged = state.stage(delta, time.time_ns() // 1_000_000, frozenset(feed.pinned))
             return StagedState(staged.table, staged.files)

@@ -11,11 +11,12 @@ their files out of the feed. No file is deleted here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
 from mirror_pump.engine.rewrite.feed_merge import (
+    FeedFile,
     choose_neighbours,
     expired_files,
     feed_files,
@@ -38,7 +39,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import FileTasks
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.service_thread import ThreadedService
-from mirror_pump.source.catalog.kept_feeds import KeptFeed, kept_feeds
+from mirror_pump.source.catalog.kept_feeds import KeptFeed, kept_feeds, store_feed_stats
 from mirror_pump.source.connect import PgConnection
 
 _SHARE = 0.25
@@ -130,10 +131,12 @@ class FeedUpkeep(ThreadedService):
             self._context.observer(Step.CHANGES_EXPIRED, table=str(landing.feed.lake_name), **expired)
 
     def _merge(self, landing: FeedLanding, state: _Watched, number: int) -> None:
-        feed = landing.feed
+        feed, began = landing.feed, time.time()
         # An expiry may have landed in this round.
         lake = LakeTable.load(_location(landing) or feed.metadata_location, self._storage)
-        chosen = choose_neighbours(feed_files(lake, state.listing), self._target_bytes)
+        files = feed_files(lake, state.listing)
+        store_feed_stats(landing.connection, feed, self._stats(files))
+        chosen = choose_neighbours(files, self._target_bytes)
         if not chosen:
             state.left_at = number
             return
@@ -151,7 +154,7 @@ class FeedUpkeep(ThreadedService):
         newest = max(file.sequence_number for file in chosen)
         removed = frozenset(file.path for file in chosen)
         try:
-            landing.land_rewrite(FeedRewrite(removed, state.listing, ((joined, newest),)))
+            landing.land_rewrite(FeedRewrite(removed, state.listing, ((joined, newest),)), began)
         except ConnectionLost:
             # It may have landed.
             raise
@@ -159,6 +162,15 @@ class FeedUpkeep(ThreadedService):
             discard([joined.path], self._storage)
             raise
         observer(Step.MERGED, table=name, data_files=len(chosen), position_files=0, bytes=joined.size_bytes)
+
+    def _stats(self, files: Sequence[FeedFile]) -> dict[str, int]:
+        return {
+            "files": len(files),
+            "small_files": sum(feed_file.file.size_bytes < self._target_bytes for feed_file in files),
+            "rows": sum(feed_file.file.records for feed_file in files),
+            "bytes": sum(feed_file.file.size_bytes for feed_file in files),
+            "days": len({feed_file.file.partition for feed_file in files}),
+        }
 
 
 def _location(landing: FeedLanding) -> str | None:
@@ -179,5 +191,5 @@ def expire_changes(landing: FeedLanding, listing: Listing) -> dict[str, int]:
         return {}
     removed = frozenset(feed_file.file.path for feed_file in expired)
     below = Lsn(max(feed_file.highest_lsn for feed_file in expired) + 1)
-    landing.land_rewrite(FeedRewrite(removed, listing), below)
+    landing.land_rewrite(FeedRewrite(removed, listing), expired_lsn=below)
     return {"files": len(expired), "rows": sum(feed_file.file.records for feed_file in expired)}
