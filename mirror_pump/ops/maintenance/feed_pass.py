@@ -67,10 +67,25 @@ class FeedMaintenance:
             done.append(f"remove_orphan_files: {len(swept)} deleted files")
         return done
 
+    def dry_run(self, feed_id: int) -> list[str]:
+        """What `maintain` would do on request, as lines of text. Raises LakeError."""
+        feed = self._feed(feed_id)
+        if feed is None:
+            return []
+        state = LakeTable.load(feed.metadata_location, self.storage)
+        snapshots = len(self._expirable(feed, state)) if self.policy.snapshot_expiry_enabled else 0
+        files = self.sweep(feed_id, dry_run=True)
+        lines = [f"would expire {snapshots} snapshots of {feed.lake_name}"] if snapshots else []
+        if files:
+            size = sum(file.size_bytes for file in files)
+            lines.append(f"would delete {len(files)} files of {feed.lake_name}, {size} bytes:")
+            lines += [f"  {file.location}" for file in files]
+        return lines
+
     def due(self, feed_id: int) -> bool:
         """Whether something is due by itself. Reads the feed's metadata."""
         feed = self._feed(feed_id)
-        if feed is None:
+        if feed is None or not self.policy.snapshot_expiry_enabled:
             return False
         state = LakeTable.load(feed.metadata_location, self.storage)
         return len(self._expirable(feed, state)) >= self.policy.snapshot_expiry_min_snapshots

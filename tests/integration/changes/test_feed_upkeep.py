@@ -12,8 +12,8 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.kept_feeds import FIRST_DAY, LSN_OF_A_DAY, STORAGE, SharedFeed, identities, kept_up
-from tests.support.made_feeds import TABLE, Row
+from tests.support.kept_feeds import FIRST_DAY, LSN_OF_A_DAY, SharedFeed, identities, kept_up
+from tests.support.made_feeds import STORAGE, TABLE, Row
 
 _OPERATIONS = 60
 
