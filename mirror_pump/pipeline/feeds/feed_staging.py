@@ -7,8 +7,9 @@ hand, the feed gets these. If no row may have changed, it gets nothing. In all o
 goes live, the feed has not begun, rows changed without row events, or a segment was decoded before the pump knew the
 feed. What a table's segments bring while it is not live is dropped.
 
-All pointers move in the publish's transaction, from where they were read. Another commit in between, of maintenance,
-is a conflict: everything is staged again on top of it.
+All pointers move in the publish's transaction, from where they were read. If upkeep committed to a feed in between,
+the transaction, which holds the slot's lock, stages that feed's part again on top of it: with many feeds, some is
+merged all the time, and neither the tables nor the other feeds are to wait for it.
 """
 
 from __future__ import annotations
@@ -113,10 +114,16 @@ class _FeedRow:
 class _Staged:
     """A feed's part of the publish."""
 
-    feed_id: TableId
+    row: _FeedRow
+    files: Sequence[WrittenFile]
+    schema: LakeSchema | None
+    begins: bool
+    """Whether it begins here, unless it has begun."""
     commit: StagedCommit
-    begins: Lsn | None
-    """The frontier, if it begins here."""
+
+    @property
+    def feed_id(self) -> TableId:
+        return self.row.feed_id
 
 
 @dataclass
@@ -130,22 +137,8 @@ class StagedFeeds:
     """URIs of the files that were written for it."""
     unused: list[str] = field(default_factory=list)
     """URIs of files of tasks that no feed gets."""
-
-    def land(self, cursor: Cursor) -> None:
-        """Moves the pointers. Raises CommitConflict if another commit came in between."""
-        if not self.feeds:
-            return
-        cursor.execute(
-            _SQL["move"],
-            {
-                "feed_ids": [staged.feed_id for staged in self.feeds],
-                "old": [staged.commit.old_location for staged in self.feeds],
-                "new": [staged.commit.new_location for staged in self.feeds],
-                "begins": [staged.begins for staged in self.feeds],
-            },
-        )
-        if len(cursor.fetchall()) != len(self.feeds):
-            raise CommitConflict("another writer committed to a change feed")
+    superseded: list[str] = field(default_factory=list)
+    """URIs of manifests and metadata that were staged again."""
 
 
 def rename_feeds(cursor: Cursor, names: Mapping[TableId, TableName]) -> None:
@@ -192,10 +185,46 @@ class FeedStager:
             result.written += written.locations
         return result
 
+    def land(self, cursor: Cursor, staged: StagedFeeds, frontier: Lsn | None) -> None:
+        """Moves the pointers, in a transaction that holds the slot's lock. Feeds to which upkeep has committed are
+        staged again. Raises CommitConflict if another writer has, LakeError and psycopg.Error."""
+        moved = self._move(cursor, staged.feeds, frontier)
+        left = {part.feed_id: part for part in staged.feeds if part.feed_id not in moved}
+        if not left:
+            return
+        parameters = {"slot": self._slot, "table_ids": list(left)}
+        rows = fetch_rows(self._connection(), _FeedRow, _SQL["to_publish"], parameters)
+        with StagedFiles(self._storage) as written:
+            again = [
+                self._commit(row, part.files, part.schema, frontier, written, begins=part.begins)
+                for row in rows
+                if (part := left.get(row.feed_id)) is not None and row.location == part.row.location
+            ]
+            if len(self._move(cursor, again, frontier)) != len(left):
+                raise CommitConflict("another writer committed to a change feed")
+            staged.written += written.locations
+        staged.feeds = [part for part in staged.feeds if part.feed_id in moved] + again
+        staged.superseded += [file for part in left.values() for file in part.commit.files]
+
+    def _move(self, cursor: Cursor, parts: Sequence[_Staged], frontier: Lsn | None) -> set[int]:
+        """Moves pointers that are where they were read. Returns the feeds of these."""
+        if not parts:
+            return set()
+        cursor.execute(
+            _SQL["move"],
+            {
+                "feed_ids": [part.feed_id for part in parts],
+                "old": [part.commit.old_location for part in parts],
+                "new": [part.commit.new_location for part in parts],
+                "begins": [self._frontier(part.row, frontier) if part.begins else None for part in parts],
+            },
+        )
+        return {feed_id for (feed_id,) in cursor.fetchall()}
+
     def landed(self, staged: StagedFeeds) -> None:
         """Takes over the result of a publish that landed."""
         self._tables |= {part.feed_id: part.commit.table for part in staged.feeds}
-        discard(staged.unused, self._storage)
+        discard((*staged.unused, *staged.superseded), self._storage)
 
     def _stage_table(
         self,
@@ -279,15 +308,14 @@ class FeedStager:
         begins: bool,
     ) -> _Staged:
         base, new_frontier = self._lake(row), self._frontier(row, frontier)
-        begins = begins and row.begins_lsn is None
-        if begins:
+        if begins and row.begins_lsn is None:
             properties = {BEGINS_PROPERTY: format_lsn(new_frontier)}
             base = replace(base, metadata=with_own_properties(base.metadata, properties))
         summary = {FRONTIER_PROPERTY: format_lsn(new_frontier), TIMELINE_PROPERTY: str(self._timeline)}
         delta = RowDelta((SegmentFiles(tuple(files), ()),), schema=schema, summary=summary)
         commit = base.stage(delta, time.time_ns() // 1_000_000, frozenset(row.pinned))
         written.own(*commit.files)
-        return _Staged(row.feed_id, commit, new_frontier if begins else None)
+        return _Staged(row, files, schema, begins, commit)
 
     def _stage_transactions(
         self,

@@ -118,7 +118,7 @@ class GuestPublisher:
         transaction = PublishTransaction(cursor, self._slot, self._frontier, self._indexes)
         for accepted in self._pending[0].accepted:
             transaction.apply(accepted, request.written_since)
-        self._pending[0].feeds.land(cursor)
+        self._feeds.land(cursor, self._pending[0].feeds, None)
 
     def discard(self) -> None:
         """Removes the files of what was staged. Call it only if the transaction certainly failed."""

@@ -236,7 +236,7 @@ class Publisher:
             transaction.apply_all(staged.accepted, request.written_since)
             failures = tuple(failure for failure in request.failures if transaction.fail(failure))
             filling = transaction.move_frontier(self._publish_id, request.commit_time_us)
-            staged.feeds.land(cursor)
+            self._feeds.land(cursor, staged.feeds, request.frontier)
             rename(cursor, staged.names)
             rename_feeds(cursor, staged.names)
             transaction.swap_in(staged)
