@@ -10,6 +10,7 @@ CREATE TABLE modak.change_feeds (
     location        text        NOT NULL,
     begins_lsn      bigint,
     expired_lsn     bigint      NOT NULL DEFAULT 0,
+    error           text,
     swept_before    timestamptz,
     stats           jsonb,
     created_at      timestamptz NOT NULL DEFAULT now()

@@ -87,7 +87,7 @@ _ROOMS = {
         "upkeep": {"operations", "flow"},
         "missing_files": {"operations", "flow"},
         "key_index": {"operations", "flow", "upkeep"},
-        "feeds": {"operations", "flow"},
+        "feeds": {"operations", "flow", "missing_files"},
         "publish": {"operations", "flow", "feeds", "key_index", "missing_files"},
         "feed_upkeep": {"operations", "flow", "publish"},
         "schema": {"operations", "flow", "upkeep", "key_index", "publish"},

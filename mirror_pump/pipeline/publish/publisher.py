@@ -172,7 +172,6 @@ class Publisher:
             self._stager.complete(due, staged)
             failing = {failure.table.table_id for failure in (*request.failures, *staged.failures)}
             staged.feeds = self._feeds.stage(staged.feed_tables, failing, request.frontier)
-            staged.failures += [Failure.of(table, error) for table, error in staged.feeds.failures]
             self._staged(request)
         except BaseException:
             self._stager.discard(staged)
