@@ -41,7 +41,7 @@ _WITH_CATALOG = (
     "acceptance",
     *(
         f"integration/{subject}"
-        for subject in ("changes", "copy", "ingest", "lake", "loads", "maintenance", "publish", "reads")
+        for subject in ("changes", "copy", "feeds", "ingest", "lake", "loads", "maintenance", "publish", "reads")
     ),
     *(f"integration/{subject}" for subject in ("moments", "rest_catalog", "retention", "schema", "stream")),
     *(f"integration/{subject}" for subject in ("tiered", "types", "verify")),
