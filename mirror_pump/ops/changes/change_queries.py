@@ -1,4 +1,4 @@
-"""`mirror-pump sql --changes`: each table that a statement names is its change feed, and has the changes of an interval."""
+"""`mirror-pump sql --changes`: tables that a statement names have the changes of an interval as rows."""
 
 from __future__ import annotations
 

@@ -43,9 +43,9 @@ def run_query(
     """Run the statement and write its result to `output` as `table`, `csv`, `json` or `parquet`.
 
     `output` is a file's path, or a function that takes the result as a binary stream. Nothing is written unless the
-    whole result could be read. `opens`: what the tables are. `settings` must be completed. Raises UsageError if the statement is not
-    one query, MirrorPumpError if the tables cannot be read, UsageError or LakeError for errors of DuckDB (see
-    `_refused`), and KeyboardInterrupt.
+    whole result could be read. `opens`: what the tables are. `settings` must be completed. Raises UsageError if the
+    statement is not one query, MirrorPumpError if the tables cannot be read, UsageError or LakeError for errors of
+    DuckDB (see `_refused`), and KeyboardInterrupt.
     """
     require_duckdb()
     import duckdb
