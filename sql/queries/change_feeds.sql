@@ -14,16 +14,17 @@ VALUES (%(feed_id)s, %(slot)s, %(mode)s, %(keep)s, %(namespace)s, %(name)s, %(lo
 -- name: delete
 DELETE FROM modak.change_feeds WHERE feed_id = %s;
 
--- name: begin
--- The frontier of a feed's first reset, unless it has one.
-UPDATE modak.change_feeds SET begins_lsn = coalesce(begins_lsn, %(frontier)s) WHERE feed_id = %(feed_id)s;
-
 -- name: rename
-UPDATE modak.change_feeds SET name = %(name)s, namespace = %(namespace)s WHERE feed_id = %(feed_id)s;
-
--- name: rename_pointer
-UPDATE modak.iceberg_tables SET table_name = %(name)s, table_namespace = %(namespace)s
- WHERE catalog_name = 'lake' AND table_namespace = %(old_namespace)s AND table_name = %(old_name)s;
+-- The feed of a table that was renamed, unless the name is taken.
+WITH new AS (
+    SELECT f.feed_id, f.namespace, f.name FROM modak.change_feeds f
+     WHERE f.feed_id = %(feed_id)s AND (f.namespace, f.name) <> (%(namespace)s, %(name)s)
+       AND NOT EXISTS (SELECT FROM modak.iceberg_tables i
+                        WHERE i.catalog_name = 'lake' AND i.table_namespace = %(namespace)s AND i.table_name = %(name)s)),
+pointer AS (
+    UPDATE modak.iceberg_tables i SET table_namespace = %(namespace)s, table_name = %(name)s FROM new
+     WHERE i.catalog_name = 'lake' AND i.table_namespace = new.namespace AND i.table_name = new.name)
+UPDATE modak.change_feeds f SET namespace = %(namespace)s, name = %(name)s FROM new WHERE f.feed_id = new.feed_id;
 
 -- name: pinned
 -- Snapshots of a feed that readers use.
@@ -32,3 +33,34 @@ SELECT snapshot_id FROM modak.feed_pins WHERE feed_id = %s AND expires_at > now(
 -- name: expire
 -- Changes of a feed below a position may be gone.
 UPDATE modak.change_feeds SET expired_lsn = greatest(expired_lsn, %(lsn)s) WHERE feed_id = %(feed_id)s;
+
+-- name: to_publish
+-- The feeds that a publish may concern: those of its tables, those that have not begun, and that of the transactions.
+SELECT f.feed_id, f.mode, f.namespace, f.name, f.location, f.begins_lsn, i.metadata_location, t.schema_name, t.table_name,
+       m.state, m.start_lsn, s.applied_lsn, clock_timestamp() AS read_at,
+       coalesce((SELECT array_agg(DISTINCT p.snapshot_id) FROM modak.feed_pins p
+                  WHERE p.feed_id = f.feed_id AND p.expires_at > now()), '{}') AS pinned
+  FROM modak.change_feeds f
+  JOIN modak.mirror_slots s USING (slot_name)
+  LEFT JOIN modak.tables t ON t.table_id = f.feed_id
+  LEFT JOIN modak.mirror_tables m ON m.table_id = f.feed_id
+  LEFT JOIN modak.iceberg_tables i ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
+ WHERE f.slot_name = %(slot)s AND (f.feed_id = 0 OR f.begins_lsn IS NULL OR f.feed_id = ANY (%(table_ids)s))
+ ORDER BY f.feed_id;
+
+-- name: move
+-- Moves the pointers of feeds from where they were read, and records where they begin. Returns the feeds whose pointers were
+-- there.
+WITH next AS (
+    SELECT * FROM unnest(%(feed_ids)s::bigint[], %(old)s::text[], %(new)s::text[], %(begins)s::bigint[])
+               AS n(feed_id, old, new, begins)),
+moved AS (
+    UPDATE modak.iceberg_tables i SET metadata_location = n.new, previous_metadata_location = i.metadata_location
+      FROM next n JOIN modak.change_feeds f USING (feed_id)
+     WHERE i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
+       AND i.metadata_location = n.old
+    RETURNING n.feed_id)
+UPDATE modak.change_feeds f SET begins_lsn = coalesce(f.begins_lsn, n.begins)
+  FROM next n JOIN moved USING (feed_id)
+ WHERE f.feed_id = n.feed_id
+RETURNING f.feed_id;

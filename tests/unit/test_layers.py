@@ -87,9 +87,10 @@ _ROOMS = {
         "upkeep": {"operations", "flow"},
         "missing_files": {"operations", "flow"},
         "key_index": {"operations", "flow", "upkeep"},
-        "publish": {"operations", "flow", "key_index", "missing_files"},
+        "feeds": {"operations", "flow"},
+        "publish": {"operations", "flow", "feeds", "key_index", "missing_files"},
         "schema": {"operations", "flow", "upkeep", "key_index", "publish"},
-        "stream": {"operations", "flow", "missing_files", "publish", "schema"},
+        "stream": {"operations", "flow", "feeds", "missing_files", "publish", "schema"},
         "retention": {"operations", "flow", "upkeep", "key_index"},
         "session": {
             "operations",

@@ -36,6 +36,9 @@ FEED_COLUMNS = (OP, LSN, SEQ, XID, COMMITTED_AT, ORIGIN, OLD)
 """Names of the columns that say what happened."""
 LSN_ID = _FIRST_ID + 1 + FEED_COLUMNS.index(LSN)
 COMMITTED_AT_ID = _FIRST_ID + 1 + FEED_COLUMNS.index(COMMITTED_AT)
+BEGINS_PROPERTY = "mirror-pump.feed-begins"
+"""Property of a feed: the frontier of its first reset, in Postgres's notation. It says nothing about earlier
+frontiers."""
 FEED_PARTITIONING = LakePartitioning.by(COMMITTED_AT_ID, "day")
 """Of every feed: by the day of commit."""
 
@@ -86,7 +89,17 @@ def feed_schema(
 ) -> LakeSchema:
     """The columns of the table's feed. `raw_text` and `old_raw_text`: field IDs of the table's columns that have a raw
     text column, as new and as old values."""
-    plain = LakeSchema.of_table(table)
+    return feed_schema_of(LakeSchema.of_table(table), mode, raw_text, old_raw_text, schema_id)
+
+
+def feed_schema_of(
+    plain: LakeSchema,
+    mode: FeedMode,
+    raw_text: Collection[int] = (),
+    old_raw_text: Collection[int] = (),
+    schema_id: int = 0,
+) -> LakeSchema:
+    """As `feed_schema`, of a table with the lake schema `plain`, without raw text columns."""
     optional = replace(
         plain,
         fields=tuple(replace(field, name=feed_column(field.name), required=False) for field in plain.fields),

@@ -85,7 +85,7 @@ def test_a_feed_follows_the_columns_and_other_engines_read_it(tmp_path: Path) ->
     assert [row["day__raw"] for row in rows] == [None, "-infinity"]
     assert [row["_lsn"] for row in rows] == [5, 6]
     query = (
-        "SELECT _lsn, id, _old.id AS old_id, CAST(_old.u AS VARCHAR) AS u, day__raw, _old.day__raw AS old_day, _old.n__raw"
+        "SELECT _lsn, id, _old.id AS old_id, CAST(_old.u AS VARCHAR) AS u, day__raw, _old.day__raw AS old, _old.n__raw"
         f" FROM iceberg_scan('{table.new_location}') ORDER BY _lsn"
     )
     assert list(map(tuple, (row.values() for row in read_duckdb(table.new_location, query).to_pylist()))) == [
