@@ -35,6 +35,7 @@ from mirror_pump.lake.format.feed_schema import (
     table_fields,
 )
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, format_lsn
 from mirror_pump.ops.changes.interval_tables import why_left_out
 from mirror_pump.ops.changes.ordered_changes import ordered_changes
@@ -130,58 +131,79 @@ def followed_changes(
     feed_id = _feed_of(settings, followed.name)
     points = followed.points
     retries = Retries(_RETRY)
-    waited_for = ""
+    waits_for = ""
     while True:
         try:
-            changes = _pinned(settings, points)
+            with _pinned(settings, points) as changes:
+                step = _next_step(settings, followed, changes, feed_id, points)
+                retries.succeeded()
+                if isinstance(step, _Waiting):
+                    if step.reason != waits_for:
+                        warn(f"{step.reason}: waiting")
+                    waits_for = step.reason
+                else:
+                    yield from step.changes()
+                    yield ReachedFrontier(step.interval.until)
+                    points = ChangePoints(PastPoint(step.interval.until, None), points.until)
+                    waits_for = ""
+            stopped = not followed.follow or _await_change(settings, feed_id, points, pause)
         except (ConnectionLost, TransientRefusal) as error:
+            # Nothing of an interval has been yielded: from then on only the lake is read.
             if not followed.follow:
                 raise
             if not retries.failures:
                 warn(f"{error}; trying again")
             retries.failed()
-            if pause(max(0.0, retries.not_before - time.monotonic())):
-                return
-            continue
-        with changes:
-            feed = next((feed for feed in changes.feeds.values() if feed.feed_id == feed_id), None)
-            if feed is None:
-                raise TableError(f"{followed.name} has no change feed any more")
-            interval = _interval(changes.interval, points, feed)
-            reason = None if interval is None else why_left_out(feed, interval)
-            if interval is None or (reason is not None and followed.follow and not _is_over(feed, interval)):
-                state = f"{feed.table} is {feed.state}, and has no new changes"
-                if not followed.follow:
-                    raise TableError(reason or state, "see `mirror-pump status`")
-                if state != waited_for:
-                    warn(f"{state}: waiting")
-                    waited_for = state
-            elif reason is not None:
-                raise TableError(reason)
-            else:
-                try:
-                    located = changes.locate_one(feed, interval) if interval.since < interval.until else None
-                except (ConnectionLost, TransientRefusal):
-                    if not followed.follow:
-                        raise
-                    if pause(_RETRY.first):
-                        return
-                    continue
-                retries.succeeded()
-                if located is not None:
-                    yield from _changes(settings, changes.connection, feed, located)
-                yield ReachedFrontier(interval.until)
-                points = ChangePoints(PastPoint(interval.until, None), points.until)
-                waited_for = ""
-        if not followed.follow:
-            return
-        if _await_change(settings, feed_id, points, pause):
+            stopped = pause(max(0.0, retries.not_before - time.monotonic()))
+        if stopped:
             return
 
 
-def _is_over(feed: ReadFeed, interval: ChangeInterval) -> bool:
-    """Whether waiting does not help: changes have expired, or the feed is gone."""
-    return feed.expired_lsn > interval.since or feed.metadata_location is None
+@dataclass(frozen=True)
+class _Waiting:
+    """The table has no new changes, and may have some later."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """An interval that is pinned."""
+
+    interval: ChangeInterval
+    location: str | None
+    """The metadata file that shows it; None if it is empty."""
+    form: _RowForm
+    storage: StorageOptions
+
+    def changes(self) -> Iterator[Sequence[Change]]:
+        """The changes, some at a time. Reads the lake alone."""
+        if self.location is not None:
+            for rows in ordered_changes(self.location, self.storage):
+                yield self.form.changes(rows)
+
+
+def _next_step(
+    settings: Settings, followed: FollowedTable, changes: PinnedChanges, feed_id: int, points: ChangePoints
+) -> _Ready | _Waiting:
+    feed = next((feed for feed in changes.feeds.values() if feed.feed_id == feed_id), None)
+    if feed is None:
+        raise TableError(f"{followed.name} has no change feed any more")
+    interval = _interval(changes.interval, points, feed)
+    reason = f"{feed.table} is {feed.state}, and has no new changes"
+    if interval is not None:
+        left_out = why_left_out(feed, interval)
+        if left_out is None:
+            storage = lake_storage(settings, fsync=False)
+            location = changes.locate_one(feed, interval) if interval.since < interval.until else None
+            schema = read_metadata(location or feed.metadata_location or "", storage).current_schema
+            return _Ready(interval, location, _RowForm.of(changes.connection, feed, schema), storage)
+        if not followed.follow or feed.expired_lsn > interval.since or feed.metadata_location is None:
+            raise TableError(left_out)
+        reason = left_out
+    if not followed.follow:
+        raise TableError(reason, "see `mirror-pump status`")
+    return _Waiting(reason)
 
 
 def _feed_of(settings: Settings, name: str) -> int:
@@ -209,29 +231,17 @@ def _interval(resolved: ChangeInterval, points: ChangePoints, feed: ReadFeed) ->
 
 def _await_change(settings: Settings, feed_id: int, points: ChangePoints, pause: Callable[[float], bool]) -> bool:
     """Waits until the table's frontier is beyond the position from which to go on, or the feed is gone. Returns whether
-    to stop. A lost connection ends the wait: what is done next meets it again, and says so."""
+    to stop."""
     looks = 0
-    try:
-        with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-changes") as connection:
-            while True:
-                feeds = {feed.feed_id: feed for feed in read_feeds(connection, settings.slot)}
-                feed = feeds.get(feed_id)
-                since = points.since.frontier
-                if feed is None or since is None or (feed.frontier or 0) > since or feed.expired_lsn > since:
-                    return False
-                looks += 1
-                if pause(_POLL.pause(looks)):
-                    return True
-    except (ConnectionLost, TransientRefusal):
-        return pause(_RETRY.first)
-
-
-def _changes(settings: Settings, connection: PgConnection, feed: ReadFeed, location: str) -> Iterator[Sequence[Change]]:
-    storage = lake_storage(settings, fsync=False)
-    schema = read_metadata(location, storage).current_schema
-    form = _RowForm.of(connection, feed, schema)
-    for rows in ordered_changes(location, storage):
-        yield form.changes(rows)
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-changes") as connection:
+        while True:
+            feeds = {feed.feed_id: feed for feed in read_feeds(connection, settings.slot)}
+            feed, since = feeds.get(feed_id), points.since.frontier
+            if feed is None or since is None or (feed.frontier or 0) > since or feed.expired_lsn > since:
+                return False
+            looks += 1
+            if pause(_POLL.pause(looks)):
+                return True
 
 
 @dataclass(frozen=True)
@@ -268,8 +278,8 @@ class _RowForm:
         old_values = self._old(rows) if OLD in rows.column_names else [None] * rows.num_rows
         own = [rows.column(name).to_pylist() for name in (OP, LSN, SEQ, XID, COMMITTED_AT, ORIGIN)]
         return [
-            Change(*head, self._shown(head[0], row), old)
-            for head, row, old in zip(zip(*own, strict=True), values, old_values, strict=True)
+            Change(op, lsn, seq, xid, committed_at, origin, self._shown(op, row), old)
+            for op, lsn, seq, xid, committed_at, origin, row, old in zip(*own, values, old_values, strict=True)
         ]
 
     def _old(self, rows: pa.Table) -> list[dict[str, Any] | None]:

@@ -1,9 +1,8 @@
 """Reads the changes of an interval in the order in which they were committed.
 
 Invariant: every row of the table is yielded once, by ascending position of its commit and, in a transaction, by its
-number there. Files of a feed are sorted that way, and overlap only where a transaction, or one that was committed in the
-same seconds of midnight, is in several: these are read side by side. Memory: a batch of rows of each file that is being
-read.
+number there. Files of a feed are sorted that way, and overlap only where a transaction is in several, or commits about
+midnight are: these are read side by side. Memory: a batch of rows of each file that is being read.
 """
 
 from __future__ import annotations
