@@ -1,10 +1,10 @@
 """Changes of an interval as clients of the catalog see them.
 
-Invariant: whoever attached an interval gets its changes, all and no others, in every load. The prefix of a client's paths
-names both positions, and any snapshot of a feed that has these changes shows the same rows. So nothing is chosen when a
-client attaches: a table is pinned when it is loaded, by a lease that bears the prefix, which each load renews, and by
-which any server finds what was written. A table whose changes have expired between attach and load gives an error,
-never fewer rows.
+Invariant: a client that attached an interval gets its changes, all and no others, in every load. The prefix of its
+paths names both positions, and any snapshot of a feed that has these changes shows the same rows. So nothing is chosen
+when a client attaches: a table is pinned when it is loaded, by a lease that bears the prefix, which each load renews,
+and by which any server finds what was written. A table whose changes have expired between attach and load gives an
+error, never fewer rows.
 """
 
 from __future__ import annotations

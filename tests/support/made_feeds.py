@@ -160,4 +160,5 @@ class MadeFeed:
 
 
 def _day(row: Row) -> int:
-    return (row["_committed_at"] - _EPOCH).days
+    days: int = (row["_committed_at"] - _EPOCH).days
+    return days

@@ -124,9 +124,11 @@ def groups_inside(parquet: pq.ParquetFile, interval: Interval, name: str) -> lis
     numbers = []
     for number in range(parquet.num_row_groups):
         statistics = parquet.metadata.row_group(number).column(leaf).statistics
-        if statistics is None or not statistics.has_min_max:
-            numbers.append(number)
-        elif statistics.max >= interval.low and statistics.min < interval.high:
+        if (
+            statistics is None
+            or not statistics.has_min_max
+            or (statistics.max >= interval.low and statistics.min < interval.high)
+        ):
             numbers.append(number)
     return numbers
 

@@ -129,10 +129,14 @@ def raw_text_of_feed(schema: LakeSchema) -> tuple[frozenset[int], frozenset[int]
     return new, _raw_text([replace(field, field_id=field.field_id - OLD_IDS_FROM) for field in old])
 
 
+def table_fields(schema: LakeSchema) -> tuple[LakeField, ...]:
+    """The columns of a feed that are columns of the table, raw text columns included."""
+    return tuple(field for field in schema.fields if field.field_id <= _FIRST_ID)
+
+
 def table_part(schema: LakeSchema) -> LakeSchema:
     """The columns of a feed that are columns of the table, without raw text columns."""
-    fields = tuple(field for field in schema.fields if field.field_id <= _FIRST_ID)
-    return without_raw_text(replace(schema, fields=fields))
+    return without_raw_text(replace(schema, fields=table_fields(schema)))
 
 
 def old_type(schema: LakeSchema) -> pa.StructType:

@@ -30,6 +30,8 @@ SINCE_PROPERTY = "mirror-pump.since"
 """Entry of a snapshot's summary, beside that of the frontier: where the interval begins, in PostgreSQL's notation."""
 _PARALLEL_READS = 8
 _DIRECTORY = "intervals"
+"""What is written for readers of an interval, below the root of a feed. Engines that search for a table's newest
+metadata file, in all directories below `metadata`, must not find it."""
 
 
 def why_left_out(feed: ReadFeed, interval: ChangeInterval) -> str | None:
@@ -80,19 +82,15 @@ def published_frontiers(feeds: Sequence[ReadFeed], storage: StorageOptions) -> l
 def interval_location(metadata: TableMetadata, pin_id: int, snapshot: Snapshot, interval: ChangeInterval) -> str:
     """Where the metadata file is that shows an interval of a pinned snapshot of a feed.
 
-    It is written once for each pin, with all that it refers to, in a directory of the pin, which stays as long as the
-    pin lasts (mirror_pump.ops.changes.interval_sweep). Its name follows from the pin and what it shows, so that any
-    process finds it, and none that a restored database had under the same number. As to its form, see `moment_location`
-    in mirror_pump.rest_catalog.moments.
+    It is written once for each pin, beside all that it refers to. Its name follows from the pin and what it shows, so
+    any process finds it, and none that a database had under the same number which has been restored since. As to its
+    form, see `moment_location` in mirror_pump.rest_catalog.moments. The sweep of a feed
+    (mirror_pump.ops.maintenance.feed_pass) leaves every file that is younger than the oldest pinned snapshot, and
+    so these as long as their pin lasts.
     """
     shown = f"pin {pin_id} of snapshot {snapshot.snapshot_id}: {interval}"
     name = uuid.uuid5(uuid.UUID(metadata.table_uuid), shown)
-    return join(intervals_directory(metadata.location), str(pin_id), f"00000-{name}.metadata.json")
-
-
-def intervals_directory(location: str) -> str:
-    """What is above the directories of all pins of a feed, whose root is at `location`."""
-    return join(location, _DIRECTORY)
+    return join(metadata.location, _DIRECTORY, f"00000-{name}.metadata.json")
 
 
 def write_changes(

@@ -199,13 +199,13 @@ class PinnedChanges:
         self._failure: SourceError | None = None
         self._released = False
         self._keeper = ServiceThread("read-changes", self._keep)
-        self._connection = connect(dsn, autocommit=True, application_name="mirror-pump-changes")
+        self.connection = connect(dsn, autocommit=True, application_name="mirror-pump-changes")
         try:
             self.interval, feeds = interval_of(self._connections, slot, points, storage, now_ms)
             self.feeds: Mapping[TableName, ReadFeed] = {feed.table: feed for feed in feeds}
             """All feeds, by the names of their tables."""
         except BaseException:
-            self._connection.close()
+            self.connection.close()
             raise
         self._keeper.start()
 
@@ -221,14 +221,13 @@ class PinnedChanges:
 
     def locate(self, tables: Collection[TableName]) -> dict[TableName, str]:
         """The metadata files that show the interval of these tables. Raises TableError for one that cannot."""
-        located: dict[TableName, str] = {}
-        for name in tables:
-            pinned = pin_interval(
-                self._connections, self._slot, self.feeds[name], self.interval, self._storage, self._pin_seconds
-            )
-            self._pins.append(pinned.pin_id)
-            located[name] = pinned.location
-        return located
+        return {name: self.locate_one(self.feeds[name], self.interval) for name in tables}
+
+    def locate_one(self, feed: ReadFeed, interval: ChangeInterval) -> str:
+        """The metadata file that shows any interval of a feed. Raises TableError if it cannot show it."""
+        pinned = pin_interval(self._connections, self._slot, feed, interval, self._storage, self._pin_seconds)
+        self._pins.append(pinned.pin_id)
+        return pinned.location
 
     def check(self) -> None:
         """Raises SourceError if a pin was lost while in use. Rows read since may be incomplete."""
@@ -241,13 +240,13 @@ class PinnedChanges:
             return
         self._released = True
         self._keeper.stop()
-        if not self._connection.closed:
+        if not self.connection.closed:
             with suppress(SourceError):
-                release_feed_pins(self._connection, self._pins)
-        self._connection.close()
+                release_feed_pins(self.connection, self._pins)
+        self.connection.close()
 
     def _connections(self) -> AbstractContextManager[PgConnection]:
-        return nullcontext(self._connection)
+        return nullcontext(self.connection)
 
     def _keep(self) -> None:
         interval = self._pin_seconds / 3
@@ -261,7 +260,7 @@ class PinnedChanges:
                 continue
             waited = 0.0
             try:
-                if not renew_feed_pins(self._connection, list(self._pins), self._pin_seconds):
+                if not renew_feed_pins(self.connection, list(self._pins), self._pin_seconds):
                     raise SourceError("a pin expired while it was in use", "read again")  # noqa: TRY301 - one way out
             except SourceError as error:
                 self._failure = error

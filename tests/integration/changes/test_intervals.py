@@ -60,11 +60,13 @@ def feed(mirror: Mirror) -> MadeFeed:
 def by_duckdb(catalog: ServedMirror, warehouse: str) -> list[FeedRow]:
     with catalog.duckdb(warehouse) as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        return connection.execute("SELECT * FROM lake.public.orders").to_arrow_table().to_pylist()
+        rows: list[FeedRow] = connection.execute("SELECT * FROM lake.public.orders").to_arrow_table().to_pylist()
+        return rows
 
 
 def by_pyiceberg(catalog: ServedMirror, warehouse: str) -> list[FeedRow]:
-    return catalog.pyiceberg(warehouse).load_table(("public", "orders")).scan().to_arrow().to_pylist()
+    rows: list[FeedRow] = catalog.pyiceberg(warehouse).load_table(("public", "orders")).scan().to_arrow().to_pylist()
+    return rows
 
 
 def _plain(value: Any) -> Any:
