@@ -133,7 +133,6 @@ def _without_time(registered: dict[TableId, Registration]) -> dict[TableId, obje
     return {table_id: replace(row, read_at=None) for table_id, row in registered.items()}  # type: ignore[arg-type]
 
 
-
 def _require_whole(staged: StagedPublish, request: PublishRequest) -> None:
     """Raises TableError, unless everything that was requested is staged."""
     if staged.failures:
