@@ -22,11 +22,11 @@ from tests.support.made_feeds import STORAGE
 
 _KEYS = FeedWish(FeedMode.KEYS)
 _TABLE = "CREATE TABLE {name} (id int PRIMARY KEY, v text)"
-_CHANGES = (
+_INSERT = (
     "INSERT INTO {name} SELECT (random() * 39)::int + 40 * g, 'n{number}' FROM generate_series(0, 4) g"
-    " ON CONFLICT (id) DO UPDATE SET v = excluded.v || 'u'",
-    "DELETE FROM {name} WHERE id % 17 = {number} % 17",
+    " ON CONFLICT (id) DO UPDATE SET v = excluded.v || 'u'"
 )
+_CHANGES = (_INSERT, "DELETE FROM {name} WHERE id % 17 = {number} % 17")
 
 
 @pytest.fixture
