@@ -81,3 +81,7 @@ RETURNING f.feed_id;
 UPDATE modak.change_feeds f SET error = n.error
   FROM unnest(%(feed_ids)s::bigint[], %(errors)s::text[]) AS n(feed_id, error)
  WHERE f.feed_id = n.feed_id AND f.error IS DISTINCT FROM n.error;
+
+-- name: interrupt
+-- Feeds of which nothing is known between the last publish and the next: they get a reset.
+UPDATE modak.change_feeds SET error = %(reason)s WHERE slot_name = %(slot)s AND begins_lsn IS NOT NULL AND error IS NULL;
