@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
@@ -11,10 +10,8 @@ from uuid import UUID
 import pytest
 
 from mirror_pump.model import format_lsn
-from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
-from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.made_feeds import TABLE, MadeFeed
+from tests.support.made_feeds import MadeFeed
 from tests.support.made_feeds import Row as FeedRow
 from tests.support.rest_catalog import ServedMirror, served
 
@@ -35,26 +32,6 @@ _COLUMNS = (
     "tags",
     "share",
 )
-
-
-@pytest.fixture
-def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
-    database.execute(TABLE)
-    made = Mirror.create(database, warehouse, tasks)
-    made.register("orders")
-    made.catch_up()
-    return made
-
-
-@pytest.fixture
-def feed(mirror: Mirror) -> MadeFeed:
-    made = MadeFeed(mirror, "orders", random.Random(random.random()))
-    for _ in range(4):
-        made.change(random.randint(5, 60))
-    made.merge()
-    for _ in range(3):
-        made.change(random.randint(1, 40))
-    return made
 
 
 def by_duckdb(catalog: ServedMirror, warehouse: str) -> list[FeedRow]:
