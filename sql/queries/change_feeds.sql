@@ -12,7 +12,13 @@ INSERT INTO modak.change_feeds (feed_id, slot_name, mode, keep, namespace, name,
 VALUES (%(feed_id)s, %(slot)s, %(mode)s, %(keep)s, %(namespace)s, %(name)s, %(location)s);
 
 -- name: delete
-DELETE FROM modak.change_feeds WHERE feed_id = %s;
+-- The feed, and its place in the Iceberg catalog.
+WITH gone AS (DELETE FROM modak.change_feeds WHERE feed_id = %s RETURNING namespace, name)
+DELETE FROM modak.iceberg_tables i USING gone
+ WHERE i.catalog_name = 'lake' AND i.table_namespace = gone.namespace AND i.table_name = gone.name;
+
+-- name: keep
+UPDATE modak.change_feeds SET keep = %s WHERE feed_id = %s;
 
 -- name: rename
 -- The feed of a table that was renamed, unless the name is taken.

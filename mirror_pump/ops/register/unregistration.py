@@ -19,6 +19,7 @@ from mirror_pump.ops.restore.restoration import HeapRestoration, NotYet, Report
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
+from mirror_pump.source.catalog.change_feeds import end_feed
 from mirror_pump.source.catalog.followed import leave_alone
 from mirror_pump.source.catalog.former_locations import (
     EndedBy,
@@ -97,7 +98,8 @@ def unregister(
                 f" {table.location}{_before_registering_again(table)}"
             )
         every = former_locations(connection)
-        own = [former_location for former_location in every if former_location.location == table.location]
+        locations_of_table = {table.location, None if table.feed is None else table.feed.location}
+        own = [former_location for former_location in every if former_location.location in locations_of_table]
         _await_tasks(connection, settings)
         remove_former_files(connection, settings.slot, own, _storage(settings))
         left = sum(former_location.table == own[0].table for former_location in every) - 1 if own else 0
@@ -261,6 +263,7 @@ def _take_out(
             _require_choice(connection, current_table, choice)
         only_copy = restoration is None and may_have_only_copy(connection, current_table)
         record_former_location(connection, table.table_id, EndedBy.UNREGISTER, only_copy=only_copy)
+        end_feed(connection, table.table_id)
         delete_table(connection, table.table_id)
         if choice.drop_lake:
             # Use the name that the catalog has now: an earlier publish may have renamed the lake table.

@@ -85,8 +85,7 @@ class GuestPublisher:
         try:
             _require_whole(staged, request)
             staged.feeds = self._feeds.stage(staged.feed_tables, (), None)
-            for _, error in staged.feeds.failures:
-                raise error
+            _require_feeds(staged)
         except BaseException:
             self.discard()
             raise
@@ -133,6 +132,11 @@ class GuestPublisher:
 
 def _without_time(registered: dict[TableId, Registration]) -> dict[TableId, object]:
     return {table_id: replace(row, read_at=None) for table_id, row in registered.items()}  # type: ignore[arg-type]
+
+
+def _require_feeds(staged: StagedPublish) -> None:
+    for _, error in staged.feeds.failures:
+        raise error
 
 
 def _require_whole(staged: StagedPublish, request: PublishRequest) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from mirror_pump.model import FeedMode, Lsn, TableName
+from mirror_pump.source.catalog.former_locations import record_feed_location
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_row, fetch_rows
 from sql import queries
@@ -60,6 +61,19 @@ def load_feed(connection: PgConnection, feed_id: int) -> ChangeFeed | None:
         return fetch_row(connection, ChangeFeed, _SQL["select"] + " WHERE f.feed_id = %s", (feed_id,))
 
 
+def feed_of_name(connection: PgConnection, name: TableName) -> ChangeFeed | None:
+    """The feed that has this name in the lake."""
+    with source_errors("reading the change feeds"):
+        query = _SQL["select"] + " WHERE f.namespace = %s AND f.name = %s"
+        return fetch_row(connection, ChangeFeed, query, (name.schema, name.name))
+
+
+def keep_feed(connection: PgConnection, feed_id: int, keep: timedelta | None) -> None:
+    """Changes how long changes stay."""
+    with source_errors("altering a change feed"):
+        connection.execute(_SQL["keep"], (keep, feed_id))
+
+
 def insert_feed(
     connection: PgConnection,
     feed_id: int,
@@ -85,10 +99,12 @@ def insert_feed(
         )
 
 
-def delete_feed(connection: PgConnection, feed_id: int) -> bool:
-    """Removes a feed's row. False if there was none."""
+def end_feed(connection: PgConnection, table_id: int) -> None:
+    """Takes a table's feed, if it has one, out of both catalogs, in the caller's transaction. Its files stay, as a
+    former location."""
     with source_errors("removing a change feed"):
-        return connection.execute(_SQL["delete"], (feed_id,)).rowcount > 0
+        record_feed_location(connection, table_id)
+        connection.execute(_SQL["delete"], (table_id,))
 
 
 def pinned_feed_snapshots(connection: PgConnection, feed_id: int) -> frozenset[int]:

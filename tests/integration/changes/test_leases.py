@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from mirror_pump.model import format_lsn
+from mirror_pump.ops.moments.keeping import MomentWish, keep
 from mirror_pump.testing.mirror import Mirror
 from tests.support.made_feeds import MadeFeed
 from tests.support.rest_catalog import ServedMirror, served
@@ -103,14 +104,19 @@ def test_ends_that_cannot_be_are_refused(mirror: Mirror, feed: MadeFeed, catalog
     assert feed.rows
 
 
-def test_moments_and_times_name_ends(mirror: Mirror, feed: MadeFeed, catalog: ServedMirror, tmp_path: Path) -> None:
-    from mirror_pump.ops.moments.keeping import keep_moment
+def test_moments_and_times_name_ends(mirror: Mirror, feed: MadeFeed, catalog: ServedMirror) -> None:
+    keep(mirror.settings, MomentWish("closing"))
+    assert catalog.attach("mirror@0/5DC..closing").endswith(f".to={_dashed(mirror.frontier())}")
+    # The files that the feed begins with are published within these milliseconds.
+    now = datetime.datetime.now(datetime.UTC)
+    begun = catalog.attach(f"mirror@{now.isoformat()}..latest")
+    assert begun.startswith(f"mirror.changes.from={_dashed(feed.newest_lsn)}.to=")
+    ahead = catalog.ask("/v1/config?warehouse=mirror%400-1..2999-01-01")
+    assert "is in the future" in ahead.error[2]
 
-    assert tmp_path
-    keep_moment(mirror.settings, "closing")
-    prefix = catalog.attach("mirror@0/5DC..closing")
-    assert prefix.endswith(f".to={format_lsn(mirror.frontier()).replace('/', '-')}")
-    assert feed.rows
+
+def _dashed(position: int) -> str:
+    return format_lsn(position).replace("/", "-")
 
 
 def test_of_too_many_intervals_no_table_is_loaded(mirror: Mirror, feed: MadeFeed) -> None:
