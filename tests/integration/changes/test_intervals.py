@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 
 from mirror_pump.model import format_lsn
-from mirror_pump.testing.database import Database
+from mirror_pump.spark import read_changes
 from mirror_pump.testing.mirror import Mirror
-from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.made_feeds import TABLE, MadeFeed
+from tests.support.made_feeds import MadeFeed
 from tests.support.made_feeds import Row as FeedRow
 from tests.support.rest_catalog import ServedMirror, served
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _INTERVALS = 12
 _COLUMNS = (
@@ -35,26 +36,6 @@ _COLUMNS = (
     "tags",
     "share",
 )
-
-
-@pytest.fixture
-def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
-    database.execute(TABLE)
-    made = Mirror.create(database, warehouse, tasks)
-    made.register("orders")
-    made.catch_up()
-    return made
-
-
-@pytest.fixture
-def feed(mirror: Mirror) -> MadeFeed:
-    made = MadeFeed(mirror, "orders", random.Random(random.random()))
-    for _ in range(4):
-        made.change(random.randint(5, 60))
-    made.merge()
-    for _ in range(3):
-        made.change(random.randint(1, 40))
-    return made
 
 
 def by_duckdb(catalog: ServedMirror, warehouse: str) -> list[FeedRow]:
@@ -99,3 +80,20 @@ def test_an_interval_has_exactly_its_rows(
             end = "latest" if number == 0 else format_lsn(until).replace("/", "-")
             rows = read(catalog, f"mirror@{format_lsn(since)}..{end}")
             assert _rows(rows) == _rows(feed.between(since, until)), (since, until)
+
+
+def test_spark_reads_exactly_an_interval(mirror: Mirror, feed: MadeFeed, spark: SparkSession) -> None:
+    for _ in range(3):
+        since, until = sorted((feed.position(), feed.position()))
+        with read_changes(spark, "orders", since, until, settings=mirror.settings) as frame:
+            rows = [row.asDict(recursive=True) for row in frame.select(*_COLUMNS).collect()]
+            shown = feed.between(since, until)
+            assert sorted((row["_lsn"], row["_seq"]) for row in rows) == [(row["_lsn"], row["_seq"]) for row in shown]
+            assert frame.where("id < 50").count() == sum(row["id"] < 50 for row in shown)
+            assert frame.where("share = 0.5").count() == sum(row["share"] == 0.5 for row in shown)
+            assert frame.where("_old.name = 'a'").count() == sum(
+                (row["_old"] or {}).get("name") == "a" for row in shown
+            )
+            assert frame.until == format_lsn(until)
+        feed.merge()
+    assert mirror.database.rows("SELECT count(*) FROM modak.feed_pins") == [(0,)]
