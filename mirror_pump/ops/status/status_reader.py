@@ -17,7 +17,14 @@ from mirror_pump.ops.status.maintenance_due import maintenance_due
 from mirror_pump.ops.status.resync_state import resync_states
 from mirror_pump.ops.status.retention_state import retention_states
 from mirror_pump.ops.status.slot_state import slot_state
-from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, SlotState, TableStatus
+from mirror_pump.ops.status.status_report import (
+    DeleteMode,
+    FeedState,
+    LeaderStatus,
+    MirrorStatus,
+    SlotState,
+    TableStatus,
+)
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.followed import followed_patterns, not_joined
 from mirror_pump.source.catalog.former_locations import former_locations
@@ -267,6 +274,8 @@ class _StatusTableRow:
     """Of columns, by field ID."""
     snapshot_only: bool
     snapshot_every: timedelta | None
+    feed: dict[str, Any] | None
+    """The fields of FeedState."""
     waits_for_others: bool
     """Whether it is copied, and goes live with other tables of a resync that are not."""
     damaged: list[str]
@@ -350,6 +359,7 @@ def _table(
         sort_by=layout_text(sorting_of(row.partitioning, row.names)),
         snapshot_only=row.snapshot_only,
         snapshot_every=row.snapshot_every,
+        feed=None if row.feed is None else FeedState(**row.feed),
         damaged_files=tuple(row.damaged),
         repair=repair_of(str(name), only_copy=row.sheds) if row.damaged else "",
     )
