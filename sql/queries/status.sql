@@ -26,9 +26,6 @@ SELECT m.table_id, t.schema_name, t.table_name, m.lake_table, m.state, t.mode,
        h.shape IS NULL OR m.key = '{}' OR modak.mirror_has_key(h.shape) AS has_key, m.paused_at AS paused_since, m.no_copy, t.partition_scheme,
        CASE WHEN t.partition_scheme <> '{}' THEN (SELECT jsonb_object_agg(e ->> 'field_id', e ->> 'name') FROM jsonb_array_elements(m.columns) AS e)
             ELSE '{}' END AS field_names, m.snapshot_only, m.snapshot_every,
-       (SELECT jsonb_build_object('mode', f.mode, 'namespace', f.namespace, 'name', f.name, 'begins', f.begins_lsn,
-                                  'expired', nullif(f.expired_lsn, 0), 'keep', extract(epoch FROM f.keep)::float8)
-          FROM modak.change_feeds f WHERE f.feed_id = m.table_id) AS feed,
        m.state = 'copying' AND m.resync_since IS NOT NULL AND m.live_after_lsn IS NOT NULL AS waits_for_others,
        ARRAY(SELECT d.location FROM modak.mirror_damaged_files d WHERE d.table_id = m.table_id ORDER BY d.location) AS damaged,
        modak.moved_cut(m.table_id) IS NOT NULL AS sheds

@@ -35,6 +35,7 @@ OP, LSN, SEQ, XID, COMMITTED_AT, ORIGIN, OLD = (
 FEED_COLUMNS = (OP, LSN, SEQ, XID, COMMITTED_AT, ORIGIN, OLD)
 """Names of the columns that say what happened."""
 LSN_ID = _FIRST_ID + 1 + FEED_COLUMNS.index(LSN)
+SEQ_ID = _FIRST_ID + 1 + FEED_COLUMNS.index(SEQ)
 COMMITTED_AT_ID = _FIRST_ID + 1 + FEED_COLUMNS.index(COMMITTED_AT)
 BEGINS_PROPERTY = "mirror-pump.feed-begins"
 """Property of a feed: the frontier of its first reset, in Postgres's notation. It says nothing about earlier
@@ -128,10 +129,14 @@ def raw_text_of_feed(schema: LakeSchema) -> tuple[frozenset[int], frozenset[int]
     return new, _raw_text([replace(field, field_id=field.field_id - OLD_IDS_FROM) for field in old])
 
 
+def table_fields(schema: LakeSchema) -> tuple[LakeField, ...]:
+    """The columns of a feed that are columns of the table, raw text columns included."""
+    return tuple(field for field in schema.fields if field.field_id <= _FIRST_ID)
+
+
 def table_part(schema: LakeSchema) -> LakeSchema:
     """The columns of a feed that are columns of the table, without raw text columns."""
-    fields = tuple(field for field in schema.fields if field.field_id <= _FIRST_ID)
-    return without_raw_text(replace(schema, fields=fields))
+    return without_raw_text(replace(schema, fields=table_fields(schema)))
 
 
 def old_type(schema: LakeSchema) -> pa.StructType:

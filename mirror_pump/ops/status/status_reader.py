@@ -12,19 +12,13 @@ from mirror_pump.errors import LakeError, repair_of
 from mirror_pump.lake.storage import read_bytes
 from mirror_pump.model import LakePartitioning, Lsn, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.status.alerts import alerts_of
+from mirror_pump.ops.status.feed_status import feed_states
 from mirror_pump.ops.status.lake_content import LakeContent, lake_content
 from mirror_pump.ops.status.maintenance_due import maintenance_due
 from mirror_pump.ops.status.resync_state import resync_states
 from mirror_pump.ops.status.retention_state import retention_states
 from mirror_pump.ops.status.slot_state import slot_state
-from mirror_pump.ops.status.status_report import (
-    DeleteMode,
-    FeedState,
-    LeaderStatus,
-    MirrorStatus,
-    SlotState,
-    TableStatus,
-)
+from mirror_pump.ops.status.status_report import DeleteMode, LeaderStatus, MirrorStatus, SlotState, TableStatus
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.followed import followed_patterns, not_joined
 from mirror_pump.source.catalog.former_locations import former_locations
@@ -125,6 +119,7 @@ class StatusReader:
                 followed=tuple(followed_patterns(self._connection, self._settings.slot)),
                 not_joined=tuple(not_joined(self._connection, self._settings.slot)),
                 moments=read_moments(self._connection, self._settings.slot),
+                feeds=feed_states(self._connection, self._settings.slot),
                 resyncs=resync_states(self._connection, self._settings.slot, row.at),
             )
         shown = (
@@ -274,8 +269,6 @@ class _StatusTableRow:
     """Of columns, by field ID."""
     snapshot_only: bool
     snapshot_every: timedelta | None
-    feed: dict[str, Any] | None
-    """The fields of FeedState."""
     waits_for_others: bool
     """Whether it is copied, and goes live with other tables of a resync that are not."""
     damaged: list[str]
@@ -359,7 +352,6 @@ def _table(
         sort_by=layout_text(sorting_of(row.partitioning, row.names)),
         snapshot_only=row.snapshot_only,
         snapshot_every=row.snapshot_every,
-        feed=None if row.feed is None else FeedState(**row.feed),
         damaged_files=tuple(row.damaged),
         repair=repair_of(str(name), only_copy=row.sheds) if row.damaged else "",
     )

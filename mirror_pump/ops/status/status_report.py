@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from mirror_pump.errors import SourceError
-from mirror_pump.model import Lsn, TableMode, TableName, TableState, format_lsn
+from mirror_pump.model import Lsn, TableMode, TableState, format_lsn
+from mirror_pump.ops.status.feed_status import FeedStatus
 from mirror_pump.ops.status.lake_content import LakeContent
 from mirror_pump.ops.status.maintenance_due import MaintenanceDue
 from mirror_pump.ops.status.resync_state import ResyncState
@@ -39,32 +40,6 @@ class DeleteMode:
     """Bytes of the pump's memory that the key index takes."""
     disk_bytes: int = 0
     """Bytes of its temporary files: it does not fit into `index_memory`."""
-
-
-@dataclass(frozen=True)
-class FeedState:
-    """The change feed of a table."""
-
-    mode: str
-    """`keys` or `rows`."""
-    namespace: str
-    name: str
-    begins: Lsn | None
-    """The frontier at which it begins; None before the table is live with it."""
-    expired: Lsn | None
-    """Changes below may be gone; None: none has expired."""
-    keep: float | None
-    """Seconds for which changes stay; None: for ever."""
-
-    def to_json(self) -> dict[str, object]:
-        """The `changes` of a table in docs/cli-json.md."""
-        return {
-            "mode": self.mode,
-            "table": str(TableName(self.namespace, self.name)),
-            "begins": _lsn(self.begins),
-            "expired": _lsn(self.expired),
-            "keep": self.keep,
-        }
 
 
 @dataclass(frozen=True)
@@ -117,8 +92,6 @@ class TableStatus:
     """Whether it is copied from time to time, and its changes are not followed."""
     snapshot_every: timedelta | None = None
     """How long after its last copy the next one begins. None: on request."""
-    feed: FeedState | None = None
-    """Its change feed; None: it has none."""
     retention: RetentionState | None = None
     """None if the table has no cut-line and no reader pins it."""
     maintenance: MaintenanceDue | None = None
@@ -306,6 +279,8 @@ class MirrorStatus:
     moments: tuple[KeptMoment, ...] = ()
     """Moments that are kept (docs/moments.md): expiry, sweeps and lake retention leave their files until they are
     dropped. `moment list --json` has what they cost."""
+    feeds: tuple[FeedStatus, ...] = ()
+    """Change feeds (docs/changes.md)."""
     alerts: tuple[Alert, ...] = ()
     """What a person should look at, the most urgent first; empty when all is well."""
 
@@ -350,6 +325,7 @@ class MirrorStatus:
             "former_locations": [location.to_json() for location in self.former_locations],
             "lost_rows": [{"relation": row.relation, "table": row.table_name} for row in self.lost_rows],
             "moments": [moment.to_json() for moment in self.moments],
+            "feeds": [feed.to_json() for feed in self.feeds],
             "followed": [asdict(pattern) for pattern in self.followed],
             "not_joined": [{"table": str(refused.table), "error": refused.error} for refused in self.not_joined],
         }
@@ -398,7 +374,6 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "sort_by": table.sort_by,
         "snapshot_only": table.snapshot_only,
         "snapshot_every": None if table.snapshot_every is None else table.snapshot_every.total_seconds(),
-        "changes": None if table.feed is None else table.feed.to_json(),
         "damaged_files": list(table.damaged_files),
         "retention": None if table.retention is None else table.retention.to_json(),
         "maintenance": None if table.maintenance is None else table.maintenance.to_json(),
