@@ -59,15 +59,17 @@ class SegmentTransactions:
         return 5 * self.begins.nbytes + 8 * len(self.origins)
 
     def of_messages(self, messages: Ints) -> Ints:
-        """The index of the transaction of each message, given by its index in the segment."""
-        return np.searchsorted(self.begins, messages, "right") - 1
+        """The index of the transaction of each message, given by its index in the segment; these ascend."""
+        if not len(messages):
+            return np.zeros(0, np.int64)
+        limits = np.searchsorted(messages, self.begins)
+        return np.repeat(np.arange(len(self.begins)), np.diff(np.append(limits, len(messages))))
 
-    def heads(self, ops: Ints, messages: Ints, seconds: Bools) -> pa.Table:
-        """What the events have besides columns. `messages`: their indexes in the segment. `seconds`: whether the event
-        is the insertion of an UPDATE that changes the key."""
-        own = self.of_messages(messages)
+    def heads(self, own: Ints, ops: Ints, messages: Ints, seconds: Bools) -> pa.Table:
+        """What the events have besides columns. `own`: the indexes of their transactions. `messages`: their indexes in
+        the segment. `seconds`: whether the event is the insertion of an UPDATE that changes the key."""
         seqs = 2 * (self.rows_before[own] + messages - self.begins[own]) + seconds
-        if any(origin is not None for origin in self.origins):
+        if self.origins.count(None) < len(self.origins):
             origins = pa.array(self.origins, pa.string()).take(pa.array(own))
         else:
             origins = pa.nulls(len(own), pa.string())

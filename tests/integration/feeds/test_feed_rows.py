@@ -19,7 +19,8 @@ def feed(mirror: Mirror, table: str, columns: str = "*") -> list[dict[str, Any]]
     """The rows of a feed in order."""
     location = mirror.location(table + "__changes")
     query = f"SELECT {columns} FROM iceberg_scan('{location}') ORDER BY _lsn, _seq"
-    return read_duckdb(location, query).to_pylist()
+    rows: list[dict[str, Any]] = read_duckdb(location, query).to_pylist()
+    return rows
 
 
 def test_every_change_is_there_in_order(database: Database, warehouse: str) -> None:
