@@ -10,6 +10,9 @@ CREATE TABLE modak.change_feeds (
     location        text        NOT NULL,
     begins_lsn      bigint,
     expired_lsn     bigint      NOT NULL DEFAULT 0,
+    error           text,
+    swept_before    timestamptz,
+    stats           jsonb,
     created_at      timestamptz NOT NULL DEFAULT now()
 );
 COMMENT ON TABLE modak.change_feeds IS 'Iceberg tables that hold the changes of mirrored tables';

@@ -41,8 +41,9 @@ SELECT snapshot_id FROM modak.feed_pins WHERE feed_id = %s AND expires_at > now(
 UPDATE modak.change_feeds SET expired_lsn = greatest(expired_lsn, %(lsn)s) WHERE feed_id = %(feed_id)s;
 
 -- name: to_publish
--- The feeds that a publish may concern: those of its tables, those that have not begun, and that of the transactions.
-SELECT f.feed_id, f.mode, f.namespace, f.name, f.location, f.begins_lsn, i.metadata_location, t.schema_name, t.table_name,
+-- The feeds that a publish may concern: those of its tables, those that have not begun or could not be written, and that of the
+-- transactions.
+SELECT f.feed_id, f.mode, f.namespace, f.name, f.location, f.begins_lsn, f.error, i.metadata_location, t.schema_name, t.table_name,
        m.state, m.start_lsn, s.applied_lsn, clock_timestamp() AS read_at,
        coalesce((SELECT array_agg(DISTINCT p.snapshot_id) FROM modak.feed_pins p
                   WHERE p.feed_id = f.feed_id AND p.expires_at > now()), '{}') AS pinned
@@ -51,11 +52,12 @@ SELECT f.feed_id, f.mode, f.namespace, f.name, f.location, f.begins_lsn, i.metad
   LEFT JOIN modak.tables t ON t.table_id = f.feed_id
   LEFT JOIN modak.mirror_tables m ON m.table_id = f.feed_id
   LEFT JOIN modak.iceberg_tables i ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
- WHERE f.slot_name = %(slot)s AND (f.feed_id = 0 OR f.begins_lsn IS NULL OR f.feed_id = ANY (%(table_ids)s))
+ WHERE f.slot_name = %(slot)s AND (f.feed_id = 0 OR f.begins_lsn IS NULL OR f.error IS NOT NULL OR f.feed_id = ANY (%(table_ids)s))
  ORDER BY f.feed_id;
 
 -- name: move
--- Moves the pointers of feeds from where they were read, and records where they begin. Returns the feeds whose pointers were
+-- Moves the pointers of feeds from where they were read, and records where they begin. Transactions that could not be written
+-- are gone; the feeds of tables have a reset. Returns the feeds whose pointers were
 -- there.
 WITH next AS (
     SELECT * FROM unnest(%(feed_ids)s::bigint[], %(old)s::text[], %(new)s::text[], %(begins)s::bigint[])
@@ -66,7 +68,20 @@ moved AS (
      WHERE i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
        AND i.metadata_location = n.old
     RETURNING n.feed_id)
-UPDATE modak.change_feeds f SET begins_lsn = coalesce(f.begins_lsn, n.begins)
+UPDATE modak.change_feeds f
+   SET begins_lsn = coalesce(f.begins_lsn, n.begins), error = NULL,
+       expired_lsn = CASE WHEN f.error IS NOT NULL AND f.mode = 'transactions' THEN greatest(f.expired_lsn, n.begins)
+                          ELSE f.expired_lsn END
   FROM next n JOIN moved USING (feed_id)
  WHERE f.feed_id = n.feed_id
 RETURNING f.feed_id;
+
+-- name: broken
+-- Feeds that a publish could not write.
+UPDATE modak.change_feeds f SET error = n.error
+  FROM unnest(%(feed_ids)s::bigint[], %(errors)s::text[]) AS n(feed_id, error)
+ WHERE f.feed_id = n.feed_id AND f.error IS DISTINCT FROM n.error;
+
+-- name: interrupt
+-- Feeds of which nothing is known between the last publish and the next: they get a reset.
+UPDATE modak.change_feeds SET error = %(reason)s WHERE slot_name = %(slot)s AND begins_lsn IS NOT NULL AND error IS NULL;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -186,18 +187,23 @@ def _written(changes: TableChanges, table: SegmentTable, storage: StorageOptions
     """One table's directory that is gone does not concern the segment's other tables."""
     try:
         result = _write(changes, table, storage, written)
-        if changes.events is None or table.feed is None:
-            return result
-        return replace(result, feed=write_events(changes.events, table.schema, table.feed, storage, written))
     except FileMissing as error:
         return _gone(TableId(changes.relation_id), changes.changes, error.location)
+    if changes.events is None or table.feed is None:
+        return result
+    # Without its files the feed gets a reset.
+    with suppress(FileMissing):
+        result = replace(result, feed=write_events(changes.events, table.schema, table.feed, storage, written))
+    return result
 
 
 def _unless_gone(result: TableResult, missing: Collection[str]) -> TableResult:
     """The result, or that of a table whose directory is gone since its files were written."""
-    for file in result.written:
+    for file in (*result.files.data, *result.files.deletes):
         if file.path in missing:
             return _gone(result.table_id, result.changes, file.path)
+    if result.feed is not None and any(file.path in missing for file in result.feed.files):
+        return replace(result, feed=None)
     return result
 
 

@@ -35,6 +35,7 @@ OP, LSN, SEQ, XID, COMMITTED_AT, ORIGIN, OLD = (
 FEED_COLUMNS = (OP, LSN, SEQ, XID, COMMITTED_AT, ORIGIN, OLD)
 """Names of the columns that say what happened."""
 LSN_ID = _FIRST_ID + 1 + FEED_COLUMNS.index(LSN)
+SEQ_ID = _FIRST_ID + 1 + FEED_COLUMNS.index(SEQ)
 COMMITTED_AT_ID = _FIRST_ID + 1 + FEED_COLUMNS.index(COMMITTED_AT)
 BEGINS_PROPERTY = "mirror-pump.feed-begins"
 """Property of a feed: the frontier of its first reset, in Postgres's notation. It says nothing about earlier

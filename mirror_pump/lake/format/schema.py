@@ -210,10 +210,10 @@ def _field_from_json(document: Mapping[str, Any]) -> LakeField:
             column_type = ColumnType(Kind.LIST, element=ColumnType.parse(described["element"]))
             if described["element-id"] != ELEMENT_IDS_FROM + document["id"]:
                 element_id = described["element-id"]
-        elif described["type"] == "struct":
+        elif described["type"] == "struct" and described["fields"]:
             column_type = ColumnType(Kind.STRUCT)
             children = tuple(map(_field_from_json, described["fields"]))
-        elif described["type"] == "map":
+        elif described["type"] == "map" and "key" in described:
             column_type = ColumnType(Kind.MAP)
             sides = (("key", True), ("value", described["value-required"]))
             children = tuple(

@@ -37,6 +37,8 @@ metadata file, in all directories below `metadata`, must not find it."""
 def why_left_out(feed: ReadFeed, interval: ChangeInterval) -> str | None:
     """Why a feed cannot show an interval; None if it can."""
     name = f"{feed.namespace}.{feed.name}"
+    if feed.error is not None:
+        return f"the change feed of {name} lacks changes: {feed.error}"
     if feed.metadata_location is None:
         return f"the Iceberg table of the changes of {name} is gone: unregister the table and register it again"
     if feed.begins_lsn is None:

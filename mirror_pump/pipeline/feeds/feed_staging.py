@@ -4,11 +4,15 @@ Invariant: for published frontiers A < B at which a table is live, its feed has 
 from A to B it turns the rows at A into those at B. It holds because a publish does one of three things to the feed of a
 table that is live after it. If the table was live before, and the rows changed by row events alone that are all at
 hand, the feed gets these. If no row may have changed, it gets nothing. In all other cases it gets a reset: the table
-goes live, the feed has not begun, rows changed without row events, or a segment was decoded before the pump knew the
-feed. What a table's segments bring while it is not live is dropped.
+goes live, the feed has not begun or could not be written last, rows changed without row events, or a segment was
+decoded before the pump knew the feed. What a table's segments bring while it is not live is dropped.
 
-All pointers move in the publish's transaction, from where they were read. Another commit in between, of maintenance,
-is a conflict: everything is staged again on top of it.
+A feed whose files or whose place in the catalog are gone gets nothing. The catalog says why (`change_feeds.error`), and
+readers are refused until it has its reset. Its table and all others go on.
+
+All pointers move in the publish's transaction, from where they were read. If upkeep committed to a feed in between,
+the transaction, which holds the slot's lock, stages that feed's part again on top of it: with many feeds, some is
+merged all the time, and neither the tables nor the other feeds are to wait for it.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import pyarrow as pa
 
 from decoders.change_events import HEAD_SCHEMA
 from mirror_pump.engine.ingest.feed_files import write_feed_rows
-from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, ForeignTable, TableError, about
+from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, ForeignTable, LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
 from mirror_pump.lake.document.next_metadata import with_own_properties
@@ -42,6 +46,7 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import FeedMode, Lsn, MirroredTable, TableFeed, TableId, TableName, TableState, format_lsn
 from mirror_pump.pipeline.feeds.transaction_rows import transaction_rows
+from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.add_chunks import AddChunks
 from mirror_pump.pipeline.operations.append_changes import AppendChanges
 from mirror_pump.pipeline.operations.change_columns import ChangeColumns
@@ -57,6 +62,11 @@ from sql import queries
 
 _SQL = queries("change_feeds")
 
+MAKE_ANEW = (
+    "put it back from a backup, or begin the feed anew: mirror-pump register --no-changes --alter TABLE, then register"
+    " --changes --alter TABLE"
+)
+"""What to do about a feed that is lost."""
 _KEEP_ROWS = (AddChunks, AppendChanges, ChangeColumns, RecordPublication, RefreshArchive, RewriteFiles)
 """Operations after which the rows of a table that is live are as before."""
 
@@ -100,6 +110,8 @@ class _FeedRow:
     state: str | None
     start_lsn: Lsn | None
     applied_lsn: Lsn
+    error: str | None
+    """Why it could not be written last."""
     read_at: datetime
     """By the database's clock."""
     pinned: list[int]
@@ -113,10 +125,16 @@ class _FeedRow:
 class _Staged:
     """A feed's part of the publish."""
 
-    feed_id: TableId
+    row: _FeedRow
+    files: Sequence[WrittenFile]
+    schema: LakeSchema | None
+    begins: bool
+    """Whether it begins here, unless it has begun."""
     commit: StagedCommit
-    begins: Lsn | None
-    """The frontier, if it begins here."""
+
+    @property
+    def feed_id(self) -> TableId:
+        return self.row.feed_id
 
 
 @dataclass
@@ -124,28 +142,14 @@ class StagedFeeds:
     """The feeds' part of a publish."""
 
     feeds: list[_Staged] = field(default_factory=list)
-    failures: list[tuple[MirroredTable, TableError]] = field(default_factory=list)
-    """Tables whose feed cannot be written."""
+    broken: dict[TableId, str] = field(default_factory=dict)
+    """Feeds that cannot be written, and why."""
     written: list[str] = field(default_factory=list)
     """URIs of the files that were written for it."""
     unused: list[str] = field(default_factory=list)
     """URIs of files of tasks that no feed gets."""
-
-    def land(self, cursor: Cursor) -> None:
-        """Moves the pointers. Raises CommitConflict if another commit came in between."""
-        if not self.feeds:
-            return
-        cursor.execute(
-            _SQL["move"],
-            {
-                "feed_ids": [staged.feed_id for staged in self.feeds],
-                "old": [staged.commit.old_location for staged in self.feeds],
-                "new": [staged.commit.new_location for staged in self.feeds],
-                "begins": [staged.begins for staged in self.feeds],
-            },
-        )
-        if len(cursor.fetchall()) != len(self.feeds):
-            raise CommitConflict("another writer committed to a change feed")
+    superseded: list[str] = field(default_factory=list)
+    """URIs of manifests and metadata that were staged again."""
 
 
 def rename_feeds(cursor: Cursor, names: Mapping[TableId, TableName]) -> None:
@@ -166,6 +170,7 @@ class FeedStager:
         self._storage = storage
         self._timeline = timeline
         self._guest = guest
+        self._missing = MissingFiles(storage, tuple)
         self._tables: dict[TableId, LakeTable] = {}
 
     def stage(
@@ -178,35 +183,86 @@ class FeedStager:
                 self._connection(), _FeedRow, _SQL["to_publish"], {"slot": self._slot, "table_ids": list(tables)}
             )
         result = StagedFeeds()
+        missing = self._missing_in_heads(rows, tables)
         kept: list[tuple[str, AppendChanges]] = []
         with StagedFiles(self._storage) as written:
             for row in rows:
                 if row.feed_id != TRANSACTIONS_ID and row.feed_id not in failing:
-                    self._stage_table(row, tables.get(row.feed_id), frontier, result, kept, written)
+                    published = tables.get(row.feed_id)
+                    try:
+                        self._stage_table(row, published, missing, frontier, result, kept, written)
+                    except _BROKEN as error:
+                        result.broken[row.feed_id] = _broken(error)
             stray = set(tables) - {staged.feed_id for staged in result.feeds}
             for table_id in stray:
                 result.unused += _files(tables[table_id])
             transactions = next((row for row in rows if row.feed_id == TRANSACTIONS_ID), None)
-            if transactions is not None and transactions.metadata_location is not None and result.feeds:
-                self._stage_transactions(transactions, kept, frontier, result, written)
+            if transactions is not None and result.feeds:
+                try:
+                    self._stage_transactions(transactions, missing, kept, frontier, result, written)
+                except _BROKEN as error:
+                    result.broken[transactions.feed_id] = _broken(error)
             result.written += written.locations
         return result
+
+    def land(self, cursor: Cursor, staged: StagedFeeds, frontier: Lsn | None) -> None:
+        """Moves the pointers, in a transaction that holds the slot's lock. Feeds to which upkeep has committed are
+        staged again. Raises CommitConflict if another writer has, LakeError and psycopg.Error."""
+        if staged.broken:
+            parameters: dict[str, object] = {
+                "feed_ids": list(staged.broken),
+                "errors": list(staged.broken.values()),
+            }
+            cursor.execute(_SQL["broken"], parameters)
+        moved = self._move(cursor, staged.feeds, frontier)
+        left = {part.feed_id: part for part in staged.feeds if part.feed_id not in moved}
+        if not left:
+            return
+        parameters = {"slot": self._slot, "table_ids": list(left)}
+        rows = fetch_rows(self._connection(), _FeedRow, _SQL["to_publish"], parameters)
+        with StagedFiles(self._storage) as written:
+            again = [
+                self._commit(row, part.files, part.schema, frontier, written, begins=part.begins)
+                for row in rows
+                if (part := left.get(row.feed_id)) is not None and row.location == part.row.location
+            ]
+            if len(self._move(cursor, again, frontier)) != len(left):
+                raise CommitConflict("another writer committed to a change feed")
+            staged.written += written.locations
+        staged.feeds = [part for part in staged.feeds if part.feed_id in moved] + again
+        staged.superseded += [file for part in left.values() for file in part.commit.files]
+
+    def _move(self, cursor: Cursor, parts: Sequence[_Staged], frontier: Lsn | None) -> set[int]:
+        """Moves pointers that are where they were read. Returns the feeds of these."""
+        if not parts:
+            return set()
+        cursor.execute(
+            _SQL["move"],
+            {
+                "feed_ids": [part.feed_id for part in parts],
+                "old": [part.commit.old_location for part in parts],
+                "new": [part.commit.new_location for part in parts],
+                "begins": [self._frontier(part.row, frontier) if part.begins else None for part in parts],
+            },
+        )
+        return {feed_id for (feed_id,) in cursor.fetchall()}
 
     def landed(self, staged: StagedFeeds) -> None:
         """Takes over the result of a publish that landed."""
         self._tables |= {part.feed_id: part.commit.table for part in staged.feeds}
-        discard(staged.unused, self._storage)
+        discard((*staged.unused, *staged.superseded), self._storage)
 
     def _stage_table(
         self,
         row: _FeedRow,
         published: PublishedTable | None,
+        missing: Mapping[TableId, FileMissing],
         frontier: Lsn | None,
         result: StagedFeeds,
         kept: list[tuple[str, AppendChanges]],
         written: StagedFiles,
     ) -> None:
-        """Stages one table's feed."""
+        """Stages one table's feed. Raises one of _BROKEN if it cannot be written."""
         if published is None:
             is_live = was_live = row.state == TableState.LIVE
             changes, keeps_rows, changes_columns = None, True, False
@@ -217,23 +273,31 @@ class FeedStager:
         if not is_live:
             return
         has_all = keeps_rows if changes is None else changes.is_whole
-        resets = not was_live or row.begins_lsn is None or not has_all
+        resets = not was_live or row.begins_lsn is None or row.error is not None or not has_all
         if not resets and not changes_columns and (changes is None or not changes.changes):
             return
-        try:
-            files = self._reset(row, frontier, written) if resets else changes.changes if changes is not None else ()
-            schema = None if published is None else _schema(published, row.feed.mode, self._lake(row), resets=resets)
-            result.feeds.append(self._commit(row, files, schema, frontier, written, begins=resets))
-        except (SchemaConflict, ForeignTable, FileMissing, FileDamaged) as error:
-            if published is None:
-                return
-            what = TableError(about(str(published.table.name), f"its change feed: {error}"), error.remedy)
-            result.failures.append((published.table, what))
-            return
+        if row.feed_id in missing:
+            raise missing[row.feed_id]
+        files = self._reset(row, frontier, written) if resets else changes.changes if changes is not None else ()
+        schema = None if published is None else _schema(published, row.feed.mode, self._lake(row), resets=resets)
+        result.feeds.append(self._commit(row, files, schema, frontier, written, begins=resets))
         if resets:
             result.unused += [] if published is None else _files(published)
         elif changes is not None and published is not None:
             kept.append((f"{published.table.name.schema}.{published.table.name.name}", changes))
+
+    def _missing_in_heads(
+        self, rows: Sequence[_FeedRow], tables: Mapping[TableId, PublishedTable]
+    ) -> dict[TableId, FileMissing]:
+        """The feeds that lack a file on which a commit builds. Metadata in memory would hide the loss."""
+        heads = {
+            row.feed_id: lake
+            for row in rows
+            if (row.feed_id in tables or row.feed_id == TRANSACTIONS_ID or row.error is not None)
+            and (lake := self._tables.get(row.feed_id)) is not None
+            and lake.metadata_location == row.metadata_location
+        }
+        return self._missing.in_heads(heads)
 
     def _frontier(self, row: _FeedRow, frontier: Lsn | None) -> Lsn:
         return Lsn(max(row.applied_lsn, frontier or 0))
@@ -261,7 +325,7 @@ class FeedStager:
             raise ForeignTable(
                 f"the Iceberg catalog does not have {TableName(row.namespace, row.name)} any more: another engine"
                 " dropped or renamed it",
-                "unregister and register the table",
+                MAKE_ANEW,
             )
         lake = self._tables.get(row.feed_id)
         if lake is None or lake.metadata_location != row.metadata_location:
@@ -279,19 +343,19 @@ class FeedStager:
         begins: bool,
     ) -> _Staged:
         base, new_frontier = self._lake(row), self._frontier(row, frontier)
-        begins = begins and row.begins_lsn is None
-        if begins:
+        if begins and row.begins_lsn is None:
             properties = {BEGINS_PROPERTY: format_lsn(new_frontier)}
             base = replace(base, metadata=with_own_properties(base.metadata, properties))
         summary = {FRONTIER_PROPERTY: format_lsn(new_frontier), TIMELINE_PROPERTY: str(self._timeline)}
         delta = RowDelta((SegmentFiles(tuple(files), ()),), schema=schema, summary=summary)
         commit = base.stage(delta, time.time_ns() // 1_000_000, frozenset(row.pinned))
         written.own(*commit.files)
-        return _Staged(row.feed_id, commit, new_frontier if begins else None)
+        return _Staged(row, files, schema, begins, commit)
 
     def _stage_transactions(
         self,
         row: _FeedRow,
+        missing: Mapping[TableId, FileMissing],
         kept: Sequence[tuple[str, AppendChanges]],
         frontier: Lsn | None,
         result: StagedFeeds,
@@ -299,11 +363,23 @@ class FeedStager:
     ) -> None:
         """Stages the rows of the transactions of which feeds get changes."""
         rows = transaction_rows([(name, counts) for name, changes in kept for counts in changes.counts])
-        if not rows.num_rows and row.begins_lsn is not None:
+        if not rows.num_rows and row.begins_lsn is not None and row.error is None:
             return
+        if row.feed_id in missing:
+            raise missing[row.feed_id]
+        self._lake(row)
         files = write_data_files(rows, TRANSACTION_SCHEMA, row.location, self._storage, FEED_PARTITIONING)
         written.own(*(file.path for file in files))
         result.feeds.append(self._commit(row, files, None, frontier, written, begins=True))
+
+
+_BROKEN = (SchemaConflict, ForeignTable, FileMissing, FileDamaged)
+"""Errors because of which a feed alone cannot be written."""
+
+
+def _broken(error: LakeError) -> str:
+    remedy = MAKE_ANEW if isinstance(error, FileMissing | FileDamaged) else error.remedy
+    return f"{error}: {remedy}"
 
 
 def _files(published: PublishedTable) -> list[str]:

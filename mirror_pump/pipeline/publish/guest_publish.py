@@ -85,7 +85,6 @@ class GuestPublisher:
         try:
             _require_whole(staged, request)
             staged.feeds = self._feeds.stage(staged.feed_tables, (), None)
-            _require_feeds(staged)
         except BaseException:
             self.discard()
             raise
@@ -117,7 +116,7 @@ class GuestPublisher:
         transaction = PublishTransaction(cursor, self._slot, self._frontier, self._indexes)
         for accepted in self._pending[0].accepted:
             transaction.apply(accepted, request.written_since)
-        self._pending[0].feeds.land(cursor)
+        self._feeds.land(cursor, self._pending[0].feeds, None)
 
     def discard(self) -> None:
         """Removes the files of what was staged. Call it only if the transaction certainly failed."""
@@ -132,11 +131,6 @@ class GuestPublisher:
 
 def _without_time(registered: dict[TableId, Registration]) -> dict[TableId, object]:
     return {table_id: replace(row, read_at=None) for table_id, row in registered.items()}  # type: ignore[arg-type]
-
-
-def _require_feeds(staged: StagedPublish) -> None:
-    for _, error in staged.feeds.failures:
-        raise error
 
 
 def _require_whole(staged: StagedPublish, request: PublishRequest) -> None:

@@ -172,7 +172,6 @@ class Publisher:
             self._stager.complete(due, staged)
             failing = {failure.table.table_id for failure in (*request.failures, *staged.failures)}
             staged.feeds = self._feeds.stage(staged.feed_tables, failing, request.frontier)
-            staged.failures += [Failure.of(table, error) for table, error in staged.feeds.failures]
             self._staged(request)
         except BaseException:
             self._stager.discard(staged)
@@ -236,7 +235,7 @@ class Publisher:
             transaction.apply_all(staged.accepted, request.written_since)
             failures = tuple(failure for failure in request.failures if transaction.fail(failure))
             filling = transaction.move_frontier(self._publish_id, request.commit_time_us)
-            staged.feeds.land(cursor)
+            self._feeds.land(cursor, staged.feeds, request.frontier)
             rename(cursor, staged.names)
             rename_feeds(cursor, staged.names)
             transaction.swap_in(staged)

@@ -12,6 +12,7 @@ from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode
 from mirror_pump.pipeline.copy.copier import Copier
 from mirror_pump.pipeline.copy.copy_budget import CopyBudget
 from mirror_pump.pipeline.copy.difference_copier import DifferenceCopier
+from mirror_pump.pipeline.feed_upkeep.feed_upkeep import FeedUpkeep
 from mirror_pump.pipeline.flow.events import LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection
 from mirror_pump.pipeline.flow.steps import Step
@@ -124,8 +125,8 @@ def start_services(
     lake_watch = LakeWatch(context, shared)
     for missing in run_state.missing:
         context.inbox.put(LakeFileMissing(*missing))
-    threads = (stream, copier, differences, upkeep, folder, builder, watcher, premake, retention, listener, lake_watch)
-    for thread in threads:
+    background = (upkeep, FeedUpkeep(context), folder, builder, watcher, premake, retention, listener, lake_watch)
+    for thread in (stream, copier, differences, *background):
         thread.start()
         closing.callback(thread.stop)
     return SessionServices(

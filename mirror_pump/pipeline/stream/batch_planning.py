@@ -215,6 +215,11 @@ class BatchPlanner:
                 changes = plan_feed(table, parts, truncations, complete, self._storage, written)
                 self._written.extend(written.locations)
                 return changes
+        except FileMissing as error:
+            if not error.location.startswith(f"{table.feed.location}/"):
+                raise
+            # The feed gets a reset once it is there again.
+            return AppendChanges(is_whole=False)
         finally:
             discard(scratch, self._storage)
 

@@ -117,3 +117,10 @@ def expire_feed(connection: PgConnection, feed_id: int, lsn: Lsn) -> None:
     """Records that changes below a position may be gone."""
     with source_errors("recording what has expired from a change feed"):
         connection.execute(_SQL["expire"], {"feed_id": feed_id, "lsn": lsn})
+
+
+def interrupt_feeds(connection: PgConnection, slot: str, reason: str) -> None:
+    """Has all feeds of a mirror get a reset with the next publish, since changes may be missing before it. Until then
+    readers are told the reason."""
+    with source_errors("interrupting the change feeds"):
+        connection.execute(_SQL["interrupt"], {"slot": slot, "reason": reason})

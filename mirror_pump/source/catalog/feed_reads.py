@@ -37,6 +37,8 @@ class ReadFeed:
     """The frontier at which the feed begins. None: the table has not been live yet."""
     expired_lsn: Lsn
     """Changes below may be gone."""
+    error: str | None
+    """Why it has not got all changes. None: it has."""
     metadata_location: str | None
     """None if the Iceberg catalog does not have the feed."""
     frontier: Lsn | None
