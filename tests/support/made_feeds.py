@@ -31,7 +31,7 @@ TABLE = (
 _DAY = datetime.timedelta(days=1)
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
-MadeRow = dict[str, Any]
+Row = dict[str, Any]
 
 
 class MadeFeed:
@@ -56,8 +56,8 @@ class MadeFeed:
             insert_pointer(connection, self._name.schema, self._name.name, created.new_location)
             insert_feed(connection, self.feed_id, mirror.settings.slot, FeedMode.ROWS, None, self._name, self.location)
             connection.execute("UPDATE modak.change_feeds SET begins_lsn = 1 WHERE feed_id = %s", (self.feed_id,))
-        self.rows: list[MadeRow] = []
-        self._batches: list[list[MadeRow]] = []
+        self.rows: list[Row] = []
+        self._batches: list[list[Row]] = []
         """The rows of each file or, across midnight, two."""
         self._next_lsn = 1000
 
@@ -85,7 +85,7 @@ class MadeFeed:
         files = tuple(file for part in parts for file in self._files(part))
         self._commit(RowDelta((SegmentFiles(files, ()),), replaces=EveryFile(), summary=self._summary))
 
-    def between(self, since: int, until: int) -> list[MadeRow]:
+    def between(self, since: int, until: int) -> list[Row]:
         """The rows of an interval."""
         return [row for row in self.rows if since <= row["_lsn"] < until]
 
@@ -97,7 +97,7 @@ class MadeFeed:
     def _summary(self) -> dict[str, str]:
         return {"mirror-pump.frontier": format_lsn(self._next_lsn)}
 
-    def _transaction(self) -> list[MadeRow]:
+    def _transaction(self) -> list[Row]:
         rng = self._rng
         self._next_lsn += rng.randint(1, 90)
         lsn, xid = self._next_lsn, len(self.rows) + 1
@@ -120,7 +120,7 @@ class MadeFeed:
             )
         return rows
 
-    def _values(self) -> MadeRow:
+    def _values(self) -> Row:
         rng = self._rng
         return {
             "id": rng.randint(0, 99),
@@ -132,7 +132,7 @@ class MadeFeed:
             "share": rng.choice([None, 0.5, -0.0, float("nan"), float("inf")]),
         }
 
-    def _files(self, rows: Sequence[MadeRow]) -> list[WrittenFile]:
+    def _files(self, rows: Sequence[Row]) -> list[WrittenFile]:
         """The rows in files: one for each day."""
         files = []
         ordered = sorted(rows, key=_day)
@@ -159,6 +159,6 @@ class MadeFeed:
         self._table = staged.table
 
 
-def _day(row: MadeRow) -> int:
+def _day(row: Row) -> int:
     days: int = (row["_committed_at"] - _EPOCH).days
     return days

@@ -15,7 +15,7 @@ from mirror_pump.model import format_lsn, parse_lsn
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.program import Program
 from tests.support.cli import RunCommand
-from tests.support.made_feeds import MadeFeed, MadeRow
+from tests.support.made_feeds import MadeFeed, Row
 
 
 def _lines(run: RunCommand, mirror: Mirror, *arguments: str) -> list[dict[str, Any]]:
@@ -24,7 +24,7 @@ def _lines(run: RunCommand, mirror: Mirror, *arguments: str) -> list[dict[str, A
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def _places(rows: list[MadeRow]) -> list[tuple[str, int, str]]:
+def _places(rows: list[Row]) -> list[tuple[str, int, str]]:
     return [(format_lsn(row["_lsn"]), row["_seq"], row["_op"]) for row in rows]
 
 
