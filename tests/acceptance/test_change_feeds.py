@@ -56,7 +56,7 @@ class _Fault(Exception):
     """A pump fails at a step."""
 
 
-class History:
+class FeedHistory:
     """One mirror and its random history."""
 
     def __init__(self, database: Database, warehouse: str, seed: int) -> None:
@@ -245,7 +245,7 @@ def test_a_feed_replayed_from_any_frontier_gives_the_mirror(
     while time.monotonic() < deadline or min(replay.compared, replay.changes // 100, replay.resets * 4) < 20:
         seed = seeds.randrange(2**32)
         print(f"seed {seed}")
-        history = History(new_database(), tmp_path_factory.mktemp("lake").as_uri(), seed)
+        history = FeedHistory(new_database(), tmp_path_factory.mktemp("lake").as_uri(), seed)
         history.register()
         try:
             history.run(60)
