@@ -81,7 +81,7 @@ class MirrorCatalog:
         if isinstance(attachment, ChangesAttachment):
             return ChangesView(self._changes, attachment, self._storage)
         if attachment.frontier is None:
-            return PresentView(self._catalog, attachment.view, self._storage)
+            return PresentView(self._catalog, self._changes, attachment.view, self._storage)
         return MomentView(self._moments, attachment, self._storage)
 
 
@@ -106,20 +106,25 @@ class _MirrorView(ABC):
 
 
 class PresentView(_MirrorView):
-    """The newest state of each table."""
+    """The newest state of each table, and of each change feed."""
 
-    def __init__(self, catalog: ServedCatalog, view: View, storage: StorageOptions) -> None:
+    def __init__(self, catalog: ServedCatalog, changes: ServedChanges, view: View, storage: StorageOptions) -> None:
         self._catalog = catalog
+        self._changes = changes
         self._view = view
         self._storage = storage
 
     def names(self) -> Sequence[Name]:
-        return sorted((table.namespace, table.name) for table in self._catalog.tables() if table.readable)
+        tables = [(table.namespace, table.name) for table in self._catalog.tables() if table.readable]
+        return sorted([*tables, *self._changes.whole_feeds()])
 
     def find(self, namespace: str, name: str) -> FoundTable:
         table = self._catalog.table(namespace, name)
         if table is None:
-            raise no_such_table(namespace, name)
+            location = self._changes.whole_feeds().get((namespace, name))
+            if location is None:
+                raise no_such_table(namespace, name)
+            return FoundTable(location, {}, self._storage)
         if not table.readable:
             raise bad_request(
                 f"{namespace}.{name} is still being copied into the lake; `mirror-pump status` shows its progress"

@@ -36,7 +36,7 @@ Name = tuple[str, str]
 
 
 @dataclass
-class _LoadedTable:
+class _LoadedChanges:
     """A table of an interval that clients have loaded."""
 
     pinned: PinnedFeed | None = None
@@ -57,7 +57,7 @@ class ServedChanges:
         self._lease = lease
         self._most = most
         self._lock = threading.Lock()
-        self._loaded: dict[tuple[str, Name], _LoadedTable] = {}
+        self._loaded: dict[tuple[str, Name], _LoadedChanges] = {}
 
     def attach(self, points: ChangePoints) -> tuple[ChangesAttachment, Mapping[Name, str]]:
         """The interval that a client asks for, and the tables that cannot be shown in it, with the reasons. Raises
@@ -76,6 +76,14 @@ class ServedChanges:
         return sorted(
             (feed.namespace, feed.name) for feed in self._feeds() if why_left_out(feed, attachment.interval) is None
         )
+
+    def whole_feeds(self) -> Mapping[Name, str]:
+        """The metadata files of all feeds as they are now, by their own names in the lake. Raises SourceError."""
+        return {
+            (feed.feed_namespace, feed.feed_name): feed.metadata_location
+            for feed in self._feeds()
+            if feed.metadata_location is not None
+        }
 
     def location(self, attachment: ChangesAttachment, name: Name) -> str:
         """The metadata file that shows a table. Raises ProtocolError if none can, SourceError, LakeError."""
@@ -102,7 +110,7 @@ class ServedChanges:
             loaded.renewed = now
             return loaded.pinned.location
 
-    def _entry(self, attachment: ChangesAttachment, name: Name) -> _LoadedTable:
+    def _entry(self, attachment: ChangesAttachment, name: Name) -> _LoadedChanges:
         """What is known of a table of an interval. Forgets those whose leases are over; raises ProtocolError if there
         are too many intervals still."""
         with self._lock:
@@ -120,7 +128,7 @@ class ServedChanges:
                     f"changes of {self._most} intervals are being read, which is the most: attach fewer at a time, or"
                     " again in some minutes",
                 )
-            return self._loaded.setdefault((attachment.prefix, name), _LoadedTable(renewed=now))
+            return self._loaded.setdefault((attachment.prefix, name), _LoadedChanges(renewed=now))
 
     def _feeds(self) -> list[ReadFeed]:
         with self._connections() as connection:

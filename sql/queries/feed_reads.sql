@@ -2,8 +2,9 @@
 
 -- name: feeds
 -- All feeds of the mirror, with the mirrored table of each, as of one moment. The table of transactions has the mirror's own frontier.
-SELECT f.feed_id, f.mode, coalesce(t.schema_name, f.namespace) AS namespace, coalesce(m.lake_table, f.name) AS name, m.state,
-       m.paused_at IS NOT NULL AS paused, f.begins_lsn, f.expired_lsn, f.error, i.metadata_location,
+SELECT f.feed_id, f.mode, coalesce(t.schema_name, f.namespace) AS namespace, coalesce(m.lake_table, f.name) AS name,
+       f.namespace AS feed_namespace, f.name AS feed_name, m.state, m.paused_at IS NOT NULL AS paused, f.begins_lsn,
+       f.expired_lsn, f.error, i.metadata_location,
        CASE WHEN f.feed_id = 0 THEN b.frontier ELSE c.replicated_lsn END AS frontier, b.frontier AS mirror_frontier
   FROM modak.change_feeds f
   JOIN modak.mirror_slots s USING (slot_name)
@@ -42,7 +43,3 @@ UPDATE modak.feed_pins SET expires_at = greatest(expires_at, now() + make_interv
 
 -- name: release
 DELETE FROM modak.feed_pins WHERE pin_id = ANY (%(pins)s);
-
--- name: pin_ids
--- Pins of a feed that are not over.
-SELECT pin_id FROM modak.feed_pins WHERE feed_id = %(feed_id)s AND expires_at > now();

@@ -56,12 +56,12 @@ CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON {0} FOR EACH ROW EXECUTE
 CREATE TRIGGER note_all AFTER TRUNCATE ON {0} FOR EACH STATEMENT EXECUTE FUNCTION audited.note();
 """
 
-_Event = tuple[str, int | None, str | None]
+_RowEvent = tuple[str, int | None, str | None]
 """Operation, key, and value."""
 
 
 @dataclass
-class _Reader:
+class _ChangeReader:
     """What one reader has read so far."""
 
     position: int
@@ -103,7 +103,7 @@ def test_readers_that_go_on_miss_nothing_and_read_nothing_twice(
     mirror.register("b", feed=FeedWish(FeedMode.ROWS))
     mirror.catch_up()
     begin = mirror.frontier()
-    by_duckdb, by_pyiceberg = _Reader(begin), _Reader(begin)
+    by_duckdb, by_pyiceberg = _ChangeReader(begin), _ChangeReader(begin)
     program = Program(database.dsn, tmp_path, {"MIRROR_PUMP_SLOT": mirror.settings.slot})
     with served(mirror.settings) as catalog, _followed(program, tmp_path, begin) as printed:
         with (
@@ -163,7 +163,7 @@ def _change(connection: psycopg.Connection[Any], chance: random.Random) -> None:
             connection.execute(f"TRUNCATE {table}".encode())
 
 
-_Rows = Callable[[ServedMirror, str], dict[str, list[dict[str, Any]]]]
+_RowsOf = Callable[[ServedMirror, str], dict[str, list[dict[str, Any]]]]
 
 
 def _duckdb_rows(catalog: ServedMirror, warehouse: str) -> dict[str, list[dict[str, Any]]]:
@@ -182,13 +182,13 @@ def _pyiceberg_rows(catalog: ServedMirror, warehouse: str) -> dict[str, list[dic
     }
 
 
-def _read(reader: _Reader, catalog: ServedMirror, rows: _Rows, stop: threading.Event) -> None:
+def _read(reader: _ChangeReader, catalog: ServedMirror, rows: _RowsOf, stop: threading.Event) -> None:
     while not stop.is_set():
         _go_on(reader, catalog, rows)
         stop.wait(0.2)
 
 
-def _go_on(reader: _Reader, catalog: ServedMirror, rows: _Rows) -> None:
+def _go_on(reader: _ChangeReader, catalog: ServedMirror, rows: _RowsOf) -> None:
     """Reads the changes after the remembered frontier up to the present one."""
     since = format_lsn(reader.position).replace("/", "-")
     answer = catalog.ask(f"/v1/config?warehouse=mirror%40{since}..latest").document
@@ -238,11 +238,11 @@ def _printed_rows(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _by_transaction(rows: list[dict[str, Any]]) -> dict[int, list[_Event]]:
+def _by_transaction(rows: list[dict[str, Any]]) -> dict[int, list[_RowEvent]]:
     """The changes of each transaction, in their order. Fails unless all rows are in order, none of them twice."""
     places = [(row["_lsn"], row["_seq"]) for row in rows]
     assert places == sorted(set(places))
-    transactions: dict[int, list[_Event]] = defaultdict(list)
+    transactions: dict[int, list[_RowEvent]] = defaultdict(list)
     for row in rows:
         assert row["_op"] != "reset"
         value = row["v"] if row["_op"] in ("insert", "update") else None
@@ -250,9 +250,9 @@ def _by_transaction(rows: list[dict[str, Any]]) -> dict[int, list[_Event]]:
     return dict(transactions)
 
 
-def _audited(database: Database) -> dict[str, dict[int, list[_Event]]]:
+def _audited(database: Database) -> dict[str, dict[int, list[_RowEvent]]]:
     """What triggers noted, by table and transaction."""
-    changes: dict[str, dict[int, list[_Event]]] = {table: defaultdict(list) for table in _TABLES}
+    changes: dict[str, dict[int, list[_RowEvent]]] = {table: defaultdict(list) for table in _TABLES}
     for relation, xid, *event in database.rows("SELECT relation, xid, op, id, v FROM audited.changes ORDER BY place"):
         changes[relation][xid].append((event[0], event[1], event[2]))
     return {table: dict(transactions) for table, transactions in changes.items()}

@@ -272,6 +272,7 @@ def test_what_is_imported_is_declared() -> None:
     verify = {f"mirror_pump.ops.verify.{name}" for name in ("compare_duckdb", "comparison_engines")}
     sql = {
         "mirror_pump.ops.duckdb_connection",
+        "mirror_pump.ops.changes.change_queries",
         *reads,
         *moments,
         *verify,

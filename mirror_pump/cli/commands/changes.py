@@ -15,7 +15,7 @@ from mirror_pump.cli.terminal.stop_signals import StoppedBySignal, StopSignals
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
-    from mirror_pump.ops.changes.followed_changes import Change, ReachedFrontier
+    from mirror_pump.ops.changes.followed_changes import ReachedFrontier, RowChange
 
 _LATEST = "latest"
 
@@ -84,7 +84,7 @@ def changes(settings: Settings, options: ChangesOptions) -> int:
     return signals.exit_code
 
 
-def _lines(items: Sequence[Change] | ReachedFrontier, *, as_json: bool) -> Iterator[str]:
+def _lines(items: Sequence[RowChange] | ReachedFrontier, *, as_json: bool) -> Iterator[str]:
     import orjson
 
     from mirror_pump.model import format_lsn

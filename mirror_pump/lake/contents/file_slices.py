@@ -60,7 +60,7 @@ def _bound(value: int) -> bytes:
 
 
 @dataclass
-class _Counts:
+class _SliceCounts:
     """What the rows of a slice have, by field ID, of the columns that can be told apart in Arrow."""
 
     rows: int = 0
@@ -89,7 +89,7 @@ def write_slice(source: StoredEntry, interval: Interval, path: str, storage: Sto
         first = next(batches, None)
         if first is None:
             return None
-        counts = _Counts()
+        counts = _SliceCounts()
         with open_output(path, storage) as sink:
             with pq.ParquetWriter(sink, parquet.schema_arrow, **_form(parquet.metadata)) as writer:
                 for batch, positions in _from(first, batches):
@@ -168,7 +168,7 @@ def _with_id(arrow: pa.Field, values: pa.Array) -> Iterator[tuple[int, pa.Array]
 
 
 def _described(
-    source: StoredEntry, interval: Interval, counts: _Counts, path: str, size: int, footer: pq.FileMetaData
+    source: StoredEntry, interval: Interval, counts: _SliceCounts, path: str, size: int, footer: pq.FileMetaData
 ) -> WrittenFile:
     """The slice for its manifest entry. The bounds of its source hold for some of its rows too; those of the interval's
     column are exact."""

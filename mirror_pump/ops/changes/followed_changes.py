@@ -57,7 +57,7 @@ _POLL = Backoff(0.05, 1.0)
 
 
 @dataclass(frozen=True)
-class Change:
+class RowChange:
     """One change of a row, or of all: a line of `mirror-pump changes --json`."""
 
     op: str
@@ -122,7 +122,7 @@ def followed_changes(
     followed: FollowedTable,
     pause: Callable[[float], bool],
     warn: Callable[[str], Any],
-) -> Iterator[Sequence[Change] | ReachedFrontier]:
+) -> Iterator[Sequence[RowChange] | ReachedFrontier]:
     """The table's changes, some at a time, and the frontiers. `pause` waits for some seconds, and returns whether to
     stop; `warn` takes what a reader should see. `settings` are complete.
 
@@ -137,7 +137,7 @@ def followed_changes(
             with _pinned(settings, points) as changes:
                 step = _next_step(settings, followed, changes, feed_id, points)
                 retries.succeeded()
-                if isinstance(step, _Waiting):
+                if isinstance(step, _AwaitedFeed):
                     if step.reason != waits_for:
                         warn(f"{step.reason}: waiting")
                     waits_for = step.reason
@@ -160,23 +160,23 @@ def followed_changes(
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _AwaitedFeed:
     """The table has no new changes, and may have some later."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class _Ready:
+class _PinnedInterval:
     """An interval that is pinned."""
 
     interval: ChangeInterval
     location: str | None
     """The metadata file that shows it; None if it is empty."""
-    form: _RowForm
+    form: _RowPrinter
     storage: StorageOptions
 
-    def changes(self) -> Iterator[Sequence[Change]]:
+    def changes(self) -> Iterator[Sequence[RowChange]]:
         """The changes, some at a time. Reads the lake alone."""
         if self.location is not None:
             for rows in ordered_changes(self.location, self.storage):
@@ -185,7 +185,7 @@ class _Ready:
 
 def _next_step(
     settings: Settings, followed: FollowedTable, changes: PinnedChanges, feed_id: int, points: ChangePoints
-) -> _Ready | _Waiting:
+) -> _PinnedInterval | _AwaitedFeed:
     feed = next((feed for feed in changes.feeds.values() if feed.feed_id == feed_id), None)
     if feed is None:
         raise TableError(f"{followed.name} has no change feed any more")
@@ -197,13 +197,13 @@ def _next_step(
             storage = lake_storage(settings, fsync=False)
             location = changes.locate_one(feed, interval) if interval.since < interval.until else None
             schema = read_metadata(location or feed.metadata_location or "", storage).current_schema
-            return _Ready(interval, location, _RowForm.of(changes.connection, feed, schema), storage)
+            return _PinnedInterval(interval, location, _RowPrinter.of(changes.connection, feed, schema), storage)
         if not followed.follow or feed.expired_lsn > interval.since or feed.metadata_location is None:
             raise TableError(left_out)
         reason = left_out
     if not followed.follow:
         raise TableError(reason, "see `mirror-pump status`")
-    return _Waiting(reason)
+    return _AwaitedFeed(reason)
 
 
 def _feed_of(settings: Settings, name: str) -> int:
@@ -245,7 +245,7 @@ def _await_change(settings: Settings, feed_id: int, points: ChangePoints, pause:
 
 
 @dataclass(frozen=True)
-class _RowForm:
+class _RowPrinter:
     """How rows of a feed become changes."""
 
     schema: LakeSchema
@@ -255,7 +255,7 @@ class _RowForm:
     trimmed: frozenset[str]
 
     @classmethod
-    def of(cls, connection: PgConnection, feed: ReadFeed, schema: LakeSchema) -> _RowForm:
+    def of(cls, connection: PgConnection, feed: ReadFeed, schema: LakeSchema) -> _RowPrinter:
         """By the registration, as far as it still has the columns."""
         with source_errors("reading the table's columns"):
             table = load_table(connection, feed.feed_id)  # type: ignore[arg-type]  # a feed's ID is its table's
@@ -270,7 +270,7 @@ class _RowForm:
         trimmed = [names[column.field_id] for column in columns if column.chosen]
         return cls(schema, _key(table, names), frozenset(vectors), frozenset(trimmed))
 
-    def changes(self, rows: pa.Table) -> list[Change]:
+    def changes(self, rows: pa.Table) -> list[RowChange]:
         """The rows as changes."""
         rows = rows.combine_chunks()
         arrays = {field.field_id: _array(rows.column(field.name)) for field in self.schema.fields}
@@ -278,7 +278,7 @@ class _RowForm:
         old_values = self._old(rows) if OLD in rows.column_names else [None] * rows.num_rows
         own = [rows.column(name).to_pylist() for name in (OP, LSN, SEQ, XID, COMMITTED_AT, ORIGIN)]
         return [
-            Change(op, lsn, seq, xid, committed_at, origin, self._shown(op, row), old)
+            RowChange(op, lsn, seq, xid, committed_at, origin, self._shown(op, row), old)
             for op, lsn, seq, xid, committed_at, origin, row, old in zip(*own, values, old_values, strict=True)
         ]
 

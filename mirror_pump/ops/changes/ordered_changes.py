@@ -27,7 +27,7 @@ _MOST_ROWS = 20_000
 """Rows of a batch of one file."""
 _BATCH_BYTES = 4 << 20
 
-_Place = tuple[int, int]
+_ChangePlace = tuple[int, int]
 """Position of the commit, and number in the transaction."""
 
 
@@ -46,7 +46,7 @@ def ordered_changes(location: str, storage: StorageOptions) -> Iterator[pa.Table
 
 
 @dataclass
-class _OpenFile:
+class _OpenFeedFile:
     """A file that is being read."""
 
     batches: Iterator[pa.Table]
@@ -54,11 +54,11 @@ class _OpenFile:
     """Those that are read and not yielded yet; at least one."""
 
     @property
-    def last(self) -> _Place:
+    def last(self) -> _ChangePlace:
         """The place of the last row that is read."""
         return _place(self.rows, self.rows.num_rows - 1)
 
-    def take(self, limit: _Place) -> pa.Table:
+    def take(self, limit: _ChangePlace) -> pa.Table:
         """Removes the rows up to a place, and returns them."""
         lsn, seq = limit
         positions, numbers = self.rows.column(LSN), self.rows.column(SEQ)
@@ -77,19 +77,19 @@ class _OpenFile:
         return True
 
 
-def _place(rows: pa.Table, row: int) -> _Place:
+def _place(rows: pa.Table, row: int) -> _ChangePlace:
     return rows.column(LSN)[row].as_py(), rows.column(SEQ)[row].as_py()
 
 
 def _merged(files: Sequence[tuple[int, str]], schema: LakeSchema, storage: StorageOptions) -> Iterator[pa.Table]:
     """`files`: the least position in each, and where it is, in that order."""
     waiting = list(files)
-    being_read: list[_OpenFile] = []
+    being_read: list[_OpenFeedFile] = []
     while waiting or being_read:
         # What may come before the rows that are read is read first.
         while waiting and (not being_read or waiting[0][0] <= min(file.last for file in being_read)[0]):
             _, path = waiting.pop(0)
-            file = _OpenFile(_batches(path, schema, storage), schema.arrow.empty_table())
+            file = _OpenFeedFile(_batches(path, schema, storage), schema.arrow.empty_table())
             if file.advance():
                 being_read.append(file)
         if not being_read:

@@ -27,6 +27,9 @@ class ReadFeed:
     namespace: str
     name: str
     """The mirrored table's name in the lake."""
+    feed_namespace: str
+    feed_name: str
+    """The feed's own name in the lake."""
     state: str | None
     """Of the mirrored table."""
     paused: bool
@@ -68,8 +71,8 @@ def pin_feed(
 def leased_feed(connection: PgConnection, feed_id: int, lease: str) -> tuple[int, SnapshotId] | None:
     """Pin and snapshot of a lease on a feed; None if it is over. Raises SourceError."""
     with source_errors("looking for a lease"):
-        row = connection.execute(_SQL["leased"], {"feed_id": feed_id, "lease": _suffix(lease)}).fetchone()
-    return None if row is None else (int(row[0]), SnapshotId(row[1]))
+        rows = connection.execute(_SQL["leased"], {"feed_id": feed_id, "lease": _suffix(lease)}).fetchall()
+    return next(((int(pin_id), SnapshotId(snapshot_id)) for pin_id, snapshot_id in rows), None)
 
 
 def renew_feed_pins(connection: PgConnection, pins: Collection[int], seconds: float) -> bool:
@@ -83,12 +86,6 @@ def release_feed_pins(connection: PgConnection, pins: Collection[int]) -> None:
     """Removes pins. Raises SourceError."""
     with source_errors("releasing the pins of change feeds"):
         connection.execute(_SQL["release"], {"pins": list(pins)})
-
-
-def feed_pin_ids(connection: PgConnection, feed_id: int) -> frozenset[int]:
-    """Pins of a feed that are not over. Raises SourceError."""
-    with source_errors("reading the pins of a change feed"):
-        return frozenset(row[0] for row in connection.execute(_SQL["pin_ids"], {"feed_id": feed_id}).fetchall())
 
 
 def _suffix(lease: str | None) -> str | None:

@@ -12,8 +12,7 @@ import pytest
 from mirror_pump.model import format_lsn
 from mirror_pump.spark import read_changes
 from mirror_pump.testing.mirror import Mirror
-from tests.support.made_feeds import MadeFeed
-from tests.support.made_feeds import Row as FeedRow
+from tests.support.made_feeds import MadeFeed, Row
 from tests.support.rest_catalog import ServedMirror, served
 
 if TYPE_CHECKING:
@@ -38,15 +37,15 @@ _COLUMNS = (
 )
 
 
-def by_duckdb(catalog: ServedMirror, warehouse: str) -> list[FeedRow]:
+def by_duckdb(catalog: ServedMirror, warehouse: str) -> list[Row]:
     with catalog.duckdb(warehouse) as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        rows: list[FeedRow] = connection.execute("SELECT * FROM lake.public.orders").to_arrow_table().to_pylist()
+        rows: list[Row] = connection.execute("SELECT * FROM lake.public.orders").to_arrow_table().to_pylist()
         return rows
 
 
-def by_pyiceberg(catalog: ServedMirror, warehouse: str) -> list[FeedRow]:
-    rows: list[FeedRow] = catalog.pyiceberg(warehouse).load_table(("public", "orders")).scan().to_arrow().to_pylist()
+def by_pyiceberg(catalog: ServedMirror, warehouse: str) -> list[Row]:
+    rows: list[Row] = catalog.pyiceberg(warehouse).load_table(("public", "orders")).scan().to_arrow().to_pylist()
     return rows
 
 
@@ -61,14 +60,14 @@ def _plain(value: Any) -> Any:
     return str(UUID(bytes=value)) if isinstance(value, bytes) else str(value)
 
 
-def _rows(rows: Sequence[FeedRow]) -> list[tuple[Any, ...]]:
+def _rows(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     ordered = sorted(rows, key=lambda row: (row["_lsn"], row["_seq"]))
     return [tuple(_plain(row[name]) for name in _COLUMNS) for row in ordered]
 
 
 @pytest.mark.parametrize("read", [by_duckdb, by_pyiceberg])
 def test_an_interval_has_exactly_its_rows(
-    mirror: Mirror, feed: MadeFeed, read: Callable[[ServedMirror, str], list[FeedRow]]
+    mirror: Mirror, feed: MadeFeed, read: Callable[[ServedMirror, str], list[Row]]
 ) -> None:
     with served(mirror.settings) as catalog:
         for number in range(_INTERVALS):

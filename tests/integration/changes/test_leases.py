@@ -127,3 +127,10 @@ def test_of_too_many_intervals_no_table_is_loaded(mirror: Mirror, feed: MadeFeed
         prefix = catalog.attach("mirror@0/0..0/3")
         assert catalog.ask(_PATH.format(prefix=prefix)).error[0] == 503
     assert feed.rows
+
+
+def test_whole_feeds_are_tables_of_the_mirror(feed: MadeFeed, catalog: ServedMirror) -> None:
+    with catalog.duckdb("mirror") as connection:
+        assert connection.execute("SELECT count(*) FROM lake.public.orders__changes").fetchall() == [(len(feed.rows),)]
+    names = catalog.ask("/v1/mirror/namespaces/public/tables").document["identifiers"]
+    assert [table["name"] for table in names] == ["orders", "orders__changes"]
