@@ -6,17 +6,13 @@ of an event are the cells that the net effect is made of too, so they are found,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from decoders.incomplete_rows import IncompleteRows, RawTexts
 from decoders.tuples import DELETE, INSERT, Bools, Bytes, Changes, Ints
-
-if TYPE_CHECKING:
-    from decoders.segment import IncompleteRows
 
 OP_INSERT, OP_UPDATE, OP_DELETE = range(3)
 OPS = pa.array(["insert", "update", "delete"])
@@ -33,8 +29,6 @@ HEAD_SCHEMA = pa.schema(
     ]
 )
 """What every event has, besides the columns of its table."""
-
-Raw: TypeAlias = Mapping[str, pa.ChunkedArray]
 
 
 @dataclass(frozen=True)
@@ -89,8 +83,8 @@ class OldRows:
     """The old rows of events. Those of events without one are all NULL."""
 
     rows: pa.Table
-    raw: Raw
-    present: Bools
+    raw: RawTexts
+    sent: Bools
     """Whether the event has an old row."""
 
 
@@ -102,7 +96,7 @@ class ChangeEvents:
     """Of schema HEAD_SCHEMA."""
     rows: pa.Table
     """The columns of the relation: the new row, or of a deletion the key, with NULL in all other columns."""
-    raw: Raw
+    raw: RawTexts
     """Raw text of `rows`."""
     counts: Ints
     """Number of events by transaction of the segment, those of `incomplete` included."""
@@ -153,7 +147,7 @@ def taken_or_null(columns: pa.Table, places: Ints) -> pa.Table:
     return columns.take(pa.array(places, mask=places < 0))
 
 
-def raw_or_null(raw: Raw, places: Ints) -> dict[str, pa.ChunkedArray]:
+def raw_or_null(raw: RawTexts, places: Ints) -> dict[str, pa.ChunkedArray]:
     """Raw texts at these places, without columns that have none."""
     indexes = pa.array(places, mask=places < 0)
     texts = {name: column.take(indexes) for name, column in raw.items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from decoders.change_events import ChangeEvents, EventOrder, OldRows, SegmentTransactions, raw_or_null, taken_or_null
 from decoders.columns import ColumnType
+from decoders.incomplete_rows import IncompleteRows, RawTexts
 from decoders.keys import is_integer_key, key_numbers
 from decoders.net_effect import NetEffect, net_effect
 from decoders.text import ParsedColumn, parse_column
@@ -67,31 +67,6 @@ class RelationShape:
     """Whether every change is asked for, too (decoders.change_events)."""
     old_rows: bool = False
     """... with its old row: the relation must have REPLICA IDENTITY FULL."""
-
-
-RawTexts: TypeAlias = Mapping[str, pa.ChunkedArray]
-"""Raw text by column name, for columns that have any: the texts (string) of values that the column's type cannot hold,
-NULL in all other rows. The cells of these values are NULL in the column itself."""
-
-
-@dataclass(frozen=True)
-class IncompleteRows:
-    """Surviving rows with unchanged TOAST values that are not in the segment. All tables have the same row order."""
-
-    rows: pa.Table
-    """Like TableChanges.rows, with NULL in missing cells."""
-    raw: RawTexts
-    """Like TableChanges.raw."""
-    missing: pa.Table
-    """bool columns of the same names: True for a missing cell."""
-    lookup_keys: pa.Table
-    """Key columns: the key of each row before this segment. The last image under this key has the missing values."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory in bytes."""
-        raw = sum(texts.nbytes for texts in self.raw.values())
-        return int(self.rows.nbytes + raw + self.missing.nbytes + self.lookup_keys.nbytes)
 
 
 @dataclass(frozen=True)
@@ -147,13 +122,13 @@ def decode_segment(
     for group in np.split(chosen, np.flatnonzero(np.diff(relations[chosen])) + 1):
         shape = shapes.get(int(relations[group[0]])) if len(group) else None
         if shape is not None:
-            places = _Places(group, transactions) if shape.events and transactions is not None else None
+            places = _SegmentPlaces(group, transactions) if shape.events and transactions is not None else None
             results.append(_decode(buffer, at[group], ends[group], tags[group], marks[group], shape, places))
     return results
 
 
 @dataclass(frozen=True)
-class _Places:
+class _SegmentPlaces:
     """Where the messages of a relation are in the segment."""
 
     messages: Ints
@@ -168,7 +143,7 @@ def _decode(
     tags: Bytes,
     marks: Bytes,
     shape: RelationShape,
-    places: _Places | None,
+    places: _SegmentPlaces | None,
 ) -> TableChanges:
     try:
         changes = read_changes(buffer, at, ends, tags, marks, len(shape.names) + len(shape.left_out))
@@ -230,7 +205,7 @@ class _Relation:
     """Works out the changes of one relation."""
 
     def __init__(
-        self, buffer: RawBuffer, changes: Changes, shape: RelationShape, places: _Places | None = None
+        self, buffer: RawBuffer, changes: Changes, shape: RelationShape, places: _SegmentPlaces | None = None
     ) -> None:
         """`places`: if events are asked for."""
         self._places = places
@@ -316,7 +291,7 @@ class _Relation:
         rows, raw = self._rows(np.arange(len(changes.new_messages)), cells)
         return _Images(cells, missing, np.logical_or.reduce(missing), previous, rows, raw)
 
-    def _events(self, places: _Places, effect: NetEffect, images: _Images) -> ChangeEvents:
+    def _events(self, places: _SegmentPlaces, effect: NetEffect, images: _Images) -> ChangeEvents:
         """All changes."""
         order = EventOrder.of(self._changes.tags, effect.key_changed)
         events = self._assembled(places, order, images.rows, images.raw, images.lacking)
@@ -330,7 +305,7 @@ class _Relation:
         return replace(events, incomplete=incomplete)
 
     def _assembled(
-        self, places: _Places, order: EventOrder, new: pa.Table, raw: RawTexts, lacking: Bools
+        self, places: _SegmentPlaces, order: EventOrder, new: pa.Table, raw: RawTexts, lacking: Bools
     ) -> ChangeEvents:
         """The events, of which those whose new tuple lacks a value are only described. `new`, `raw`: all new tuples."""
         changes, shape, transactions = self._changes, self._shape, places.transactions

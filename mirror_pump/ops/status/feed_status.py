@@ -40,6 +40,11 @@ class FeedStatus:
     error: str | None = None
     """Why it gets no changes, which is an alert. None: all is well."""
 
+    @property
+    def problem(self) -> str | None:
+        """Why its files cannot be merged or taken out, which is an alert. None: they can."""
+        return self.stats.get("problem")
+
     def to_json(self) -> dict[str, Any]:
         return {
             "table": self.table,
@@ -51,6 +56,7 @@ class FeedStatus:
             "pins": self.pins,
             "metadata_location": self.metadata_location,
             "error": self.error,
+            "problem": self.problem,
             **{name: self.stats.get(name) for name in ("files", "small_files", "rows", "bytes", "days", "looked_at")},
         }
 

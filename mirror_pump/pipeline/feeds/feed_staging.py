@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from decoders.change_events import HEAD_SCHEMA
 from mirror_pump.engine.ingest.feed_files import write_feed_rows
-from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, ForeignTable, LakeError
+from mirror_pump.errors import CommitConflict, ConnectionLost, FileDamaged, FileMissing, ForeignTable, LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
 from mirror_pump.lake.document.next_metadata import with_own_properties
@@ -50,12 +50,14 @@ from mirror_pump.pipeline.feeds.transaction_rows import transaction_rows
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.add_chunks import AddChunks
 from mirror_pump.pipeline.operations.append_changes import AppendChanges
+from mirror_pump.pipeline.operations.apply_stream import ApplyStream
 from mirror_pump.pipeline.operations.change_columns import ChangeColumns
 from mirror_pump.pipeline.operations.combinations import TableOperation
 from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
+from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.source.catalog.change_feeds import MAKE_ANEW, TRANSACTIONS_ID
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
@@ -90,7 +92,7 @@ class PublishedTable:
 
 
 @dataclass(frozen=True)
-class _FeedRow:
+class _CatalogFeed:
     """A row of the query `to_publish`."""
 
     feed_id: TableId
@@ -121,7 +123,7 @@ class _FeedRow:
 class _Staged:
     """A feed's part of the publish."""
 
-    row: _FeedRow
+    row: _CatalogFeed
     files: Sequence[WrittenFile]
     schema: LakeSchema | None
     begins: bool
@@ -176,7 +178,7 @@ class FeedStager:
         Raises LakeError and SourceError; then nothing is left behind."""
         with source_errors("reading the change feeds"):
             rows = fetch_rows(
-                self._connection(), _FeedRow, _SQL["to_publish"], {"slot": self._slot, "table_ids": list(tables)}
+                self._connection(), _CatalogFeed, _SQL["to_publish"], {"slot": self._slot, "table_ids": list(tables)}
             )
         result = StagedFeeds()
         missing = self._missing_in_heads(rows, tables)
@@ -215,7 +217,7 @@ class FeedStager:
         if not left:
             return
         parameters = {"slot": self._slot, "table_ids": list(left)}
-        rows = fetch_rows(self._connection(), _FeedRow, _SQL["to_publish"], parameters)
+        rows = fetch_rows(self._connection(), _CatalogFeed, _SQL["to_publish"], parameters)
         with StagedFiles(self._storage) as written:
             again = [
                 self._commit(row, part.files, part.schema, frontier, written, begins=part.begins)
@@ -250,7 +252,7 @@ class FeedStager:
 
     def _stage_table(
         self,
-        row: _FeedRow,
+        row: _CatalogFeed,
         published: PublishedTable | None,
         missing: Mapping[TableId, FileMissing],
         frontier: Lsn | None,
@@ -268,6 +270,8 @@ class FeedStager:
             changes_columns = any(isinstance(operation, ChangeColumns) for operation in published.operations)
         if not is_live:
             return
+        if published is not None and not self._guest:
+            _require_known(row, published)
         has_all = keeps_rows if changes is None else changes.is_whole
         resets = not was_live or row.begins_lsn is None or row.error is not None or not has_all
         if not resets and not changes_columns and (changes is None or not changes.changes):
@@ -283,7 +287,7 @@ class FeedStager:
             kept.append((f"{published.table.name.schema}.{published.table.name.name}", changes))
 
     def _missing_in_heads(
-        self, rows: Sequence[_FeedRow], tables: Mapping[TableId, PublishedTable]
+        self, rows: Sequence[_CatalogFeed], tables: Mapping[TableId, PublishedTable]
     ) -> dict[TableId, FileMissing]:
         """The feeds that lack a file on which a commit builds. Metadata in memory would hide the loss."""
         heads = {
@@ -295,10 +299,10 @@ class FeedStager:
         }
         return self._missing.in_heads(heads)
 
-    def _frontier(self, row: _FeedRow, frontier: Lsn | None) -> Lsn:
+    def _frontier(self, row: _CatalogFeed, frontier: Lsn | None) -> Lsn:
         return Lsn(max(row.applied_lsn, frontier or 0))
 
-    def _reset(self, row: _FeedRow, frontier: Lsn | None, written: StagedFiles) -> tuple[WrittenFile, ...]:
+    def _reset(self, row: _CatalogFeed, frontier: Lsn | None, written: StagedFiles) -> tuple[WrittenFile, ...]:
         """Writes a reset. The rows that a guest changes are those of a frontier that was published before, so neither
         who has read up to it nor who has not may miss the reset."""
         new_frontier = self._frontier(row, frontier)
@@ -316,7 +320,7 @@ class FeedStager:
         written.own(*(file.path for file in files))
         return files
 
-    def _lake(self, row: _FeedRow) -> LakeTable:
+    def _lake(self, row: _CatalogFeed) -> LakeTable:
         if row.metadata_location is None:
             raise ForeignTable(
                 f"the Iceberg catalog does not have {TableName(row.namespace, row.name)} any more: another engine"
@@ -331,7 +335,7 @@ class FeedStager:
 
     def _commit(
         self,
-        row: _FeedRow,
+        row: _CatalogFeed,
         files: Sequence[WrittenFile],
         schema: LakeSchema | None,
         frontier: Lsn | None,
@@ -351,7 +355,7 @@ class FeedStager:
 
     def _stage_transactions(
         self,
-        row: _FeedRow,
+        row: _CatalogFeed,
         missing: Mapping[TableId, FileMissing],
         kept: Sequence[tuple[str, AppendChanges]],
         frontier: Lsn | None,
@@ -372,6 +376,18 @@ class FeedStager:
 
 _BROKEN = (SchemaConflict, ForeignTable, FileMissing, FileDamaged)
 """Errors because of which a feed alone cannot be written."""
+
+
+def _require_known(row: _CatalogFeed, published: PublishedTable) -> None:
+    """Raises ConnectionLost if the table was decoded without its feed, or for a former one: only a new session decodes
+    it with the feed. Until then the feed would get nothing but resets."""
+    feed = published.table.feed
+    decoded = any(isinstance(operation, ApplyStream | Truncate) for operation in published.operations)
+    if decoded and published.was_live and (feed is None or feed.location != row.location):
+        raise ConnectionLost(
+            f"{published.table.name} was given a change feed during the session",
+            "mirror-pump begins a new session by itself",
+        )
 
 
 def _broken(error: LakeError) -> str:
