@@ -6,17 +6,13 @@ of an event are the cells that the net effect is made of too, so they are found,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from decoders.incomplete_rows import IncompleteRows, RawTexts
 from decoders.tuples import DELETE, INSERT, Bools, Bytes, Changes, Ints
-
-if TYPE_CHECKING:
-    from decoders.segment import IncompleteRows
 
 OP_INSERT, OP_UPDATE, OP_DELETE = range(3)
 OPS = pa.array(["insert", "update", "delete"])
@@ -33,8 +29,6 @@ HEAD_SCHEMA = pa.schema(
     ]
 )
 """What every event has, besides the columns of its table."""
-
-Raw: TypeAlias = Mapping[str, pa.ChunkedArray]
 
 
 @dataclass(frozen=True)
@@ -59,15 +53,17 @@ class SegmentTransactions:
         return 5 * self.begins.nbytes + 8 * len(self.origins)
 
     def of_messages(self, messages: Ints) -> Ints:
-        """The index of the transaction of each message, given by its index in the segment."""
-        return np.searchsorted(self.begins, messages, "right") - 1
+        """The index of the transaction of each message, given by its index in the segment; these ascend."""
+        if not len(messages):
+            return np.zeros(0, np.int64)
+        limits = np.searchsorted(messages, self.begins)
+        return np.repeat(np.arange(len(self.begins)), np.diff(np.append(limits, len(messages))))
 
-    def heads(self, ops: Ints, messages: Ints, seconds: Bools) -> pa.Table:
-        """What the events have besides columns. `messages`: their indexes in the segment. `seconds`: whether the event
-        is the insertion of an UPDATE that changes the key."""
-        own = self.of_messages(messages)
+    def heads(self, own: Ints, ops: Ints, messages: Ints, seconds: Bools) -> pa.Table:
+        """What the events have besides columns. `own`: the indexes of their transactions. `messages`: their indexes in
+        the segment. `seconds`: whether the event is the insertion of an UPDATE that changes the key."""
         seqs = 2 * (self.rows_before[own] + messages - self.begins[own]) + seconds
-        if any(origin is not None for origin in self.origins):
+        if self.origins.count(None) < len(self.origins):
             origins = pa.array(self.origins, pa.string()).take(pa.array(own))
         else:
             origins = pa.nulls(len(own), pa.string())
@@ -87,8 +83,8 @@ class OldRows:
     """The old rows of events. Those of events without one are all NULL."""
 
     rows: pa.Table
-    raw: Raw
-    present: Bools
+    raw: RawTexts
+    sent: Bools
     """Whether the event has an old row."""
 
 
@@ -100,7 +96,7 @@ class ChangeEvents:
     """Of schema HEAD_SCHEMA."""
     rows: pa.Table
     """The columns of the relation: the new row, or of a deletion the key, with NULL in all other columns."""
-    raw: Raw
+    raw: RawTexts
     """Raw text of `rows`."""
     counts: Ints
     """Number of events by transaction of the segment, those of `incomplete` included."""
@@ -151,7 +147,7 @@ def taken_or_null(columns: pa.Table, places: Ints) -> pa.Table:
     return columns.take(pa.array(places, mask=places < 0))
 
 
-def raw_or_null(raw: Raw, places: Ints) -> dict[str, pa.ChunkedArray]:
+def raw_or_null(raw: RawTexts, places: Ints) -> dict[str, pa.ChunkedArray]:
     """Raw texts at these places, without columns that have none."""
     indexes = pa.array(places, mask=places < 0)
     texts = {name: column.take(indexes) for name, column in raw.items()}

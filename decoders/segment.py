@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from decoders.change_events import ChangeEvents, EventOrder, OldRows, SegmentTransactions, raw_or_null, taken_or_null
 from decoders.columns import ColumnType
+from decoders.incomplete_rows import IncompleteRows, RawTexts
 from decoders.keys import is_integer_key, key_numbers
 from decoders.net_effect import NetEffect, net_effect
 from decoders.text import ParsedColumn, parse_column
@@ -67,31 +67,6 @@ class RelationShape:
     """Whether every change is asked for, too (decoders.change_events)."""
     old_rows: bool = False
     """... with its old row: the relation must have REPLICA IDENTITY FULL."""
-
-
-RawTexts: TypeAlias = Mapping[str, pa.ChunkedArray]
-"""Raw text by column name, for columns that have any: the texts (string) of values that the column's type cannot hold,
-NULL in all other rows. The cells of these values are NULL in the column itself."""
-
-
-@dataclass(frozen=True)
-class IncompleteRows:
-    """Surviving rows with unchanged TOAST values that are not in the segment. All tables have the same row order."""
-
-    rows: pa.Table
-    """Like TableChanges.rows, with NULL in missing cells."""
-    raw: RawTexts
-    """Like TableChanges.raw."""
-    missing: pa.Table
-    """bool columns of the same names: True for a missing cell."""
-    lookup_keys: pa.Table
-    """Key columns: the key of each row before this segment. The last image under this key has the missing values."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory in bytes."""
-        raw = sum(texts.nbytes for texts in self.raw.values())
-        return int(self.rows.nbytes + raw + self.missing.nbytes + self.lookup_keys.nbytes)
 
 
 @dataclass(frozen=True)
@@ -147,13 +122,13 @@ def decode_segment(
     for group in np.split(chosen, np.flatnonzero(np.diff(relations[chosen])) + 1):
         shape = shapes.get(int(relations[group[0]])) if len(group) else None
         if shape is not None:
-            places = _Places(group, transactions) if shape.events and transactions is not None else None
+            places = _SegmentPlaces(group, transactions) if shape.events and transactions is not None else None
             results.append(_decode(buffer, at[group], ends[group], tags[group], marks[group], shape, places))
     return results
 
 
 @dataclass(frozen=True)
-class _Places:
+class _SegmentPlaces:
     """Where the messages of a relation are in the segment."""
 
     messages: Ints
@@ -168,7 +143,7 @@ def _decode(
     tags: Bytes,
     marks: Bytes,
     shape: RelationShape,
-    places: _Places | None,
+    places: _SegmentPlaces | None,
 ) -> TableChanges:
     try:
         changes = read_changes(buffer, at, ends, tags, marks, len(shape.names) + len(shape.left_out))
@@ -210,11 +185,27 @@ def _every_row(changes: Changes, *, whole: bool) -> Ints:
     return np.arange(len(changes.new_messages), dtype=np.int64)
 
 
+@dataclass(frozen=True)
+class _Images:
+    """The new tuples of a relation."""
+
+    cells: list[Cells]
+    """By column; values that the segment has in old tuples or earlier images are filled in."""
+    missing: list[Bools]
+    """By column, whether the segment does not have the value."""
+    lacking: Bools
+    """Whether it does not have one of them."""
+    previous: Ints
+    """By message (NetEffect.previous_images)."""
+    rows: pa.Table
+    raw: RawTexts
+
+
 class _Relation:
     """Works out the changes of one relation."""
 
     def __init__(
-        self, buffer: RawBuffer, changes: Changes, shape: RelationShape, places: _Places | None = None
+        self, buffer: RawBuffer, changes: Changes, shape: RelationShape, places: _SegmentPlaces | None = None
     ) -> None:
         """`places`: if events are asked for."""
         self._places = places
@@ -238,21 +229,16 @@ class _Relation:
         fresh = len(changes.new_messages)
         effect = net_effect(changes, self._numbers[:fresh], self._numbers[fresh:])
         surviving = effect.surviving
-        events, image = (None, None) if self._places is None else self._events(self._places, effect)
-        cells, previous = self._surviving_cells(effect, surviving)
-        missing = [column.kinds == UNCHANGED for column in cells]
-        lacking = np.logical_or.reduce(missing) if missing else np.zeros(len(surviving), bool)
-        incomplete = None
-        if lacking.any():
-            assert previous is not None
-            incomplete = self._incomplete(effect, surviving, cells, missing, np.flatnonzero(lacking), previous)
-            whole = np.flatnonzero(~lacking)
-            surviving, cells = surviving[whole], [column.take(whole) for column in cells]
-        places = changes.new_places[surviving]
-        if image is None:
-            rows, raw = self._rows(places, cells)
+        events: ChangeEvents | None = None
+        if self._places is None:
+            rows, raw, incomplete = self._surviving_rows(effect, surviving)
         else:
-            rows, raw = taken_or_null(image[0], places), raw_or_null(image[1], places)
+            images = self._images(effect)
+            events = self._events(self._places, effect, images)
+            if self._buffer.size <= _SHARED_BYTES:
+                rows, raw, incomplete = self._shared_rows(effect, surviving, images)
+            else:
+                rows, raw, incomplete = self._surviving_rows(effect, surviving)
         return TableChanges(
             relation_id=shape.relation_id,
             changes=len(changes.tags),
@@ -264,38 +250,67 @@ class _Relation:
             events=events,
         )
 
-    def _events(
-        self, places: _Places, effect: NetEffect
-    ) -> tuple[ChangeEvents, tuple[pa.Table, Mapping[str, pa.ChunkedArray]] | None]:
-        """All changes, and the parsed rows and raw texts of all new tuples, for the net effect; None if they are too
-        large to be shared."""
+    def _surviving_rows(self, effect: NetEffect, surviving: Ints) -> tuple[pa.Table, RawTexts, IncompleteRows | None]:
+        """The surviving rows, their raw texts, and those of them that lack values."""
+        cells, previous = self._surviving_cells(effect, surviving)
+        missing = [column.kinds == UNCHANGED for column in cells]
+        lacking = np.logical_or.reduce(missing) if missing else np.zeros(len(surviving), bool)
+        incomplete = None
+        if lacking.any():
+            assert previous is not None
+            incomplete = self._incomplete(effect, surviving, cells, missing, np.flatnonzero(lacking), previous)
+            whole = np.flatnonzero(~lacking)
+            surviving, cells = surviving[whole], [column.take(whole) for column in cells]
+        rows, raw = self._rows(self._changes.new_places[surviving], cells)
+        return rows, raw, incomplete
+
+    def _shared_rows(
+        self, effect: NetEffect, surviving: Ints, images: _Images
+    ) -> tuple[pa.Table, RawTexts, IncompleteRows | None]:
+        """As `_surviving_rows`, of rows that are parsed already."""
+        places = self._changes.new_places[surviving]
+        lacking = images.lacking[places]
+        incomplete = None
+        if lacking.any():
+            lacking_places = places[lacking]
+            incomplete = self._incomplete(
+                effect, self._changes.new_messages, images.cells, images.missing, lacking_places, images.previous
+            )
+            places = places[~lacking]
+        return taken_or_null(images.rows, places), raw_or_null(images.raw, places), incomplete
+
+    def _images(self, effect: NetEffect) -> _Images:
+        """All new tuples, with the values that the segment has."""
         changes = self._changes
         cells = [from_old_tuples(changes, column) for column in range(len(self._shape.names))]
-        previous: Ints | None = None
+        previous = np.full(len(changes.tags), -1, np.int64)
         if any((column.kinds == UNCHANGED).any() for column in cells):
             previous = effect.previous_images()
             cells = [from_earlier_images(column, changes, previous) for column in cells]
-        new, raw = self._rows(np.arange(len(changes.new_messages)), cells)
         missing = [column.kinds == UNCHANGED for column in cells]
-        lacking = np.logical_or.reduce(missing)
-        events = self._assembled(places, EventOrder.of(changes.tags, effect.key_changed), new, raw, lacking)
-        if lacking.any():
-            assert previous is not None
-            if self._shape.old_rows:
-                raise ValueError("a row lacks one of its values, although the stream has the whole old row")
-            tuples = np.flatnonzero(lacking)
-            messages = changes.new_messages
-            incomplete = self._incomplete(effect, messages, cells, missing, tuples, previous)
-            events = replace(events, incomplete=incomplete)
-        return events, ((new, raw) if self._buffer.size <= _SHARED_BYTES else None)
+        rows, raw = self._rows(np.arange(len(changes.new_messages)), cells)
+        return _Images(cells, missing, np.logical_or.reduce(missing), previous, rows, raw)
+
+    def _events(self, places: _SegmentPlaces, effect: NetEffect, images: _Images) -> ChangeEvents:
+        """All changes."""
+        order = EventOrder.of(self._changes.tags, effect.key_changed)
+        events = self._assembled(places, order, images.rows, images.raw, images.lacking)
+        if not images.lacking.any():
+            return events
+        if self._shape.old_rows:
+            raise ValueError("a row lacks one of its values, although the stream has the whole old row")
+        lacking = np.flatnonzero(images.lacking)
+        messages = self._changes.new_messages
+        incomplete = self._incomplete(effect, messages, images.cells, images.missing, lacking, images.previous)
+        return replace(events, incomplete=incomplete)
 
     def _assembled(
-        self, places: _Places, order: EventOrder, new: pa.Table, raw: RawTexts, lacking: Bools
+        self, places: _SegmentPlaces, order: EventOrder, new: pa.Table, raw: RawTexts, lacking: Bools
     ) -> ChangeEvents:
         """The events, of which those whose new tuple lacks a value are only described. `new`, `raw`: all new tuples."""
         changes, shape, transactions = self._changes, self._shape, places.transactions
-        heads = transactions.heads(order.ops, places.messages[order.messages], order.seconds)
-        own = transactions.of_messages(places.messages[order.messages])
+        own = transactions.of_messages(places.messages)[order.messages]
+        heads = transactions.heads(own, order.ops, places.messages[order.messages], order.seconds)
         counts = np.bincount(own, minlength=len(transactions.begins))
         new_places = order.new_places(changes)
         incomplete_heads = heads.slice(0, 0)

@@ -19,9 +19,11 @@ from mirror_pump.ops.resync.pausing import pause, resume
 from mirror_pump.ops.resync.resync import resync
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.feed_replay import FeedReplay, FrontierTrail
+from tests.support.killed_pump import die
 
 SECONDS = 20.0
 """New histories begin until then. `make soak` runs for longer."""
@@ -56,7 +58,7 @@ class _Fault(Exception):
     """A pump fails at a step."""
 
 
-class History:
+class FeedHistory:
     """One mirror and its random history."""
 
     def __init__(self, database: Database, warehouse: str, seed: int) -> None:
@@ -150,11 +152,16 @@ class History:
         name = chance.choice(list(_MODES))
         table = self.names[name]
         if kind < 0.88:
-            self._execute([self._change(chance.choice(list(_MODES))) for _ in range(chance.choice((1, 1, 2, 5, 20)))])
+            self.write()
         elif kind < 0.95:
             self._ddl(name, table)
         else:
             self._command(name, table)
+
+    def write(self) -> None:
+        """A random transaction."""
+        count = self.chance.choice((1, 1, 2, 5, 20))
+        self._execute([self._change(self.chance.choice(list(_MODES))) for _ in range(count)])
 
     def _execute(self, statements: list[str]) -> None:
         self.log += [*statements, "-- commit"]
@@ -245,7 +252,7 @@ def test_a_feed_replayed_from_any_frontier_gives_the_mirror(
     while time.monotonic() < deadline or min(replay.compared, replay.changes // 100, replay.resets * 4) < 20:
         seed = seeds.randrange(2**32)
         print(f"seed {seed}")
-        history = History(new_database(), tmp_path_factory.mktemp("lake").as_uri(), seed)
+        history = FeedHistory(new_database(), tmp_path_factory.mktemp("lake").as_uri(), seed)
         history.register()
         try:
             history.run(60)
@@ -256,3 +263,34 @@ def test_a_feed_replayed_from_any_frontier_gives_the_mirror(
             error.add_note("\n".join(history.log[-200:]))
             raise
     print(f"compared {replay.compared}, resets {replay.resets}, changes {replay.changes}")
+
+
+_DEATHS = tuple((step, nth) for step in (*_FAULTS, Step.ACKNOWLEDGED) for nth in (1, 3))
+
+
+@pytest.mark.parametrize(
+    "deaths",
+    [pytest.param(_DEATHS[1::4], id="short"), pytest.param(_DEATHS, id="every", marks=pytest.mark.soak)],
+)
+def test_a_pump_killed_at_steps_of_a_publish(
+    database: Database, warehouse: str, deaths: tuple[tuple[Step, int], ...]
+) -> None:
+    """kill -9: each change is in the feed, and once."""
+    history = FeedHistory(database, warehouse, random.randrange(2**32))
+    history.register()
+    history.mirror.catch_up()
+    history.trail.note()
+    for step, nth in deaths:
+        for _ in range(20):
+            history.write()
+        die(history.mirror, step, nth, batch_bytes=1, segment_bytes=3000, meanwhile=history.trail.note)
+        history.trail.note()
+    history.mirror.catch_up()
+    history.trail.note()
+    replay = FeedReplay()
+    replay.check(history.trail)
+    assert replay.compared >= len(_MODES)
+    for name in _MODES:
+        location = history.mirror.location(f"public.{name}__changes")
+        twice = "SELECT 1 FROM lake WHERE _op <> 'reset' GROUP BY _lsn, _seq HAVING count(*) > 1"
+        assert read_duckdb(location, twice).num_rows == 0

@@ -639,17 +639,8 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     snapshots = options.snapshots()
     feed = options.feed()
     settings = complete(settings)
-    if options.alter and options.changes_feed:
-        return alter_feeds(settings, options.names, feed)
     if options.alter:
-        return alter_tables(
-            settings,
-            options.names,
-            options.layout(),
-            wait=not options.no_wait,
-            dry_run=options.dry_run,
-            as_json=options.as_json,
-        )
+        return _alter(settings, options)
     selected = select_tables(settings, options.names, options.exclude or ())
     unmatched = _tell_left_out(selected, follows=bool(options.follow_new))
     if options.dry_run:
@@ -673,6 +664,19 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     if selected.by_pattern and were_live:
         remark(f"{count_text(len(were_live))} tables are registered already, and live: nothing was copied")
     return 1 if any(outcome.error is not None for outcome in outcomes) else unmatched
+
+
+def _alter(settings: Settings, options: RegisterOptions) -> int:
+    if options.changes_feed:
+        return alter_feeds(settings, options.names, options.feed())
+    return alter_tables(
+        settings,
+        options.names,
+        options.layout(),
+        wait=not options.no_wait,
+        dry_run=options.dry_run,
+        as_json=options.as_json,
+    )
 
 
 def _carry_out(

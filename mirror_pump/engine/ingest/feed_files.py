@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from decoders.change_events import ChangeEvents, OldRows
-from decoders.segment import IncompleteRows, RawTexts
+from decoders.incomplete_rows import IncompleteRows, RawTexts
 from decoders.tuples import Ints
 from mirror_pump.lake.format.columns import cast_to
 from mirror_pump.lake.format.data_files import WrittenFile
@@ -101,7 +101,7 @@ def _structs(old: OldRows, columns: LakeSchema, schema: LakeSchema) -> pa.Array:
         cast_to(_whole(values, inner.type), inner.type)
         for values, inner in zip([*(old.rows.column(name) for name in names), *texts], struct, strict=True)
     ]
-    return pa.StructArray.from_arrays(arrays, fields=list(struct), mask=pa.array(~old.present))
+    return pa.StructArray.from_arrays(arrays, fields=list(struct), mask=pa.array(~old.sent))
 
 
 def _whole(values: pa.ChunkedArray, arrow_type: pa.DataType) -> pa.Array:

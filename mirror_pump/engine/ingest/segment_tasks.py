@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from decoders.change_events import SegmentTransactions
-from decoders.segment import IncompleteRows, RawTexts, RelationShape, TableChanges, decode_segment
+from decoders.incomplete_rows import IncompleteRows, RawTexts
+from decoders.segment import RelationShape, TableChanges, decode_segment
 from mirror_pump.engine.ingest.feed_files import FeedSegment, write_events
 from mirror_pump.errors import FileMissing
 from mirror_pump.lake.commit.row_delta import SegmentFiles

@@ -218,22 +218,12 @@ def register(
     or the caller pauses them (`ops/resync/snapshots.py`). With `feed`, each gets a change feed. Ctrl-C, where it raises
     KeyboardInterrupt in this process, raises Interrupted, which says which tables are registered and which are not.
     """
-    if choices and len(names) != 1:
-        raise UsageError(
-            "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --no-copy, --partition-by and"
-            " --sort-by are about one table each",
-            "register the tables one by one",
-        )
+    wish = _Wish(choices, retention, profile, snapshots, feed)
+    _require_consistent(wish, names)
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
     as_text: dict[str, tuple[Column, ...]] = {}
     whole_rows: dict[str, bool] = {}
-    if feed is not None and (retention is not None or snapshots is not None):
-        raise UsageError(
-            "--changes is for plain mirrored tables, without --heap-retention, --mode tiered and --snapshot-only",
-            "leave out --changes: the rows of such tables change by more than the stream has",
-        )
-    wish = _Wish(choices, retention, profile, snapshots, feed)
     with connect(settings.require_dsn(), autocommit=True) as connection:
         try:
             for name in names:
@@ -257,6 +247,21 @@ def register(
             refused = {outcome.table for outcome in outcomes}
             raise _interrupted(names, refused, list(registered.values())) from None
         return (*outcomes, *_registered_outcomes(connection, list(registered), as_text, whole_rows))
+
+
+def _require_consistent(wish: _Wish, names: Sequence[str]) -> None:
+    """Raise UsageError for choices that do not go together."""
+    if wish.choices and len(names) != 1:
+        raise UsageError(
+            "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --no-copy, --partition-by and"
+            " --sort-by are about one table each",
+            "register the tables one by one",
+        )
+    if wish.feed is not None and (wish.retention is not None or wish.snapshots is not None):
+        raise UsageError(
+            "--changes is for plain mirrored tables, without --heap-retention, --mode tiered and --snapshot-only",
+            "leave out --changes: the rows of such tables change by more than the stream has",
+        )
 
 
 def _refresh_statistics(connection: PgConnection, registered: int) -> None:
@@ -401,6 +406,9 @@ def _refuse_otherwise(
             f"{table.name} is registered {snapshots_text(table.snapshots)}",
             "to change that, unregister and register the table: it is copied again",
         )
+    if wish.feed is not None and (table.feed is None or table.feed.mode is not wish.feed.mode):
+        registered_feed = "without a change feed" if table.feed is None else f"with --changes={table.feed.mode}"
+        raise TableError(f"{table.name} is registered {registered_feed}", "--alter changes that")
     if table.mode is not wish.mode:
         raise TableError(
             f"{table.name} is registered as a {table.mode} table", "to change that, unregister and register it"

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from decoders.change_events import HEAD_SCHEMA, SegmentTransactions
-from decoders.segment import IncompleteRows
+from decoders.incomplete_rows import IncompleteRows
 from decoders.tuples import Ints
 from mirror_pump.engine.ingest.feed_files import FeedSegment, in_order, without_empty, write_feed_rows
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text, raw_text_id

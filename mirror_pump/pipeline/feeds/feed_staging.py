@@ -94,7 +94,7 @@ class PublishedTable:
 
 
 @dataclass(frozen=True)
-class _FeedRow:
+class _CatalogFeed:
     """A row of the query `to_publish`."""
 
     feed_id: TableId
@@ -125,7 +125,7 @@ class _FeedRow:
 class _Staged:
     """A feed's part of the publish."""
 
-    row: _FeedRow
+    row: _CatalogFeed
     files: Sequence[WrittenFile]
     schema: LakeSchema | None
     begins: bool
@@ -180,7 +180,7 @@ class FeedStager:
         Raises LakeError and SourceError; then nothing is left behind."""
         with source_errors("reading the change feeds"):
             rows = fetch_rows(
-                self._connection(), _FeedRow, _SQL["to_publish"], {"slot": self._slot, "table_ids": list(tables)}
+                self._connection(), _CatalogFeed, _SQL["to_publish"], {"slot": self._slot, "table_ids": list(tables)}
             )
         result = StagedFeeds()
         missing = self._missing_in_heads(rows, tables)
@@ -219,7 +219,7 @@ class FeedStager:
         if not left:
             return
         parameters = {"slot": self._slot, "table_ids": list(left)}
-        rows = fetch_rows(self._connection(), _FeedRow, _SQL["to_publish"], parameters)
+        rows = fetch_rows(self._connection(), _CatalogFeed, _SQL["to_publish"], parameters)
         with StagedFiles(self._storage) as written:
             again = [
                 self._commit(row, part.files, part.schema, frontier, written, begins=part.begins)
@@ -254,7 +254,7 @@ class FeedStager:
 
     def _stage_table(
         self,
-        row: _FeedRow,
+        row: _CatalogFeed,
         published: PublishedTable | None,
         missing: Mapping[TableId, FileMissing],
         frontier: Lsn | None,
@@ -287,7 +287,7 @@ class FeedStager:
             kept.append((f"{published.table.name.schema}.{published.table.name.name}", changes))
 
     def _missing_in_heads(
-        self, rows: Sequence[_FeedRow], tables: Mapping[TableId, PublishedTable]
+        self, rows: Sequence[_CatalogFeed], tables: Mapping[TableId, PublishedTable]
     ) -> dict[TableId, FileMissing]:
         """The feeds that lack a file on which a commit builds. Metadata in memory would hide the loss."""
         heads = {
@@ -299,10 +299,10 @@ class FeedStager:
         }
         return self._missing.in_heads(heads)
 
-    def _frontier(self, row: _FeedRow, frontier: Lsn | None) -> Lsn:
+    def _frontier(self, row: _CatalogFeed, frontier: Lsn | None) -> Lsn:
         return Lsn(max(row.applied_lsn, frontier or 0))
 
-    def _reset(self, row: _FeedRow, frontier: Lsn | None, written: StagedFiles) -> tuple[WrittenFile, ...]:
+    def _reset(self, row: _CatalogFeed, frontier: Lsn | None, written: StagedFiles) -> tuple[WrittenFile, ...]:
         """Writes a reset. The rows that a guest changes are those of a frontier that was published before, so neither
         who has read up to it nor who has not may miss the reset."""
         new_frontier = self._frontier(row, frontier)
@@ -320,7 +320,7 @@ class FeedStager:
         written.own(*(file.path for file in files))
         return files
 
-    def _lake(self, row: _FeedRow) -> LakeTable:
+    def _lake(self, row: _CatalogFeed) -> LakeTable:
         if row.metadata_location is None:
             raise ForeignTable(
                 f"the Iceberg catalog does not have {TableName(row.namespace, row.name)} any more: another engine"
@@ -334,7 +334,7 @@ class FeedStager:
 
     def _commit(
         self,
-        row: _FeedRow,
+        row: _CatalogFeed,
         files: Sequence[WrittenFile],
         schema: LakeSchema | None,
         frontier: Lsn | None,
@@ -354,7 +354,7 @@ class FeedStager:
 
     def _stage_transactions(
         self,
-        row: _FeedRow,
+        row: _CatalogFeed,
         missing: Mapping[TableId, FileMissing],
         kept: Sequence[tuple[str, AppendChanges]],
         frontier: Lsn | None,

@@ -51,7 +51,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Transaction:
+class StreamTransaction:
     """A transaction, as change feeds tell of it."""
 
     final_lsn: Lsn
@@ -70,7 +70,7 @@ class Truncation:
 
     table: MirroredTable
     before: int
-    transaction: Transaction
+    transaction: StreamTransaction
     number: int
     """Number of row changes of the transaction before it."""
 

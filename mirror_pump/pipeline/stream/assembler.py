@@ -26,7 +26,7 @@ from decoders.messages import (
 from mirror_pump.errors import about
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
-from mirror_pump.pipeline.flow.batches import BatchEnd, Segment, Transaction, Truncation
+from mirror_pump.pipeline.flow.batches import BatchEnd, Segment, StreamTransaction, Truncation
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.schema.comparable_rows import rows_are_comparable
 from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision
@@ -276,7 +276,7 @@ class Assembler:
         if not self._in_transaction or self._final_lsn != self._isolated_transaction:
             raise AssertionError("only a transaction in a batch of its own can be skipped")
         self._data, self._lengths, self._size, self._changes = [], [], 0, 0
-        self._transactions.emitted(wanted=False)
+        self._transactions.emitted(is_needed=False)
         self._batch = _OpenBatch(transactions=1)
         self._notes, self._truncated = {}, {}
         self._tables.restore()
@@ -311,7 +311,7 @@ class Assembler:
         batch = self._batch
         batch.size += self._size
         tables = tuple(self._tables.active.values())
-        transactions = self._transactions.emitted(wanted=any(table.feed is not None for table in tables))
+        transactions = self._transactions.emitted(is_needed=any(table.feed is not None for table in tables))
         if tables:
             batch.changes += self._changes
             segment = Segment(batch.segments, data, lengths, tables, transactions)
@@ -325,7 +325,7 @@ class Assembler:
         if tag == _BEGIN:
             begin = parse_begin(content)
             self._final_lsn, self._xid = begin.final_lsn, begin.xid
-            self._transactions.begin(Transaction(Lsn(begin.final_lsn), begin.xid, begin.commit_time_us))
+            self._transactions.begin(StreamTransaction(Lsn(begin.final_lsn), begin.xid, begin.commit_time_us))
             self._in_transaction = True
             self._skipping = self._final_lsn < self._applied
             self._notes, self._truncated = {}, {}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from decoders.segment import IncompleteRows
+from decoders.incomplete_rows import IncompleteRows
 from mirror_pump.engine.ingest.segment_tasks import TableResult, keys_by_file
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, TableError, about

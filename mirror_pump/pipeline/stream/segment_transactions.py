@@ -8,7 +8,7 @@ import numpy as np
 
 from decoders.change_events import SegmentTransactions
 from mirror_pump.model import Lsn
-from mirror_pump.pipeline.flow.batches import Transaction
+from mirror_pump.pipeline.flow.batches import StreamTransaction
 
 
 class OpenTransactions:
@@ -19,7 +19,7 @@ class OpenTransactions:
     """
 
     def __init__(self) -> None:
-        self.current = Transaction(Lsn(0), 0, 0)
+        self.current = StreamTransaction(Lsn(0), 0, 0)
         self.rows = 0
         """Row changes of the current transaction that were taken."""
         self._is_in_segment = False
@@ -31,14 +31,14 @@ class OpenTransactions:
         self._origins: list[str | None] = []
         self._is_in_segment = False
 
-    def begin(self, transaction: Transaction) -> None:
+    def begin(self, transaction: StreamTransaction) -> None:
         """Row changes from here on belong to this transaction."""
         self.current, self.rows, self._is_in_segment = transaction, 0, False
 
     def from_origin(self, name: str) -> None:
         """The current transaction came from elsewhere."""
         current = self.current
-        self.current = Transaction(current.final_lsn, current.xid, current.commit_time_us, name)
+        self.current = StreamTransaction(current.final_lsn, current.xid, current.commit_time_us, name)
 
     def take(self, place: int, rows: int) -> None:
         """Row changes of the current transaction were added to the segment, which had `place` messages."""
@@ -54,10 +54,10 @@ class OpenTransactions:
         self.rows += 1
         self._is_in_segment = False
 
-    def emitted(self, *, wanted: bool) -> SegmentTransactions | None:
-        """The transactions of the segment, if they are wanted; the next one begins."""
+    def emitted(self, *, is_needed: bool) -> SegmentTransactions | None:
+        """The transactions of the segment, if they are needed; the next one begins."""
         result = None
-        if wanted:
+        if is_needed:
             begins, lsns, xids, committed_at, rows_before = np.array(self._numbers, np.int64).reshape(-1, 5).T.copy()
             result = SegmentTransactions(begins, lsns, xids, committed_at, rows_before, tuple(self._origins))
         self._clear()

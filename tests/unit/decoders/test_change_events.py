@@ -68,9 +68,7 @@ def expected_events(table: ShapedTable, stream: Stream, low: int, high: int, hea
 def decoded_events(events: ChangeEvents, before: dict[Any, Row]) -> list[Event]:
     old: list[Row | None] = [None] * events.heads.num_rows
     if events.old is not None:
-        old = [
-            row if present else None for row, present in zip(texts(events.old.rows), events.old.present, strict=True)
-        ]
+        old = [row if present else None for row, present in zip(texts(events.old.rows), events.old.sent, strict=True)]
     result = [
         (head["_lsn"], head["_seq"], head["_op"], row, old_row)
         for head, row, old_row in zip(events.heads.to_pylist(), texts(events.rows), old, strict=True)
