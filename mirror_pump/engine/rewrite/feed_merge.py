@@ -6,13 +6,15 @@ files by the bounds of `_lsn`.
 
 Invariant: the files of a feed, sorted by their bounds, hold its changes in the order (`_lsn`, `_seq`), and so does what
 a merge leaves. Only files that follow each other in this order are merged, those of one day of commits, none of which
-begins before the one before it has ended, and the task writes their rows in this order. A file keeps its rows' day.
+begins before the one before it has ended, and the task writes their rows in this order: two may have rows of one
+transaction in turns. A file keeps its rows' day.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import pyarrow as pa
@@ -22,6 +24,9 @@ from mirror_pump.engine.rewrite.file_merge import MergeTask, column_of
 from mirror_pump.engine.rewrite.merge_plan import FANOUT, MOST_SOURCES, size_class
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
+from mirror_pump.lake.contents.ordered_rows import in_commit_order
+from mirror_pump.lake.format.columns import names_by_id
+from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
 from mirror_pump.lake.format.feed_schema import LSN_ID, SEQ_ID
 from mirror_pump.lake.format.row_batches import stored_rows
@@ -145,16 +150,29 @@ class JoinedFile:
 def join_files(task: MergeTask) -> JoinedFile:
     """Writes the rows of the task's data files into one, in order, with the columns of the task's schema.
 
-    Memory: a row group of the new file, and a batch. Raises LakeError if a file cannot be read.
+    Memory: a row group of the new file, and a batch of each file that has rows of the same transaction. Raises
+    LakeError if a file cannot be read.
     """
+    files = ((_first_lsn(file.path, task), partial(_rows_of, file.path, task)) for file in task.data)
     with DataFileWriter(task.schema, task.location, task.storage, partition=task.partition) as writer:
-        for file in task.data:
-            for _, columns, rows in stored_rows(
-                file.path, task.schema, None, task.storage, _BATCH_ROWS, task.batch_bytes
-            ):
-                arrays = [column_of(column, columns, len(rows), file.path, task) for column in task.schema.fields]
-                writer.write(pa.table(arrays, schema=task.schema.arrow))
+        for rows in in_commit_order(files):
+            writer.write(rows)
     return JoinedFile(writer.written)
+
+
+def _first_lsn(path: str, task: MergeTask) -> int:
+    """The position of a file's first row."""
+    with open_parquet(path, task.storage) as parquet:
+        column = names_by_id(parquet)[LSN_ID]
+        first: int = next(parquet.iter_batches(1, columns=[column])).column(0)[0].as_py()
+    return first
+
+
+def _rows_of(path: str, task: MergeTask) -> Iterator[pa.Table]:
+    """A file's rows with the columns of the task's schema."""
+    for _, columns, rows in stored_rows(path, task.schema, None, task.storage, _BATCH_ROWS, task.batch_bytes):
+        arrays = [column_of(column, columns, len(rows), path, task) for column in task.schema.fields]
+        yield pa.table(arrays, schema=task.schema.arrow)
 
 
 def expired_files(files: Sequence[FeedFile], first_day: int) -> list[FeedFile]:
