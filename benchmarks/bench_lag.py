@@ -64,13 +64,13 @@ def rows_at(options: Options) -> int:
 def run(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
     """By itself, and during a compaction. The table must be live."""
     phases = (
-        _Phase("lag", "lag.", "lag", "≤ 0.12, ≤ 0.3"),
-        _Phase("lag_compaction", "lag.compaction_", "lag, compacting", "p99 ≤ 0.6", compacting=True),
+        Phase("lag", "lag.", "lag", "≤ 0.12, ≤ 0.3"),
+        Phase("lag_compaction", "lag.compaction_", "lag, compacting", "p99 ≤ 0.6", compacting=True),
     )
     figures: dict[str, float | int | str | bool] = {}
     lines: list[Line] = []
     for phase in phases:
-        outcome = _run(mirror, options, phase)
+        outcome = measured(mirror, options, phase)
         figures |= outcome.figures
         lines += outcome.lines
     return BenchmarkResult(figures, tuple(lines))
@@ -90,7 +90,7 @@ def mirrored_in_s3(scene: BenchmarkScene, options: Options) -> Iterator[tuple[Be
 def run_in_s3(mirror: BenchmarkMirror, storage: int, options: Options) -> BenchmarkResult:
     """`storage`: process id of the S3 server."""
     what = f"lag, {_REQUEST_SECONDS * 1000:.0f} ms a request"
-    return _run(mirror, options, _Phase("lag_s3", "lag.s3_", what, elsewhere=Elsewhere(storage=storage)))
+    return measured(mirror, options, Phase("lag_s3", "lag.s3_", what, elsewhere=Elsewhere(storage=storage)))
 
 
 @contextmanager
@@ -106,8 +106,8 @@ def mirrored_tables(scene: BenchmarkScene) -> Iterator[BenchmarkMirror]:
 
 
 def run_tables(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
-    phase = _Phase("lag_tables", "lag.tables_", f"lag, {_TABLES} tables", function="public.bench_parts")
-    return _run(mirror, options, phase)
+    phase = Phase("lag_tables", "lag.tables_", f"lag, {_TABLES} tables", function="public.bench_parts")
+    return measured(mirror, options, phase)
 
 
 @contextmanager
@@ -126,8 +126,8 @@ def mirrored_beside_copies(scene: BenchmarkScene, options: Options) -> Iterator[
 
 
 def run_beside_copies(mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
-    alone = _run(mirror, options, _Phase("lag_alone", "lag.alone_", "lag"))
-    beside = _run(mirror, options, _Phase("lag_copy", "lag.copy_", "lag, beside a copy", copying=True))
+    alone = measured(mirror, options, Phase("lag_alone", "lag.alone_", "lag"))
+    beside = measured(mirror, options, Phase("lag_copy", "lag.copy_", "lag, beside a copy", copying=True))
     p99, limit = float(beside.figures["lag.copy_p99_s"]), float(alone.figures["lag.alone_p99_s"])
     ratio = round(p99 / limit, 2)
     line = Line("lag, beside a copy: p99", f"{p99:.2f} s", f"without: {limit:.2f} s", f"{ratio:.2f}", "≤ 2")
@@ -136,7 +136,9 @@ def run_beside_copies(mirror: BenchmarkMirror, options: Options) -> BenchmarkRes
 
 
 @dataclass(frozen=True)
-class _Phase:
+class Phase:
+    """What is measured, and what else happens meanwhile."""
+
     name: str
     """The name of the process, also used in the names of its memory figures."""
     prefix: str
@@ -150,7 +152,8 @@ class _Phase:
     elsewhere: Elsewhere = NOWHERE_ELSE
 
 
-def _run(mirror: BenchmarkMirror, options: Options, phase: _Phase) -> BenchmarkResult:
+def measured(mirror: BenchmarkMirror, options: Options, phase: Phase) -> BenchmarkResult:
+    """The lag of a mirror whose tables are live."""
     with MeasuredProcess(
         mirror, phase.name, "run", options.settings, profiling=options.profiling, elsewhere=phase.elsewhere
     ) as process:

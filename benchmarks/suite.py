@@ -23,6 +23,7 @@ from benchmarks import (
     bench_commits,
     bench_conversion,
     bench_copy,
+    bench_feeds,
     bench_fold,
     bench_ingest,
     bench_lag,
@@ -56,10 +57,11 @@ USUAL = (
 )
 BENCHMARKS = (
     *USUAL,
-    *("lag-s3", "lag-tables", "lag-copy", "tables", "serve", "conversion", "repair", "layout", "whole-rows", "cluster"),
+    *("feeds", "lag-s3", "lag-tables", "lag-copy", "tables", "serve", "conversion", "repair", "layout", "whole-rows"),
+    "cluster",
 )
-"""The last ten only when they are named: tables, serve, conversion, repair, layout and whole-rows take minutes to make
-their tables, cluster is about machines that are not there, and the kinds of lag are for the figures of
+"""The last eleven only when they are named: tables, serve, conversion, repair, layout and whole-rows take minutes to
+make their tables, cluster is about machines that are not there, and the kinds of lag are for the figures of
 docs/operations.md."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
@@ -104,6 +106,16 @@ class Suite:
                 with self._guarded(name), self._mirror(f"bench_{name}", rows) as mirror:
                     self._register(mirror)
                     self._measure(name, benchmark, mirror)
+        if "feeds" in self._chosen:
+            rows = bench_feeds.rows_at(self._options)
+            with (
+                self._guarded("feeds"),
+                self._mirror("bench_unfed", rows) as plain,
+                self._mirror("bench_feeds", rows) as fed,
+            ):
+                self._register(plain)
+                self._register(fed)
+                self._measure("feeds", lambda mirror, options: bench_feeds.run(plain, mirror, options), fed)
         if "memory" in self._chosen:
             fill = partial(bench_memory.fill, options=self._options)
             with self._guarded("memory"), self._mirror("bench_memory", 0, fill) as mirror:

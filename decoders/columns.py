@@ -31,6 +31,10 @@ class Kind(StrEnum):
     TIMESTAMP = "timestamp"
     TIMESTAMPTZ = "timestamptz"
     LIST = "list"
+    STRUCT = "struct"
+    """Of change feeds only: the old row. Its fields are the LakeField's (mirror_pump.lake.format.schema)."""
+    MAP = "map"
+    """Of change feeds only, as STRUCT."""
 
 
 @cache

@@ -22,6 +22,7 @@ _COLUMN_TAIL = struct.Struct(">Ii")
 _TRUNCATE = struct.Struct(">IB")
 _LOGICAL = struct.Struct(">BQ")
 _LENGTH = struct.Struct(">I")
+_ORIGIN = struct.Struct(">Q")
 
 _KEY_FLAG = 1
 _CASCADE_FLAG = 1
@@ -151,6 +152,14 @@ def parse_logical_message(message: bytes) -> LogicalMessage:
     start = position + _LENGTH.size
     _check_end(message, start + length, "M")
     return LogicalMessage(bool(flags & _TRANSACTIONAL_FLAG), lsn, prefix, bytes(message[start:]))
+
+
+def parse_origin(message: bytes) -> str:
+    """The Origin message 'O', which follows the Begin of a transaction that came from elsewhere: the origin's name."""
+    _check_tag(message, "O")
+    name, position = _string(message, 1 + _ORIGIN.size)
+    _check_end(message, position, "O")
+    return name
 
 
 def _unpack(layout: struct.Struct, message: bytes, tag: str) -> tuple[int, ...]:

@@ -7,14 +7,15 @@ in unchanged TOAST values (toast.py), and only then parse text (text.py), only o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from decoders.change_events import ChangeEvents, EventOrder, OldRows, SegmentTransactions, raw_or_null, taken_or_null
 from decoders.columns import ColumnType
+from decoders.incomplete_rows import IncompleteRows, RawTexts
 from decoders.keys import is_integer_key, key_numbers
 from decoders.net_effect import NetEffect, net_effect
 from decoders.text import ParsedColumn, parse_column
@@ -35,6 +36,10 @@ from decoders.tuples import (
 )
 
 _CHANGE_TAGS = (INSERT, UPDATE, DELETE)
+_WHOLE_OLD_TUPLE = ord("O")
+_SHARED_BYTES = 1 << 30
+"""Values are parsed once for the net effect and for the events of a segment of up to this many bytes: the text that is
+taken from a column has to fit into one Arrow array."""
 _ERROR_LENGTH = 500
 """Maximum length of an error text in characters: it may quote a value, and values may be large."""
 
@@ -58,31 +63,10 @@ class RelationShape:
     """Indexes, among all columns that pgoutput sends, of those that are not in `names` and are ignored."""
     whole_rows: bool = False
     """The relation has no key and REPLICA IDENTITY FULL: an old tuple is a row that goes, among equal ones any."""
-
-
-RawTexts: TypeAlias = Mapping[str, pa.ChunkedArray]
-"""Raw text by column name, for columns that have any: the texts (string) of values that the column's type cannot hold,
-NULL in all other rows. The cells of these values are NULL in the column itself."""
-
-
-@dataclass(frozen=True)
-class IncompleteRows:
-    """Surviving rows with unchanged TOAST values that are not in the segment. All tables have the same row order."""
-
-    rows: pa.Table
-    """Like TableChanges.rows, with NULL in missing cells."""
-    raw: RawTexts
-    """Like TableChanges.raw."""
-    missing: pa.Table
-    """bool columns of the same names: True for a missing cell."""
-    lookup_keys: pa.Table
-    """Key columns: the key of each row before this segment. The last image under this key has the missing values."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory in bytes."""
-        raw = sum(texts.nbytes for texts in self.raw.values())
-        return int(self.rows.nbytes + raw + self.missing.nbytes + self.lookup_keys.nbytes)
+    events: bool = False
+    """Whether every change is asked for, too (decoders.change_events)."""
+    old_rows: bool = False
+    """... with its old row: the relation must have REPLICA IDENTITY FULL."""
 
 
 @dataclass(frozen=True)
@@ -106,17 +90,23 @@ class TableChanges:
     put and deleted again is in both. Each deletes one of the rows equal to it, from before the segment or in `rows`."""
     deleted_raw: RawTexts = field(default_factory=dict)
     """Raw text of `deleted_rows`."""
+    events: ChangeEvents | None = None
+    """If the shape asks for them: all changes, in stream order."""
 
 
 def decode_segment(
-    data: bytes, lengths: npt.NDArray[np.int32], shapes: Mapping[int, RelationShape], header: int = 25
+    data: bytes,
+    lengths: npt.NDArray[np.int32],
+    shapes: Mapping[int, RelationShape],
+    header: int = 25,
+    transactions: SegmentTransactions | None = None,
 ) -> list[TableChanges]:
     """The net effect of the messages in `data` on each relation of `shapes` that has any, by ascending OID.
 
     `data` holds the messages one after the other, `lengths` their sizes in bytes including headers. `header` bytes of
     each precede its pgoutput message (25 for CopyData's XLogData). Ignores messages that are not row changes, and those
-    of other relations. If a relation cannot be decoded, its `error` is set and others are not affected. Raises
-    ValueError if the lengths do not add up to the data.
+    of other relations. `transactions`: those of the messages, if a shape asks for events. If a relation cannot be
+    decoded, its `error` is set and others are not affected. Raises ValueError if the lengths do not add up to the data.
     """
     sizes = np.asarray(lengths, np.int64)
     ends = np.cumsum(sizes)
@@ -132,14 +122,34 @@ def decode_segment(
     for group in np.split(chosen, np.flatnonzero(np.diff(relations[chosen])) + 1):
         shape = shapes.get(int(relations[group[0]])) if len(group) else None
         if shape is not None:
-            results.append(_decode(buffer, at[group], ends[group], tags[group], marks[group], shape))
+            places = _SegmentPlaces(group, transactions) if shape.events and transactions is not None else None
+            results.append(_decode(buffer, at[group], ends[group], tags[group], marks[group], shape, places))
     return results
 
 
-def _decode(buffer: RawBuffer, at: Ints, ends: Ints, tags: Bytes, marks: Bytes, shape: RelationShape) -> TableChanges:
+@dataclass(frozen=True)
+class _SegmentPlaces:
+    """Where the messages of a relation are in the segment."""
+
+    messages: Ints
+    """Their indexes."""
+    transactions: SegmentTransactions
+
+
+def _decode(
+    buffer: RawBuffer,
+    at: Ints,
+    ends: Ints,
+    tags: Bytes,
+    marks: Bytes,
+    shape: RelationShape,
+    places: _SegmentPlaces | None,
+) -> TableChanges:
     try:
         changes = read_changes(buffer, at, ends, tags, marks, len(shape.names) + len(shape.left_out))
-        relation = _Relation(buffer, changes.without(shape.left_out), shape)
+        if places is not None and shape.old_rows:
+            _require_old_rows(tags, marks)
+        relation = _Relation(buffer, changes.without(shape.left_out), shape, places)
         return relation.whole_row_changes() if shape.whole_rows else relation.table_changes()
     except (ValueError, IndexError) as error:
         # A wrong length in a malformed message points beyond the data.
@@ -155,6 +165,14 @@ def _decode(buffer: RawBuffer, at: Ints, ends: Ints, tags: Bytes, marks: Bytes, 
         )
 
 
+def _require_old_rows(tags: Bytes, marks: Bytes) -> None:
+    if ((tags != INSERT) & (marks != _WHOLE_OLD_TUPLE)).any():
+        raise ValueError(
+            "the stream does not have the whole old row, which the table's change feed is to hold. Set REPLICA IDENTITY"
+            " FULL, then unregister the table and register it"
+        )
+
+
 def _schema(shape: RelationShape) -> pa.Schema:
     return pa.schema([(name, column.arrow) for name, column in zip(shape.names, shape.types, strict=True)])
 
@@ -167,10 +185,30 @@ def _every_row(changes: Changes, *, whole: bool) -> Ints:
     return np.arange(len(changes.new_messages), dtype=np.int64)
 
 
+@dataclass(frozen=True)
+class _Images:
+    """The new tuples of a relation."""
+
+    cells: list[Cells]
+    """By column; values that the segment has in old tuples or earlier images are filled in."""
+    missing: list[Bools]
+    """By column, whether the segment does not have the value."""
+    lacking: Bools
+    """Whether it does not have one of them."""
+    previous: Ints
+    """By message (NetEffect.previous_images)."""
+    rows: pa.Table
+    raw: RawTexts
+
+
 class _Relation:
     """Works out the changes of one relation."""
 
-    def __init__(self, buffer: RawBuffer, changes: Changes, shape: RelationShape) -> None:
+    def __init__(
+        self, buffer: RawBuffer, changes: Changes, shape: RelationShape, places: _SegmentPlaces | None = None
+    ) -> None:
+        """`places`: if events are asked for."""
+        self._places = places
         self._buffer = buffer
         self._changes = changes
         self._shape = shape
@@ -191,6 +229,29 @@ class _Relation:
         fresh = len(changes.new_messages)
         effect = net_effect(changes, self._numbers[:fresh], self._numbers[fresh:])
         surviving = effect.surviving
+        events: ChangeEvents | None = None
+        if self._places is None:
+            rows, raw, incomplete = self._surviving_rows(effect, surviving)
+        else:
+            images = self._images(effect)
+            events = self._events(self._places, effect, images)
+            if self._buffer.size <= _SHARED_BYTES:
+                rows, raw, incomplete = self._shared_rows(effect, surviving, images)
+            else:
+                rows, raw, incomplete = self._surviving_rows(effect, surviving)
+        return TableChanges(
+            relation_id=shape.relation_id,
+            changes=len(changes.tags),
+            rows=rows,
+            raw=raw,
+            deleted_keys=self._deleted_keys(effect),
+            incomplete=incomplete,
+            error=None,
+            events=events,
+        )
+
+    def _surviving_rows(self, effect: NetEffect, surviving: Ints) -> tuple[pa.Table, RawTexts, IncompleteRows | None]:
+        """The surviving rows, their raw texts, and those of them that lack values."""
         cells, previous = self._surviving_cells(effect, surviving)
         missing = [column.kinds == UNCHANGED for column in cells]
         lacking = np.logical_or.reduce(missing) if missing else np.zeros(len(surviving), bool)
@@ -200,16 +261,86 @@ class _Relation:
             incomplete = self._incomplete(effect, surviving, cells, missing, np.flatnonzero(lacking), previous)
             whole = np.flatnonzero(~lacking)
             surviving, cells = surviving[whole], [column.take(whole) for column in cells]
-        rows, raw = self._rows(changes.new_places[surviving], cells)
-        return TableChanges(
-            relation_id=shape.relation_id,
-            changes=len(changes.tags),
+        rows, raw = self._rows(self._changes.new_places[surviving], cells)
+        return rows, raw, incomplete
+
+    def _shared_rows(
+        self, effect: NetEffect, surviving: Ints, images: _Images
+    ) -> tuple[pa.Table, RawTexts, IncompleteRows | None]:
+        """As `_surviving_rows`, of rows that are parsed already."""
+        places = self._changes.new_places[surviving]
+        lacking = images.lacking[places]
+        incomplete = None
+        if lacking.any():
+            lacking_places = places[lacking]
+            incomplete = self._incomplete(
+                effect, self._changes.new_messages, images.cells, images.missing, lacking_places, images.previous
+            )
+            places = places[~lacking]
+        return taken_or_null(images.rows, places), raw_or_null(images.raw, places), incomplete
+
+    def _images(self, effect: NetEffect) -> _Images:
+        """All new tuples, with the values that the segment has."""
+        changes = self._changes
+        cells = [from_old_tuples(changes, column) for column in range(len(self._shape.names))]
+        previous = np.full(len(changes.tags), -1, np.int64)
+        if any((column.kinds == UNCHANGED).any() for column in cells):
+            previous = effect.previous_images()
+            cells = [from_earlier_images(column, changes, previous) for column in cells]
+        missing = [column.kinds == UNCHANGED for column in cells]
+        rows, raw = self._rows(np.arange(len(changes.new_messages)), cells)
+        return _Images(cells, missing, np.logical_or.reduce(missing), previous, rows, raw)
+
+    def _events(self, places: _SegmentPlaces, effect: NetEffect, images: _Images) -> ChangeEvents:
+        """All changes."""
+        order = EventOrder.of(self._changes.tags, effect.key_changed)
+        events = self._assembled(places, order, images.rows, images.raw, images.lacking)
+        if not images.lacking.any():
+            return events
+        if self._shape.old_rows:
+            raise ValueError("a row lacks one of its values, although the stream has the whole old row")
+        lacking = np.flatnonzero(images.lacking)
+        messages = self._changes.new_messages
+        incomplete = self._incomplete(effect, messages, images.cells, images.missing, lacking, images.previous)
+        return replace(events, incomplete=incomplete)
+
+    def _assembled(
+        self, places: _SegmentPlaces, order: EventOrder, new: pa.Table, raw: RawTexts, lacking: Bools
+    ) -> ChangeEvents:
+        """The events, of which those whose new tuple lacks a value are only described. `new`, `raw`: all new tuples."""
+        changes, shape, transactions = self._changes, self._shape, places.transactions
+        own = transactions.of_messages(places.messages)[order.messages]
+        heads = transactions.heads(own, order.ops, places.messages[order.messages], order.seconds)
+        counts = np.bincount(own, minlength=len(transactions.begins))
+        new_places = order.new_places(changes)
+        incomplete_heads = heads.slice(0, 0)
+        if lacking.any():
+            waits = (new_places >= 0) & lacking[new_places]
+            incomplete_heads, heads = heads.filter(pa.array(waits)), heads.filter(pa.array(~waits))
+            whole = np.flatnonzero(~waits)
+            order = EventOrder(order.messages[whole], order.ops[whole], order.seconds[whole])
+            new_places = new_places[whole]
+        rows = taken_or_null(new, new_places)
+        if (new_places < 0).any() and shape.key:
+            old = len(changes.new_messages) + changes.old_places[order.messages]
+            keys = self._keys(np.where(new_places < 0, old, new_places))
+            for column, name in zip(shape.key, keys.column_names, strict=True):
+                rows = rows.set_column(column, rows.field(column), keys.column(name))
+        return ChangeEvents(
+            heads=heads,
             rows=rows,
-            raw=raw,
-            deleted_keys=self._deleted_keys(effect),
-            incomplete=incomplete,
-            error=None,
+            raw=raw_or_null(raw, new_places) if raw else {},
+            counts=counts,
+            old=self._old_rows(order.old_places(changes)) if shape.old_rows else None,
+            incomplete_heads=incomplete_heads,
         )
+
+    def _old_rows(self, places: Ints) -> OldRows:
+        """The old tuples at these places; all NULL where the place is -1."""
+        changes = self._changes
+        tuples = len(changes.new_messages) + np.arange(len(changes.old_messages))
+        rows, raw = self._rows(tuples, changes.old)
+        return OldRows(taken_or_null(rows, places), raw_or_null(raw, places), places >= 0)
 
     def whole_row_changes(self) -> TableChanges:
         """All rows that were put, and all that went: how many equal rows there are does not depend on the order."""
@@ -221,6 +352,10 @@ class _Relation:
             raise ValueError("a row lacks one of its values")
         rows, raw = self._rows(np.arange(len(changes.new_messages)), new)
         deleted, deleted_raw = self._rows(np.arange(len(changes.old_messages)), changes.old)
+        events = None
+        if self._places is not None:
+            order = EventOrder.of(changes.tags, np.zeros(len(changes.tags), bool))
+            events = self._assembled(self._places, order, rows, raw, np.zeros(rows.num_rows, bool))
         return TableChanges(
             relation_id=shape.relation_id,
             changes=len(changes.tags),
@@ -231,6 +366,7 @@ class _Relation:
             error=None,
             deleted_rows=deleted,
             deleted_raw=deleted_raw,
+            events=events,
         )
 
     def _surviving_cells(self, effect: NetEffect, surviving: Ints) -> tuple[list[Cells], Ints | None]:

@@ -99,6 +99,11 @@ class RawBuffer:
         whole = pa.py_buffer(padded)
         self._blocks = [whole.slice(start) for start in range(0, len(data) + 1, 1 << block_bits)]
 
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return len(self._octets) - _PADDING
+
     def octets(self, at: Ints) -> Bytes:
         return self._octets[at]
 

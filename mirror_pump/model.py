@@ -247,6 +247,26 @@ class SnapshotPlan:
     """From the end of one copy to the begin of the next. None: copied on request only."""
 
 
+class FeedMode(StrEnum):
+    """What a change feed has (modak.change_feeds.mode)."""
+
+    KEYS = "keys"
+    """New rows, and the keys of deleted ones."""
+    ROWS = "rows"
+    """Old rows, too."""
+    TRANSACTIONS = "transactions"
+    """The transactions of a mirror, not the changes of a table."""
+
+
+@dataclass(frozen=True)
+class TableFeed:
+    """The change feed of a mirrored table, as tasks use it."""
+
+    mode: FeedMode
+    location: str
+    """Root URI of its files."""
+
+
 @dataclass(frozen=True)
 class MirroredTable:
     """A registered table as the pipeline uses it: read from the catalog, sent to tasks, never mutated."""
@@ -304,6 +324,8 @@ class MirroredTable:
     partitioning: LakePartitioning | None = None
     """The layout of the lake table; while it waits to be copied again, that of the copy. Partitions change only by a
     copy. None: it is not partitioned, and its rows stay as they come."""
+    feed: TableFeed | None = None
+    """Its change feed. None: it has none."""
 
     @property
     def awaiting_description(self) -> bool:

@@ -39,7 +39,10 @@ _SOAK_TIMEOUT = 1800
 """Seconds for a soak test without a limit of its own: a hang must still end, and a busy machine be no failure."""
 _WITH_CATALOG = (
     "acceptance",
-    *(f"integration/{subject}" for subject in ("copy", "ingest", "lake", "loads", "maintenance", "publish", "reads")),
+    *(
+        f"integration/{subject}"
+        for subject in ("changes", "copy", "feeds", "ingest", "lake", "loads", "maintenance", "publish", "reads")
+    ),
     *(f"integration/{subject}" for subject in ("moments", "rest_catalog", "retention", "schema", "stream")),
     *(f"integration/{subject}" for subject in ("tiered", "types", "verify")),
 )

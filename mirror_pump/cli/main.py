@@ -31,6 +31,7 @@ MODULES = {
     "wait": "wait",
     "verify": "verify",
     "sql": "sql",
+    "changes": "changes",
     "serve": "serve",
     "reader": "reader",
     "connect": "connect",

@@ -8,16 +8,27 @@ from collections.abc import Sequence
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import format_lsn
-from mirror_pump.rest_catalog.attachment_names import Attachment, View, parse_prefix, parse_warehouse
+from mirror_pump.ops.changes.interval_tables import SINCE_PROPERTY
+from mirror_pump.ops.changes.points import ChangePoints
+from mirror_pump.rest_catalog.attachment_names import (
+    Attachment,
+    ChangesAttachment,
+    View,
+    parse_prefix,
+    parse_warehouse,
+)
 from mirror_pump.rest_catalog.catalog_source import AttachedWarehouse, CatalogView, FoundTable, TableWriter
 from mirror_pump.rest_catalog.moments import Moments, Name
 from mirror_pump.rest_catalog.protocol import bad_request, forbidden, no_such_table
+from mirror_pump.rest_catalog.served_changes import ServedChanges
 from mirror_pump.source.catalog.served_tables import ServedCatalog, ServedTable
 
 FRONTIER = "mirror-pump.frontier"
 """Key of a configuration: the frontier of a moment, as PostgreSQL writes positions."""
 UNREADABLE = "mirror-pump.unreadable"
 """Key of a configuration: the mirrored tables that are not part of a moment, or the first of them."""
+SINCE = SINCE_PROPERTY
+"""Key of a configuration: the frontier after which the changes of an interval begin."""
 _NAMED = 20
 
 
@@ -26,9 +37,12 @@ class MirrorCatalog:
 
     warehouses = ("mirror", "mirror@latest")
 
-    def __init__(self, catalog: ServedCatalog, moments: Moments, storage: StorageOptions) -> None:
+    def __init__(
+        self, catalog: ServedCatalog, moments: Moments, changes: ServedChanges, storage: StorageOptions
+    ) -> None:
         self._catalog = catalog
         self._moments = moments
+        self._changes = changes
         self._storage = storage
 
     def attach(self, warehouse: str) -> AttachedWarehouse | None:
@@ -41,6 +55,8 @@ class MirrorCatalog:
         view, when = parsed
         if when is None:
             return AttachedWarehouse(Attachment(view, None).prefix, {})
+        if isinstance(when, ChangePoints):
+            return self._attached_changes(when)
         moment = self._moments.attach(view, when)
         assert moment.attachment.frontier is not None
         defaults = {FRONTIER: format_lsn(moment.attachment.frontier)}
@@ -48,12 +64,24 @@ class MirrorCatalog:
             defaults[UNREADABLE] = ", ".join(sorted(".".join(name) for name in moment.missing)[:_NAMED])
         return AttachedWarehouse(moment.attachment.prefix, defaults)
 
+    def _attached_changes(self, points: ChangePoints) -> AttachedWarehouse:
+        attachment, missing = self._changes.attach(points)
+        defaults = {
+            SINCE: format_lsn(attachment.interval.since),
+            FRONTIER: format_lsn(attachment.interval.until),
+        }
+        if missing:
+            defaults[UNREADABLE] = ", ".join(sorted(".".join(name) for name in missing)[:_NAMED])
+        return AttachedWarehouse(attachment.prefix, defaults)
+
     def view(self, prefix: str) -> CatalogView | None:
         attachment = parse_prefix(prefix)
         if attachment is None:
             return None
+        if isinstance(attachment, ChangesAttachment):
+            return ChangesView(self._changes, attachment, self._storage)
         if attachment.frontier is None:
-            return PresentView(self._catalog, attachment.view, self._storage)
+            return PresentView(self._catalog, self._changes, attachment.view, self._storage)
         return MomentView(self._moments, attachment, self._storage)
 
 
@@ -78,20 +106,25 @@ class _MirrorView(ABC):
 
 
 class PresentView(_MirrorView):
-    """The newest state of each table."""
+    """The newest state of each table, and of each change feed."""
 
-    def __init__(self, catalog: ServedCatalog, view: View, storage: StorageOptions) -> None:
+    def __init__(self, catalog: ServedCatalog, changes: ServedChanges, view: View, storage: StorageOptions) -> None:
         self._catalog = catalog
+        self._changes = changes
         self._view = view
         self._storage = storage
 
     def names(self) -> Sequence[Name]:
-        return sorted((table.namespace, table.name) for table in self._catalog.tables() if table.readable)
+        tables = [(table.namespace, table.name) for table in self._catalog.tables() if table.readable]
+        return sorted([*tables, *self._changes.whole_feeds()])
 
     def find(self, namespace: str, name: str) -> FoundTable:
         table = self._catalog.table(namespace, name)
         if table is None:
-            raise no_such_table(namespace, name)
+            location = self._changes.whole_feeds().get((namespace, name))
+            if location is None:
+                raise no_such_table(namespace, name)
+            return FoundTable(location, {}, self._storage)
         if not table.readable:
             raise bad_request(
                 f"{namespace}.{name} is still being copied into the lake; `mirror-pump status` shows its progress"
@@ -121,3 +154,21 @@ class MomentView(_MirrorView):
         assert self._attachment.frontier is not None
         config = {FRONTIER: format_lsn(self._attachment.frontier)}
         return FoundTable(self._moments.location(moment, (namespace, name)), config, self._storage)
+
+
+class ChangesView(_MirrorView):
+    """The changes of an interval, of each table that has a change feed, and of the transactions."""
+
+    def __init__(self, changes: ServedChanges, attachment: ChangesAttachment, storage: StorageOptions) -> None:
+        self._changes = changes
+        self._attachment = attachment
+        self._storage = storage
+
+    def names(self) -> Sequence[Name]:
+        return self._changes.names(self._attachment)
+
+    def find(self, namespace: str, name: str) -> FoundTable:
+        interval = self._attachment.interval
+        config = {SINCE: format_lsn(interval.since), FRONTIER: format_lsn(interval.until)}
+        location = self._changes.location(self._attachment, (namespace, name))
+        return FoundTable(location, config, self._storage)

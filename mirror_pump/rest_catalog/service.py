@@ -15,6 +15,7 @@ from mirror_pump.rest_catalog.endpoints import CatalogEndpoints
 from mirror_pump.rest_catalog.lake_catalog_source import LakeCatalogSource
 from mirror_pump.rest_catalog.mirror_catalog import MirrorCatalog
 from mirror_pump.rest_catalog.moments import Moments
+from mirror_pump.rest_catalog.served_changes import ServedChanges
 from mirror_pump.rest_catalog.table_documents import TableDocuments
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.served_tables import ServedCatalog
@@ -38,7 +39,8 @@ class CatalogService:
         catalog = ServedCatalog(settings.require_dsn(), settings.slot)
         self._closed.callback(catalog.close)
         moments = Moments(catalog, storage, settings.lease_timeout, settings.limits.served_moments)
-        self.endpoints.sources = [*self.endpoints.sources, MirrorCatalog(catalog, moments, storage)]
+        changes = ServedChanges(catalog, storage, settings.lease_timeout, settings.limits.served_moments)
+        self.endpoints.sources = [*self.endpoints.sources, MirrorCatalog(catalog, moments, changes, storage)]
 
     def add(self, warehouse: str, catalog: StoredCatalog, *, read_write: bool) -> None:
         """Serve a lake catalog as well, as the warehouse of this name, and close it at the end. Raises UsageError if

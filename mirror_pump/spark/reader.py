@@ -168,14 +168,7 @@ def _without(frame: DataFrame, hidden: DataFrame | None, key: list[str]) -> Data
 
 def _lake(spark: SparkSession, read: TableRead, lake: LakeSide, storage: StorageOptions) -> DataFrame:
     """The lake's rows, by the metadata file, whose current snapshot is the one to read."""
-    if lake.location.startswith("file:"):
-        frame = spark.read.format("iceberg").load(lake.location)
-    else:
-        # Tables of several storage profiles may be joined, and the session's catalog knows one of them at most.
-        properties = storage.properties_of(lake.location)
-        if "s3.access-key-id" not in properties:
-            properties = {**catalog_properties(spark, CATALOG), **properties}
-        frame = table_frame(spark, lake.location, properties)
+    frame = metadata_frame(spark, lake.location, storage)
     selected = []
     initial = [] if read.initial is None else read.initial.column_names
     for column in read.columns:
@@ -192,6 +185,17 @@ def _lake(spark: SparkSession, read: TableRead, lake: LakeSide, storage: Storage
         result = result.crossJoin(f.broadcast(local_frame(spark, read.initial, columns)))
         result = result.select([f.col(spark_identifier(column.name)) for column in read.columns])
     return result if lake.below is None else result.where(_below(lake.below))
+
+
+def metadata_frame(spark: SparkSession, location: str, storage: StorageOptions) -> DataFrame:
+    """The rows of the current snapshot of a metadata file."""
+    if location.startswith("file:"):
+        return spark.read.format("iceberg").load(location)
+    # Tables of several storage profiles may be joined, and the session's catalog knows one of them at most.
+    properties = storage.properties_of(location)
+    if "s3.access-key-id" not in properties:
+        properties = {**catalog_properties(spark, CATALOG), **properties}
+    return table_frame(spark, location, properties)
 
 
 def _below(point: Point) -> Any:

@@ -17,6 +17,7 @@ from pydantic import ByteSize
 
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.model import Lsn, SnapshotPlan, format_lsn
+from mirror_pump.ops.register.feed_registration import FeedWish
 from mirror_pump.ops.register.registration import register
 from mirror_pump.ops.register.unregistration import unregister
 from mirror_pump.ops.setup.initialisation import initialise
@@ -206,6 +207,7 @@ class Mirror:
         retention: RetentionWish | None = None,
         profile: str | None = None,
         snapshots: SnapshotPlan | None = None,
+        feed: FeedWish | None = None,
     ) -> None:
         """Registers tables without waiting for their copies. Raises the first refusal."""
         outcomes = register(
@@ -217,6 +219,7 @@ class Mirror:
             retention=retention,
             profile=profile,
             snapshots=snapshots,
+            feed=feed,
         )
         for outcome in outcomes:
             if outcome.error is not None:

@@ -11,6 +11,16 @@ SELECT m.location, t.schema_name, m.lake_table, i.metadata_location, t.created_a
  WHERE m.table_id = %(table_id)s
 ON CONFLICT (location) DO NOTHING;
 
+-- name: record_feed
+-- As `record`, of a change feed.
+INSERT INTO modak.former_locations
+       (location, schema_name, table_name, metadata_location, registered_at, ended_by, only_copy)
+SELECT f.location, f.namespace, f.name, i.metadata_location, f.created_at, 'unregister', false
+  FROM modak.change_feeds f
+  LEFT JOIN modak.iceberg_tables i ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
+ WHERE f.feed_id = %s
+ON CONFLICT (location) DO NOTHING;
+
 -- name: list
 SELECT location, schema_name, table_name, metadata_location, registered_at, ended_at, ended_by, only_copy
   FROM modak.former_locations ORDER BY schema_name, table_name, ended_at, location;

@@ -113,6 +113,17 @@ UPDATE modak.mirror_tables
    SET swept_before = greatest(swept_before, least(to_timestamp(%(before)s), clock_timestamp()))
  WHERE table_id = %(table_id)s AND start_lsn = %(start_lsn)s AND state NOT IN ('waiting', 'copying', 'filling');
 
+-- name: begin_feed_sweep
+-- The same for the files of change feeds, which publishes bring, and merges of the pump.
+WITH declared AS (
+    UPDATE modak.change_feeds
+       SET swept_before = greatest(swept_before, least(to_timestamp(%(before)s), clock_timestamp()))
+     WHERE slot_name = %(slot)s)
+UPDATE modak.mirror_tables m
+   SET swept_before = greatest(m.swept_before, least(to_timestamp(%(before)s), clock_timestamp()))
+  FROM modak.change_feeds f
+ WHERE f.feed_id = m.table_id AND f.slot_name = %(slot)s AND m.state NOT IN ('waiting', 'copying', 'filling');
+
 -- name: follows
 -- Whether the mirror continues on this server: the slot is there and not ahead of the catalog, and the timeline is the one that
 -- was published on. Otherwise the database, or schema modak, may have been restored, and the catalog does not know all files.

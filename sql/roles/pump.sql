@@ -19,4 +19,5 @@ GRANT UPDATE ON modak.tables, modak.mirror_tables, modak.mirror_slots, modak.mir
 GRANT INSERT, UPDATE, DELETE ON modak.cutline, modak.partitions, modak.delta, modak.mirror_captured, modak.read_pins, modak.op_log,
     modak.lake_stats, modak.load_labels, modak.maintenance_requests, modak.copy_progress, modak.copy_chunks, modak.partition_chunks,
     modak.mirror_damaged_files, modak.mirror_not_joined, modak.former_locations, modak.moments, modak.moment_tables,
+    modak.change_feeds, modak.feed_pins,
     modak.iceberg_tables, modak.iceberg_namespace_properties TO :"pump";

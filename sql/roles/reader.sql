@@ -6,11 +6,11 @@ GRANT USAGE ON SCHEMA modak TO :"reader";
 
 -- The seam protocol: modak.pin, and readers of other programs. Where partitions leave the heap, only a pinned read is exact.
 GRANT SELECT ON modak.schema_meta, modak.tables, modak.cutline, modak.delta, modak.storage_profiles TO :"reader";
-GRANT SELECT, INSERT, UPDATE, DELETE ON modak.read_pins TO :"reader";
+GRANT SELECT, INSERT, UPDATE, DELETE ON modak.read_pins, modak.feed_pins TO :"reader";
 
 -- Iceberg's JDBC catalog: for Spark, Trino, pyiceberg, and readers that need the metadata file.
 GRANT SELECT ON modak.iceberg_tables, modak.iceberg_namespace_properties TO :"reader";
 
 -- `mirror-pump sql`, `wait` and `connect`, mirror_pump.spark.read, modak.pin, modak.wait_for, and modak.status for dashboards.
 GRANT SELECT ON modak.mirror_migrations, modak.mirror_functions, modak.mirror_slots, modak.mirror_tables,
-    modak.lake_pointers, modak.moments, modak.moment_tables, modak.status TO :"reader";
+    modak.lake_pointers, modak.moments, modak.moment_tables, modak.change_feeds, modak.status TO :"reader";

@@ -87,9 +87,11 @@ _ROOMS = {
         "upkeep": {"operations", "flow"},
         "missing_files": {"operations", "flow"},
         "key_index": {"operations", "flow", "upkeep"},
-        "publish": {"operations", "flow", "key_index", "missing_files"},
+        "feeds": {"operations", "flow", "missing_files"},
+        "publish": {"operations", "flow", "feeds", "key_index", "missing_files"},
+        "feed_upkeep": {"operations", "flow", "publish"},
         "schema": {"operations", "flow", "upkeep", "key_index", "publish"},
-        "stream": {"operations", "flow", "missing_files", "publish", "schema"},
+        "stream": {"operations", "flow", "feeds", "missing_files", "publish", "schema"},
         "retention": {"operations", "flow", "upkeep", "key_index"},
         "session": {
             "operations",
@@ -99,6 +101,7 @@ _ROOMS = {
             "key_index",
             "missing_files",
             "publish",
+            "feed_upkeep",
             "schema",
             "stream",
             "retention",
@@ -117,6 +120,7 @@ _ROOMS = {
         "verify": {"status", "resync"},
         "reads": {"setup", "status", "verify"},
         "moments": {"reads"},
+        "changes": {"setup", "status", "reads"},
         "doctor": {"setup", "status"},
         "reconcile": {"verify"},
         "load": {"row_files"},
@@ -268,6 +272,7 @@ def test_what_is_imported_is_declared() -> None:
     verify = {f"mirror_pump.ops.verify.{name}" for name in ("compare_duckdb", "comparison_engines")}
     sql = {
         "mirror_pump.ops.duckdb_connection",
+        "mirror_pump.ops.changes.change_queries",
         *reads,
         *moments,
         *verify,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from mirror_pump.cli.terminal.output import one_line, remark, report_error
 from mirror_pump.errors import Interrupted, MirrorPumpError, UsageError
@@ -47,9 +48,15 @@ _PANELS = (
 
 
 def command(
-    app: typer.Typer, name: str, fields: Sequence[str] = (), *, needs_dsn: bool = True
+    app: typer.Typer,
+    name: str,
+    fields: Sequence[str] = (),
+    *,
+    needs_dsn: bool = True,
+    bare: Mapping[str, str] | None = None,
 ) -> Callable[[Command], Command]:
-    """Registers `function(settings, ...)` as command `name`, with options for the DSN and each of `fields`.
+    """Registers `function(settings, ...)` as command `name`, with options for the DSN and each of `fields`. `bare`:
+    options that may come without a value, which is then this one; another one is given by `=`.
 
     A parameter whose type is a dataclass stands for an option of each of its fields.
 
@@ -78,10 +85,20 @@ def command(
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__
-        app.command(name, help=_reflow(function.__doc__ or ""))(run)
+        app.command(name, cls=_with_bare(bare or {}), help=_reflow(function.__doc__ or ""))(run)
         return function
 
     return register
+
+
+def _with_bare(bare: Mapping[str, str]) -> type[TyperCommand]:
+    """A command whose options may come without a value."""
+
+    class WithBareOptions(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            return super().parse_args(ctx, [f"{part}={bare[part]}" if part in bare else part for part in args])
+
+    return WithBareOptions if bare else TyperCommand
 
 
 def _parameters(described: Callable[..., object], without: Sequence[str] = ()) -> list[inspect.Parameter]:

@@ -1,4 +1,4 @@
-"""`mirror-pump register --alter`: another layout for tables that are mirrored."""
+"""`mirror-pump register --alter`: another layout, or a change feed, for tables that are mirrored."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
+    from mirror_pump.ops.register.feed_registration import FeedChange, FeedWish
     from mirror_pump.ops.register.lake_partitions import LayoutWish
     from mirror_pump.ops.resync.layout_change import LayoutChange
 
@@ -42,6 +43,25 @@ def alter_tables(
     if as_json:
         write_json([change.to_json() for change in changes])
     return int(refused or any(change.error is not None for change in changes))
+
+
+def alter_feeds(settings: Settings, names: Sequence[str], wish: FeedWish | None) -> int:
+    """Gives each table a change feed, or without a wish ends it. Returns the exit code: 1 if a table is refused."""
+    from mirror_pump.ops.register.feed_registration import alter_feed
+
+    def alter(name: str) -> None:
+        change = alter_feed(settings, name, wish)
+        say(f"{change.table}: {'' if change.changed else 'nothing to change: '}{feed_text(change)}")
+
+    return int(each_table(names, alter, "not altered"))
+
+
+def feed_text(change: FeedChange) -> str:
+    """For people: the change feed that a table has now."""
+    if change.feed is None:
+        return "no change feed; the files of a former one stay (mirror-pump unregister --list)"
+    keep = "for ever" if change.feed.keep is None else f"for {change.feed.keep}"
+    return f"its changes are in {change.feed.lake_name}, and stay {keep}"
 
 
 def layout_change_text(change: LayoutChange, *, dry_run: bool = False) -> str:

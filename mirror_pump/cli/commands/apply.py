@@ -14,7 +14,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
-from mirror_pump.cli.commands.alter import alter_tables
+from mirror_pump.cli.commands.alter import alter_feeds, alter_tables
 from mirror_pump.cli.commands.register import RegisterOptions, require_valid
 from mirror_pump.cli.terminal.output import remark, report_error, say
 from mirror_pump.cli.terminal.progress import copy_progress
@@ -25,7 +25,18 @@ if TYPE_CHECKING:
     from mirror_pump.ops.register.declaration import DeclaredChange, DeclaredTables
 
 _ENTRY = "register"
-_NOT_DECLARED = ("every", "no_wait", "dry_run", "yes", "alter", "no_partition_by", "no_sort_by", "as_json")
+_ENDING = ("no_partition_by", "no_sort_by", "no_changes")
+_NOT_DECLARED = (
+    "every",
+    "no_wait",
+    "dry_run",
+    "yes",
+    "alter",
+    "no_partition_by",
+    "no_sort_by",
+    "no_changes",
+    "as_json",
+)
 """Options of `register` that say nothing about tables."""
 KEYS = tuple(field.name for field in fields(RegisterOptions) if field.name not in _NOT_DECLARED)
 """The keys of an entry: the options of `register`, with underscores."""
@@ -118,6 +129,7 @@ def _declared(place: str, entry: Mapping[str, Any]) -> DeclaredTables:
         options.profile,
         tuple(options.followed) if options.follow_new else (),
         options.snapshots(),
+        options.feed(),
     )
 
 
@@ -170,6 +182,8 @@ def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: b
                 failed |= bool(
                     alter_tables(settings, [change.subject], layout, wait=wait, dry_run=False, as_json=False)
                 )
+            elif change.kind is ChangeKind.ALTER_CHANGES and entry is not None:
+                failed |= bool(alter_feeds(settings, [change.subject], entry.feed))
             elif change.kind is ChangeKind.REGISTER and entry is not None:
                 alike.setdefault(id(entry), (entry, []))[1].append(change.subject)
         except MirrorPumpError as error:
@@ -186,6 +200,7 @@ def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: b
                 retention=entry.retention,
                 profile=entry.profile,
                 snapshots=entry.snapshots,
+                feed=entry.feed,
             )
         if entry.snapshots is not None and wait:
             rest(settings)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mirror_pump.cli.arguments.completion import other_tables, tables_argument
+from mirror_pump.cli.arguments.durations import seconds_of
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, OptionRule, command, is_given, require
-from mirror_pump.cli.commands.alter import alter_tables
+from mirror_pump.cli.commands.alter import alter_feeds, alter_tables
 from mirror_pump.cli.terminal.output import bytes_text, count_text, each_table, remark, report_error, say, write_json
 from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.errors import TableError, UsageError
@@ -22,6 +23,7 @@ from mirror_pump.source.relations.table_patterns import EVERY_TABLE, is_pattern,
 
 if TYPE_CHECKING:
     from mirror_pump.model import SnapshotPlan
+    from mirror_pump.ops.register.feed_registration import FeedWish
     from mirror_pump.ops.register.lake_partitions import LayoutWish
     from mirror_pump.ops.register.preview import TablePreview
     from mirror_pump.ops.register.registration import RegisterOutcome
@@ -128,6 +130,21 @@ class RegisterOptions:
             help="Sort the rows of the lake's files, by 'tenant, created_at desc nulls last'",
         ),
     ] = None
+    changes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="keys|rows",
+            help="Keep a change feed beside the table, an Iceberg table of all its changes: --changes has new rows and"
+            " deleted keys, --changes=rows old rows too",
+        ),
+    ] = None
+    keep_changes: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help=r"With --changes: how long changes stay, such as 90d \[for ever]"),
+    ] = None
+    no_changes: Annotated[bool, typer.Option("--no-changes", help="With --alter: end the change feed of the table")] = (
+        False
+    )
     no_partition_by: Annotated[
         bool, typer.Option("--no-partition-by", help="With --alter: do not partition the lake table any more")
     ] = False
@@ -138,7 +155,8 @@ class RegisterOptions:
         bool,
         typer.Option(
             "--alter",
-            help="Change --partition-by or --sort-by of a table that is mirrored. Other partitions copy it again",
+            help="Change --partition-by, --sort-by or --changes of a table that is mirrored. Other partitions copy it"
+            " again",
         ),
     ] = False
     snapshot_only: Annotated[
@@ -270,6 +288,11 @@ class RegisterOptions:
         return is_given(self.partition_by, self.sort_by) or self.no_partition_by or self.no_sort_by
 
     @property
+    def changes_feed(self) -> bool:
+        """Whether --alter is about the change feed."""
+        return self.changes is not None or self.no_changes
+
+    @property
     def tiered(self) -> bool:
         return self.mode is RegisterMode.TIERED
 
@@ -305,6 +328,17 @@ class RegisterOptions:
             partition_by if self.partition_by is None else parse_partition_by(self.partition_by),
             sort_by if self.sort_by is None else parse_sort_by(self.sort_by),
         )
+
+    def feed(self) -> FeedWish | None:
+        """The change feed that the tables get; None: none."""
+        from mirror_pump.ops.register.feed_registration import parse_feed
+
+        keep = None
+        if self.keep_changes is not None:
+            keep = timedelta(seconds=seconds_of(self.keep_changes, "--keep-changes"))
+            if not keep:
+                raise UsageError("--keep-changes is longer than that", "without it, changes stay for ever")
+        return parse_feed(self.changes, keep)
 
     def snapshots(self) -> SnapshotPlan | None:
         """When the tables are copied again, if their changes are not followed. None: they are."""
@@ -348,6 +382,9 @@ _ALTERABLE: dict[str, Any] = {
     "no_partition_by": False,
     "sort_by": None,
     "no_sort_by": False,
+    "changes": None,
+    "keep_changes": None,
+    "no_changes": False,
     "no_wait": False,
     "as_json": False,
     "dry_run": False,
@@ -374,12 +411,40 @@ _REGISTER_RULES = (
         "mirror-pump status lists the tables",
     ),
     OptionRule[RegisterOptions](
-        lambda given: given.alter and not given.changes_layout,
-        "--alter requires --partition-by, --no-partition-by, --sort-by or --no-sort-by",
+        lambda given: given.alter and not given.changes_layout and not given.changes_feed,
+        "--alter requires --partition-by, --no-partition-by, --sort-by, --no-sort-by, --changes or --no-changes",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.alter and given.changes_layout and given.changes_feed,
+        "--alter changes either the layout of a table or its change feed",
+        "give the command twice",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.keep_changes is not None and given.changes is None,
+        "--keep-changes requires --changes",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.no_changes and (not given.alter or given.changes is not None),
+        "--no-changes requires --alter, without --changes",
+        "leave it out: a table without --changes has no change feed",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.changes is not None and (given.sheds_partitions or given.snapshot_only),
+        "--changes is for tables whose rows change by the stream alone",
+        "leave out --heap-retention, --mode tiered and --snapshot-only",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: given.alter and given.changes_feed and (given.as_json or given.dry_run),
+        "--json and --dry-run with --alter are about the layout",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: bool(given.follow_new) and given.changes is not None,
+        "--follow-new registers tables without --changes",
+        "register those that are to have a change feed by name, or give them one by --alter",
     ),
     OptionRule[RegisterOptions](
         lambda given: given.alter and replace(given, **_ALTERABLE) != RegisterOptions(given.tables),
-        "--alter changes --partition-by and --sort-by alone",
+        "--alter changes --partition-by, --sort-by and --changes alone",
         "to change something else, unregister and register the table: it is copied again",
     ),
     OptionRule[RegisterOptions](
@@ -540,7 +605,7 @@ _UNREGISTER_RULES = (
 
 def add(app: typer.Typer) -> None:
     fields = (*SLOT, "copy_workers", "copy_chunk_bytes", "copy_rate_bytes", "lock_timeout", "master", *STORAGE)
-    command(app, "register", fields)(register)
+    command(app, "register", fields, bare={"--changes": "keys"})(register)
     command(app, "unregister", (*SLOT, *STORAGE))(unregister)
 
 
@@ -558,9 +623,11 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     leave. docs/retention.md and docs/tiered.md explain how their rows are then read and corrected. The command
     first shows which partitions leave and when, and asks for confirmation.
 
-    With --alter, a mirrored table gets another layout while the pump runs. Another order applies to the next files, and
-    to others as maintenance rewrites them. Other partitions have the table copied again; readers keep what they have
-    until it is complete.
+    With --changes, every change is kept, too, in an Iceberg table beside the mirrored one (docs/changes.md).
+
+    With --alter, a mirrored table gets another layout, or a change feed, while the pump runs. Another order applies
+    to the next files, and to others as maintenance rewrites them. Other partitions have the table copied again;
+    readers keep what they have until it is complete.
     """
     from mirror_pump.ops.register.preview import estimate, preview
     from mirror_pump.ops.register.selection import follow, select_tables
@@ -570,16 +637,10 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     require_valid(options)
     retention = options.retention()
     snapshots = options.snapshots()
+    feed = options.feed()
     settings = complete(settings)
     if options.alter:
-        return alter_tables(
-            settings,
-            options.names,
-            options.layout(),
-            wait=not options.no_wait,
-            dry_run=options.dry_run,
-            as_json=options.as_json,
-        )
+        return _alter(settings, options)
     selected = select_tables(settings, options.names, options.exclude or ())
     unmatched = _tell_left_out(selected, follows=bool(options.follow_new))
     if options.dry_run:
@@ -595,7 +656,7 @@ def register(settings: Settings, options: RegisterOptions) -> int:
             _confirm()
     if options.follow_new is not None:
         follow(settings, options.followed, options.exclude or (), options.profile, ends=not options.follow_new)
-    outcomes = _carry_out(settings, selected.names, options, choices, retention, snapshots)
+    outcomes = _carry_out(settings, selected.names, options, choices, retention, snapshots, feed)
     were_live = [outcome for outcome in outcomes if outcome.was_live and outcome.error is None]
     for outcome in outcomes:
         if not (selected.by_pattern and outcome in were_live):
@@ -605,6 +666,19 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     return 1 if any(outcome.error is not None for outcome in outcomes) else unmatched
 
 
+def _alter(settings: Settings, options: RegisterOptions) -> int:
+    if options.changes_feed:
+        return alter_feeds(settings, options.names, options.feed())
+    return alter_tables(
+        settings,
+        options.names,
+        options.layout(),
+        wait=not options.no_wait,
+        dry_run=options.dry_run,
+        as_json=options.as_json,
+    )
+
+
 def _carry_out(
     settings: Settings,
     names: Sequence[str],
@@ -612,6 +686,7 @@ def _carry_out(
     choices: ColumnChoices,
     retention: RetentionWish | None,
     snapshots: SnapshotPlan | None,
+    feed: FeedWish | None,
 ) -> Sequence[RegisterOutcome]:
     """Registers the tables, and waits for their copies unless --no-wait is given."""
     from mirror_pump.ops.register.registration import register as put_under_mirror
@@ -628,6 +703,7 @@ def _carry_out(
             profile=options.profile,
             snapshots=snapshots,
             on_refused=_report_failure,
+            feed=feed,
         )
     if snapshots is not None and not options.no_wait:
         rest(settings)

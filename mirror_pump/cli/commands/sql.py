@@ -18,6 +18,7 @@ from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
     from mirror_pump.ops.reads.query import Query
+    from mirror_pump.ops.reads.query_results import Opens
 
 _STDIN = "-"
 _INTERRUPTED = 130
@@ -70,6 +71,15 @@ class SqlOptions:
             "--at", metavar="LSN|TIME|NAME", help="Read the lake as of a past, published frontier, or a kept moment"
         ),
     ] = None
+    changes: Annotated[
+        str | None,
+        typer.Option(
+            "--changes",
+            metavar="A..B",
+            help="Read the change feeds of the tables: what changed after frontier A, up to and including B. Each is a"
+            " WAL position, a time or a kept moment; B may be latest",
+        ),
+    ] = None
     min_lsn: Annotated[
         str | None,
         typer.Option(
@@ -94,6 +104,17 @@ class SqlOptions:
         Path | None, typer.Option("--output", metavar="FILE", help="Write the result to this file, not to stdout")
     ] = None
 
+    def opens(self) -> Opens:
+        """What the tables of a query are. Raises UsageError."""
+        if self.changes is None:
+            from mirror_pump.ops.reads.query import open_query
+
+            return open_query
+        from mirror_pump.ops.changes.change_queries import changes_between
+        from mirror_pump.ops.changes.points import parse_points
+
+        return changes_between(parse_points(self.changes))
+
     def query(self) -> Query:
         """How to read, without a statement. Raises UsageError."""
         from mirror_pump.ops.reads.query import Query
@@ -114,6 +135,14 @@ _RULES = (
         lambda given: given.at is not None and (given.mode is not QueryMode.SEAM or given.min_lsn is not None),
         "--at reads the lake's past",
         "leave out --mode and --min-lsn",
+    ),
+    OptionRule[SqlOptions](
+        lambda given: (
+            given.changes is not None
+            and (given.at is not None or given.mode is not QueryMode.SEAM or given.min_lsn is not None)
+        ),
+        "--changes reads the change feeds",
+        "leave out --at, --mode and --min-lsn",
     ),
     OptionRule[SqlOptions](
         lambda given: given.file is not None and given.statement is not None,
@@ -142,16 +171,16 @@ def sql(settings: Settings, options: SqlOptions) -> int:
     from mirror_pump.ops.setup.stored_settings import complete
 
     require_duckdb()
-    how = options.query()
+    how, opens = options.query(), options.opens()
     if options.statement is None and options.file is None and sys.stdin.isatty() and sys.stdout.isatty():
         if options.output is not None:
             raise UsageError("--output needs a query, but none is given", "give one")
         from mirror_pump.cli.terminal.shell import run_shell
 
-        run_shell(complete(settings), how, written_as.value)
+        run_shell(complete(settings), how, written_as.value, opens)
         return 0
     try:
-        _run_all(settings, how, _statements(options.statement, options.file), written_as, options.output)
+        _run_all(settings, how, opens, _statements(options.statement, options.file), written_as, options.output)
     except KeyboardInterrupt:
         remark("mirror-pump: interrupted")
         return _INTERRUPTED
@@ -191,7 +220,12 @@ def _statements(text: str | None, file: str | None) -> list[str]:
 
 
 def _run_all(
-    settings: Settings, how: Query, statements: list[str], written_as: OutputFormat, output: Path | None
+    settings: Settings,
+    how: Query,
+    opens: Opens,
+    statements: list[str],
+    written_as: OutputFormat,
+    output: Path | None,
 ) -> None:
     from mirror_pump.ops.reads.query_results import run_query
     from mirror_pump.ops.setup.stored_settings import complete
@@ -203,4 +237,6 @@ def _run_all(
     settings = complete(settings)
     for statement in statements:
         query = replace(how, statement=statement)
-        run_query(settings, query, written_as.value, output or pass_on, lambda text: remark(f"mirror-pump: {text}"))
+        run_query(
+            settings, query, written_as.value, output or pass_on, lambda text: remark(f"mirror-pump: {text}"), opens
+        )

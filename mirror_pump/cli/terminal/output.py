@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TextIO
 
 import orjson
@@ -51,6 +51,11 @@ def _console(stream: TextIO, width: int | None = None) -> Console:
 def say(line: str) -> None:
     """Prints a plain line of the result on stdout. Without markup, so that a table named `[x]` is printed correctly."""
     _write(sys.stdout, line + "\n")
+
+
+def say_lines(lines: Iterable[str]) -> bool:
+    """Prints plain lines of the result on stdout, all at once. Returns False if the reader has closed the pipe."""
+    return _write(sys.stdout, "".join(f"{line}\n" for line in lines))
 
 
 _PREFIX = "mirror-pump: "

@@ -14,8 +14,8 @@ from mirror_pump.cli.terminal.output import one_line, pass_on, remark, report_er
 from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import MirrorPumpError, UsageError
 from mirror_pump.model import MirroredTable
-from mirror_pump.ops.reads.query import Query
-from mirror_pump.ops.reads.query_results import run_query
+from mirror_pump.ops.reads.query import Query, open_query
+from mirror_pump.ops.reads.query_results import Opens, run_query
 from mirror_pump.ops.reads.statements import split
 from mirror_pump.ops.reads.table_list import mirrored_tables
 from mirror_pump.settings.config import Settings
@@ -37,10 +37,11 @@ _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 _WORD = re.compile(r'[\w."$]+')
 
 
-def run_shell(settings: Settings, how: Query, written_as: str) -> None:
+def run_shell(settings: Settings, how: Query, written_as: str, opens: Opens = open_query) -> None:
     """Reads queries from the terminal until the user leaves. Runs each as `how` specifies, as of its own point in time.
 
-    Takes completed settings. Errors only end the query. Raises UsageError if prompt_toolkit is not installed.
+    Takes completed settings. `opens`: what the tables are. Errors only end the query. Raises UsageError if
+    prompt_toolkit is not installed.
     """
     names = _Names(settings)
     session = _session(names)
@@ -61,14 +62,14 @@ def run_shell(settings: Settings, how: Query, written_as: str) -> None:
             continue
         complete, rest = split(text)
         for statement in [*complete, *([rest] if rest else [])]:
-            if not _run(settings, replace(how, statement=statement), written_as):
+            if not _run(settings, replace(how, statement=statement), written_as, opens):
                 break
 
 
-def _run(settings: Settings, query: Query, written_as: str) -> bool:
+def _run(settings: Settings, query: Query, written_as: str, opens: Opens) -> bool:
     """Runs a query. Returns False if it failed, after reporting the reason."""
     try:
-        run_query(settings, query, written_as, pass_on, lambda text: remark(f"mirror-pump: {text}"))
+        run_query(settings, query, written_as, pass_on, lambda text: remark(f"mirror-pump: {text}"), opens)
     except KeyboardInterrupt:
         remark("mirror-pump: interrupted")
     except MirrorPumpError as error:

@@ -10,8 +10,9 @@ from rich.text import Text
 from mirror_pump.cli.terminal.output import bytes_text, count_text, one_line, seconds_text
 from mirror_pump.cli.terminal.status_grid import TableGrid
 from mirror_pump.errors import about
-from mirror_pump.model import TableMode, TableState, format_lsn
+from mirror_pump.model import FeedMode, TableMode, TableState, format_lsn
 from mirror_pump.ops.status.alerts import moment_text
+from mirror_pump.ops.status.feed_status import FeedStatus
 from mirror_pump.ops.status.resync_state import ResyncState
 from mirror_pump.ops.status.status_report import Alert, LeaderStatus, MirrorStatus, Severity, SlotState, TableStatus
 from mirror_pump.source.catalog.followed import FollowedPattern
@@ -41,6 +42,7 @@ def render(status: MirrorStatus) -> RenderableType:
         parts.append(Text(_former_locations(status.former_locations)))
     if status.moments:
         parts.append(Text(_moments(status.moments)))
+    parts.extend(Text(_feed(feed)) for feed in status.feeds)
     parts.extend(Text(_followed(pattern)) for pattern in status.followed)
     if not status.tables:
         mode = "" if status.streams else " --mode tiered"
@@ -72,6 +74,22 @@ def render(status: MirrorStatus) -> RenderableType:
     )
     parts.extend(Text(f"{table.table}: rows: {table.row_filter}") for table in tables if table.row_filter)
     return Group(*parts)
+
+
+def _feed(feed: FeedStatus) -> str:
+    """A feed and what it has, on one line."""
+    parts = [f"{feed.table}: change feed {feed.lake_table}"]
+    if feed.mode is not FeedMode.TRANSACTIONS:
+        begins = "not begun" if feed.begins is None else f"since {format_lsn(feed.begins)}"
+        parts += [feed.mode.value, begins]
+    if feed.expired:
+        parts.append(f"expired below {format_lsn(feed.expired)}")
+    if feed.stats:
+        rows, files, size = (int(feed.stats[name]) for name in ("rows", "files", "bytes"))
+        parts.append(f"{count_text(rows)} changes in {count_text(files)} files, {bytes_text(size)}")
+    if feed.pins:
+        parts.append(f"{count_text(feed.pins)} pins")
+    return ", ".join(parts)
 
 
 def _followed(pattern: FollowedPattern) -> str:

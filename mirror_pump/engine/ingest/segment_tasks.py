@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,10 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from decoders.segment import IncompleteRows, RawTexts, RelationShape, TableChanges, decode_segment
+from decoders.change_events import SegmentTransactions
+from decoders.incomplete_rows import IncompleteRows, RawTexts
+from decoders.segment import RelationShape, TableChanges, decode_segment
+from mirror_pump.engine.ingest.feed_files import FeedSegment, write_events
 from mirror_pump.errors import FileMissing
 from mirror_pump.lake.commit.row_delta import SegmentFiles
 from mirror_pump.lake.contents.cutline import CutLine
+from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_data_files, write_equality_delete_files
 from mirror_pump.lake.format.partitioning import places_by_partition, taken
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, narrowed, raw_text_fields, widened
@@ -27,7 +32,7 @@ from mirror_pump.lake.key_index.index_plan import SegmentKeys
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, gathered_writes
-from mirror_pump.model import LakePartitioning, MirroredTable, TableId
+from mirror_pump.model import FeedMode, LakePartitioning, MirroredTable, TableFeed, TableId, TableState
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class SegmentTable:
     """How the lake table's files are divided."""
     lacks_rows: bool = False
     """Whether changes may concern rows that the lake does not have."""
+    feed: TableFeed | None = None
+    """Where all changes are written, too."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,8 @@ class SegmentTask:
     storage: StorageOptions
     header: int
     """Bytes before the pgoutput message in each CopyData message."""
+    transactions: SegmentTransactions | None = None
+    """Those of the messages, if a table has a change feed."""
     urgent: ClassVar[bool] = True
     """The frontier waits for it (TaskRunner)."""
 
@@ -82,12 +91,20 @@ class TableResult:
     """If the table's rows are found by all their values: the rows that the segment deletes."""
     missing: str | None = None
     """The file that could not be written because its directory is gone. Then nothing else counts."""
+    feed: FeedSegment | None = None
+    """What was written to the table's change feed. None: the segment was decoded without one."""
+
+    @property
+    def written(self) -> tuple[WrittenFile, ...]:
+        """All files that were written for it."""
+        return (*self.files.data, *self.files.deletes, *(() if self.feed is None else self.feed.files))
 
     @property
     def nbytes(self) -> int:
         """Memory of its keys and rows in bytes."""
         keys = 0 if self.keys is None else self.keys.nbytes
         keys += 0 if self.deleted_rows is None else self.deleted_rows.nbytes
+        keys += 0 if self.feed is None else self.feed.nbytes
         return keys + (0 if self.incomplete is None else self.incomplete.nbytes)
 
 
@@ -100,16 +117,21 @@ class SegmentResult:
     """time.time() when the task began to decode, by the clock of the machine that it ran on, seconds."""
     decoded_at: float
     """... and when it began to write files."""
+    transactions: SegmentTransactions | None = None
+    """Those of the task."""
 
     @property
     def nbytes(self) -> int:
         """Memory of the keys and rows in bytes."""
-        return sum(table.nbytes for table in self.tables)
+        heads = 0 if self.transactions is None else self.transactions.nbytes
+        return heads + sum(table.nbytes for table in self.tables)
 
 
 def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> SegmentTable:
     """What tasks need of `table`. While a table is copied, every key touched is deleted: a copied row may exist."""
     names = tuple(column.name for column in table.columns)
+    # What a table's feed would get before it is live is not published (mirror_pump.pipeline.feeds).
+    feed = table.feed if table.state is TableState.LIVE else None
     shape = RelationShape(
         relation_id=table.table_id,
         names=names,
@@ -119,6 +141,8 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         every_key_deletes=not table.state.has_all_rows and not table.keyless,
         whole_rows=table.whole_rows,
         left_out=table.excluded_places,
+        events=feed is not None,
+        old_rows=feed is not None and feed.mode is FeedMode.ROWS,
     )
     return SegmentTable(
         shape,
@@ -128,6 +152,7 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         packing,
         table.partitioning,
         table.lacks_rows,
+        feed,
     )
 
 
@@ -138,14 +163,16 @@ def apply_segment(task: SegmentTask) -> SegmentResult:
     tables = {table.shape.relation_id: table for table in task.tables}
     shapes = {relation_id: table.shape for relation_id, table in tables.items()}
     lengths = np.frombuffer(task.lengths, np.int32)
-    changes = decode_segment(task.data, lengths, shapes, header=task.header)
+    changes = decode_segment(task.data, lengths, shapes, task.header, task.transactions)
     decoded_at = time.time()
     missing: set[str] = set()
     # No process would know the files of a failed task, and they would take the space that the next attempt needs.
     # The driver hears of the files only once all are durable, so that they wait for the disk together.
     with StagedFiles(task.storage) as written, gathered_writes(missing):
         results = tuple(_written(change, tables[change.relation_id], task.storage, written) for change in changes)
-    return SegmentResult(tuple(_unless_gone(result, missing) for result in results), began_at, decoded_at)
+    return SegmentResult(
+        tuple(_unless_gone(result, missing) for result in results), began_at, decoded_at, task.transactions
+    )
 
 
 def keys_by_file(
@@ -160,9 +187,15 @@ def keys_by_file(
 def _written(changes: TableChanges, table: SegmentTable, storage: StorageOptions, written: StagedFiles) -> TableResult:
     """One table's directory that is gone does not concern the segment's other tables."""
     try:
-        return _write(changes, table, storage, written)
+        result = _write(changes, table, storage, written)
     except FileMissing as error:
         return _gone(TableId(changes.relation_id), changes.changes, error.location)
+    if changes.events is None or table.feed is None:
+        return result
+    # Without its files the feed gets a reset.
+    with suppress(FileMissing):
+        result = replace(result, feed=write_events(changes.events, table.schema, table.feed, storage, written))
+    return result
 
 
 def _unless_gone(result: TableResult, missing: Collection[str]) -> TableResult:
@@ -170,6 +203,8 @@ def _unless_gone(result: TableResult, missing: Collection[str]) -> TableResult:
     for file in (*result.files.data, *result.files.deletes):
         if file.path in missing:
             return _gone(result.table_id, result.changes, file.path)
+    if result.feed is not None and any(file.path in missing for file in result.feed.files):
+        return replace(result, feed=None)
     return result
 
 

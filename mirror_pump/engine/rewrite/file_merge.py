@@ -125,7 +125,7 @@ def merge_files(task: MergeTask) -> MergedFile:
             for start, columns, live in stored_rows(
                 path, task.schema, hidden.get(path), task.storage, _BATCH_ROWS, task.batch_bytes
             ):
-                arrays = [_column(column, columns, len(live), path, task) for column in task.schema.fields]
+                arrays = [column_of(column, columns, len(live), path, task) for column in task.schema.fields]
                 table = pa.table(arrays, schema=task.schema.arrow)
                 for bounds in dropped:
                     live &= ~bounds.holds(table.column(names[bounds.field_id]))
@@ -230,8 +230,8 @@ def merge_positions(task: PositionsTask) -> MergedPositions:
     return MergedPositions(tuple(files), tuple(positions))
 
 
-def _column(field: LakeField, columns: Mapping[int, pa.Array], rows: int, path: str, task: MergeTask) -> pa.Array:
-    """The column; `initial` or NULL if it was added since the file was written."""
+def column_of(field: LakeField, columns: Mapping[int, pa.Array], rows: int, path: str, task: MergeTask) -> pa.Array:
+    """A column of rows that were read; `initial` or NULL if it was added since the file was written."""
     if field.field_id in columns:
         return columns[field.field_id]
     if field.required:

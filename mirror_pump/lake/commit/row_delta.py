@@ -16,6 +16,7 @@ from pyiceberg.manifest import ManifestContent
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.concurrent_rewrites import placeholder_number
 from mirror_pump.lake.commit.expired_rows import RowsBelow
+from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.forked_rewrite import ForkedRewrite
 from mirror_pump.lake.commit.hidden_rows import rows_of_files, vector_commit
@@ -61,7 +62,7 @@ class BackdatedFile:
     sequence_number: int
 
 
-Replacement: TypeAlias = EveryFile | FilesAbove | CopiedFiles | FileRewrite | ForkedRewrite | RowsBelow
+Replacement: TypeAlias = EveryFile | FilesAbove | CopiedFiles | FileRewrite | ForkedRewrite | FeedRewrite | RowsBelow
 """What a commit may remove in its snapshot. A commit has at most one of these."""
 
 

@@ -11,6 +11,8 @@ compares an equality delete of one width with rows of another.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+
 from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.document.next_metadata import with_schema
@@ -61,25 +63,46 @@ def _same(left: LakeSchema, right: LakeSchema) -> bool:
 def _check(schemas: list[LakeSchema], current: LakeSchema | None, schema: LakeSchema, *, replaced: bool) -> None:
     """Raises SchemaConflict unless every field of `schema` may follow its predecessor."""
     current_fields = {field.field_id: field for field in current.fields} if current is not None else {}
-    past_fields = {field.field_id: field for past_schema in schemas for field in past_schema.fields}
-    ids = [field.field_id for field in schema.fields]
-    if len(set(ids)) != len(ids) or len({field.name for field in schema.fields}) != len(ids):
+    past_fields = {
+        field.field_id: field for past_schema in schemas for top in past_schema.fields for field in _all_fields(top)
+    }
+    ids = [field.field_id for top in schema.fields for field in _all_fields(top)]
+    if len(set(ids)) != len(ids) or len({field.name for field in schema.fields}) != len(schema.fields):
         raise _refused("it names a column or a field ID twice")
     if not set(schema.key_ids) <= {field.field_id for field in schema.fields if field.required}:
         raise _refused("each key column must exist and be required")
-    for field in schema.fields:
+    _check_fields(schema.fields, current_fields, past_fields, schema.key_ids, replaced=replaced)
+
+
+def _all_fields(field: LakeField) -> list[LakeField]:
+    """The field, and all in it."""
+    return [field, *(inner for child in field.children for inner in _all_fields(child))]
+
+
+def _check_fields(
+    fields: Sequence[LakeField],
+    current_fields: Mapping[int, LakeField],
+    past_fields: Mapping[int, LakeField],
+    key_ids: Collection[int],
+    *,
+    replaced: bool,
+) -> None:
+    for field in fields:
         before = current_fields.get(field.field_id)
         if before is None:
             _check_new(field, past_fields.get(field.field_id), replaced=replaced)
         elif not widens(before.type, field.type) or before.list_element_id != field.list_element_id:
             raise _refused(f"column {field.name} cannot change from {before.type} to {field.type}")
-        elif before.type != field.type and field.field_id in schema.key_ids and not replaced:
+        elif before.type != field.type and field.field_id in key_ids and not replaced:
             raise _refused(
                 f"key column {field.name} cannot change from {before.type} to {field.type} while rows and deletes of"
                 " the old type remain"
             )
         elif field.required and not before.required and not replaced:
             raise _refused(f"column {field.name} cannot become required: older rows may lack it")
+        elif field.children:
+            inner = {child.field_id: child for child in before.children}
+            _check_fields(field.children, inner, past_fields, (), replaced=replaced)
 
 
 def _check_new(field: LakeField, past_field: LakeField | None, *, replaced: bool) -> None:

@@ -131,6 +131,11 @@ def with_properties(
     )
 
 
+def with_own_properties(metadata: TableMetadata, properties: Mapping[str, str]) -> TableMetadata:
+    """The document with these properties too, on which a commit is staged: it is stored nowhere."""
+    return TableMetadata({**metadata.document, "properties": {**metadata.properties, **properties}})
+
+
 def without_snapshots(
     metadata: TableMetadata, snapshot_ids: Collection[int], old_location: str, timestamp_ms: int
 ) -> TableMetadata:

@@ -279,8 +279,16 @@ class DataFileWriter:
         nulls: dict[int, int] = {}
         nans: dict[int, int] = {}
         bounds: dict[int, tuple[bytes | None, bytes | None]] = {}
+        leaf = 0
         for index, column in enumerate(self._schema.fields):
-            statistics = ColumnStatistics.of(groups, index)
+            if column.children:
+                # Neither counts nor bounds of what is in a struct: nothing is looked for by them.
+                for inner in column.leaves:
+                    sizes[inner.leaf_id] = ColumnStatistics.of(groups, leaf).size_bytes
+                    leaf += 1
+                continue
+            statistics = ColumnStatistics.of(groups, leaf)
+            leaf += 1
             sizes[column.leaf_id] = statistics.size_bytes
             if column.type.kind is Kind.LIST:
                 continue
@@ -312,6 +320,8 @@ def _file_field(arrow: pa.Field) -> pa.Field:
         return arrow.with_type(pa.uuid())
     if pa.types.is_list(arrow.type):
         return arrow.with_type(pa.list_(_file_field(arrow.type.value_field)))
+    if pa.types.is_struct(arrow.type):
+        return arrow.with_type(pa.struct(list(map(_file_field, arrow.type))))
     return arrow
 
 
@@ -319,11 +329,21 @@ def _file_column(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArra
     """The column with the type that it is written as. Copies nothing except the validity of UUID lists."""
     if isinstance(target, pa.UuidType):
         return pa.chunked_array([pa.ExtensionArray.from_storage(target, chunk) for chunk in column.chunks], target)
+    if pa.types.is_struct(target):
+        return pa.chunked_array([_file_struct(chunk, target) for chunk in column.chunks], target)
     if not pa.types.is_list(target):
         return column
     if not isinstance(target.value_type, pa.UuidType):
         return column.cast(target)
     return pa.chunked_array([_uuid_list(chunk, target) for chunk in column.chunks], target)
+
+
+def _file_struct(chunk: pa.StructArray, target: pa.StructType) -> pa.StructArray:
+    fields = [
+        pa.concat_arrays(_file_column(pa.chunked_array([values]), inner.type).chunks)
+        for values, inner in zip(chunk.flatten(), target, strict=True)
+    ]
+    return pa.StructArray.from_arrays(fields, fields=list(target), mask=chunk.is_null())
 
 
 def _uuid_list(chunk: pa.ListArray, target: pa.ListType) -> pa.ListArray:
@@ -337,12 +357,21 @@ def _uuid_list(chunk: pa.ListArray, target: pa.ListType) -> pa.ListArray:
 
 def _columns_with_statistics(schema: LakeSchema) -> list[str] | bool:
     """Parquet paths of the columns whose footer statistics are correct for every reader."""
-    kept = [column for column in schema.fields if (column.type.element or column.type).kind not in _NO_STATISTICS]
-    return True if len(kept) == len(schema.fields) else [_parquet_path(column) for column in kept] or False
+    leaves = [leaf for column in schema.fields for leaf in _parquet_leaves(column)]
+    kept = [path for path, leaf in leaves if (leaf.type.element or leaf.type).kind not in _NO_STATISTICS]
+    return True if len(kept) == len(leaves) else kept or False
 
 
 def _parquet_path(column: LakeField) -> str:
     return f"{column.name}.list.element" if column.type.kind is Kind.LIST else column.name
+
+
+def _parquet_leaves(column: LakeField) -> list[tuple[str, LakeField]]:
+    """The column's leaves with their Parquet paths."""
+    if not column.children:
+        return [(_parquet_path(column), column)]
+    name = f"{column.name}.key_value" if column.type.kind is Kind.MAP else column.name
+    return [(f"{name}.{path}", leaf) for child in column.children for path, leaf in _parquet_leaves(child)]
 
 
 def _columns_worth_a_dictionary(table: pa.Table, schema: LakeSchema) -> list[str] | bool:
@@ -354,10 +383,23 @@ def _columns_worth_a_dictionary(table: pa.Table, schema: LakeSchema) -> list[str
         return False
     names = []
     for column, values in zip(schema.fields, _sample(table).columns, strict=True):
+        if column.type.kind is Kind.STRUCT:
+            names += [
+                path
+                for (path, leaf), part in zip(_parquet_leaves(column), values.flatten(), strict=True)
+                if leaf.type.kind is not Kind.LIST and _repeats(part)
+            ]
+            continue
+        if column.type.kind is Kind.MAP:
+            continue
         flat = pc.list_flatten(values) if column.type.kind is Kind.LIST else values
-        if len(flat) and pc.count_distinct(flat).as_py() * 2 <= len(flat):
+        if _repeats(flat):
             names.append(_parquet_path(column))
     return names or False
+
+
+def _repeats(values: pa.Array) -> bool:
+    return bool(len(values) and pc.count_distinct(values).as_py() * 2 <= len(values))
 
 
 def _sample(table: pa.Table) -> pa.RecordBatch:

@@ -22,6 +22,8 @@ from mirror_pump.lake.format.schema import LakeField, LakeSchema
 
 RAW_TEXT_IDS_FROM = 200_000
 """A raw text column has the ID of its column plus this, beyond columns and list elements (ELEMENT_IDS_FROM)."""
+_RAW_TEXT_IDS_BELOW = 300_000
+"""Beyond are columns of change feeds alone (mirror_pump.lake.format.feed_schema)."""
 
 _SUFFIX = "__raw"
 _TEXT = ColumnType(Kind.STRING)
@@ -33,7 +35,7 @@ def raw_text_id(field_id: int) -> int:
 
 
 def is_raw_text(field: LakeField) -> bool:
-    return field.field_id >= RAW_TEXT_IDS_FROM
+    return RAW_TEXT_IDS_FROM <= field.field_id < _RAW_TEXT_IDS_BELOW
 
 
 def without_raw_text(schema: LakeSchema) -> LakeSchema:

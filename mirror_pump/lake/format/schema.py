@@ -31,6 +31,8 @@ class LakeField:
     required: bool
     element_id: int | None = None
     """Field ID of a LIST's element if another engine chose it; None for this project's rule (`list_element_id`)."""
+    children: tuple[LakeField, ...] = ()
+    """The fields of a STRUCT; key and value of a MAP."""
 
     @property
     def list_element_id(self) -> int:
@@ -43,8 +45,26 @@ class LakeField:
         return self.list_element_id if self.type.kind is Kind.LIST else self.field_id
 
     @property
+    def leaves(self) -> tuple[LakeField, ...]:
+        """The fields whose values are the columns of a Parquet file, in their order."""
+        return tuple(leaf for child in self.children for leaf in child.leaves) if self.children else (self,)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Field IDs of the field and of all in it."""
+        return (self.field_id, self.leaf_id, *(field_id for child in self.children for field_id in child.ids))
+
+    @property
     def arrow(self) -> pa.Field:
         """The Arrow field, with field IDs, in the type that decoders produce."""
+        if self.type.kind is Kind.STRUCT:
+            struct = pa.struct([child.arrow for child in self.children])
+            return pa.field(self.name, struct, nullable=not self.required, metadata=_id(self.field_id))
+        if self.type.kind is Kind.MAP:
+            key, value = self.children
+            return pa.field(
+                self.name, pa.map_(key.arrow, value.arrow), nullable=not self.required, metadata=_id(self.field_id)
+            )
         arrow_type = self.type.arrow
         if self.type.kind is Kind.LIST:
             arrow_type = pa.list_(pa.field("element", arrow_type.value_type, metadata=_id(self.list_element_id)))
@@ -97,13 +117,13 @@ class LakeSchema:
     @property
     def last_column_id(self) -> int:
         """The highest field ID in use, including elements (Iceberg's last-column-id)."""
-        return max((max(field.field_id, field.leaf_id) for field in self.fields), default=0)
+        return max((field_id for field in self.fields for field_id in field.ids), default=0)
 
     @property
     def engine_properties(self) -> dict[str, str]:
         """Table properties that make other engines write neither bounds nor footer statistics for UUIDs. Iceberg's Java
         code compares UUIDs signed, Parquet unsigned, so it would skip files and row groups that hold matching rows."""
-        uuids = [field.name for field in self.fields if field.type.kind is Kind.UUID]
+        uuids = [path for field in self.fields for path, leaf in _leaf_paths(field) if leaf.type.kind is Kind.UUID]
         return {
             key: value
             for name in uuids
@@ -119,10 +139,7 @@ class LakeSchema:
             "type": "struct",
             "schema-id": self.schema_id,
             "identifier-field-ids": list(self.key_ids),
-            "fields": [
-                {"id": field.field_id, "name": field.name, "required": field.required, "type": _type_json(field)}
-                for field in self.fields
-            ],
+            "fields": list(map(_field_json, self.fields)),
         }
 
     @classmethod
@@ -147,7 +164,30 @@ def _scalar_name(column_type: ColumnType) -> str:
     return column_type.kind.value
 
 
+def _leaf_paths(field: LakeField) -> list[tuple[str, LakeField]]:
+    """The leaves, with their names as engines write them."""
+    if not field.children:
+        return [(field.name, field)]
+    return [(f"{field.name}.{path}", leaf) for child in field.children for path, leaf in _leaf_paths(child)]
+
+
+def _field_json(field: LakeField) -> dict[str, Any]:
+    return {"id": field.field_id, "name": field.name, "required": field.required, "type": _type_json(field)}
+
+
 def _type_json(field: LakeField) -> str | dict[str, Any]:
+    if field.type.kind is Kind.STRUCT:
+        return {"type": "struct", "fields": list(map(_field_json, field.children))}
+    if field.type.kind is Kind.MAP:
+        key, value = field.children
+        return {
+            "type": "map",
+            "key-id": key.field_id,
+            "key": _type_json(key),
+            "value-id": value.field_id,
+            "value": _type_json(value),
+            "value-required": value.required,
+        }
     element = field.type.element
     if element is None:
         return _scalar_name(field.type)
@@ -162,6 +202,7 @@ def _type_json(field: LakeField) -> str | dict[str, Any]:
 def _field_from_json(document: Mapping[str, Any]) -> LakeField:
     described = document["type"]
     element_id = None
+    children: tuple[LakeField, ...] = ()
     try:
         if isinstance(described, str):
             column_type = ColumnType.parse(described)
@@ -169,6 +210,18 @@ def _field_from_json(document: Mapping[str, Any]) -> LakeField:
             column_type = ColumnType(Kind.LIST, element=ColumnType.parse(described["element"]))
             if described["element-id"] != ELEMENT_IDS_FROM + document["id"]:
                 element_id = described["element-id"]
+        elif described["type"] == "struct" and described["fields"]:
+            column_type = ColumnType(Kind.STRUCT)
+            children = tuple(map(_field_from_json, described["fields"]))
+        elif described["type"] == "map" and "key" in described:
+            column_type = ColumnType(Kind.MAP)
+            sides = (("key", True), ("value", described["value-required"]))
+            children = tuple(
+                _field_from_json(
+                    {"id": described[f"{side}-id"], "name": side, "type": described[side], "required": required}
+                )
+                for side, required in sides
+            )
         else:
             raise ValueError(described["type"])  # noqa: TRY301 - one place turns every unknown type into an error
     except ValueError as error:
@@ -177,4 +230,4 @@ def _field_from_json(document: Mapping[str, Any]) -> LakeField:
             "drop the column with the engine that added it or, if the table has failed, unregister and register it;"
             " the columns of a mirrored table may only come from Postgres",
         ) from error
-    return LakeField(document["id"], document["name"], column_type, bool(document["required"]), element_id)
+    return LakeField(document["id"], document["name"], column_type, bool(document["required"]), element_id, children)

@@ -99,14 +99,16 @@ class ManifestWriter:
         *,
         full: int = FULL,
         partition_types: Callable[[int], StructType | None] | None = None,
+        directory: str | None = None,
     ) -> None:
         """By default a new ID, and the table's next sequence number.
 
         `full`: manifests with this many entries are no longer merged. `partition_types`: the type of partitions
-        under a spec of the table, None for one that cannot be written; by default only the mirror's own can."""
+        under a spec of the table, None for one that cannot be written; by default only the mirror's own can.
+        `directory`: where its files are to be, by default where the table's metadata is."""
         self._metadata = metadata
         self._partition_types = partition_types or metadata.partition_type
-        self._directory = metadata_directory(metadata)
+        self._directory = directory or metadata_directory(metadata)
         self._full = full
         self._version = max(metadata.format_version, FORMAT_VERSION)
         self.snapshot_id = metadata.new_snapshot_id() if snapshot_id is None else snapshot_id

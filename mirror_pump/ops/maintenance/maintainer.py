@@ -30,6 +30,7 @@ from mirror_pump.runtime.private_files import spark_log
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import warehouse_of
+from mirror_pump.source.catalog.change_feeds import TRANSACTIONS_ID
 from mirror_pump.source.catalog.maintenance import (
     TableUnregistered,
     announce_server,
@@ -50,6 +51,8 @@ _POLL = 0.5
 """Seconds between two checks for requests, or for the answer to one."""
 _TABLE_BACKOFF = Backoff(first=60.0, longest=3600.0)
 """How long a table is not maintained after its pass failed."""
+_TRANSACTIONS = TableId(TRANSACTIONS_ID)
+"""Stands for the table of transactions among tables."""
 _RECONNECT_BACKOFF = Backoff(first=5.0, longest=5.0)
 
 Start = Callable[[], Procedures]
@@ -143,6 +146,10 @@ def maintain_tables(
                 for table_id, since in filed.items():
                     outcome = _await_outcome(connection, settings.slot, maintenance, table_id, tables[table_id], since)
                     yield outcome or _unregistered(tables[table_id], was_named=bool(names))
+                if not names:
+                    result = maintenance.maintain_transactions(requested=True)
+                    if result.done or result.errors:
+                        yield MaintenanceOutcome(result.table, tuple(result.done), tuple(result.errors))
         except (KeyboardInterrupt, GeneratorExit):
             # Otherwise the next maintainer would handle requests for which no command waits.
             withdraw_requests(connection, list(tables), requester)
@@ -211,6 +218,7 @@ def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None
                 continue
             try:
                 operations, swept = maintenance.dry_run(backlog)
+                feed_lines = maintenance.feed_dry_run(int(table_id), backlog.policy)
             except LakeError as error:
                 yield MaintenanceOutcome(name, (), (str(error),))
                 continue
@@ -218,6 +226,7 @@ def dry_run(settings: Settings, names: Sequence[str], start: Start | None = None
             if swept is not None:
                 lines.append(f"would delete {len(swept.files)} files of {swept.size_bytes} bytes:")
                 lines.extend(f"  {file.location}" for file in swept.files)
+            lines += feed_lines
             yield MaintenanceOutcome(name, tuple(lines) or ("nothing to do",))
 
 
@@ -305,12 +314,16 @@ class MaintenanceServer:
         did_work = False
         for backlog in maintenance.read_backlogs():
             table_id = backlog.table.table_id
-            due = backlog.policy.maintenance_enabled and backlog.due(requested=False)
             failed = self._failed.get(table_id)
-            if self._stopping.is_set() or not due or (failed is not None and not failed.due):
+            if self._stopping.is_set() or (failed is not None and not failed.due) or not maintenance.is_due(backlog):
                 continue
             did_work = True
             self._report(table_id, maintenance.maintain(table_id))
+        failed = self._failed.get(_TRANSACTIONS)
+        if not self._stopping.is_set() and (failed is None or failed.due):
+            result = maintenance.maintain_transactions(requested=False)
+            did_work = did_work or bool(result.done)
+            self._report(_TRANSACTIONS, result)
         return did_work
 
     def _report(self, table_id: TableId, result: PassResult | None) -> None:
@@ -321,4 +334,5 @@ class MaintenanceServer:
         else:
             self._failed.pop(table_id, None)
         shown: dict[str, Any] = {"table": result.table, "done": result.done, "errors": result.errors}
-        self._log.info("pass", **{key: value for key, value in shown.items() if value})
+        if result.done or result.errors or table_id != _TRANSACTIONS:
+            self._log.info("pass", **{key: value for key, value in shown.items() if value})

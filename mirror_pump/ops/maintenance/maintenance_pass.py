@@ -13,7 +13,15 @@ from functools import partial
 from typing import Any
 
 from mirror_pump.engine.iceberg_procedures.procedures import Procedures
-from mirror_pump.errors import CommitConflict, FileMissing, LakeError, TableError, UsageError
+from mirror_pump.errors import (
+    CommitConflict,
+    ConnectionLost,
+    FileMissing,
+    LakeError,
+    SourceError,
+    TableError,
+    UsageError,
+)
 from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES
 from mirror_pump.lake.commit.fork_difference import fork_difference
 from mirror_pump.lake.commit.merged_manifests import merge_manifests
@@ -26,6 +34,7 @@ from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, discard
 from mirror_pump.model import TableId, TableName
 from mirror_pump.operation_life import OperationPhase
+from mirror_pump.ops.maintenance.feed_pass import FeedMaintenance
 from mirror_pump.ops.maintenance.file_counts import FileCounter
 from mirror_pump.ops.maintenance.fork import forked
 from mirror_pump.ops.maintenance.journal import Heartbeat, journaled_operation, running_operation
@@ -52,6 +61,7 @@ from mirror_pump.pipeline.publish.republication import republish
 from mirror_pump.runtime.backoff import Backoff
 from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.settings.policy import Policy, policy_of
+from mirror_pump.source.catalog.change_feeds import TRANSACTIONS_ID
 from mirror_pump.source.catalog.kept_moments import is_stale_tag
 from mirror_pump.source.catalog.maintenance import (
     COMPACTION,
@@ -77,6 +87,8 @@ times, so the operation has to be computed again."""
 _BACKOFF = Backoff(first=0.5, longest=10.0, jitter=1.0)
 """Pauses between these attempts."""
 _ENDED = "no longer registered"
+TRANSACTIONS = "modak.transactions"
+"""What the table of transactions is called among the tables that are maintained."""
 _SWEPT_SHOWN = 20
 """Number of deleted files whose locations the journal keeps."""
 
@@ -242,6 +254,7 @@ class Maintenance:
                     result.before = result.before or (backlog.figures if backlog is not None else None)
             final_backlog = self.backlog_of(table_id, result)
             if final_backlog is not None:
+                self._maintain_feed(int(table_id), final_backlog.policy, result, requested=requested)
                 result.after = final_backlog.figures
                 self._republish(final_backlog)
             outcome |= {"done": result.done, "errors": result.errors, "skipped": result.skipped}
@@ -253,7 +266,46 @@ class Maintenance:
 
     def _anything_due(self, table_id: TableId, result: PassResult) -> bool:
         backlog = self.backlog_of(table_id, result)
-        return backlog is not None and backlog.policy.maintenance_enabled and bool(backlog.due(requested=False))
+        return backlog is not None and self.is_due(backlog)
+
+    def is_due(self, backlog: MaintenanceBacklog) -> bool:
+        """Whether something is due by itself, for the table or for its change feed."""
+        if not backlog.policy.maintenance_enabled:
+            return False
+        return bool(backlog.due(requested=False)) or self._feed_is_due(backlog)
+
+    def _feed_is_due(self, backlog: MaintenanceBacklog) -> bool:
+        try:
+            return self._feeds(backlog.policy).due(int(backlog.table.table_id))
+        except LakeError as error:
+            self._log.warning("cannot read a change feed", table=str(backlog.table.name), error=str(error))
+            return False
+
+    def maintain_transactions(self, *, requested: bool) -> PassResult:
+        """Maintains the table of transactions, by the default policy. Does nothing if another maintainer does, or if
+        there is none."""
+        result = PassResult(TRANSACTIONS)
+        with table_lock(self._connection, TableId(TRANSACTIONS_ID)) as granted:
+            if granted:
+                self._maintain_feed(TRANSACTIONS_ID, Policy(), result, requested=requested)
+        return result
+
+    def feed_dry_run(self, table_id: int, policy: Policy) -> list[str]:
+        """What a requested pass would do to a change feed, as lines of text. Raises LakeError."""
+        return self._feeds(policy).dry_run(table_id)
+
+    def _maintain_feed(self, feed_id: int, policy: Policy, result: PassResult, *, requested: bool) -> None:
+        try:
+            lines = self._feeds(policy).maintain(feed_id, requested=requested)
+            result.done += [f"change feed: {line}" for line in lines]
+        except (LakeError, SourceError) as error:
+            if isinstance(error, ConnectionLost):
+                raise
+            result.errors.append(f"change feed: {error}")
+            self._log.warning("change feed", table=result.table, error=str(error))
+
+    def _feeds(self, policy: Policy) -> FeedMaintenance:
+        return FeedMaintenance(self._connection, self._slot, self._storage, policy)
 
     def _run_operation(self, backlog: MaintenanceBacklog, due: MaintenanceOperation, result: PassResult) -> bool:
         """Runs one operation, again after conflicts with other commits, and adds the outcome to `result`. Returns True

@@ -43,13 +43,13 @@ from mirror_pump.source.connect import PgConnection
 
 CLOCK_SKEW = 4200.0
 """Seconds by which the clocks of pump, maintainer and storage may differ: ten minutes, and a jump of an hour."""
-_PIN_MARGIN = 3600.0
+PIN_MARGIN = 3600.0
 """Seconds by which a metadata file may be older than its snapshot."""
 _MOST_FILES = 200_000
 """Maximum number of candidates of one sweep, since they pass through Spark's driver. The oldest come first, and the
 next sweep continues."""
 _PARALLEL_DELETES = 8
-_METADATA_SUFFIX = ".metadata.json"
+METADATA_SUFFIX = ".metadata.json"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def sweep(
         if not registered:
             return None
         pinned_snapshots(LakeTable.load(registered[0].metadata_location, storage), registered[0])
-        _delete(unreferenced_files, storage)
+        delete_all(unreferenced_files, storage)
     return Sweep(unreferenced_files, len(listed), len(candidates), deleted=not dry_run)
 
 
@@ -157,11 +157,11 @@ def _oldest_pin(state: LakeTable, table: MaintainedTable) -> float | None:
 
 
 def _limit(before: float, oldest_pin: float | None) -> float:
-    return before if oldest_pin is None else min(before, oldest_pin - _PIN_MARGIN)
+    return before if oldest_pin is None else min(before, oldest_pin - PIN_MARGIN)
 
 
 def _is_metadata(file: StoredFile) -> bool:
-    return file.location.endswith(_METADATA_SUFFIX)
+    return file.location.endswith(METADATA_SUFFIX)
 
 
 def _may_be_staged(file: StoredFile, state: LakeTable) -> bool:
@@ -176,7 +176,7 @@ def _may_be_staged(file: StoredFile, state: LakeTable) -> bool:
     return number is not None and current_number is not None and number > current_number
 
 
-def _delete(files: Sequence[StoredFile], storage: StorageOptions) -> None:
+def delete_all(files: Sequence[StoredFile], storage: StorageOptions) -> None:
     def remove(location: str) -> None:
         delete(location, storage)
 

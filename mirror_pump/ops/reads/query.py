@@ -102,10 +102,10 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
     connection = open_duckdb()
     with ExitStack() as stack:
         stack.callback(connection.close)
-        used = _used(connection, settings, query.statement)
-        mirrored = _mirrored(settings, [*used, *(table.parts for table in query.past)])
+        used = used_tables(connection, settings, query.statement)
+        mirrored = mirrored_names(settings, [*used, *(table.parts for table in query.past)])
         moments = named_moments(settings, _moment_names(query))
-        names = _tables(used, _as_of(query.at, moments, mirrored))
+        names = read_tables(used, _as_of(query.at, moments, mirrored))
         past = _past_tables(query.past, moments, mirrored)
         if not names and not past:
             yield connection
@@ -121,7 +121,7 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
             yield connection
             return
         scope = ReadScope(settings, lake_storage(settings, fsync=False), stack, warn)
-        with _explained_failures(settings, [*names, *(table_id for views in past.values() for table_id in views)]):
+        with explained_failures(settings, [*names, *(table_id for views in past.values() for table_id in views)]):
             reads = _reads(scope, query, names, past)
             for read, read_names in reads:
                 made = create_view(connection, read)
@@ -135,7 +135,7 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
 
 
 @contextmanager
-def _explained_failures(settings: Settings, table_ids: Sequence[TableId]) -> Iterator[None]:
+def explained_failures(settings: Settings, table_ids: Sequence[TableId]) -> Iterator[None]:
     """Raise TableError if the block fails to read a file and files of one of the tables are missing."""
     import duckdb
 
@@ -146,7 +146,9 @@ def _explained_failures(settings: Settings, table_ids: Sequence[TableId]) -> Ite
         raise
 
 
-def _used(connection: duckdb.DuckDBPyConnection, settings: Settings, statement: str) -> frozenset[tuple[str, ...]]:
+def used_tables(
+    connection: duckdb.DuckDBPyConnection, settings: Settings, statement: str
+) -> frozenset[tuple[str, ...]]:
     """Return the tables that the statement names. Raises UsageError if it is not one query."""
     import duckdb
 
@@ -167,7 +169,7 @@ def _used(connection: duckdb.DuckDBPyConnection, settings: Settings, statement: 
 
 
 @dataclass(frozen=True)
-class _MirroredNames:
+class MirroredNames:
     """The registered tables, and what names without a schema refer to."""
 
     tables: Mapping[TableId, TableName]
@@ -175,7 +177,7 @@ class _MirroredNames:
     """The schema in which the role's own sessions find a relation of this name first."""
 
 
-def _mirrored(settings: Settings, used: Collection[tuple[str, ...]]) -> _MirroredNames:
+def mirrored_names(settings: Settings, used: Collection[tuple[str, ...]]) -> MirroredNames:
     """Return the registered tables, and the schemas of the used names."""
     with (
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-sql") as catalog,
@@ -185,10 +187,10 @@ def _mirrored(settings: Settings, used: Collection[tuple[str, ...]]) -> _Mirrore
         tables = {row.table_id: TableName(row.schema_name, row.table_name) for row in rows}
         names = {fold(parts[0]) for parts in used if len(parts) == 1 for fold in _FOLDS}
         names &= {fold(table.name) for table in tables.values() for fold in _FOLDS}
-        return _MirroredNames(tables, on_path(catalog, names) if names else {})
+        return MirroredNames(tables, on_path(catalog, names) if names else {})
 
 
-def _tables(used: Collection[tuple[str, ...]], mirrored: _MirroredNames) -> dict[TableId, list[str]]:
+def read_tables(used: Collection[tuple[str, ...]], mirrored: MirroredNames) -> dict[TableId, list[str]]:
     """Return the mirrored tables among the used ones, each with the SQL names that the statement uses for it."""
     used_tables: dict[TableId, list[str]] = {}
     for parts in sorted(used):
@@ -204,7 +206,7 @@ def _moment_names(query: Query) -> set[str]:
     return {point.name for point in points if point.name is not None}
 
 
-def _as_of(when: PastPoint | None, moments: Mapping[str, KeptMoment], mirrored: _MirroredNames) -> _MirroredNames:
+def _as_of(when: PastPoint | None, moments: Mapping[str, KeptMoment], mirrored: MirroredNames) -> MirroredNames:
     """Return the tables that a statement can name: those of the moment, if it names one."""
     if when is None or when.name is None:
         return mirrored
@@ -212,7 +214,7 @@ def _as_of(when: PastPoint | None, moments: Mapping[str, KeptMoment], mirrored: 
 
 
 def _past_tables(
-    tables: Collection[PastTable], moments: Mapping[str, KeptMoment], mirrored: _MirroredNames
+    tables: Collection[PastTable], moments: Mapping[str, KeptMoment], mirrored: MirroredNames
 ) -> dict[PastPoint, dict[TableId, list[str]]]:
     """Return the views of each moment that the statement names, by table. Raises UsageError if a table is unknown."""
     views: dict[PastPoint, dict[TableId, list[str]]] = {}
@@ -241,7 +243,7 @@ class _QueriedTableRow:
     table_name: str
 
 
-def _find(parts: tuple[str, ...], mirrored: _MirroredNames) -> TableId | None:
+def _find(parts: tuple[str, ...], mirrored: MirroredNames) -> TableId | None:
     """Return the table of that name: without a schema, the one that the role's search_path finds, and if it finds none,
     the only mirrored one. Without an exact match, ignore case, as DuckDB does.
 

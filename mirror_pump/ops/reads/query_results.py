@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.errors import LakeError, MirrorPumpError, UsageError, one_line_of
@@ -27,15 +28,24 @@ _INTERRUPTED = "Query interrupted"
 """The text of the RuntimeError that DuckDB raises instead of KeyboardInterrupt while the tables are prepared."""
 
 
+Opens: TypeAlias = Callable[[Settings, Query, Warn], AbstractContextManager["duckdb.DuckDBPyConnection"]]
+"""Opens DuckDB with the tables that a query names, as `open_query` does."""
+
+
 def run_query(
-    settings: Settings, query: Query, written_as: str, output: Path | Callable[[BinaryIO], None], warn: Warn
+    settings: Settings,
+    query: Query,
+    written_as: str,
+    output: Path | Callable[[BinaryIO], None],
+    warn: Warn,
+    opens: Opens = open_query,
 ) -> None:
     """Run the statement and write its result to `output` as `table`, `csv`, `json` or `parquet`.
 
     `output` is a file's path, or a function that takes the result as a binary stream. Nothing is written unless the
-    whole result could be read. `settings` must be completed. Raises UsageError if the statement is not
-    one query, MirrorPumpError if the tables cannot be read, UsageError or LakeError for errors of DuckDB (see
-    `_refused`), and KeyboardInterrupt.
+    whole result could be read. `opens`: what the tables are. `settings` must be completed. Raises UsageError if the
+    statement is not one query, MirrorPumpError if the tables cannot be read, UsageError or LakeError for errors of
+    DuckDB (see `_refused`), and KeyboardInterrupt.
     """
     require_duckdb()
     import duckdb
@@ -43,7 +53,7 @@ def run_query(
     with tempfile.TemporaryDirectory(prefix="mirror-pump-sql-") as directory:
         result = Path(directory) / "result"
         try:
-            _write(settings, query, written_as, result, warn)
+            _write(settings, query, written_as, result, warn, opens)
         except duckdb.Error as error:
             raise _refused(settings, error) from error
         except RuntimeError as error:
@@ -62,14 +72,14 @@ def run_query(
             ) from error
 
 
-def _write(settings: Settings, query: Query, written_as: str, result: Path, warn: Warn) -> None:
+def _write(settings: Settings, query: Query, written_as: str, result: Path, warn: Warn, opens: Opens) -> None:
     listed = listing(settings, query.statement)
     if listed is not None:
         query = replace(query, statement=listed)
     statement, past = with_views(query.statement)
     query = replace(query, statement=statement, past=past)
     statement = query.statement.strip().rstrip(";")
-    with open_query(settings, query, warn) as connection, stopped_by_ctrl_c(connection):
+    with opens(settings, query, warn) as connection, stopped_by_ctrl_c(connection):
         if _explains(statement):
             rows = connection.execute(statement).fetchall()
             result.write_text("".join(f"{text}\n" for *_, text in rows), encoding="utf-8")

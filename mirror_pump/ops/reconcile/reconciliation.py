@@ -40,6 +40,7 @@ from mirror_pump.pipeline.session.without_stream import forget_going_back, missi
 from mirror_pump.runtime.backoff import RetryPolicy
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import CatalogSlot, catalog_slot
+from mirror_pump.source.catalog.change_feeds import interrupt_feeds
 from mirror_pump.source.catalog.tables import load_table, load_tables
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.retention.partitions import read_attached
@@ -64,6 +65,7 @@ _COPIED = (TableState.LIVE, TableState.COPYING, TableState.FILLING)
 anyway, and the others are not mirrored any more."""
 
 
+_INTERRUPTED = "the mirror was reconciled, and changes before may be missing: the next publish brings a reset"
 _UNDER_WAY = {TableState.COPYING: "copy", TableState.FILLING: "fill"}
 
 
@@ -102,6 +104,8 @@ def reconcile(
         unusable = _unusable(connection, slot, recorded.applied)
         if unusable is None:
             record_timeline(connection, slot, history.timeline, publishes.modified)
+            if lost is not None:
+                interrupt_feeds(connection, slot, _INTERRUPTED)
             say(f"slot {slot}: kept; it continues from frontier {format_lsn(recorded.applied)}")
             return Reconciled(history.timeline, old_timeline, lost, "kept", recorded.applied, ())
         say(f"slot {slot}: made again, because {unusable}; this waits for the transactions that are open now")
@@ -111,6 +115,8 @@ def reconcile(
             record_timeline(connection, slot, history.timeline, publishes.modified)
             say(f"slot {slot}: made at {point}; every table is compared with the heap at that position")
             reasons = _compared(connection, settings, point, engine, observe)
+        # Tables that are equal may have been changed and changed back.
+        interrupt_feeds(connection, slot, _INTERRUPTED)
         tables = _publish(connection, settings, leader.epoch, history.timeline, point.lsn, reasons)
     for table in tables:
         say(f"{table.table}: {table.outcome}{f' ({table.reason})' if table.reason else ''}")

@@ -9,10 +9,12 @@ from typing import Any
 
 from mirror_pump.errors import MirrorPumpError, UsageError
 from mirror_pump.model import MirroredTable, SnapshotPlan, TableId, TableMode, TableState
+from mirror_pump.ops.register.feed_registration import FeedWish
 from mirror_pump.ops.register.lake_partitions import LayoutWish, altered_partitioning
 from mirror_pump.ops.register.registration import refuse_difference
 from mirror_pump.ops.register.selection import select_tables
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.change_feeds import ChangeFeed, load_feed
 from mirror_pump.source.catalog.followed import FollowedPattern, followed_patterns
 from mirror_pump.source.catalog.profiles import find_profile, profile_of
 from mirror_pump.source.catalog.tables import load_table, load_tables
@@ -40,6 +42,7 @@ class DeclaredTables:
     followed: tuple[str, ...] = ()
     """Those of the patterns by which new tables join."""
     snapshots: SnapshotPlan | None = None
+    feed: FeedWish | None = None
 
 
 class ChangeKind(StrEnum):
@@ -49,6 +52,7 @@ class ChangeKind(StrEnum):
     UNREGISTER = "unregister"
     ALTER = "alter"
     """The lake table gets another layout (`register --alter`)."""
+    ALTER_CHANGES = "alter the change feed of"
     DIFFERS = "differs"
     """The table is registered in another way, which only a new registration changes."""
     REFUSED = "refused"
@@ -112,7 +116,14 @@ def _table_differences(
             altered_partitioning(table, LayoutWish(entry.choices.partition_by, entry.choices.sort_by))
     except MirrorPumpError as error:
         return [DeclaredChange(ChangeKind.DIFFERS, name, entry, error)]
-    return [DeclaredChange(ChangeKind.ALTER, name, entry)] if alters else []
+    changes = [DeclaredChange(ChangeKind.ALTER, name, entry)] if alters else []
+    if _feed_wish(load_feed(connection, table.table_id)) != entry.feed:
+        changes.append(DeclaredChange(ChangeKind.ALTER_CHANGES, name, entry))
+    return changes
+
+
+def _feed_wish(feed: ChangeFeed | None) -> FeedWish | None:
+    return None if feed is None else FeedWish(feed.mode, feed.keep)
 
 
 def _owners(
@@ -178,6 +189,7 @@ def export(settings: Settings) -> list[dict[str, Any]]:
             stored = profile_of(connection, table.table_id)
             profile = None if stored == default else stored
             options = _column_options(table) | _retention_options(table, read_choices(connection, table.table_id))
+            options |= _feed_options(load_feed(connection, table.table_id))
             if options:
                 place = {} if profile is None else {"profile": profile}
                 entries.append({"tables": [str(table.name)]} | place | options)
@@ -216,6 +228,13 @@ def _column_options(table: MirroredTable) -> dict[str, Any]:
         else f"{round(table.snapshots.every.total_seconds())}s",
     }
     return {name: value for name, value in options.items() if value}
+
+
+def _feed_options(feed: ChangeFeed | None) -> dict[str, Any]:
+    if feed is None:
+        return {}
+    keep = {} if feed.keep is None else {"keep_changes": f"{round(feed.keep.total_seconds())}s"}
+    return {"changes": feed.mode.value, **keep}
 
 
 def _listed(name: str) -> str:

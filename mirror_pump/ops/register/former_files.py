@@ -16,6 +16,7 @@ from typing import Any
 
 from mirror_pump.errors import TableError
 from mirror_pump.lake.commit.catalog import delete_pointer, load_pointer
+from mirror_pump.lake.format.feed_schema import FEED_SUFFIX
 from mirror_pump.lake.storage import StorageOptions, delete_tree, list_files
 from mirror_pump.source.catalog.former_locations import (
     FormerLocation,
@@ -29,8 +30,9 @@ from sql import queries
 
 _PUBLISH_SQL = queries("publish")
 
-_OWN_PLACE = re.compile(r"/[A-Za-z0-9_-]+-[0-9a-f]{12}/?$")
-"""The end of each location that a registration makes (registration._new_lake_table). Other places may hold anything."""
+_OWN_PLACE = re.compile(rf"/[A-Za-z0-9_-]+-[0-9a-f]{{12}}({FEED_SUFFIX}-[0-9a-f]{{6}})?/?$")
+"""The end of each location that a registration makes (registration._new_lake_table, feed_registration.stage_feed).
+Other places may hold anything."""
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,10 @@ from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.document.metadata_files import read_any_version
 from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.storage import StorageOptions, delete, join
+from mirror_pump.lake.storage import StorageOptions, delete, discard, join
 from mirror_pump.model import (
     Column,
+    FeedMode,
     LakePartitioning,
     Lsn,
     MirroredTable,
@@ -53,6 +54,15 @@ from mirror_pump.model import (
     TableState,
 )
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
+from mirror_pump.ops.register.feed_registration import (
+    FeedWish,
+    StagedFeed,
+    enter_feed,
+    refuse_feed,
+    refuse_name_of_feed,
+    require_old_rows,
+    stage_feed,
+)
 from mirror_pump.ops.register.lake_partitions import partitioning_by
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.ops.table_progress import TableProgress
@@ -63,6 +73,7 @@ from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import StorageProfile
 from mirror_pump.source.catalog.catalog_slot import require_stream
+from mirror_pump.source.catalog.change_feeds import end_feed
 from mirror_pump.source.catalog.followed import forget_refusal
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
 from mirror_pump.source.catalog.lost_rows import is_begun, lost_registration
@@ -158,6 +169,8 @@ class _Wish:
     profile: str | None
     """Name of a storage profile; None: the default one."""
     snapshots: SnapshotPlan | None
+    feed: FeedWish | None = None
+    """The change feed that it gets; None: none."""
 
     @property
     def mode(self) -> TableMode:
@@ -175,6 +188,12 @@ class _StagedRegistration:
     profile: StorageProfile
     retired_table: MirroredTable | None
     """The registration of a dropped table of the same name, which ends."""
+    feed: StagedFeed | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """URIs of the files that staging wrote."""
+        return (*self.staged.files, *(() if self.feed is None else self.feed.files))
 
 
 def register(
@@ -188,6 +207,7 @@ def register(
     profile: str | None = None,
     snapshots: SnapshotPlan | None = None,
     on_refused: Callable[[RegisterOutcome], None] = lambda _: None,
+    feed: FeedWish | None = None,
 ) -> tuple[RegisterOutcome, ...]:
     """Register tables and, with `wait`, return once they are live. If one table is refused, `on_refused` is called
     before anything is copied, and the others go on.
@@ -196,20 +216,15 @@ def register(
     is being copied resumes its copy. `choices` apply to the columns of a single table: UsageError is raised if several
     tables are named. With `retention`, the tables shed old partitions once they are live. `profile` names their storage
     profile; None: the default one. With `snapshots`, their changes are not followed: once they are live, a running pump
-    or the caller pauses them (`ops/resync/snapshots.py`). Ctrl-C, where it raises KeyboardInterrupt in this process,
-    raises Interrupted, which says which tables are registered and which are not.
+    or the caller pauses them (`ops/resync/snapshots.py`). With `feed`, each gets a change feed. Ctrl-C, where it raises
+    KeyboardInterrupt in this process, raises Interrupted, which says which tables are registered and which are not.
     """
-    if choices and len(names) != 1:
-        raise UsageError(
-            "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --no-copy, --partition-by and"
-            " --sort-by are about one table each",
-            "register the tables one by one",
-        )
+    wish = _Wish(choices, retention, profile, snapshots, feed)
+    _require_consistent(wish, names)
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
     as_text: dict[str, tuple[Column, ...]] = {}
     whole_rows: dict[str, bool] = {}
-    wish = _Wish(choices, retention, profile, snapshots)
     with connect(settings.require_dsn(), autocommit=True) as connection:
         try:
             for name in names:
@@ -233,6 +248,21 @@ def register(
             refused = {outcome.table for outcome in outcomes}
             raise _interrupted(names, refused, list(registered.values())) from None
         return (*outcomes, *_registered_outcomes(connection, list(registered), as_text, whole_rows))
+
+
+def _require_consistent(wish: _Wish, names: Sequence[str]) -> None:
+    """Raise UsageError for choices that do not go together."""
+    if wish.choices and len(names) != 1:
+        raise UsageError(
+            "--column, --mask, --exclude-column, --columns-only, --where, --append-only, --no-copy, --partition-by and"
+            " --sort-by are about one table each",
+            "register the tables one by one",
+        )
+    if wish.feed is not None and (wish.retention is not None or wish.snapshots is not None):
+        raise UsageError(
+            "--changes is for plain mirrored tables, without --heap-retention, --mode tiered and --snapshot-only",
+            "leave out --changes: the rows of such tables change by more than the stream has",
+        )
 
 
 def _refresh_statistics(connection: PgConnection, registered: int) -> None:
@@ -289,6 +319,7 @@ def _register_one(
         registered[table_id] = name
         return None if current_table.state is TableState.LIVE or current_table.rests else current_table
     _refuse_lost(connection, str(table_name), table_id)
+    refuse_name_of_feed(connection, table_name)
     if wish.mode is TableMode.MIRRORED:
         require_stream(connection, settings.slot, f"{table_name} cannot be mirrored")
     retired_table = current_table or registered_as(connection, table_name)
@@ -310,7 +341,7 @@ def _register_one(
         raise
     except (MirrorPumpError, KeyboardInterrupt):
         if table_id not in registered:
-            for path in prepared.staged.files:
+            for path in prepared.files:
                 delete(path, prepared.staged.table.storage)
         raise
     return prepared.table
@@ -376,6 +407,9 @@ def _refuse_otherwise(
             f"{table.name} is registered {snapshots_text(table.snapshots)}",
             "to change that, unregister and register the table: it is copied again",
         )
+    if wish.feed is not None and (table.feed is None or table.feed.mode is not wish.feed.mode):
+        registered_feed = "without a change feed" if table.feed is None else f"with --changes={table.feed.mode}"
+        raise TableError(f"{table.name} is registered {registered_feed}", "--alter changes that")
     if table.mode is not wish.mode:
         raise TableError(
             f"{table.name} is registered as a {table.mode} table", "to change that, unregister and register it"
@@ -411,6 +445,11 @@ def _prepare(
     description = chosen(connection, described, wish.choices)
     refuse(description, wish.mode, append_only=wish.choices.append_only)
     refuse_fixed_rows(description)
+    if wish.feed is not None:
+        refuse_feed(connection, description, wish.feed)
+        if wish.feed.mode is FeedMode.ROWS and description.identity.setting != "f":
+            require_old_rows(connection, settings, description)
+            description = chosen(connection, describe(connection, table_id, settings.publication), wish.choices)
     refuse_masks(description, wish.choices, sheds=wish.retention is not None)
     row_filter = read_filter(
         connection, settings.publication, description, wish.choices.where, sheds=wish.retention is not None
@@ -438,7 +477,8 @@ def _prepare(
         snapshots=wish.snapshots,
         no_copy=wish.choices.no_copy,
     )
-    return _StagedRegistration(table, staged, description, plan, profile, retired_table)
+    feed = None if wish.feed is None else stage_feed(table, wish.feed, _warehouse(profile), storage)
+    return _StagedRegistration(table, staged, description, plan, profile, retired_table, feed)
 
 
 def _refuse_lost(connection: PgConnection, name: str, table_id: TableId) -> None:
@@ -490,6 +530,7 @@ def _retire(connection: PgConnection, settings: Settings, retired_table: Mirrore
     # The cut-line may have moved since the first check.
     _refuse_to_retire(connection, current_table)
     record_former_location(connection, retired_table.table_id, EndedBy.REGISTER, only_copy=False)
+    end_feed(connection, retired_table.table_id)
     delete_table(connection, retired_table.table_id)
 
 
@@ -595,6 +636,7 @@ def _new_lake_table(
 def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegistration, choices: ColumnChoices) -> None:
     """Run the registration transaction."""
     table, staged, plan = prepared.table, prepared.staged, prepared.plan
+    unused: list[str] = []
     with source_errors(f"registering {table.name}"), connection.transaction():
         limit_lock(connection, settings)
         # This comes first because it takes the strongest lock.
@@ -635,9 +677,12 @@ def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegist
             keep_heap=plan is not None and plan.keep_heap,
             lake_head=TableHead.of(staged.table).to_json(),
         )
+        if prepared.feed is not None:
+            unused = enter_feed(connection, settings.slot, prepared.feed)
         if table.mode is TableMode.MIRRORED:
             # The settings of the publication are recorded before they are checked, so that a later change differs from
             # the record.
             check_publication(connection, settings.publication)
         if plan is not None:
             enter_partitions(connection, table, plan, own_default=own_default)
+    discard(unused, staged.table.storage)

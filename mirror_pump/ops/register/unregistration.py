@@ -19,6 +19,7 @@ from mirror_pump.ops.restore.restoration import HeapRestoration, NotYet, Report
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
+from mirror_pump.source.catalog.change_feeds import end_feed
 from mirror_pump.source.catalog.followed import leave_alone
 from mirror_pump.source.catalog.former_locations import (
     EndedBy,
@@ -97,7 +98,8 @@ def unregister(
                 f" {table.location}{_before_registering_again(table)}"
             )
         every = former_locations(connection)
-        own = [former_location for former_location in every if former_location.location == table.location]
+        locations_of_table = {table.location, None if table.feed is None else table.feed.location}
+        own = [former_location for former_location in every if former_location.location in locations_of_table]
         _await_tasks(connection, settings)
         remove_former_files(connection, settings.slot, own, _storage(settings))
         left = sum(former_location.table == own[0].table for former_location in every) - 1 if own else 0
@@ -126,6 +128,7 @@ def _end_lost(connection: PgConnection, settings: Settings, name: str, *, keep_l
         remove_from_publication(connection, settings.publication, lost.table_id)
         connection.execute(_SHAPE_SQL["unwatch"], {"table_id": lost.table_id})
         connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+        end_feed(connection, lost.table_id)
         end_lost_registration(connection, lost.table_id)
     return (
         f"{lost.table_name} is no longer registered; {lost.relation} had no row of it. Its lake table and its files"
@@ -261,6 +264,7 @@ def _take_out(
             _require_choice(connection, current_table, choice)
         only_copy = restoration is None and may_have_only_copy(connection, current_table)
         record_former_location(connection, table.table_id, EndedBy.UNREGISTER, only_copy=only_copy)
+        end_feed(connection, table.table_id)
         delete_table(connection, table.table_id)
         if choice.drop_lake:
             # Use the name that the catalog has now: an earlier publish may have renamed the lake table.

@@ -12,6 +12,7 @@ from mirror_pump.errors import LakeError, repair_of
 from mirror_pump.lake.storage import read_bytes
 from mirror_pump.model import LakePartitioning, Lsn, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.status.alerts import alerts_of
+from mirror_pump.ops.status.feed_status import feed_states
 from mirror_pump.ops.status.lake_content import LakeContent, lake_content
 from mirror_pump.ops.status.maintenance_due import maintenance_due
 from mirror_pump.ops.status.resync_state import resync_states
@@ -118,6 +119,7 @@ class StatusReader:
                 followed=tuple(followed_patterns(self._connection, self._settings.slot)),
                 not_joined=tuple(not_joined(self._connection, self._settings.slot)),
                 moments=read_moments(self._connection, self._settings.slot),
+                feeds=feed_states(self._connection, self._settings.slot),
                 resyncs=resync_states(self._connection, self._settings.slot, row.at),
             )
         shown = (

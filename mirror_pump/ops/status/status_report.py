@@ -9,6 +9,7 @@ from typing import Any
 
 from mirror_pump.errors import SourceError
 from mirror_pump.model import Lsn, TableMode, TableState, format_lsn
+from mirror_pump.ops.status.feed_status import FeedStatus
 from mirror_pump.ops.status.lake_content import LakeContent
 from mirror_pump.ops.status.maintenance_due import MaintenanceDue
 from mirror_pump.ops.status.resync_state import ResyncState
@@ -278,6 +279,8 @@ class MirrorStatus:
     moments: tuple[KeptMoment, ...] = ()
     """Moments that are kept (docs/moments.md): expiry, sweeps and lake retention leave their files until they are
     dropped. `moment list --json` has what they cost."""
+    feeds: tuple[FeedStatus, ...] = ()
+    """Change feeds (docs/changes.md)."""
     alerts: tuple[Alert, ...] = ()
     """What a person should look at, the most urgent first; empty when all is well."""
 
@@ -322,6 +325,7 @@ class MirrorStatus:
             "former_locations": [location.to_json() for location in self.former_locations],
             "lost_rows": [{"relation": row.relation, "table": row.table_name} for row in self.lost_rows],
             "moments": [moment.to_json() for moment in self.moments],
+            "feeds": [feed.to_json() for feed in self.feeds],
             "followed": [asdict(pattern) for pattern in self.followed],
             "not_joined": [{"table": str(refused.table), "error": refused.error} for refused in self.not_joined],
         }

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from decoders.change_events import SegmentTransactions
 from mirror_pump.engine.ingest.segment_tasks import SegmentResult
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
@@ -45,6 +46,21 @@ class Segment:
     lengths: bytes
     """Lengths of the messages, int32 in native byte order."""
     tables: tuple[MirroredTable, ...]
+    transactions: SegmentTransactions | None = None
+    """Those of its messages, if one of the tables has a change feed."""
+
+
+@dataclass(frozen=True)
+class StreamTransaction:
+    """A transaction, as change feeds tell of it."""
+
+    final_lsn: Lsn
+    """Position at which its commit record begins."""
+    xid: int
+    commit_time_us: int
+    """Microseconds since 1970 UTC."""
+    origin: str | None = None
+    """Name of the replication origin; None for a transaction of this server."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,9 @@ class Truncation:
 
     table: MirroredTable
     before: int
+    transaction: StreamTransaction
+    number: int
+    """Number of row changes of the transaction before it."""
 
     @property
     def table_id(self) -> TableId:

@@ -158,6 +158,12 @@ class Step(StrEnum):
     """The table changed too much in the meantime. The merge is computed again."""
     MERGE_FAILED = "merge-failed", Level.WARNING, _RETRIED
     """A file could not be read, or a task failed. The pump tries again after a pause, and the stream continues."""
+    CHANGES_EXPIRED = "changes-expired", Level.INFO
+    """A change feed lost its oldest files, whose changes are older than it keeps them. Readers learn from where on it
+    is complete."""
+    EXPIRY_FAILED = "expiry-failed", Level.WARNING, _RETRIED
+    """A file of a change feed could not be read or written. The pump tries again after a pause, and the stream
+    continues."""
     INDEX_BUILDING = "index-building", Level.DEBUG
     """The keys of a table's rows are being read for its key index."""
     INDEX_READY = "index-ready", Level.DEBUG

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 from mirror_pump.pipeline.operations.add_chunks import AddChunks
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline
+from mirror_pump.pipeline.operations.append_changes import AppendChanges
 from mirror_pump.pipeline.operations.apply_stream import ApplyStream
 from mirror_pump.pipeline.operations.change_columns import ChangeColumns
 from mirror_pump.pipeline.operations.copy_again import CopyAgain
@@ -36,6 +37,7 @@ TableOperation: TypeAlias = (
     | RestartCopy
     | RewriteFiles
     | ApplyStream
+    | AppendChanges
     | FoldCorrections
     | IngestFiles
     | RefreshArchive
@@ -58,6 +60,7 @@ ORDER: tuple[type[Operation], ...] = (
     RestartCopy,
     RewriteFiles,
     ApplyStream,
+    AppendChanges,
     FoldCorrections,
     IngestFiles,
     RefreshArchive,
@@ -80,6 +83,12 @@ COMBINATIONS: Mapping[frozenset[type[Operation]], str] = {
     frozenset({AddChunks, ChangeColumns}): "As with ApplyStream: the chunks' files stay readable by field ID.",
     frozenset({AddChunks, FillColumns}): "Chunks of an abandoned copy may arrive late and are left out.",
     frozenset({AddChunks, Truncate}): "The chunks were read before the TRUNCATE arrived and are left out.",
+    frozenset({AppendChanges, ApplyStream}): "The feed gets every change of which the table gets the net effect.",
+    frozenset({AppendChanges, Truncate}): "The feed has the TRUNCATE, and the changes before it, too.",
+    frozenset({AppendChanges, ChangeColumns}): "As with ApplyStream: the feed's files stay readable by field ID.",
+    frozenset({AppendChanges, FillColumns}): "The table is not live after it, so the files are left out.",
+    frozenset({AppendChanges, CopyAgain}): "As with FillColumns.",
+    frozenset({AppendChanges, AddChunks}): "As with FillColumns.",
     frozenset({CopyAgain, RecordPublication}): "The copy makes up for the changes that the publication left out.",
 }
 """The pairs of operations that may be combined, and why. More than two may be combined if every pair of them may, and

@@ -21,6 +21,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.commit.table_head import changed_rows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.pipeline.feeds.feed_staging import FeedStager
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.registrations import Registration
@@ -48,6 +49,7 @@ class GuestPublisher:
         self._stager = Stager(
             storage, self._indexes, self._tables.left_to_the_lake, self._tables.missing, timeline=int(row[0])
         )
+        self._feeds = FeedStager(lambda: connection, slot, storage, int(row[0]), guest=True)
         self._frontier = Lsn(0)
         self._pending: tuple[StagedPublish, dict[TableId, Registration]] | None = None
 
@@ -82,6 +84,7 @@ class GuestPublisher:
         self._pending = staged, dict(registered)
         try:
             _require_whole(staged, request)
+            staged.feeds = self._feeds.stage(staged.feed_tables, (), None)
         except BaseException:
             self.discard()
             raise
@@ -113,6 +116,7 @@ class GuestPublisher:
         transaction = PublishTransaction(cursor, self._slot, self._frontier, self._indexes)
         for accepted in self._pending[0].accepted:
             transaction.apply(accepted, request.written_since)
+        self._feeds.land(cursor, self._pending[0].feeds, None)
 
     def discard(self) -> None:
         """Removes the files of what was staged. Call it only if the transaction certainly failed."""

@@ -24,8 +24,9 @@ from mirror_pump.errors import (
 )
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.storage import StorageOptions, gathered_writes
 from mirror_pump.model import Lsn, MirroredTable, TableId
+from mirror_pump.pipeline.feeds.feed_staging import FeedStager, rename_feeds
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
 from mirror_pump.pipeline.key_index.key_indexes import KeyIndexes
 from mirror_pump.pipeline.key_index.whole_rows import RowReading
@@ -131,6 +132,7 @@ class Publisher:
         self._tables = CatalogTables(self._open, slot, storage)
         self.missing = self._tables.missing
         self._stager = Stager(storage, indexes, self._tables.left_to_the_lake, self.missing, timeline)
+        self._feeds = FeedStager(self._open, slot, storage, timeline, guest=False)
         self._foreign = ForeignCommits(self._stager.load_state, self._open, self._locked, storage, observer)
         self._applied = Lsn(0)
         self._publish_id = 0
@@ -177,9 +179,14 @@ class Publisher:
         if settled is not None:
             return self._publish_once(settled)
         due = without_held(due, request, registered)
-        staged = self._stager.stage(request, registered, due)
+        staged = StagedPublish()
         try:
-            self._stager.complete(due, staged)
+            # Tables and feeds wait for the storage together.
+            with gathered_writes():
+                staged = self._stager.stage(request, registered, due)
+                self._stager.complete(due, staged)
+                failing = {failure.table.table_id for failure in (*request.failures, *staged.failures)}
+                staged.feeds = self._feeds.stage(staged.feed_tables, failing, request.frontier)
             self._staged(request)
         except BaseException:
             self._stager.discard(staged)
@@ -187,6 +194,7 @@ class Publisher:
         request = replace(request, failures=(*request.failures, *staged.failures))
         landed = self._land(request, staged)
         committed = self._stager.landed(staged, landed.live)
+        self._feeds.landed(staged.feeds)
         return LandedPublish(
             frontier=self._applied,
             live=landed.live,
@@ -242,7 +250,9 @@ class Publisher:
             transaction.apply_all(staged.accepted, request.written_since)
             failures = tuple(failure for failure in request.failures if transaction.fail(failure))
             filling = transaction.move_frontier(self._publish_id, request.commit_time_us)
+            self._feeds.land(cursor, staged.feeds, request.frontier)
             rename(cursor, staged.names)
+            rename_feeds(cursor, staged.names)
             transaction.swap_in(staged)
             live = transaction.go_live(staged.going_live - {failure.table.table_id for failure in failures})
             cursor.execute(_SQL["promise"], {"slot": self._slot, "frontier": self._applied})

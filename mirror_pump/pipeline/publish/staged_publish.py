@@ -8,6 +8,7 @@ from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
 from mirror_pump.lake.commit.table_head import TableHead
 from mirror_pump.model import Lsn, SequenceNumber, TableId, TableName, TableState
+from mirror_pump.pipeline.feeds.feed_staging import PublishedTable, StagedFeeds
 from mirror_pump.pipeline.key_index.key_indexes import EncodedDeletes
 from mirror_pump.pipeline.operations.operation import Recording, TablePlan
 from mirror_pump.pipeline.operations.registrations import Registration
@@ -88,6 +89,8 @@ class StagedPublish:
     would lose rows."""
     swaps: dict[TableId, Swap] = field(default_factory=dict)
     """The swaps of tables that were copied again and go live."""
+    feeds: StagedFeeds = field(default_factory=StagedFeeds)
+    """The part of change feeds."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -101,7 +104,20 @@ class StagedPublish:
                 accepted.files,
             )
             for file in files
-        )
+        ) + tuple(self.feeds.written)
+
+    @property
+    def feed_tables(self) -> dict[TableId, PublishedTable]:
+        """What happens to the tables, for their change feeds."""
+        return {
+            accepted.request.table.table_id: PublishedTable(
+                table=accepted.request.table,
+                operations=accepted.request.operations,
+                was_live=accepted.registration.state is TableState.LIVE,
+                is_live=accepted.goes_live or accepted.plan.state is TableState.LIVE,
+            )
+            for accepted in self.accepted
+        }
 
     @property
     def names(self) -> dict[TableId, TableName]:

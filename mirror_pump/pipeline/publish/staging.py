@@ -212,6 +212,7 @@ class Stager:
 
     def discard(self, staged: StagedPublish) -> None:
         """Removes the files of a publish that certainly failed."""
+        discard(staged.feeds.written, self._storage)
         for swap in staged.swaps.values():
             discard(swap.files, self._storage)
         for accepted in staged.accepted:

@@ -13,6 +13,7 @@ from mirror_pump.model import Lsn, MirroredTable, TableId, TableMode
 from mirror_pump.pipeline.copy.copier import Copier
 from mirror_pump.pipeline.copy.copy_budget import CopyBudget
 from mirror_pump.pipeline.copy.difference_copier import DifferenceCopier
+from mirror_pump.pipeline.feed_upkeep.feed_upkeep import FeedUpkeep
 from mirror_pump.pipeline.flow.events import LakeFileMissing
 from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection
 from mirror_pump.pipeline.flow.steps import Step
@@ -128,7 +129,7 @@ def start_services(
     lake_watch = LakeWatch(context, shared)
     for missing in run_state.missing:
         context.inbox.put(LakeFileMissing(*missing))
-    _start(closing, stream, copier, differences, upkeep, folder, builder, row_reader)
+    _start(closing, stream, copier, differences, upkeep, FeedUpkeep(context), folder, builder, row_reader)
     _start(closing, watcher, premake, retention, listener, lake_watch)
     return SessionServices(
         *(start.applied, connection, publisher, planner, stream, copier, differences, upkeep, watcher, retention),

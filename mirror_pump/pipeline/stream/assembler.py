@@ -19,22 +19,24 @@ from decoders.messages import (
     parse_begin,
     parse_commit,
     parse_logical_message,
+    parse_origin,
     parse_relation,
     parse_truncate,
 )
 from mirror_pump.errors import about
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds
 from mirror_pump.model import Lsn, MirroredTable, TableId, TableState
-from mirror_pump.pipeline.flow.batches import BatchEnd, Segment, Truncation
+from mirror_pump.pipeline.flow.batches import BatchEnd, Segment, StreamTransaction, Truncation
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.schema.comparable_rows import rows_are_comparable
 from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision
 from mirror_pump.pipeline.schema.schema_change import rows_of
+from mirror_pump.pipeline.stream.segment_transactions import OpenTransactions
 from mirror_pump.pipeline.stream.stream_tables import StreamTables, difference_from
 from mirror_pump.source.relations.change_notes import PREFIX, Note, NoteReader
 from mirror_pump.source.stream.message_block import FRAME_BYTES, HEADER_BYTES, MessageBlock
 
-_BEGIN, _COMMIT, _RELATION, _TRUNCATE, _MESSAGE = b"BCRTM"
+_BEGIN, _COMMIT, _RELATION, _TRUNCATE, _MESSAGE, _ORIGIN = b"BCRTMO"
 _RELATION_ID = struct.Struct(">I")
 WAIT_PREFIX = "modak.wait"
 """Prefix of the logical messages that modak.wait_for() emits. Their content is the wanted frontier: a WAL position in
@@ -130,6 +132,7 @@ class Assembler:
         self._skipping = False
         self._final_lsn = 0
         self._xid = 0
+        self._transactions = OpenTransactions()
         self.position = applied
         """Everything that ends at or below this position was fed (commit ends and, between transactions,
         keepalives)."""
@@ -203,6 +206,7 @@ class Assembler:
             data = block.data[block.bounds[begin] : block.bounds[end]]
             self._data.append(data)
             self._lengths.append(block.lengths[begin:end].tobytes())
+            self._transactions.take(self._changes, end - begin)
             self._size += len(data)
             self._changes += end - begin
 
@@ -272,6 +276,7 @@ class Assembler:
         if not self._in_transaction or self._final_lsn != self._isolated_transaction:
             raise AssertionError("only a transaction in a batch of its own can be skipped")
         self._data, self._lengths, self._size, self._changes = [], [], 0, 0
+        self._transactions.emitted(is_needed=False)
         self._batch = _OpenBatch(transactions=1)
         self._notes, self._truncated = {}, {}
         self._tables.restore()
@@ -305,9 +310,11 @@ class Assembler:
         data, lengths = b"".join(self._data), b"".join(self._lengths)
         batch = self._batch
         batch.size += self._size
-        if self._tables.active:
+        tables = tuple(self._tables.active.values())
+        transactions = self._transactions.emitted(is_needed=any(table.feed is not None for table in tables))
+        if tables:
             batch.changes += self._changes
-            segment = Segment(batch.segments, data, lengths, tuple(self._tables.active.values()))
+            segment = Segment(batch.segments, data, lengths, tables, transactions)
             batch.segments += 1
             self._emit(segment)
         self._data, self._lengths, self._size, self._changes = [], [], 0, 0
@@ -318,6 +325,7 @@ class Assembler:
         if tag == _BEGIN:
             begin = parse_begin(content)
             self._final_lsn, self._xid = begin.final_lsn, begin.xid
+            self._transactions.begin(StreamTransaction(Lsn(begin.final_lsn), begin.xid, begin.commit_time_us))
             self._in_transaction = True
             self._skipping = self._final_lsn < self._applied
             self._notes, self._truncated = {}, {}
@@ -337,12 +345,18 @@ class Assembler:
         elif tag == _RELATION:
             self._relation(parse_relation(content))
         elif tag == _TRUNCATE and not self._skipping:
+            transactions = self._transactions
             for relation_id in parse_truncate(content).relation_ids:
                 table = self._tables.active.get(relation_id)
                 if table is not None:
                     self._emit_segment()
-                    self._batch.truncations.append(Truncation(table, self._batch.segments))
+                    self._batch.truncations.append(
+                        Truncation(table, self._batch.segments, transactions.current, transactions.rows)
+                    )
                     self._truncated[relation_id] = self._batch.segments, self._changes
+            transactions.truncated()
+        elif tag == _ORIGIN:
+            self._transactions.from_origin(parse_origin(content))
         elif tag == _MESSAGE:
             logical = parse_logical_message(content)
             if logical.prefix == WAIT_PREFIX:

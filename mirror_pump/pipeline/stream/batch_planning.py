@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from decoders.segment import IncompleteRows
+from decoders.incomplete_rows import IncompleteRows
 from mirror_pump.engine.ingest.segment_tasks import TableResult, keys_by_file
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, TableError, about
@@ -18,13 +18,16 @@ from mirror_pump.lake.format.partitioned_files import write_data_files
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
-from mirror_pump.lake.storage import StorageOptions, discard
-from mirror_pump.model import Column, Lsn, MirroredTable, SequenceNumber, TableId
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
+from mirror_pump.model import Column, Lsn, MirroredTable, SequenceNumber, TableId, TableState
+from mirror_pump.pipeline.feeds.feed_planning import FeedPart, plan_feed
 from mirror_pump.pipeline.flow.batches import BatchEnd, DecodedBatch
 from mirror_pump.pipeline.missing_files.damaged_files import damage_failure
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
+from mirror_pump.pipeline.operations.append_changes import AppendChanges
 from mirror_pump.pipeline.operations.apply_stream import ApplyStream
 from mirror_pump.pipeline.operations.combinations import TableOperation, schema_operation
+from mirror_pump.pipeline.operations.copy_again import CopyAgain
 from mirror_pump.pipeline.operations.operation import SegmentChange
 from mirror_pump.pipeline.operations.requests import PublishRequest, TableRequest
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
@@ -112,6 +115,9 @@ class BatchPlanner:
                 table_request = self._table_request(
                     table, by_segment, truncated.get(table_id), changes.get(table_id), end.xids
                 )
+                feed = self._feed_changes(table_request, by_segment, batch)
+                if feed is not None:
+                    table_request = table_request.adding(feed)
             except TableError as error:
                 failures[table_id] = Failure.of(final_tables[table_id], error)
             except FileMissing as error:
@@ -169,6 +175,78 @@ class BatchPlanner:
             ]
             operations.append(schema_operation(change, dropped))
         return TableRequest(table, tuple(operations))
+
+    def _feed_changes(
+        self, request: TableRequest, results: Mapping[int, TableResult], batch: DecodedBatch
+    ) -> AppendChanges | None:
+        """What the batch brings to the table's change feed; None if it has none that is live. `results` are by segment,
+        those before a TRUNCATE too. Raises as `_table_request`."""
+        table = request.table
+        if table.feed is None or table.state is not TableState.LIVE or request.get(CopyAgain) is not None:
+            return None
+        truncations = [
+            truncation
+            for truncation in batch.end.truncations
+            if truncation.table_id == table.table_id and truncation.table.start_lsn == table.start_lsn
+        ]
+        parts = {
+            number: FeedPart(result.feed, _feed_rows(result), batch.results[number].transactions)
+            for number, result in results.items()
+        }
+        if not parts and not truncations:
+            return None
+        versions: list[VersionedFile] = []
+        scratch: list[str] = []
+
+        def complete(number: int, rows: IncompleteRows, take: Callable[[pa.Table], None]) -> None:
+            if not versions:
+                versions.extend(self._feed_versions(table, results, batch.end.xids, scratch))
+            self._completer.complete(
+                table,
+                {number: rows},
+                versions,
+                batch.end.xids,
+                self._frontier,
+                lambda completed: take(completed.rows[number]),
+            )
+
+        try:
+            with StagedFiles(self._storage) as written:
+                changes = plan_feed(table, parts, truncations, complete, self._storage, written)
+                self._written.extend(written.locations)
+                return changes
+        except FileMissing as error:
+            if not error.location.startswith(f"{table.feed.location}/"):
+                raise
+            # The feed gets a reset once it is there again.
+            return AppendChanges(is_whole=False)
+        finally:
+            discard(scratch, self._storage)
+
+    def _feed_versions(
+        self, table: MirroredTable, results: Mapping[int, TableResult], xids: Sequence[int], scratch: list[str]
+    ) -> list[VersionedFile]:
+        """The files that may hold previous versions of rows of the feed: those of all segments, with completed rows,
+        and those of the lake, although a TRUNCATE may follow. `scratch` gets those that no publish names."""
+        files = {number: result.files for number, result in results.items()}
+        versions = self._versions(table, files, in_lake=True)
+        last = max(number for number, result in results.items() if _feed_rows(result) is not None)
+        incomplete = {
+            number: result.incomplete
+            for number, result in results.items()
+            if result.incomplete is not None and number < last
+        }
+        if incomplete:
+
+            def take(completed: Completed) -> None:
+                for number, rows in completed.rows.items():
+                    narrow, schema = narrowed(rows, LakeSchema.of_table(table))
+                    written = write_data_files(narrow, schema, table.location, self._storage, table.partitioning)
+                    scratch.extend(file.path for file in written)
+                    versions.extend(VersionedFile(file.path, number) for file in written)
+
+            self._completer.complete(table, incomplete, list(versions), xids, self._frontier, take)
+        return versions
 
     def _versions(self, table: MirroredTable, files: Mapping[int, SegmentFiles], in_lake: bool) -> list[VersionedFile]:
         """The files that may hold rows' previous versions.
@@ -278,9 +356,18 @@ def _as_published(failure: Failure, changes: Mapping[TableId, TableChange]) -> F
 def _under(result: TableResult, segment: Sequence[MirroredTable], table: MirroredTable) -> TableResult:
     """A segment's result with its incomplete rows projected onto the table's columns at the end of the batch."""
     old_table = next(candidate for candidate in segment if candidate.table_id == table.table_id)
-    if result.incomplete is None or old_table.columns == table.columns:
+    if old_table.columns == table.columns:
         return result
-    return replace(result, incomplete=project_rows(result.incomplete, old_table, table))
+    if result.incomplete is not None:
+        result = replace(result, incomplete=project_rows(result.incomplete, old_table, table))
+    if result.feed is not None and result.feed.incomplete is not None:
+        feed = replace(result.feed, incomplete=project_rows(result.feed.incomplete, old_table, table))
+        result = replace(result, feed=feed)
+    return result
+
+
+def _feed_rows(result: TableResult) -> IncompleteRows | None:
+    return None if result.feed is None else result.feed.incomplete
 
 
 def project_rows(rows: IncompleteRows, old_table: MirroredTable, table: MirroredTable) -> IncompleteRows:

@@ -298,6 +298,7 @@ class Receiver(ThreadedService):
             tables=tuple(segment_table(table, self._packing(table)) for table in segment.tables),
             storage=self._storage,
             header=HEADER_BYTES,
+            transactions=segment.transactions,
         )
         # A future keeps its callbacks and lives until the batch ends, so this callback must not hold the segment's
         # messages.

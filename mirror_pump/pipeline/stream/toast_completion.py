@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from decoders.segment import IncompleteRows
+from decoders.incomplete_rows import IncompleteRows
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Lsn, MirroredTable, TableId

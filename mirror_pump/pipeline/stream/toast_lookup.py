@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from decoders.columns import Kind
-from decoders.segment import IncompleteRows
+from decoders.incomplete_rows import IncompleteRows
 from decoders.text import parse_rows
 from mirror_pump.engine.lake_reads.lookup import Found, LookupTask, find_rows, rows_of
 from mirror_pump.engine.spark_runtime.runner import TaskRunner

@@ -50,6 +50,6 @@ def _remove(storage: StorageOptions, result: Future[SegmentResult]) -> None:
     # A failed task has removed its own files.
     if not result.cancelled() and result.exception() is None:
         discard(
-            [file.path for table in result.result().tables for file in (*table.files.data, *table.files.deletes)],
+            [file.path for table in result.result().tables for file in table.written],
             storage,
         )

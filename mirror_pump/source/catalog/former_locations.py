@@ -83,6 +83,11 @@ def record_former_location(connection: PgConnection, table_id: TableId, ended_by
     connection.execute(_SQL["record"], {"table_id": table_id, "ended_by": ended_by.value, "only_copy": only_copy})
 
 
+def record_feed_location(connection: PgConnection, feed_id: int) -> None:
+    """As `record_former_location`, of a change feed."""
+    connection.execute(_SQL["record_feed"], (feed_id,))
+
+
 def former_locations(connection: PgConnection) -> tuple[FormerLocation, ...]:
     """All former locations, ordered by table and age."""
     with source_errors("reading where former registrations had their files"):

@@ -425,16 +425,29 @@ def begin_sweep(connection: PgConnection, slot: str, table: MaintainedTable, bef
     Raises SourceError on a server that no pump has followed to since it was promoted or restored: it may be a copy, and
     what its catalog does not refer to are the files of the original.
     """
-    with source_errors("declaring a sweep"), connection.transaction():
-        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
-        if not may_delete_files(connection, slot):
-            raise SourceError(
-                f"no file of {table.name} is deleted: the server was promoted or restored since the last publish, or"
-                f" its slot {slot} is gone, and files that its catalog does not know may be another server's",
-                "start a pump: it continues, or says what to do, and so does `mirror-pump status`. A copy for other"
-                " purposes needs its own warehouse",
-            )
+    with _declaring(connection, slot, table.name):
         done = connection.execute(
             _SQL["begin_sweep"], {"table_id": table.table_id, "start_lsn": table.start_lsn, "before": before}
         )
         return done.rowcount == 1
+
+
+def begin_feed_sweep(connection: PgConnection, slot: str, name: TableName, before: float) -> None:
+    """As `begin_sweep`, for the files of change feeds, which the publishes of all tables with a feed bring. Tables
+    being copied bring none. `name` is the feed's. Raises SourceError."""
+    with _declaring(connection, slot, name):
+        connection.execute(_SQL["begin_feed_sweep"], {"slot": slot, "before": before})
+
+
+@contextmanager
+def _declaring(connection: PgConnection, slot: str, name: TableName) -> Iterator[None]:
+    with source_errors("declaring a sweep"), connection.transaction():
+        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
+        if not may_delete_files(connection, slot):
+            raise SourceError(
+                f"no file of {name} is deleted: the server was promoted or restored since the last publish, or"
+                f" its slot {slot} is gone, and files that its catalog does not know may be another server's",
+                "start a pump: it continues, or says what to do, and so does `mirror-pump status`. A copy for other"
+                " purposes needs its own warehouse",
+            )
+        yield

@@ -79,7 +79,7 @@ class ServedCatalog:
 
     def __init__(self, dsn: str, slot: str) -> None:
         self._dsn = dsn
-        self._slot = slot
+        self.slot = slot
         self._lock = threading.Lock()
         self._open: PgConnection | None = None
 
@@ -95,29 +95,29 @@ class ServedCatalog:
 
     def tables(self) -> list[ServedTable]:
         """All tables. Raises SourceError."""
-        with self._connection("reading the mirrored tables") as connection:
+        with self.connection("reading the mirrored tables") as connection:
             return self._tables(connection)
 
     def table(self, namespace: str, name: str) -> ServedTable | None:
         """The table of that name; None if none is mirrored under it. Raises SourceError."""
-        parameters = {"slot": self._slot, "namespace": namespace, "name": name}
-        with self._connection("reading a mirrored table") as connection:
+        parameters = {"slot": self.slot, "namespace": namespace, "name": name}
+        with self.connection("reading a mirrored table") as connection:
             return fetch_row(connection, ServedTable, _SQL["tables"], parameters)
 
     def frontier(self) -> Lsn:
         """The mirror's frontier. Raises SourceError."""
-        with self._connection("reading the frontier") as connection:
-            row = connection.execute(_SQL["frontier"], {"slot": self._slot}).fetchone()
+        with self.connection("reading the frontier") as connection:
+            row = connection.execute(_SQL["frontier"], {"slot": self.slot}).fetchone()
         return Lsn(0) if row is None else Lsn(row[0])
 
     def kept_moment(self, name: str) -> KeptMoment | None:
         """The moment that is kept under this name; None if there is none. Raises SourceError."""
-        with self._connection("reading a moment") as connection:
-            return next(iter(read_moments(connection, self._slot, name)), None)
+        with self.connection("reading a moment") as connection:
+            return next(iter(read_moments(connection, self.slot, name)), None)
 
     @contextmanager
-    def _connection(self, doing: str) -> Iterator[PgConnection]:
-        """The connection. It is forgotten when it is lost, so that the next call makes another."""
+    def connection(self, doing: str) -> Iterator[PgConnection]:
+        """The connection, for the block alone. It is forgotten when it is lost, so that the next call makes another."""
         with self._lock, source_errors(doing):
             connection = self._open
             if connection is None or connection.closed:
@@ -132,7 +132,7 @@ class ServedCatalog:
                 raise
 
     def _tables(self, connection: PgConnection) -> list[ServedTable]:
-        parameters = {"slot": self._slot, "namespace": None, "name": None}
+        parameters = {"slot": self.slot, "namespace": None, "name": None}
         return fetch_rows(connection, ServedTable, _SQL["tables"], parameters)
 
     # Leases
@@ -140,7 +140,7 @@ class ServedCatalog:
     def published(self, seconds: float) -> tuple[list[ServedTable], Mapping[TableId, int]]:
         """All tables, and for those that are readable the ID of a pin on their published snapshot, which lasts
         `seconds` and has no name yet. Raises SourceError."""
-        with self._connection("pinning the published snapshots") as connection, connection.transaction():
+        with self.connection("pinning the published snapshots") as connection, connection.transaction():
             connection.execute(_SQL["lock_pins"])
             tables = self._tables(connection)
             readable = {table.table_id: table.snapshot_id for table in tables if table.readable}
@@ -149,7 +149,7 @@ class ServedCatalog:
     def pin(self, snapshots: Mapping[TableId, SnapshotId], seconds: float) -> Mapping[TableId, int]:
         """Pins a snapshot of each of these tables. The caller looks afterwards whether it is still there. Returns the
         IDs of the pins by table; none for a table that has left the mirror. Raises SourceError."""
-        with self._connection("pinning snapshots") as connection, connection.transaction():
+        with self.connection("pinning snapshots") as connection, connection.transaction():
             return self._pin(connection, snapshots, seconds)
 
     @staticmethod
@@ -165,21 +165,21 @@ class ServedCatalog:
 
     def name_lease(self, lease: str, pins: Collection[int]) -> None:
         """Makes pins a lease, which any process finds by its name. Raises SourceError."""
-        with self._connection("naming a lease") as connection:
+        with self.connection("naming a lease") as connection:
             connection.execute(_SQL["name_lease"], {"lease": f", {lease}", "pins": list(pins)})
 
     def leased(self, lease: str) -> list[LeasedSnapshot]:
         """The pins of a lease; none if it is over. Raises SourceError."""
-        parameters = {"slot": self._slot, "lease": f", {lease}"}
-        with self._connection("looking for a lease") as connection:
+        parameters = {"slot": self.slot, "lease": f", {lease}"}
+        with self.connection("looking for a lease") as connection:
             return fetch_rows(connection, LeasedSnapshot, _SQL["leased"], parameters)
 
     def renew(self, pins: Collection[int], seconds: float) -> bool:
         """Lets pins last for `seconds` from now on. False if one of them has expired. Raises SourceError."""
-        with self._connection("renewing a lease") as connection:
+        with self.connection("renewing a lease") as connection:
             return connection.execute(_SQL["renew"], {"pins": list(pins), "seconds": seconds}).rowcount == len(pins)
 
     def release(self, pins: Collection[int]) -> None:
         """Removes pins. Raises SourceError."""
-        with self._connection("releasing pins") as connection:
+        with self.connection("releasing pins") as connection:
             connection.execute(_SQL["release"], {"pins": list(pins)})

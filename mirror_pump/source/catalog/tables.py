@@ -16,6 +16,7 @@ from mirror_pump.model import (
     EVERYTHING_IN_HEAP,
     Column,
     ExcludedColumn,
+    FeedMode,
     LakePartitioning,
     Lsn,
     MirroredTable,
@@ -24,6 +25,7 @@ from mirror_pump.model import (
     SnapshotId,
     SnapshotPlan,
     SortedColumn,
+    TableFeed,
     TableId,
     TableMode,
     TableName,
@@ -290,6 +292,8 @@ class _MirroredTableRow:
     lag: int | None
     partition_scheme: dict[str, Any]
     """See `partition_scheme`."""
+    feed_mode: str | None
+    feed_location: str | None
 
     def table(self) -> MirroredTable:
         return MirroredTable(
@@ -318,6 +322,11 @@ class _MirroredTableRow:
             tier=tier_of(self.tier_key_col, self.tier_key_type, self.tier_key_hi, self.lag, self.retention_line),
             mode=TableMode(self.mode),
             partitioning=partitioning_of(self.partition_scheme),
+            feed=(
+                TableFeed(FeedMode(self.feed_mode), self.feed_location)
+                if self.feed_mode is not None and self.feed_location is not None
+                else None
+            ),
         )
 
 

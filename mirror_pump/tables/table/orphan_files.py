@@ -14,10 +14,9 @@ import time
 from collections.abc import Iterator
 
 from mirror_pump.errors import ForeignTable, LakeError, UsageError
-from mirror_pump.lake.contents.file_listing import Listing
+from mirror_pump.lake.contents.referenced_files import referenced_files
 from mirror_pump.lake.document.metadata_files import metadata_directory
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.storage import StorageOptions, StoredFile, delete, join, list_files
 from mirror_pump.tables.catalogs.lake_catalog import LakeCatalog, TableIdentifier
 from mirror_pump.tables.metadata.table_view import check_readable, manifests_of
@@ -136,17 +135,7 @@ def _require_own(metadata: TableMetadata, listed: list[StoredFile]) -> None:
 
 def _referenced(metadata: TableMetadata, storage: StorageOptions) -> Iterator[str]:
     """Every file that the metadata names, directly or not; some of them more than once."""
-    yield from metadata.former_locations
-    yield from metadata.statistics_locations
-    manifests: dict[str, Manifest] = {}
-    for snapshot in metadata.snapshots:
-        if snapshot.has_manifest_list:
-            yield snapshot.manifest_list
-        manifests |= {manifest.path: manifest for manifest in manifests_of(snapshot, storage)}
-    yield from manifests
-    for manifest in manifests.values():
-        for files in Listing(storage).files([manifest]).values():
-            yield from (file.path for file in files)
+    return referenced_files(metadata, storage, manifests_of)
 
 
 def _number(file: StoredFile) -> int:

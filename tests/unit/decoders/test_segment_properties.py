@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoders.columns import ColumnType, Kind
-from decoders.segment import IncompleteRows, RelationShape, TableChanges, decode_segment
+from decoders.incomplete_rows import IncompleteRows
+from decoders.segment import RelationShape, TableChanges, decode_segment
 from tests.support import pgoutput_encoder as encoder
 from tests.support.pgoutput_encoder import UNCHANGED, Cell
 

@@ -19,6 +19,7 @@ from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.model import Lsn, SequenceNumber, SnapshotId, TableState
 from mirror_pump.pipeline.operations.add_chunks import AddChunks, CopiedChunk
 from mirror_pump.pipeline.operations.advance_cutline import AdvanceCutline, AdvanceRefused, PartitionFiles
+from mirror_pump.pipeline.operations.append_changes import AppendChanges
 from mirror_pump.pipeline.operations.apply_stream import ApplyStream
 from mirror_pump.pipeline.operations.change_columns import ChangeColumns
 from mirror_pump.pipeline.operations.combinations import COMBINATIONS, ORDER, TableOperation, schema_operation
@@ -66,6 +67,7 @@ EACH: dict[type[Operation], Operation] = {
     RestartCopy: RestartCopy(),
     RewriteFiles: RewriteFiles(REWRITE),
     ApplyStream: ApplyStream((segment("a"),)),
+    AppendChanges: AppendChanges((written_file("changes"),)),
     FoldCorrections: FOLD,
     IngestFiles: INGEST,
     RefreshArchive: RefreshArchive(),
@@ -137,6 +139,7 @@ def test_every_operation_names_the_files_that_were_written_for_it() -> None:
     assert named == {
         RewriteFiles: ("file:///lake/deletes",),
         ApplyStream: ("file:///lake/a",),
+        AppendChanges: ("file:///lake/changes",),
         FoldCorrections: ("file:///lake/folded",),
         IngestFiles: ("file:///lake/old rows", "file:///lake/replaced"),
         AddChunks: ("file:///lake/chunk",),

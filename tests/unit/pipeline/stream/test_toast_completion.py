@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoders.segment import IncompleteRows
+from decoders.incomplete_rows import IncompleteRows
 from mirror_pump.pipeline.stream.toast_completion import chains
 
 

@@ -1,0 +1,189 @@
+"""Merges the files of a change feed: which of them become one, and the task that writes it.
+
+A feed gets a file with each publish, so its files are merged by size classes, as those of mirrored tables
+(`merge_plan`). It has no deletes, and its order counts: a reader takes the changes between two positions, and skips
+files by the bounds of `_lsn`.
+
+Invariant: the files of a feed, sorted by their bounds, hold its changes in the order (`_lsn`, `_seq`), and so does what
+a merge leaves. Only files that follow each other in this order are merged, those of one day of commits, none of which
+begins before the one before it has ended, and the task writes their rows in this order: two may have rows of one
+transaction in turns. A file keeps its rows' day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+import pyarrow as pa
+
+from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
+from mirror_pump.engine.rewrite.file_merge import MergeTask, column_of
+from mirror_pump.engine.rewrite.merge_plan import FANOUT, MOST_SOURCES, size_class
+from mirror_pump.lake.commit.row_delta import LakeTable
+from mirror_pump.lake.contents.file_listing import Listing, LiveFile
+from mirror_pump.lake.contents.ordered_rows import in_commit_order
+from mirror_pump.lake.format.columns import names_by_id
+from mirror_pump.lake.format.damaged_files import open_parquet
+from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
+from mirror_pump.lake.format.feed_schema import LSN_ID, SEQ_ID
+from mirror_pump.lake.format.row_batches import stored_rows
+from mirror_pump.lake.storage import StorageOptions
+
+_BATCH_ROWS = 64 * 1024
+
+
+@dataclass(frozen=True)
+class FeedFile:
+    """A data file of a change feed."""
+
+    file: LiveFile
+    lowest_lsn: int
+    highest_lsn: int
+    lowest_seq: int
+
+    @classmethod
+    def of(cls, file: LiveFile) -> FeedFile:
+        """The file with its bounds. Each file has those of `_lsn`; the table of transactions has no `_seq`."""
+        return cls(
+            file,
+            _number(file.lower_bounds[LSN_ID]),
+            _number(file.upper_bounds[LSN_ID]),
+            _number(file.lower_bounds.get(SEQ_ID, b"")),
+        )
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """By what the files of a feed are sorted. Of several files with changes of one transaction, the first may begin
+        with earlier ones, the last may end with later ones, and those between have no others."""
+        return self.lowest_lsn, self.highest_lsn, self.lowest_seq
+
+
+def _number(bound: bytes) -> int:
+    return int.from_bytes(bound, "little", signed=True)
+
+
+def feed_listing(storage: StorageOptions) -> Listing:
+    """A listing that keeps the bounds by which the files of a feed are in order."""
+    return Listing(storage, (LSN_ID, SEQ_ID))
+
+
+def feed_files(feed: LakeTable, listing: Listing) -> list[FeedFile]:
+    """The feed's files with rows, in the order of its changes. Reads the manifests that the listing does not have.
+    Raises LakeError."""
+    by_manifest = listing.files(feed.manifests)
+    files = (FeedFile.of(file) for files in by_manifest.values() for file in files if file.records)
+    return sorted(files, key=lambda file: file.place)
+
+
+def choose_neighbours(files: Sequence[FeedFile], target_bytes: int, fanout: int = FANOUT) -> tuple[LiveFile, ...]:
+    """The files to merge into one, in order; none if too few have accumulated.
+
+    `files` are all files of a feed, in order, and `target_bytes` is the size from which on one is left alone. Of
+    neighbours of one day, chosen are those that make up the target size, or `fanout` and more that make a file of a
+    higher size class than each of them. So a row is rewritten once per class, and once more for the target. What is
+    left of a day is merged once the feed goes on with another.
+    """
+    runs = list(_runs(files, target_bytes))
+    candidates = (_chosen(run, target_bytes, fanout, closed=run[-1] is not files[-1].file) for run in runs)
+    return max(candidates, key=len, default=())
+
+
+def _runs(files: Iterable[FeedFile], target_bytes: int) -> Iterator[list[LiveFile]]:
+    """Neighbours that may be merged: small files of one day, in order, none of which begins before the end of the one
+    before."""
+    run: list[LiveFile] = []
+    end = 0
+    for feed_file in files:
+        file = feed_file.file
+        fits = file.size_bytes < target_bytes
+        if run and not (fits and file.partition == run[-1].partition and feed_file.lowest_lsn >= end):
+            yield run
+            run = []
+        if fits:
+            run.append(file)
+            end = feed_file.highest_lsn
+    if run:
+        yield run
+
+
+def _chosen(run: Sequence[LiveFile], target_bytes: int, fanout: int, *, closed: bool) -> tuple[LiveFile, ...]:
+    if len(run) > 1 and (closed or sum(file.size_bytes for file in run) >= target_bytes):
+        return _up_to(run, target_bytes)
+    for number in sorted({size_class(file.records) for file in run}, reverse=True):
+        for lower, group in groupby(run, key=lambda file: size_class(file.records) <= number):
+            stretch = list(group)
+            if lower and len(stretch) >= fanout and size_class(sum(file.records for file in stretch)) > number:
+                return _up_to(stretch, target_bytes)
+    return ()
+
+
+def _up_to(files: Sequence[LiveFile], target_bytes: int) -> tuple[LiveFile, ...]:
+    """The first of the files, two or more, up to the target size."""
+    size = 0
+    for count, file in enumerate(files):
+        if count > 1 and (size >= target_bytes or count >= MOST_SOURCES):
+            return tuple(files[:count])
+        size += file.size_bytes
+    return tuple(files)
+
+
+def merge_task(feed: LakeTable, chosen: Sequence[LiveFile]) -> MergeTask:
+    """The task that makes one file of these."""
+    return MergeTask(tuple(map(OrderedFile.of, chosen)), (), feed.schema, feed.location, feed.storage)
+
+
+@dataclass(frozen=True)
+class JoinedFile:
+    """A file with the rows of others."""
+
+    file: WrittenFile
+
+    @property
+    def written(self) -> tuple[WrittenFile, ...]:
+        """Every file that the task wrote."""
+        return (self.file,)
+
+
+def join_files(task: MergeTask) -> JoinedFile:
+    """Writes the rows of the task's data files into one, in order, with the columns of the task's schema.
+
+    Memory: a row group of the new file, and a batch of each file that has rows of the same transaction. Raises
+    LakeError if a file cannot be read.
+    """
+    files = ((_first_lsn(file.path, task), partial(_rows_of, file.path, task)) for file in task.data)
+    with DataFileWriter(task.schema, task.location, task.storage, partition=task.partition) as writer:
+        for rows in in_commit_order(files):
+            writer.write(rows)
+    return JoinedFile(writer.written)
+
+
+def _first_lsn(path: str, task: MergeTask) -> int:
+    """The position of a file's first row."""
+    with open_parquet(path, task.storage) as parquet:
+        column = names_by_id(parquet)[LSN_ID]
+        first: int = next(parquet.iter_batches(1, columns=[column])).column(0)[0].as_py()
+    return first
+
+
+def _rows_of(path: str, task: MergeTask) -> Iterator[pa.Table]:
+    """A file's rows with the columns of the task's schema."""
+    for _, columns, rows in stored_rows(path, task.schema, None, task.storage, _BATCH_ROWS, task.batch_bytes):
+        arrays = [column_of(column, columns, len(rows), path, task) for column in task.schema.fields]
+        yield pa.table(arrays, schema=task.schema.arrow)
+
+
+def expired_files(files: Sequence[FeedFile], first_day: int) -> list[FeedFile]:
+    """The files at the beginning of a feed whose changes were all committed before this day, counted from 1970.
+
+    A feed has no gap, so a file stays as long as one before it: server clocks may have been set.
+    """
+    expired: list[FeedFile] = []
+    for feed_file in files:
+        (day,) = feed_file.file.partition
+        if day is None or day >= first_day:
+            break
+        expired.append(feed_file)
+    return expired

@@ -1,0 +1,1 @@
+"""Reads change feeds: the changes of an interval between two frontiers."""

@@ -1,0 +1,291 @@
+"""Change feeds of tables: which can have one, and its empty Iceberg table, which is created with the registration.
+
+A feed begins with the publish in which its table is first live with it. So the feed of a table that is registered
+already is created the same way: no row is copied.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+
+from psycopg import errors as pg_errors
+
+from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
+from mirror_pump.errors import TableError, UsageError
+from mirror_pump.lake.commit.catalog import (
+    ENGINE_PROPERTIES,
+    ensure_namespace,
+    insert_pointer,
+    load_pointer,
+)
+from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
+from mirror_pump.lake.format.feed_schema import (
+    FEED_COLUMNS,
+    FEED_PARTITIONING,
+    FEED_SUFFIX,
+    TRANSACTION_NAMESPACE,
+    TRANSACTION_SCHEMA,
+    TRANSACTION_TABLE,
+    feed_schema,
+)
+from mirror_pump.lake.storage import StorageOptions, discard, join
+from mirror_pump.model import FeedMode, MirroredTable, TableMode, TableName
+from mirror_pump.ops.register.unregistration import registered_table
+from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
+from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.change_feeds import (
+    TRANSACTIONS_ID,
+    ChangeFeed,
+    end_feed,
+    feed_of_name,
+    insert_feed,
+    keep_feed,
+    load_feed,
+)
+from mirror_pump.source.catalog.profiles import find_profile, profile_of
+from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import PgConnection, connect, source_errors
+from mirror_pump.source.relations.description import RelationDescription
+from mirror_pump.source.relations.relations import describe
+from sql import queries
+
+_PUBLISH_SQL = queries("publish")
+
+_PROPERTIES = {"format-version": "2", **ENGINE_PROPERTIES}
+
+
+@dataclass(frozen=True)
+class FeedWish:
+    """What the user wants of a feed."""
+
+    mode: FeedMode
+    keep: timedelta | None = None
+    """How long changes stay; None: for ever."""
+
+
+@dataclass(frozen=True)
+class StagedFeed:
+    """A feed whose empty Iceberg table is staged, to be entered into the catalog."""
+
+    wish: FeedWish
+    table: MirroredTable
+    commit: StagedCommit
+    transactions: StagedCommit
+    """The table of the mirror's transactions, for the case that this is its first feed."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """URIs of the files that staging wrote."""
+        return (*self.commit.files, *self.transactions.files)
+
+
+def refuse_feed(connection: PgConnection, description: RelationDescription, wish: FeedWish) -> None:
+    """Raise TableError if the relation cannot have the feed."""
+    name = description.name
+    taken = sorted({column.name for column in description.columns} & set(FEED_COLUMNS))
+    if taken:
+        raise TableError(
+            f"{name} has a column {taken[0]}, as its change feed has", "leave out --changes, or rename the column"
+        )
+    if not description.key and description.whole_rows and wish.mode is FeedMode.KEYS:
+        raise TableError(
+            f"{name} has no key, so its change feed cannot say which row was changed",
+            "--changes=rows has the old rows, or give the table a primary key",
+        )
+    if wish.mode is FeedMode.ROWS and description.kind == "p":
+        raise TableError(
+            f"{name} is partitioned: a partition that is created without REPLICA IDENTITY FULL would have no old rows",
+            "--changes=keys",
+        )
+    feed_name = name.name + FEED_SUFFIX
+    if load_pointer(connection, name.schema, feed_name) is not None:
+        raise TableError(
+            f"the lake has a table {TableName(name.schema, feed_name)}, as the change feed would be called",
+            "rename that table; if it is of a former registration, have it removed: mirror-pump unregister --former",
+        )
+
+
+def refuse_name_of_feed(connection: PgConnection, name: TableName) -> None:
+    """Raise TableError if a table to be registered is called like a feed."""
+    feed = feed_of_name(connection, name)
+    if feed is not None:
+        raise TableError(f"{name} is the name of a change feed in the lake", "rename the table, then register it")
+
+
+def require_old_rows(connection: PgConnection, settings: Settings, description: RelationDescription) -> None:
+    """Have the stream bring old rows: REPLICA IDENTITY FULL. Raise TableError if the table is another role's."""
+    if description.identity.setting == "f":
+        return
+    statement = f"ALTER TABLE {description.name.quoted} REPLICA IDENTITY FULL"
+
+    def attempt() -> None:
+        with source_errors(f"altering {description.name}"), connection.transaction():
+            limit_lock(connection, settings)
+            try:
+                connection.execute(statement.encode())
+            except pg_errors.InsufficientPrivilege as error:
+                raise TableError(
+                    f"{description.name} has not REPLICA IDENTITY FULL, which --changes=rows needs, and it is not ours"
+                    " to alter",
+                    f"as its owner: {statement}",
+                ) from error
+
+    with_lock_retries(settings, description.name, attempt)
+
+
+def stage_feed(table: MirroredTable, wish: FeedWish, warehouse: str, storage: StorageOptions) -> StagedFeed:
+    """Write the empty Iceberg tables, which nothing refers to yet."""
+    now_ms = time.time_ns() // 1_000_000
+    location = table.location.rstrip("/") + FEED_SUFFIX
+    # Registered again, a table has another location; a feed that is created again may not have one that was used.
+    location = f"{location}-{uuid.uuid4().hex[:6]}"
+    commit = LakeTable.create(
+        feed_schema(table, wish.mode), location, storage, _PROPERTIES, now_ms, partitioning=FEED_PARTITIONING
+    )
+    transactions = LakeTable.create(
+        TRANSACTION_SCHEMA,
+        join(warehouse, TRANSACTION_NAMESPACE, f"{TRANSACTION_TABLE}-{uuid.uuid4().hex[:12]}"),
+        storage,
+        _PROPERTIES,
+        now_ms,
+        partitioning=FEED_PARTITIONING,
+    )
+    return StagedFeed(wish, table, commit, transactions)
+
+
+def enter_feed(connection: PgConnection, slot: str, staged: StagedFeed) -> list[str]:
+    """Enter the feed into the catalog, in the transaction of its registration. Take the lock of the slot's row. Return
+    the files that are not needed."""
+    connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": slot})
+    name = staged.table.name
+    feed_name = TableName(name.schema, name.name + FEED_SUFFIX)
+    wish = staged.wish
+    _enter(connection, slot, staged.table.table_id, wish.mode, wish.keep, feed_name, staged.commit)
+    if load_feed(connection, TRANSACTIONS_ID) is not None:
+        return list(staged.transactions.files)
+    transactions_name = TableName(TRANSACTION_NAMESPACE, TRANSACTION_TABLE)
+    _enter(connection, slot, TRANSACTIONS_ID, FeedMode.TRANSACTIONS, wish.keep, transactions_name, staged.transactions)
+    return []
+
+
+def _enter(
+    connection: PgConnection,
+    slot: str,
+    feed_id: int,
+    mode: FeedMode,
+    keep: timedelta | None,
+    name: TableName,
+    commit: StagedCommit,
+) -> None:
+    ensure_namespace(connection, name.schema)
+    try:
+        insert_pointer(connection, name.schema, name.name, commit.new_location)
+    except pg_errors.UniqueViolation as error:
+        raise TableError(
+            f"the lake has a table {name}, as the change feed would be called", "rename that table"
+        ) from error
+    insert_feed(connection, feed_id, slot, mode, keep, name, commit.table.location)
+
+
+@dataclass(frozen=True)
+class FeedChange:
+    """What became of a table whose feed was to be changed."""
+
+    table: str
+    feed: ChangeFeed | None
+    """None: it has none now."""
+    changed: bool
+
+
+def alter_feed(settings: Settings, name: str, wish: FeedWish | None) -> FeedChange:
+    """Give a registered table a feed, let its changes stay for another time, or, without a wish, take its feed away. A
+    running pump begins a new session. Raise TableError if the table cannot have it."""
+    with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-alter") as connection:
+        with source_errors(f"altering {name}"):
+            table = registered_table(connection, name)
+        staged: StagedFeed | None = None
+        storage = lake_storage(settings)
+        current = load_feed(connection, table.table_id)
+        if wish is not None and current is not None and current.mode is not wish.mode:
+            raise TableError(
+                f"the change feed of {table.name} is of --changes={current.mode}",
+                "take it away first: register --no-changes --alter",
+            )
+        if wish is not None and current is None:
+            _refuse_table(table)
+            description = describe(connection, table.table_id, settings.publication, table.mode)
+            refuse_feed(connection, description, wish)
+            if wish.mode is FeedMode.ROWS:
+                require_old_rows(connection, settings, description)
+            profile = find_profile(connection, profile_of(connection, table.table_id))
+            if not profile.warehouse:
+                raise UsageError(f"storage profile {profile.name} has no warehouse", "mirror-pump init --warehouse URI")
+            refresh_profiles(storage, connection)
+            staged = stage_feed(table, wish, profile.warehouse, storage)
+        unused: list[str] = []
+        try:
+            with_lock_retries(
+                settings,
+                table.name,
+                lambda: unused.extend(_alter_locked(connection, settings, table, wish, staged)),
+            )
+        except TableError:
+            discard([] if staged is None else staged.files, storage)
+            raise
+        discard(unused, storage)
+        feed = load_feed(connection, table.table_id)
+        return FeedChange(str(table.name), feed, feed != current)
+
+
+def _alter_locked(
+    connection: PgConnection,
+    settings: Settings,
+    table: MirroredTable,
+    wish: FeedWish | None,
+    staged: StagedFeed | None,
+) -> list[str]:
+    """The transaction. Return the files that are not needed."""
+    unused: list[str] = []
+    with source_errors(f"altering {table.name}"), connection.transaction():
+        limit_lock(connection, settings)
+        connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+        current = load_table(connection, table.table_id)
+        if current is None or (current.location, current.name, current.columns) != (
+            table.location,
+            table.name,
+            table.columns,
+        ):
+            raise TableError(f"{table.name} was altered meanwhile: nothing was done", "try again")
+        if staged is not None:
+            unused = enter_feed(connection, settings.slot, staged)
+        elif wish is not None:
+            keep_feed(connection, table.table_id, wish.keep)
+        else:
+            end_feed(connection, table.table_id)
+        notify_pump(connection, RESYNC)
+    return unused
+
+
+def _refuse_table(table: MirroredTable) -> None:
+    """Raise TableError for a registered table whose rows change by more than its stream."""
+    if table.mode is TableMode.TIERED or table.tier is not None:
+        raise TableError(
+            f"the rows of {table.name} change by corrections too, which no stream has", "leave out --changes"
+        )
+    if table.snapshots is not None:
+        raise TableError(f"the changes of {table.name} are not followed (--snapshot-only)", "leave out --changes")
+    if table.state.has_ended:
+        raise TableError(f"{table.name} has failed or was dropped", "`mirror-pump status` says why")
+
+
+def parse_feed(changes: str | None, keep: timedelta | None) -> FeedWish | None:
+    """The wish of --changes and --keep-changes. Raises UsageError."""
+    if changes is None:
+        return None
+    if changes not in (FeedMode.KEYS, FeedMode.ROWS):
+        raise UsageError(f"--changes is keys or rows, not {changes!r}", "--changes=keys")
+    return FeedWish(FeedMode(changes), keep)

@@ -1,0 +1,138 @@
+"""Changes of an interval as clients of the catalog see them.
+
+Invariant: a client that attached an interval gets its changes, all and no others, in every load. The prefix of its
+paths names both positions, and any snapshot of a feed that has these changes shows the same rows. So nothing is chosen
+when a client attaches: a table is pinned when it is loaded, by a lease that bears the prefix, which each load renews,
+and by which any server finds what was written. A table whose changes have expired between attach and load gives an
+error, never fewer rows.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from mirror_pump.errors import TableError, UsageError
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.ops.changes.interval_tables import why_left_out
+from mirror_pump.ops.changes.pinned_feeds import PinnedFeed, interval_of, pin_interval
+from mirror_pump.ops.changes.points import ChangePoints
+from mirror_pump.rest_catalog.attachment_names import ChangesAttachment
+from mirror_pump.rest_catalog.protocol import ProtocolError, bad_request, no_such_table
+from mirror_pump.source.catalog.feed_reads import ReadFeed, read_feeds, renew_feed_pins
+from mirror_pump.source.catalog.served_tables import ServedCatalog
+from mirror_pump.source.connect import PgConnection
+
+_LEASE = "mirror-pump serves "
+"""The beginning of a lease's name; the prefix follows."""
+_RENEWED_AFTER = 1 / 3
+"""Share of a lease's duration after which a load renews it."""
+
+Name = tuple[str, str]
+"""Namespace and name of a table."""
+
+
+@dataclass
+class _LoadedChanges:
+    """A table of an interval that clients have loaded."""
+
+    pinned: PinnedFeed | None = None
+    renewed: float = 0.0
+    """When the lease was renewed, by time.monotonic()."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """So that loads at the same time write the table's files once."""
+
+
+class ServedChanges:
+    """The intervals that clients read. Threads share it."""
+
+    def __init__(self, catalog: ServedCatalog, storage: StorageOptions, lease: float, most: int) -> None:
+        """`lease`: seconds that a table of an interval lasts after its last load. `most`: how many intervals there may
+        be at a time of which tables have been loaded."""
+        self._catalog = catalog
+        self._storage = storage
+        self._lease = lease
+        self._most = most
+        self._lock = threading.Lock()
+        self._loaded: dict[tuple[str, Name], _LoadedChanges] = {}
+
+    def attach(self, points: ChangePoints) -> tuple[ChangesAttachment, Mapping[Name, str]]:
+        """The interval that a client asks for, and the tables that cannot be shown in it, with the reasons. Raises
+        ProtocolError, SourceError, LakeError."""
+        try:
+            interval, feeds = interval_of(
+                self._connections, self._catalog.slot, points, self._storage, time.time_ns() // 1_000_000
+            )
+        except UsageError as error:
+            raise bad_request(f"{error}; {error.remedy}") from None
+        reasons = {(feed.namespace, feed.name): why_left_out(feed, interval) for feed in feeds}
+        return ChangesAttachment(interval), {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def names(self, attachment: ChangesAttachment) -> list[Name]:
+        """The tables of an interval, in order. Raises SourceError."""
+        return sorted(
+            (feed.namespace, feed.name) for feed in self._feeds() if why_left_out(feed, attachment.interval) is None
+        )
+
+    def whole_feeds(self) -> Mapping[Name, str]:
+        """The metadata files of all feeds as they are now, by their own names in the lake. Raises SourceError."""
+        return {
+            (feed.feed_namespace, feed.feed_name): feed.metadata_location
+            for feed in self._feeds()
+            if feed.metadata_location is not None
+        }
+
+    def location(self, attachment: ChangesAttachment, name: Name) -> str:
+        """The metadata file that shows a table. Raises ProtocolError if none can, SourceError, LakeError."""
+        loaded = self._entry(attachment, name)
+        with loaded.lock:
+            now = time.monotonic()
+            if loaded.pinned is not None and now - loaded.renewed < self._lease * _RENEWED_AFTER:
+                return loaded.pinned.location
+            if loaded.pinned is not None:
+                with self._connections() as connection:
+                    if renew_feed_pins(connection, [loaded.pinned.pin_id], self._lease):
+                        loaded.renewed = now
+                        return loaded.pinned.location
+            feed = next((row for row in self._feeds() if (row.namespace, row.name) == name), None)
+            if feed is None:
+                raise no_such_table(*name)
+            lease = _LEASE + attachment.prefix
+            try:
+                loaded.pinned = pin_interval(
+                    self._connections, self._catalog.slot, feed, attachment.interval, self._storage, self._lease, lease
+                )
+            except TableError as error:
+                raise bad_request(str(error)) from None
+            loaded.renewed = now
+            return loaded.pinned.location
+
+    def _entry(self, attachment: ChangesAttachment, name: Name) -> _LoadedChanges:
+        """What is known of a table of an interval. Forgets those whose leases are over; raises ProtocolError if there
+        are too many intervals still."""
+        with self._lock:
+            now = time.monotonic()
+            self._loaded = {
+                key: table
+                for key, table in self._loaded.items()
+                if table.lock.locked() or now - table.renewed < self._lease
+            }
+            intervals = {prefix for prefix, _ in self._loaded}
+            if attachment.prefix not in intervals and len(intervals) >= self._most:
+                raise ProtocolError(
+                    503,
+                    "ServiceUnavailableException",
+                    f"changes of {self._most} intervals are being read, which is the most: attach fewer at a time, or"
+                    " again in some minutes",
+                )
+            return self._loaded.setdefault((attachment.prefix, name), _LoadedChanges(renewed=now))
+
+    def _feeds(self) -> list[ReadFeed]:
+        with self._connections() as connection:
+            return read_feeds(connection, self._catalog.slot)
+
+    def _connections(self) -> AbstractContextManager[PgConnection]:
+        return self._catalog.connection("reading change feeds")

@@ -1,0 +1,87 @@
+-- Change feeds and their place in the catalog (mirror_pump/source/catalog/change_feeds.py).
+
+-- name: select
+-- All columns of feeds, and where their metadata is. The program appends a condition.
+SELECT f.feed_id, f.slot_name, f.mode, f.keep, f.namespace, f.name, f.location, f.begins_lsn, f.expired_lsn, f.created_at,
+       i.metadata_location
+  FROM modak.change_feeds f
+  LEFT JOIN modak.iceberg_tables i ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name;
+
+-- name: insert
+INSERT INTO modak.change_feeds (feed_id, slot_name, mode, keep, namespace, name, location)
+VALUES (%(feed_id)s, %(slot)s, %(mode)s, %(keep)s, %(namespace)s, %(name)s, %(location)s);
+
+-- name: delete
+-- The feed, and its place in the Iceberg catalog.
+WITH gone AS (DELETE FROM modak.change_feeds WHERE feed_id = %s RETURNING namespace, name)
+DELETE FROM modak.iceberg_tables i USING gone
+ WHERE i.catalog_name = 'lake' AND i.table_namespace = gone.namespace AND i.table_name = gone.name;
+
+-- name: keep
+UPDATE modak.change_feeds SET keep = %s WHERE feed_id = %s;
+
+-- name: rename
+-- The feed of a table that was renamed, unless the name is taken.
+WITH new AS (
+    SELECT f.feed_id, f.namespace, f.name FROM modak.change_feeds f
+     WHERE f.feed_id = %(feed_id)s AND (f.namespace, f.name) <> (%(namespace)s, %(name)s)
+       AND NOT EXISTS (SELECT FROM modak.iceberg_tables i
+                        WHERE i.catalog_name = 'lake' AND i.table_namespace = %(namespace)s AND i.table_name = %(name)s)),
+pointer AS (
+    UPDATE modak.iceberg_tables i SET table_namespace = %(namespace)s, table_name = %(name)s FROM new
+     WHERE i.catalog_name = 'lake' AND i.table_namespace = new.namespace AND i.table_name = new.name)
+UPDATE modak.change_feeds f SET namespace = %(namespace)s, name = %(name)s FROM new WHERE f.feed_id = new.feed_id;
+
+-- name: pinned
+-- Snapshots of a feed that readers use.
+SELECT snapshot_id FROM modak.feed_pins WHERE feed_id = %s AND expires_at > now();
+
+-- name: expire
+-- Changes of a feed below a position may be gone.
+UPDATE modak.change_feeds SET expired_lsn = greatest(expired_lsn, %(lsn)s) WHERE feed_id = %(feed_id)s;
+
+-- name: to_publish
+-- The feeds that a publish may concern: those of its tables, those that have not begun or could not be written, and that of the
+-- transactions.
+SELECT f.feed_id, f.mode, f.namespace, f.name, f.location, f.begins_lsn, f.error, i.metadata_location, t.schema_name, t.table_name,
+       m.state, m.start_lsn, s.applied_lsn, clock_timestamp() AS read_at,
+       coalesce((SELECT array_agg(DISTINCT p.snapshot_id) FROM modak.feed_pins p
+                  WHERE p.feed_id = f.feed_id AND p.expires_at > now()), '{}') AS pinned
+  FROM modak.change_feeds f
+  JOIN modak.mirror_slots s USING (slot_name)
+  LEFT JOIN modak.tables t ON t.table_id = f.feed_id
+  LEFT JOIN modak.mirror_tables m ON m.table_id = f.feed_id
+  LEFT JOIN modak.iceberg_tables i ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
+ WHERE f.slot_name = %(slot)s AND (f.feed_id = 0 OR f.begins_lsn IS NULL OR f.error IS NOT NULL OR f.feed_id = ANY (%(table_ids)s))
+ ORDER BY f.feed_id;
+
+-- name: move
+-- Moves the pointers of feeds from where they were read, and records where they begin. Transactions that could not be written
+-- are gone; the feeds of tables have a reset. Returns the feeds whose pointers were
+-- there.
+WITH next AS (
+    SELECT * FROM unnest(%(feed_ids)s::bigint[], %(old)s::text[], %(new)s::text[], %(begins)s::bigint[])
+               AS n(feed_id, old, new, begins)),
+moved AS (
+    UPDATE modak.iceberg_tables i SET metadata_location = n.new, previous_metadata_location = i.metadata_location
+      FROM next n JOIN modak.change_feeds f USING (feed_id)
+     WHERE i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
+       AND i.metadata_location = n.old
+    RETURNING n.feed_id)
+UPDATE modak.change_feeds f
+   SET begins_lsn = coalesce(f.begins_lsn, n.begins), error = NULL,
+       expired_lsn = CASE WHEN f.error IS NOT NULL AND f.mode = 'transactions' THEN greatest(f.expired_lsn, n.begins)
+                          ELSE f.expired_lsn END
+  FROM next n JOIN moved USING (feed_id)
+ WHERE f.feed_id = n.feed_id
+RETURNING f.feed_id;
+
+-- name: broken
+-- Feeds that a publish could not write.
+UPDATE modak.change_feeds f SET error = n.error
+  FROM unnest(%(feed_ids)s::bigint[], %(errors)s::text[]) AS n(feed_id, error)
+ WHERE f.feed_id = n.feed_id AND f.error IS DISTINCT FROM n.error;
+
+-- name: interrupt
+-- Feeds of which nothing is known between the last publish and the next: they get a reset.
+UPDATE modak.change_feeds SET error = %(reason)s WHERE slot_name = %(slot)s AND begins_lsn IS NOT NULL AND error IS NULL;

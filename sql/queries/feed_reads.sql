@@ -1,0 +1,45 @@
+-- Change feeds as readers see them, and their pins (mirror_pump/source/catalog/feed_reads.py).
+
+-- name: feeds
+-- All feeds of the mirror, with the mirrored table of each, as of one moment. The table of transactions has the mirror's own frontier.
+SELECT f.feed_id, f.mode, coalesce(t.schema_name, f.namespace) AS namespace, coalesce(m.lake_table, f.name) AS name,
+       f.namespace AS feed_namespace, f.name AS feed_name, m.state, m.paused_at IS NOT NULL AS paused, f.begins_lsn,
+       f.expired_lsn, f.error, i.metadata_location,
+       CASE WHEN f.feed_id = 0 THEN b.frontier ELSE c.replicated_lsn END AS frontier, b.frontier AS mirror_frontier
+  FROM modak.change_feeds f
+  JOIN modak.mirror_slots s USING (slot_name)
+  LEFT JOIN modak.mirror_tables m ON m.table_id = f.feed_id
+  LEFT JOIN modak.tables t ON t.table_id = f.feed_id
+  LEFT JOIN modak.cutline c ON c.table_id = f.feed_id
+  LEFT JOIN modak.iceberg_tables i
+    ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
+ CROSS JOIN LATERAL (
+       SELECT coalesce(max(o.replicated_lsn), s.applied_lsn) AS frontier
+         FROM modak.mirror_tables n JOIN modak.cutline o USING (table_id)
+        WHERE n.slot_name = f.slot_name) b
+ WHERE f.slot_name = %(slot)s
+ ORDER BY f.feed_id;
+
+-- name: pin
+-- One that bears the name of a lease (NULL: none) is found by any process.
+INSERT INTO modak.feed_pins (feed_id, snapshot_id, expires_at, reader)
+SELECT f.feed_id, %(snapshot_id)s, now() + make_interval(secs => %(seconds)s),
+       session_user || coalesce(%(lease)s::text, format(' in process %%s', pg_backend_pid()))
+  FROM modak.change_feeds f
+ WHERE f.feed_id = %(feed_id)s
+RETURNING pin_id;
+
+-- name: leased
+-- The unexpired pin of a lease on a feed, whichever process took it: the first, if two took one at the same time.
+SELECT pin_id, snapshot_id
+  FROM modak.feed_pins
+ WHERE feed_id = %(feed_id)s AND reader = session_user || %(lease)s::text AND expires_at > now()
+ ORDER BY pin_id LIMIT 1;
+
+-- name: renew
+-- Nothing that has expired: what it named may be gone.
+UPDATE modak.feed_pins SET expires_at = greatest(expires_at, now() + make_interval(secs => %(seconds)s))
+ WHERE pin_id = ANY (%(pins)s) AND expires_at > now();
+
+-- name: release
+DELETE FROM modak.feed_pins WHERE pin_id = ANY (%(pins)s);

@@ -1,0 +1,83 @@
+"""What a change feed holds: every change in commit order, with its transaction, read by DuckDB."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mirror_pump.model import FeedMode
+from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.lake import read_duckdb
+from mirror_pump.testing.mirror import Mirror, Steps
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.feed_replay import FeedReplay, FrontierTrail
+
+KEYS, ROWS = FeedWish(FeedMode.KEYS), FeedWish(FeedMode.ROWS)
+
+
+def feed(mirror: Mirror, table: str, columns: str = "*") -> list[dict[str, Any]]:
+    """The rows of a feed in order."""
+    location = mirror.location(table + "__changes")
+    query = f"SELECT {columns} FROM iceberg_scan('{location}') ORDER BY _lsn, _seq"
+    rows: list[dict[str, Any]] = read_duckdb(location, query).to_pylist()
+    return rows
+
+
+def test_every_change_is_there_in_order(database: Database, warehouse: str) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(8,2))",
+        "INSERT INTO t SELECT g, 'v' || g, g FROM generate_series(1, 5) g",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("t", feed=KEYS)
+    mirror.catch_up()
+    (reset,) = feed(mirror, "public.t")
+    assert reset["_op"] == "reset"
+    assert reset["_lsn"] < mirror.frontier()
+    with database.connect(autocommit=False) as connection:
+        connection.execute("INSERT INTO t VALUES (6, 'six', 'NaN')")
+        connection.execute("UPDATE t SET v = 'a' WHERE id = 6")
+        connection.execute("UPDATE t SET v = 'b' WHERE id = 6")
+        connection.execute("UPDATE t SET id = 7 WHERE id = 6")
+        connection.execute("DELETE FROM t WHERE id = 1")
+        row = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
+        connection.commit()
+    assert row is not None
+    database.execute("TRUNCATE t", "INSERT INTO t VALUES (1, 'one', 1)")
+    mirror.catch_up()
+    rows = feed(mirror, "public.t", "_op, _seq, _xid, _origin, id, v, n, n__raw")[1:]
+    assert [(row["_op"], row["_seq"], row["id"], row["v"], row["n__raw"]) for row in rows] == [
+        ("insert", 0, 6, "six", "NaN"),
+        ("update", 2, 6, "a", "NaN"),
+        ("update", 4, 6, "b", "NaN"),
+        ("delete", 6, 6, None, None),
+        ("insert", 7, 7, "b", "NaN"),
+        ("delete", 8, 1, None, None),
+        ("truncate", 0, None, None, None),
+        ("insert", 0, 1, "one", None),
+    ]
+    assert {change["_xid"] for change in rows[:6]} == {row[0]}
+    assert all(change["_origin"] is None for change in rows)
+    location = mirror.location("modak.transactions")
+    transactions = read_duckdb(location, f"SELECT tables FROM iceberg_scan('{location}') ORDER BY _lsn").to_pylist()
+    assert [dict(row["tables"]) for row in transactions] == [{"public.t": 6}, {"public.t": 1}, {"public.t": 1}]
+
+
+def test_replay_from_each_frontier(database: Database, warehouse: str) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'v')")
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner(), segment_bytes=500, batch_bytes=2000)
+    mirror.register("t", feed=KEYS)
+    trail = FrontierTrail(mirror)
+    with mirror.pumping(Steps(on=trail)):
+        mirror.await_live("public.t")
+        for number in range(10):
+            database.execute(
+                f"INSERT INTO t SELECT g, 'n' FROM generate_series({number * 10 + 10}, {number * 10 + 19}) g",
+                f"UPDATE t SET v = v || '{number}' WHERE id % 3 = {number % 3}",
+                f"DELETE FROM t WHERE id % 7 = {number % 7}",
+            )
+        mirror.await_frontier()
+    mirror.assert_equal("public.t")
+    replay = FeedReplay()
+    replay.check(trail)
+    assert replay.compared >= 3

@@ -1,0 +1,142 @@
+"""A change feed that others commit to meanwhile, and its upkeep as pump and maintainer do it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from queue import SimpleQueue
+from typing import Any
+
+from mirror_pump.lake.commit.catalog import load_pointer, swap_pointer
+from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
+from mirror_pump.lake.contents.referenced_files import referenced_files
+from mirror_pump.lake.storage import discard, exists, list_files
+from mirror_pump.model import Lsn
+from mirror_pump.ops.changes.pinned_feeds import PinnedFeed, pin_interval
+from mirror_pump.ops.changes.points import ChangeInterval
+from mirror_pump.ops.maintenance.feed_pass import FeedMaintenance
+from mirror_pump.pipeline.feed_upkeep.feed_upkeep import FeedUpkeep
+from mirror_pump.pipeline.flow.events import Event
+from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.settings.policy import Policy
+from mirror_pump.source.catalog.feed_reads import read_feeds
+from mirror_pump.source.catalog.kept_feeds import KeptFeed, kept_feeds
+from mirror_pump.testing.lake import read_duckdb
+from mirror_pump.testing.mirror import Mirror, Steps
+from tests.support.made_feeds import STORAGE, MadeFeed, Row
+
+LSN_OF_A_DAY = 72_000
+"""By how much positions grow in a day of commits."""
+FIRST_DAY = 20_000
+"""The day of the first commits, counted from 1970."""
+_PAUSES = 0.2
+AT_ONCE = Policy().model_copy(
+    update={
+        "orphan_grace_hours": 0.0,
+        "metadata_grace_hours": 0.0,
+        "snapshot_retention_hours": 0.0,
+        "snapshot_min_retained": 1,
+    }
+)
+"""A policy by which everything goes as soon as it may."""
+
+
+class SharedFeed(MadeFeed):
+    """A feed to which the upkeep commits as well: an append that finds another pointer is staged again."""
+
+    def __init__(self, mirror: Mirror, table: str, rng: random.Random) -> None:
+        super().__init__(mirror, table, rng)
+        self.conflicts = 0
+
+    def _commit(self, delta: RowDelta) -> None:
+        while True:
+            with self._mirror.database.session() as connection:
+                location = load_pointer(connection, self._name.schema, self._name.name)
+                assert location is not None
+                table = LakeTable.load(location, STORAGE)
+                staged = table.stage(delta, self._now, frozenset(self.catalog_row().pinned))
+                if swap_pointer(connection, self._name.schema, self._name.name, location, staged.new_location):
+                    self._table = staged.table
+                    return
+            discard(staged.files, STORAGE)
+            self.conflicts += 1
+
+    def change(self, transactions: int) -> None:
+        """Publishes this many transactions more; now and then after a pause of some days."""
+        if self._rng.random() < _PAUSES:
+            self._next_lsn += self._rng.randint(1, 2 * LSN_OF_A_DAY)
+        super().change(transactions)
+
+    def catalog_row(self) -> KeptFeed:
+        """The feed in the catalog."""
+        with self._mirror.database.session() as connection:
+            (feed,) = kept_feeds(connection, self._mirror.settings.slot, [self.feed_id])
+        return feed
+
+    def state(self) -> LakeTable:
+        """The feed in the lake."""
+        return LakeTable.load(self.catalog_row().metadata_location, STORAGE)
+
+    def keep_from(self, day: int) -> None:
+        """Has the catalog say that changes from this day on, counted from 1970, have to stay."""
+        self._mirror.database.execute(
+            f"UPDATE modak.change_feeds SET keep = now() - (to_timestamp(0) + interval '{day} days 1 s')"
+            f" WHERE feed_id = {self.feed_id}"
+        )
+
+    def present(self) -> list[Row]:
+        """The changes that have not expired."""
+        expired = self.catalog_row().expired_lsn
+        return [row for row in self.rows if row["_lsn"] >= expired]
+
+    def pin(self, since: int, until: int) -> PinnedFeed:
+        """Pins the changes between two positions."""
+        slot = self._mirror.settings.slot
+        with self._mirror.database.session() as connection:
+            (feed,) = [feed for feed in read_feeds(connection, slot) if feed.feed_id == self.feed_id]
+            interval = ChangeInterval(Lsn(since), Lsn(until))
+            return pin_interval(lambda: nullcontext(connection), slot, feed, interval, STORAGE, 600)
+
+    def unpin(self, pinned: PinnedFeed) -> None:
+        self._mirror.database.execute(f"DELETE FROM modak.feed_pins WHERE pin_id = {pinned.pin_id}")
+
+    def maintain(self) -> list[str]:
+        """All maintenance there is, without any grace."""
+        with self._mirror.database.session() as connection:
+            maintenance = FeedMaintenance(
+                connection, self._mirror.settings.slot, STORAGE, AT_ONCE, clock_skew=0.0, pin_margin=0.0
+            )
+            return maintenance.maintain(self.feed_id, requested=True)
+
+    def garbage(self) -> set[str]:
+        """Files that nothing refers to, without those of pins."""
+        listed = {file.location for file in list_files(self.location, STORAGE)}
+        state = self.state()
+        named = {state.metadata_location, *referenced_files(state.metadata, STORAGE)}
+        missing = {path for path in named if not exists(path, STORAGE)} - set(state.metadata.former_locations)
+        assert not missing, missing
+        return {path for path in listed - named if "/intervals/" not in path}
+
+    def intervals(self) -> set[str]:
+        """What readers of intervals have written."""
+        return {file.location for file in list_files(self.location, STORAGE) if "/intervals/" in file.location}
+
+
+def identities(metadata_location: str) -> list[tuple[int, int]]:
+    """Position and number of each change that DuckDB reads, in order."""
+    rows = read_duckdb(metadata_location, "SELECT _lsn, _seq FROM lake ORDER BY ALL").to_pylist()
+    return [(row["_lsn"], row["_seq"]) for row in rows]
+
+
+@contextmanager
+def kept_up(mirror: Mirror, steps: Steps) -> Iterator[FeedUpkeep]:
+    """The pump's upkeep of feeds within the block, without the rest of a pump. Its errors fail the block."""
+    inbox: SimpleQueue[Event] = SimpleQueue()
+    context = SessionContext(mirror.settings, STORAGE, mirror.runner, steps, inbox)
+    with FeedUpkeep(context) as upkeep:
+        yield upkeep
+    errors: list[Any] = []
+    while not inbox.empty():
+        errors.append(inbox.get())
+    assert not errors, errors
