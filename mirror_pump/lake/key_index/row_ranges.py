@@ -24,7 +24,7 @@ _KINDS = frozenset({Kind.INT, Kind.LONG, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTA
 _MOST_ROWS = 10_000
 """Of more rows only the lowest and highest value of each column are compared with a file's."""
 
-Numbers: TypeAlias = npt.NDArray[np.int64]
+ColumnNumbers: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
@@ -47,7 +47,7 @@ class RowRanges:
     """The values of some rows."""
 
     def __init__(self, rows: RemovedRows) -> None:
-        self._columns: list[tuple[LakeField, Numbers, Flags | None]] = []
+        self._columns: list[tuple[LakeField, ColumnNumbers, Flags | None]] = []
         """Of each column that counts, its values, and where it has any."""
         self._is_exact = rows.rows.num_rows <= _MOST_ROWS
         self._rows = rows.rows.num_rows

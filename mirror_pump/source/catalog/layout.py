@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from psycopg.types.json import Jsonb
 
-from mirror_pump.lake.format.partitioning import same_partitions
-from mirror_pump.model import LakePartitioning, MirroredTable, TableId
+from mirror_pump.model import LakePartitioning, MirroredTable, PartitionedColumn, TableId
 from mirror_pump.source.catalog.tables import partition_scheme
 from mirror_pump.source.connect import PgConnection
 from sql import queries
@@ -24,8 +23,12 @@ def store_layout(connection: PgConnection, table: MirroredTable, partitioning: L
     partitions change. The next copy then keeps no file."""
     parameters = {"table_id": table.table_id, "partition_scheme": Jsonb(partition_scheme(partitioning))}
     connection.execute(_SQL["store"], parameters)
-    if not same_partitions(table.partitioning, partitioning):
+    if _fields(table.partitioning) != _fields(partitioning):
         connection.execute(_SQL["copies_all"], {"table_id": table.table_id})
+
+
+def _fields(partitioning: LakePartitioning | None) -> tuple[PartitionedColumn, ...]:
+    return () if partitioning is None else partitioning.fields
 
 
 def move_head(connection: PgConnection, table_id: TableId, old: str, new: str) -> None:
