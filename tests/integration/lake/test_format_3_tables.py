@@ -14,8 +14,10 @@ import pytest
 from duckdb import DuckDBPyConnection
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField, StructType
 
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.document.next_metadata import with_snapshot
@@ -304,6 +306,23 @@ def test_what_cannot_be_deleted_is_refused(table: Table, warehouse: str) -> None
         table.append(table.scan(columns=["id", "_pos"]).to_arrow())
     with pytest.raises(FileRefused, match="row lineage"):
         table.commit_append([_file_with(table, "_row_id")])
+
+
+def test_columns_have_the_defaults_that_they_were_made_with(warehouse: str) -> None:
+    inner = NestedField(7, "n", LongType(), required=False, initial_default=3)
+    schema = Schema(
+        NestedField(5, "id", LongType(), required=False),
+        NestedField(6, "k", LongType(), required=False, initial_default=12, write_default=10),
+        NestedField(8, "s", StructType(inner), required=False),
+    )
+    table = Table.create(MemoryCatalog(warehouse, STORAGE), NAME, schema, format_version=3)
+    assert [(column.initial_default, column.write_default) for column in table.schema.fields[:2]] == [
+        (None, None),
+        (12, 10),
+    ]
+    assert table.schema.find_field("s.n").initial_default == 3
+    table.append(pa.table({"id": [1]}))
+    assert table.scan(columns=["id", "k"]).to_arrow().to_pylist() == [{"id": 1, "k": 12}]
 
 
 def _file_with(table: Table, name: str) -> str:
