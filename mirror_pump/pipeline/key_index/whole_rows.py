@@ -30,9 +30,10 @@ from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
 from mirror_pump.lake.format.initial_defaults import initial_values
 from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
-from mirror_pump.lake.format.position_deletes import PATH_ID, Positions, read_position_deletes
+from mirror_pump.lake.format.position_deletes import PATH_ID, Positions
 from mirror_pump.lake.format.raw_text_columns import without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
@@ -166,7 +167,7 @@ class RowFinder:
             read_files, hidden = frozenset(), {}
         paths = {file.path for file in data}
         # Of files that came since, no position delete was read before: it came later than they did.
-        new = read_position_deletes(sorted(deletes - read_files), paths, self._storage)
+        new = read_deleted_rows(sorted(deletes - read_files), paths, self._storage)
         merged = {path: np.union1d(hidden.get(path, _NONE), new.get(path, _NONE)) for path in hidden.keys() | new}
         self._hidden[table_id] = frozenset(deletes), merged
         return data, merged
