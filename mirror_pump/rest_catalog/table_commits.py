@@ -40,7 +40,7 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     TableIdentifier,
     TableMoved,
 )
-from mirror_pump.tables.metadata.pyiceberg_documents import document_of
+from mirror_pump.tables.metadata.pyiceberg_documents import document_of, new_document
 from mirror_pump.tables.table.table import LAKE_RETRIES
 
 _UPDATE_ERRORS = (ValidationError, UpdateRefused, ValueError, TypeError, KeyError, NotImplementedError)
@@ -108,7 +108,7 @@ class TableCommits:
         except _UPDATE_ERRORS as error:
             raise bad_request(f"{table} cannot be created: {error}") from error
         _check_format(table, made)
-        metadata = _document(made)
+        metadata = new_document(made, request.columns)
         self._check_place(table, metadata, None)
         return metadata
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from mirror_pump.lake.format.columns import column_names
 from mirror_pump.lake.format.damaged_files import open_parquet
-from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
+from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.row_batches import live_rows
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
@@ -46,7 +47,7 @@ class FileKeys:
 
 def read_keys(task: KeysTask) -> list[FileKeys]:
     """Reads only the key columns, file by file. Memory: 16 bytes per row. Raises LakeError."""
-    hidden = read_position_deletes(task.positions, task.files, task.storage)
+    hidden = read_deleted_rows(task.positions, task.files, task.storage)
     file_keys = []
     ids = [field.field_id for field in task.schema.key.fields]
     for path in task.files:

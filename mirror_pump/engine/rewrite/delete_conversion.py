@@ -21,9 +21,10 @@ from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.format.columns import column_names, plain
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import WrittenFile
+from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple, partitions_of
-from mirror_pump.lake.format.position_deletes import leaf_of, read_position_deletes
+from mirror_pump.lake.format.position_deletes import leaf_of
 from mirror_pump.lake.format.row_batches import row_batches
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path
@@ -104,7 +105,7 @@ def convert_deletes(task: ConversionTask) -> ConversionResult:
                 rows_by_path.setdefault(path, []).append(rows)
     positions = {path: np.unique(np.concatenate(parts)) for path, parts in rows_by_path.items()}
     if positions:
-        already_deleted = read_position_deletes(task.positions, positions.keys(), task.storage)
+        already_deleted = read_deleted_rows(task.positions, positions.keys(), task.storage)
         for path, rows in already_deleted.items():
             positions[path] = np.setdiff1d(positions[path], rows, assume_unique=True)
     named = {path: rows for path, rows in positions.items() if len(rows)}

@@ -20,9 +20,10 @@ from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.contents.dropped_rows import DroppedRows
 from mirror_pump.lake.format.columns import cast_to
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
+from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.format.partitioning import PartitionTuple, sort_keys, sorted_places
-from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.row_batches import BATCH_BYTES, stored_rows
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
@@ -113,7 +114,7 @@ def merge_files(task: MergeTask) -> MergedFile:
     column.
     """
     sources = tuple(file.path for file in task.data)
-    hidden = read_position_deletes(task.positions, set(sources), task.storage)
+    hidden = read_deleted_rows(task.positions, set(sources), task.storage)
     names = {field.field_id: field.name for field in task.schema.fields}
     kept: list[Positions] = []
     keys: list[PackedKeys] = []
@@ -218,7 +219,7 @@ def merge_positions(task: PositionsTask) -> MergedPositions:
 
     Memory: 8 bytes per position. Raises LakeError.
     """
-    positions = read_position_deletes(task.files, task.data, task.storage)
+    positions = read_deleted_rows(task.files, task.data, task.storage)
     own = [{path: rows} for path, rows in positions.items() if len(rows) >= task.own_positions]
     shared = {path: rows for path, rows in positions.items() if len(rows) < task.own_positions}
     files: list[WrittenFile] = []

@@ -186,8 +186,10 @@ def _plan(
     # Rewrites by other engines may leave position deletes that refer to data files which are already gone.
     about = current_files.paths - replaced
     stay: set[str | None] = {None, *about}
-    dangling = {file.path for file in current_files.positions if file.about not in stay}
-    remaining = [file for file in current_files.positions if file.path not in dangling]
+    # Vectors go with their data files, and are merged by each commit.
+    position_files = [file for file in current_files.positions if file.format != "PUFFIN"]
+    dangling = {file.path for file in position_files if file.about not in stay}
+    remaining = [file for file in position_files if file.path not in dangling]
     crowded = table.position_deletes > table.records
     # Position-delete files that refer to several data files would keep their rows about the sources. DuckDB computes
     # row counts as rows of data files minus rows of delete files, and some queries fail with an internal error if that

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded, check
 from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
 from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.position_deletes import read_position_deletes
+from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
 from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.manifests.manifests import entries_of
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
@@ -62,7 +62,7 @@ class ForkedRewrite:
         check finds less to read. Raises FileRewriteSuperseded if it must not land there, and LakeError."""
         unchanged = FileRewrite((), self.removed, frozenset(), self.live_paths, self.data_number, complete=False)
         since = check(unchanged, manifests, storage)
-        named = read_position_deletes(since, self.removed_data, storage) if since and self.removed_data else {}
+        named = read_deleted_rows(since, self.removed_data, storage) if since and self.removed_data else {}
         if named:
             raise FileRewriteSuperseded(f"rows of {min(named)} were deleted by position while it was rewritten")
         return replace(self, live_paths=_live(manifests, self.live_paths, storage))

@@ -40,7 +40,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
+from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.key_index.packed_keys import PackedKeys
 from mirror_pump.lake.storage import StorageOptions
 
@@ -104,7 +105,7 @@ def followed(
     sources = {path for file in merged for path in file.sources}
     if not position_deletes or not sources:
         return {}
-    named = read_position_deletes(position_deletes, sources, storage)
+    named = read_deleted_rows(position_deletes, sources, storage)
     result: dict[str, Positions] = {}
     for file in merged:
         if file.path is None:

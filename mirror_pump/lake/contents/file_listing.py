@@ -15,6 +15,8 @@ from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.manifests.manifests import stored_of
 from mirror_pump.lake.storage import StorageOptions
 
+_READABLE = ("PARQUET", "PUFFIN")
+
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
@@ -25,7 +27,7 @@ class LiveFile:
     sequence_number: int
     """Its data sequence number."""
     format: str
-    """`PARQUET`, `AVRO` or `ORC`."""
+    """`PARQUET`, `AVRO` or `ORC`; `PUFFIN` of deletion vectors."""
     records: int
     size_bytes: int
     equality_ids: tuple[int, ...]
@@ -70,11 +72,11 @@ class Listing:
 def listed(
     by_manifest: Mapping[str, tuple[LiveFile, ...]], manifests: Sequence[Manifest], spec_ids: Collection[int]
 ) -> Iterator[tuple[LiveFile, bool]]:
-    """Every file of a listing, with a flag: whether it is of the kind that this project writes, that is Parquet of
-    these partition specs."""
+    """Every file of a listing, with a flag: whether it is of the kind that this project writes, that is Parquet, or
+    deletion vectors, of these partition specs."""
     for manifest in manifests:
         for file in by_manifest.get(manifest.path, ()):
-            yield file, file.format == "PARQUET" and manifest.spec_id in spec_ids
+            yield file, file.format in _READABLE and manifest.spec_id in spec_ids
 
 
 def paths_of(by_manifest: Mapping[str, tuple[LiveFile, ...]]) -> dict[str, frozenset[str]]:
@@ -114,6 +116,10 @@ def naming(positions: Sequence[LiveFile], paths: Sequence[str]) -> tuple[str, ..
 
 
 def _live(entry: StoredEntry, bounds_of: Collection[int]) -> LiveFile:
+    lower, upper = (_bounds(stored, bounds_of) for stored in (entry.lower_bounds, entry.upper_bounds))
+    if entry.blob is not None and entry.referenced_data_file is not None and PATH_ID in bounds_of:
+        # A vector has no bounds, and is about one data file.
+        lower = upper = {PATH_ID: entry.referenced_data_file.encode("utf-8", "surrogatepass")}
     return LiveFile(
         content=FileContent(entry.content),
         path=entry.path,
@@ -122,8 +128,8 @@ def _live(entry: StoredEntry, bounds_of: Collection[int]) -> LiveFile:
         records=entry.records,
         size_bytes=entry.size_bytes,
         equality_ids=entry.equality_ids,
-        lower_bounds=_bounds(entry.lower_bounds, bounds_of),
-        upper_bounds=_bounds(entry.upper_bounds, bounds_of),
+        lower_bounds=lower,
+        upper_bounds=upper,
         partition=entry.partition,
     )
 

@@ -14,7 +14,7 @@ import uuid
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,10 +23,12 @@ from pyroaring import BitMap64
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, data_location
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
-from mirror_pump.lake.format.position_deletes import Positions
-from mirror_pump.lake.format.puffin import Blob, BlobPlace, encoded_puffin, read_blobs
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
+from mirror_pump.lake.format.puffin import Blob, BlobPlace, decoded_puffin, encoded_puffin, read_blobs
+from mirror_pump.lake.storage import StorageOptions, read_bytes
 
+_SUFFIX = ".puffin"
+"""Of names of files of vectors, of any engine."""
 _KIND = "deletion-vector-v1"
 _MAGIC = b"\xd1\xd3\x39\x64"
 _POSITION_FIELD = 2147483645
@@ -135,7 +137,7 @@ def encoded_deletion_vectors(
         for path, file in vectors.items()
     ]
     content, places = encoded_puffin(blobs)
-    puffin = data_location(location, f"{uuid.uuid4().hex}-deletes.puffin")
+    puffin = data_location(location, f"{uuid.uuid4().hex}-deletes{_SUFFIX}")
     common = WrittenFile(FileContent.POSITION_DELETES, puffin, 0, len(content), {}, {}, {}, {}, {})
     entries = tuple(
         replace(
@@ -149,6 +151,33 @@ def encoded_deletion_vectors(
         for (path, file), place in zip(vectors.items(), places, strict=True)
     )
     return entries, (puffin, content)
+
+
+def read_deleted_rows(
+    files: Sequence[str], data_files: Collection[str], storage: StorageOptions
+) -> dict[str, Positions]:
+    """The rows of `data_files` that position-delete files or files of deletion vectors delete: sorted row numbers by
+    URI. Raises LakeError.
+
+    Of a file of vectors all count, also those that newer ones have replaced: these have the same rows, and more.
+    """
+    puffins = dict.fromkeys(file for file in files if file.endswith(_SUFFIX))
+    if not puffins:
+        return read_position_deletes(files, data_files, storage)
+    vectors: dict[str, DeletionVector] = {}
+    for puffin in puffins:
+        content = read_bytes(puffin, storage)
+        with decoding(puffin, "a file of deletion vectors"):
+            for blob in decoded_puffin(content):
+                path = blob.properties.get(_REFERENCED, "")
+                if blob.kind == _KIND and path in data_files:
+                    vectors[path] = vectors.get(path, DeletionVector.empty()).union(
+                        DeletionVector.from_blob(blob.content)
+                    )
+    others = [file for file in files if not file.endswith(_SUFFIX)]
+    for path, positions in (read_position_deletes(others, data_files, storage) if others else {}).items():
+        vectors[path] = vectors.get(path, DeletionVector.empty()).union(DeletionVector.of(positions))
+    return {path: vector.positions for path, vector in vectors.items()}
 
 
 def read_deletion_vectors(stored: Sequence[VectorPlace], storage: StorageOptions) -> list[DeletionVector]:

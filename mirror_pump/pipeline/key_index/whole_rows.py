@@ -31,10 +31,11 @@ from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
 from mirror_pump.lake.format.initial_defaults import initial_values
 from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
 from mirror_pump.lake.format.partitioning import partitions_of
-from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.raw_text_columns import without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.row_ranges import RowRanges, compared_fields
@@ -240,7 +241,7 @@ def read_live_rows(
         hidden = HiddenRows()
     paths = {file.path for file in data}
     # Of files that came since, no position delete was read before: it came later than they did.
-    new = read_position_deletes(sorted(deletes - hidden.read_files), paths, storage)
+    new = read_deleted_rows(sorted(deletes - hidden.read_files), paths, storage)
     merged = dict(hidden.positions)
     for path, positions in new.items():
         merged[path] = np.union1d(merged.get(path, NO_POSITIONS), positions)

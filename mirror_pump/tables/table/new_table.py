@@ -15,7 +15,7 @@ from pyiceberg.types import UUIDType
 
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.tables.metadata.pyiceberg_documents import document_of
+from mirror_pump.tables.metadata.pyiceberg_documents import new_document
 
 _FORMAT_VERSION = "format-version"
 """The property by which engines choose a new table's version. The table does not keep it."""
@@ -41,7 +41,7 @@ def new_metadata(
         )
     except (TypeError, ValueError, ValidationError, UnsupportedPyArrowTypeException) as error:
         raise LakeError(f"no Iceberg table can have these columns: {error}", "choose other types") from error
-    return document_of(metadata)
+    return new_document(metadata, columns)
 
 
 def _numbered(schema: pa.Schema) -> Schema:

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ import pytest
 from duckdb import DuckDBPyConnection
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import StaticTable
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField, StructType
 
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.document.next_metadata import with_snapshot
@@ -27,6 +30,7 @@ from mirror_pump.lake.manifests.manifests import ManifestWriter, stored_of
 from mirror_pump.lake.storage import StorageOptions, write_all
 from mirror_pump.tables.catalogs.lake_catalog import PointerChange
 from mirror_pump.tables.catalogs.memory_catalog import MemoryCatalog
+from mirror_pump.tables.table.orphan_files import remove_orphans
 from mirror_pump.tables.table.row_files import write_rows
 from mirror_pump.tables.table.table import Table
 from mirror_pump.tables.table.table_errors import ConflictingCommit, FileRefused, SchemaMismatch
@@ -304,6 +308,41 @@ def test_what_cannot_be_deleted_is_refused(table: Table, warehouse: str) -> None
         table.append(table.scan(columns=["id", "_pos"]).to_arrow())
     with pytest.raises(FileRefused, match="row lineage"):
         table.commit_append([_file_with(table, "_row_id")])
+
+
+def test_vectors_that_no_snapshot_names_are_orphans(table: Table) -> None:
+    rows = pa.table([pa.array(range(10), pa.int64()), ["eu"] * 10, pa.array([0] * 10, pa.int64())], schema=SCHEMA)
+    table.append(rows)
+    table.delete("id < 3")
+    table.delete("id < 5")
+    root = Path(table.location.removeprefix("file://"))
+    stray = root / "data" / "stray-deletes.puffin"
+    stray.write_bytes(b"PFA1")
+    for file in root.rglob("*"):
+        os.utime(file, (0, 0))
+    assert len(list(root.rglob("*.puffin"))) == 3
+    removed = remove_orphans(table._catalog, NAME, 3600)
+    assert [Path(file.location.removeprefix("file://")) for file in removed] == [stray]
+    assert [row["id"] for row in rows_of(table)] == [5, 6, 7, 8, 9]
+    for snapshot in table.history():
+        rows_of(table, snapshot_id=snapshot.snapshot_id)
+
+
+def test_columns_have_the_defaults_that_they_were_made_with(warehouse: str) -> None:
+    inner = NestedField(7, "n", LongType(), required=False, initial_default=3)
+    schema = Schema(
+        NestedField(5, "id", LongType(), required=False),
+        NestedField(6, "k", LongType(), required=False, initial_default=12, write_default=10),
+        NestedField(8, "s", StructType(inner), required=False),
+    )
+    table = Table.create(MemoryCatalog(warehouse, STORAGE), NAME, schema, format_version=3)
+    assert [(column.initial_default, column.write_default) for column in table.schema.fields[:2]] == [
+        (None, None),
+        (12, 10),
+    ]
+    assert table.schema.find_field("s.n").initial_default == 3
+    table.append(pa.table({"id": [1]}))
+    assert table.scan(columns=["id", "k"]).to_arrow().to_pylist() == [{"id": 1, "k": 12}]
 
 
 def _file_with(table: Table, name: str) -> str:

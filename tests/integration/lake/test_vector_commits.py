@@ -11,28 +11,29 @@ from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyiceberg.manifest import ManifestContent
 
+from mirror_pump.engine.rewrite.conversion_plan import file_rewrite_of, plan_conversion
+from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
+from mirror_pump.engine.rewrite.file_merge import merge_files
+from mirror_pump.engine.rewrite.merge_plan import MergeSizes, merged_file_rewrite, plan_merge, plan_rewrite
 from mirror_pump.errors import LakeError
-from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
-from mirror_pump.lake.contents.file_listing import Listing, paths_of
+from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.document.metadata_files import read_any_version
 from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file, write_equality_deletes
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
-from mirror_pump.lake.format.position_deletes import encoded_position_deletes, write_position_deletes
+from mirror_pump.lake.format.position_deletes import PATH_ID, encoded_position_deletes, write_position_deletes
 from mirror_pump.lake.manifests.manifest_list import read_list
 from mirror_pump.lake.manifests.manifests import stored_of
 from mirror_pump.model import LakePartitioning, PartitionedColumn
 from mirror_pump.tables.read_plan.plan import read_plan
 from mirror_pump.tables.read_plan.scan import Scan
 from mirror_pump.testing.lake import read_duckdb
-from tests.support.lake_tables import SCHEMA, START_MS, STORAGE
-from tests.support.local_files import path_of
+from tests.support.lake_tables import SCHEMA, START_MS, STORAGE, TARGET
 
 Places: TypeAlias = dict[str, list[int]]
 _BY_ID = LakePartitioning((PartitionedColumn(1, "truncate[1000000]"),))
@@ -47,6 +48,8 @@ class VectorTable:
     partitioning: LakePartitioning | None = None
     rows: dict[int, str] = field(default_factory=dict)
     last_id: int = 0
+    conversions: int = 0
+    merges: int = 0
     now_ms: int = START_MS
 
     def __post_init__(self) -> None:
@@ -54,6 +57,7 @@ class VectorTable:
             SCHEMA, self.location, STORAGE, {}, self.now_ms, partitioning=self.partitioning, format_version=3
         )
         self.table = created.table
+        self.listing = Listing(STORAGE, (1, PATH_ID))
 
     @property
     def partition(self) -> PartitionTuple:
@@ -120,26 +124,25 @@ class VectorTable:
         return write_equality_deletes(table, SCHEMA, self.location, STORAGE, self.partition)
 
     def convert(self) -> None:
-        """Equality deletes become vectors, as a conversion has it."""
-        pending = self.table.live_equality_deletes()
-        if not pending:
-            return
-        base_paths = paths_of(Listing(STORAGE).files(self.table.manifests))
-        live = self.places()
-        hidden: Places = {}
-        for file in self.table.live_data_files():
-            ids = pq.read_table(path_of(file.path), columns=["id"])["id"].to_pylist()
-            gone = [place for place, number in enumerate(ids) if live.get(number) != (file.path, place)]
-            if gone:
-                hidden[file.path] = gone
-        rows = {path: np.array(sorted(numbers), np.int64) for path, numbers in hidden.items()}
-        files = (write_position_deletes(rows, self.location, STORAGE, self.partition),) if rows else ()
-        removed = frozenset(file.path for file in pending)
-        number = self.table.sequence_number
-        self.commit(
-            RowDelta((), replaces=FileRewrite(files, removed, frozenset(rows), base_paths, number, complete=True))
-        )
-        assert self.table.equality_deletes == 0
+        """Equality deletes become vectors."""
+        plan = plan_conversion(self.table, self.listing)
+        if plan is not None:
+            rewrite = file_rewrite_of(plan, [convert_deletes(task) for task in plan.tasks])
+            self.commit(RowDelta((), replaces=rewrite))
+            self.conversions += 1
+            assert self.table.equality_deletes == 0
+
+    def merge(self) -> None:
+        """Small files become one, without the rows that vectors hide. Of files that are left, one with many deleted
+        rows is written again."""
+        sizes = MergeSizes(fanout=2)
+        plan = plan_merge(self.table, self.listing, TARGET, sizes) or plan_rewrite(self.table, self.listing, sizes)
+        if plan is not None:
+            assert plan.positions is None
+            self.merges += 1
+            self.commit(
+                RowDelta((), replaces=merged_file_rewrite(plan, [merge_files(task) for task in plan.data], None))
+            )
 
     def truncate(self) -> None:
         if self.drawn.random() < 0.2:
@@ -194,9 +197,13 @@ def test_random_commits(warehouse: str, partitioning: LakePartitioning | None) -
     seed = int(os.environ.get("SEED", random.randrange(2**32)))
     print(f"SEED={seed}")
     table = VectorTable(f"{warehouse}/t", random.Random(seed), partitioning)
-    for _ in range(50):
-        table.drawn.choice([table.change, table.change, table.change, table.convert, table.truncate, table.restart])()
+    for number in range(300):
+        if number > 50 and table.conversions and table.merges:
+            break
+        table.drawn.choice([*3 * [table.change], table.convert, table.merge, table.truncate, table.restart])()
         table.check()
+    assert table.conversions
+    assert table.merges
     location = table.table.metadata_location
     read = read_duckdb(location, f"SELECT id, v FROM iceberg_scan('{location}') ORDER BY id").to_pylist()
     assert [(row["id"], row["v"]) for row in read] == sorted(table.rows.items())

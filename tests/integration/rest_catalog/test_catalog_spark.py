@@ -160,6 +160,9 @@ def test_tables_of_format_version_3_are_changed_by_spark_and_the_library(
     session.sql("DELETE FROM own.vectors.t WHERE v = 0")
     table.refresh().append(pa.table({"id": [100], "v": [1]}))
     assert len({row["_row_id"] for row in require_equal(7, 8, 100)}) == 3
+    (file,) = table.scan("id = 8", ["_file"]).to_arrow()["_file"].to_pylist()
+    table.commit_overwrite([file], [])
+    require_equal(7, 100)
 
 
 def test_the_endpoints_are_those_that_iceberg_knows(spark: SparkSession) -> None:

@@ -267,6 +267,61 @@ def test_no_client_makes_the_server_write_elsewhere(
     assert memory.pointers() == before
 
 
+def test_clients_make_tables_of_format_version_3(memory: MemoryCatalog) -> None:
+    """At once, by a transaction, and of one of version 2; and row IDs are assigned once."""
+    column = {"id": 1, "name": "id", "required": True, "type": "int", "initial-default": 12, "write-default": 10}
+    with serving(LakeCatalogSource("lake", memory, read_write=True)) as server:
+        server.ask("/v1/lake/namespaces", "POST", json.dumps({"namespace": ["s"]}))
+        path = "/v1/lake/namespaces/s/tables"
+        third = {"properties": {"format-version": "3"}}
+        schema = {**_SCHEMA, "fields": [column]}
+        metadata = server.ask(path, "POST", json.dumps({"name": "t", "schema": schema, **third})).document["metadata"]
+        assert (metadata["format-version"], metadata["next-row-id"]) == (3, 0)
+        assert metadata["schemas"][0]["fields"] == [column]
+        staged = server.ask(path, "POST", json.dumps({"name": "u", "schema": schema, **third, "stage-create": True}))
+        made = staged.document["metadata"]
+        updates = [
+            {"action": "assign-uuid", "uuid": made["table-uuid"]},
+            {"action": "upgrade-format-version", "format-version": 3},
+            {"action": "add-schema", "schema": made["schemas"][0], "last-column-id": 1},
+            {"action": "set-current-schema", "schema-id": -1},
+            {"action": "add-spec", "spec": {"spec-id": 0, "fields": []}},
+            {"action": "set-default-spec", "spec-id": -1},
+            {"action": "add-sort-order", "sort-order": {"order-id": 0, "fields": []}},
+            {"action": "set-default-sort-order", "sort-order-id": -1},
+            {"action": "set-location", "location": made["location"]},
+        ]
+        commit = json.dumps({"requirements": [{"type": "assert-create"}], "updates": updates})
+        committed = server.ask(f"{path}/u", "POST", commit).document["metadata"]
+        assert (committed["format-version"], committed["next-row-id"]) == (3, 0)
+        assert committed["schemas"][0]["fields"] == [column]
+        assert Table.open(memory, "s.u").metadata.format_version == 3
+        old = Table.create(memory, "s.v", ROWS)
+        old.append(rows(1, 2))
+        upgrade = [{"action": "upgrade-format-version", "format-version": 3}]
+        server.ask(f"{path}/v", "POST", json.dumps({"updates": upgrade}))
+        assert old.refresh().metadata.format_version == 3
+        assert server.ask(f"{path}/v", "POST", json.dumps({"updates": upgrade})).status == 200
+        old.append(rows(3))
+        assert old.metadata.next_row_id == 3
+        before = old.metadata.current_snapshot
+        assert before is not None
+        stale = {
+            **before.document,
+            "snapshot-id": 77,
+            "sequence-number": before.sequence_number + 1,
+            "first-row-id": 0,
+            "added-rows": 1,
+        }
+        added = json.dumps({"updates": [{"action": "add-snapshot", "snapshot": stale}]})
+        code, _, message = server.ask(f"{path}/v", "POST", added).error
+        assert (code, "assigned concurrently" in message) == (409, True), message
+        assert server.ask(f"{path}/v", "POST", added.replace('"first-row-id": 0', '"first-row-id": 3')).status == 200
+        assert old.refresh().metadata.next_row_id == 4
+        back = [{"action": "upgrade-format-version", "format-version": 2}]
+        assert server.ask(f"{path}/v", "POST", json.dumps({"updates": back})).error[0] == 400
+
+
 def test_a_table_that_is_prepared_exists_once_it_is_committed(memory: MemoryCatalog, tmp_path: Path) -> None:
     with serving(LakeCatalogSource("lake", memory, read_write=True)) as server:
         server.ask("/v1/lake/namespaces", "POST", json.dumps({"namespace": ["s", "deep"]}))

@@ -20,8 +20,10 @@ from mirror_pump.lake.format.deletion_vectors import (
     FileVector,
     VectorPlace,
     encoded_deletion_vectors,
+    read_deleted_rows,
     read_deletion_vectors,
 )
+from mirror_pump.lake.format.position_deletes import write_position_deletes
 from mirror_pump.lake.format.puffin import BlobPlace, decoded_puffin
 from mirror_pump.lake.storage import StorageOptions, write_bytes
 from tests.support.local_files import path_of
@@ -95,6 +97,29 @@ def test_a_file_has_several_vectors_and_tells_where_they_are(warehouse: str) -> 
         assert (blob.kind, entry.content_bytes) == ("deletion-vector-v1", len(blob.content))
     places = [VectorPlace(puffin, entry.blob, entry.record_count) for entry in reversed(entries) if entry.blob]
     assert [set(read.positions.tolist()) for read in read_deletion_vectors(places, STORAGE)] == [*sets.values()][::-1]
+
+
+def test_rows_of_files_of_both_kinds(warehouse: str) -> None:
+    """Of a file of vectors those that newer ones have replaced count, too: they have the same rows."""
+    first, second, other = "file:///a.parquet", "file:///b.parquet", "file:///c.parquet"
+    puffins = []
+    for vectors in ({first: {1, 2}, other: {8}}, {first: {1, 2, 5}, second: {70_000}}):
+        _, (puffin, content) = encoded_deletion_vectors(
+            {path: FileVector(vector(numbers)) for path, numbers in vectors.items()}, f"{warehouse}/t"
+        )
+        write_bytes(puffin, content, STORAGE)
+        puffins.append(puffin)
+    positions = write_position_deletes({first: np.array([0, 5]), second: np.array([3])}, f"{warehouse}/t", STORAGE).path
+
+    def rows(*files: str) -> dict[str, list[int]]:
+        return {path: found.tolist() for path, found in read_deleted_rows(files, {first, second}, STORAGE).items()}
+
+    assert rows(*puffins, puffins[0]) == {first: [1, 2, 5], second: [70_000]}
+    assert rows(*puffins, positions) == {first: [0, 1, 2, 5], second: [3, 70_000]}
+    assert rows(positions) == {first: [0, 5], second: [3]}
+    write_bytes(puffins[0], b"PFA1", STORAGE)
+    with pytest.raises(FileDamaged, match=r"-deletes\.puffin is damaged"):
+        rows(*puffins)
 
 
 def test_damage_names_the_file(warehouse: str) -> None:
