@@ -97,7 +97,8 @@ def read_changes(
             raise TableError(
                 f"{table} has no change feed", f"`{REGISTER.replace('TABLE', table)}` keeps one from then on"
             )
-        frame = metadata_frame(spark, changes.locate([name])[name], storage)
+        location = changes.locate(changes.feeds[name], changes.interval)
+        frame = metadata_frame(spark, location, storage).where(changes.interval.condition)
         pinned = ChangesDataFrame(frame._jdf, frame.sparkSession)
         pinned.since, pinned.until = format_lsn(changes.interval.since), format_lsn(changes.interval.until)
         pinned._changes = changes

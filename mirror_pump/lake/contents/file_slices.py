@@ -18,7 +18,7 @@ from mirror_pump.lake.format.bounds import split_offsets
 from mirror_pump.lake.format.columns import names_by_id
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.row_batches import row_batches
+from mirror_pump.lake.format.row_batches import BATCH_BYTES, row_batches
 from mirror_pump.lake.format.schema import FIELD_ID
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry
 from mirror_pump.lake.storage import StorageOptions, open_output
@@ -48,6 +48,11 @@ class Interval:
         if greatest < self.low or least >= self.high:
             return False
         return True if least in self and greatest in self else None
+
+    def lowest_of(self, entry: StoredEntry) -> int:
+        """A value that none of a file's rows is below."""
+        lower = entry.lower_bounds.get(self.field_id)
+        return self.low if lower is None else _value(lower)
 
 
 def _value(bound: bytes) -> int:
@@ -85,7 +90,7 @@ def write_slice(source: StoredEntry, interval: Interval, path: str, storage: Sto
     """Writes the rows of a data file that are inside as the file at `path`, in their order. None, and no file, if there
     are none. Reads the row groups only that may have some. Raises LakeError."""
     with open_parquet(source.path, storage) as parquet:
-        batches = _rows_inside(parquet, interval)
+        batches = rows_inside(parquet, interval, _MOST_ROWS)
         first = next(batches, None)
         if first is None:
             return None
@@ -107,10 +112,12 @@ def _from(
     yield from others
 
 
-def _rows_inside(parquet: pq.ParquetFile, interval: Interval) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
-    """The rows inside, and their positions. No batch is empty."""
+def rows_inside(
+    parquet: pq.ParquetFile, interval: Interval, most_rows: int, batch_bytes: int = BATCH_BYTES
+) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+    """The rows of a file that are inside, and their positions, in batches as of `row_batches`. No batch is empty."""
     name = names_by_id(parquet)[interval.field_id]
-    for _, batch in row_batches(parquet, _MOST_ROWS, groups=groups_inside(parquet, interval, name)):
+    for _, batch in row_batches(parquet, most_rows, batch_bytes, groups=_groups_inside(parquet, interval, name)):
         positions = batch.column(name)
         inside = pc.and_(pc.greater_equal(positions, interval.low), pc.less(positions, interval.high))
         chosen = batch.filter(inside)
@@ -118,7 +125,7 @@ def _rows_inside(parquet: pq.ParquetFile, interval: Interval) -> Iterator[tuple[
             yield chosen, chosen.column(name)
 
 
-def groups_inside(parquet: pq.ParquetFile, interval: Interval, name: str) -> list[int]:
+def _groups_inside(parquet: pq.ParquetFile, interval: Interval, name: str) -> list[int]:
     """Numbers of the row groups that may have rows inside, by the statistics of the column of that name."""
     leaf = next(leaf for leaf in range(len(parquet.schema)) if parquet.schema.column(leaf).path == name)
     numbers = []

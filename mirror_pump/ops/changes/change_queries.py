@@ -69,9 +69,10 @@ def _create_views(
     if not read:
         return
     reach_storage(connection, reachable_warehouses(lake_storage(settings)))
-    located = changes.locate([names[table] for table in read])
     for table, views in read.items():
+        location = changes.locate(changes.feeds[names[table]], changes.interval)
         for view in views:
             create_schema(connection, view)
-            connection.execute(f"CREATE VIEW {view} AS FROM iceberg_scan({literal(located[names[table]])})")
-    warn(f"{', '.join(sorted(map(str, located)))}: changes of {changes.interval}")
+            rows = f"FROM iceberg_scan({literal(location)}) WHERE {changes.interval.condition}"
+            connection.execute(f"CREATE VIEW {view} AS {rows}")
+    warn(f"{', '.join(sorted(str(names[table]) for table in read))}: changes of {changes.interval}")

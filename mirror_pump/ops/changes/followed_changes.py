@@ -172,14 +172,14 @@ class _PinnedInterval:
 
     interval: ChangeInterval
     location: str | None
-    """The metadata file that shows it; None if it is empty."""
+    """A metadata file whose current snapshot has its changes, and others; None if it is empty."""
     form: _RowPrinter
     storage: StorageOptions
 
     def changes(self) -> Iterator[Sequence[RowChange]]:
         """The changes, some at a time. Reads the lake alone."""
         if self.location is not None:
-            for rows in ordered_changes(self.location, self.storage):
+            for rows in ordered_changes(self.location, self.interval, self.storage):
                 yield self.form.changes(rows)
 
 
@@ -195,7 +195,7 @@ def _next_step(
         left_out = why_left_out(feed, interval)
         if left_out is None:
             storage = lake_storage(settings, fsync=False)
-            location = changes.locate_one(feed, interval) if interval.since < interval.until else None
+            location = changes.locate(feed, interval) if interval.since < interval.until else None
             schema = read_metadata(location or feed.metadata_location or "", storage).current_schema
             return _PinnedInterval(interval, location, _RowPrinter.of(changes.connection, feed, schema), storage)
         if not followed.follow or feed.expired_lsn > interval.since or feed.metadata_location is None:

@@ -1,12 +1,13 @@
-"""Pins feeds, and writes the metadata files in which they show an interval alone.
+"""Pins feeds for readers of an interval.
 
-Every reader of changes comes by here: the REST catalog with a lease for each table that a client loads, and commands
-and Spark with pins that they keep for as long as they read.
+Every reader of changes comes by here. The REST catalog takes a lease for each table that a client loads, and writes a
+metadata file that shows the interval alone, since engines do not know of intervals. Commands and Spark keep pins for as
+long as they read, choose the rows by their positions themselves, and write nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Self
@@ -16,7 +17,7 @@ from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.storage import StorageOptions, exists
-from mirror_pump.model import Lsn, SnapshotId, TableName
+from mirror_pump.model import Lsn, TableName
 from mirror_pump.ops.changes.interval_tables import (
     interval_location,
     published_frontiers,
@@ -88,30 +89,47 @@ def pin_interval(
     leased = None if lease is None else _leased(connections, slot, feed, storage, seconds, lease)
     if leased is not None:
         return PinnedFeed(leased.pin_id, _shown(leased, interval, storage))
-    for _ in range(_TRIES):
-        pinned, feed = _pinned(connections, slot, feed, interval, storage, seconds, lease)
-        if pinned is None:
-            continue
-        try:
-            return PinnedFeed(pinned.pin_id, _shown(pinned, interval, storage))
-        except BaseException:
-            with suppress(SourceError), connections() as connection:
-                release_feed_pins(connection, [pinned.pin_id])
-            raise
-    raise SourceError("the feed moves faster than it can be pinned", "try again; see `mirror-pump status`")
+    pinned = pin_snapshot(connections, slot, feed, interval, storage, seconds, lease)
+    try:
+        return PinnedFeed(pinned.pin_id, _shown(pinned, interval, storage))
+    except BaseException:
+        with suppress(SourceError), connections() as connection:
+            release_feed_pins(connection, [pinned.pin_id])
+        raise
 
 
 @dataclass(frozen=True)
-class _PinnedSnapshot:
+class PinnedSnapshot:
     """A snapshot of a feed that was in its history once the pin was in place."""
 
     pin_id: int
+    location: str
+    """A metadata file that has it. Of a new pin, the one in which it is the current one: as young as it is, so that a
+    sweep leaves the file as long as the pin lasts."""
     metadata: TableMetadata
-    """A document that has the snapshot."""
+    """What is in that file."""
     snapshot: Snapshot
 
 
-def _shown(pinned: _PinnedSnapshot, interval: ChangeInterval, storage: StorageOptions) -> str:
+def pin_snapshot(
+    connections: Connections,
+    slot: str,
+    feed: ReadFeed,
+    interval: ChangeInterval,
+    storage: StorageOptions,
+    seconds: float,
+    lease: str | None = None,
+) -> PinnedSnapshot:
+    """Pins the newest snapshot of a feed for `seconds`. It has all changes of the interval, and others. Raises
+    TableError if the feed cannot show the interval, SourceError, LakeError."""
+    for _ in range(_TRIES):
+        pinned, feed = _pinned(connections, slot, feed, interval, storage, seconds, lease)
+        if pinned is not None:
+            return pinned
+    raise SourceError("the feed moves faster than it can be pinned", "try again; see `mirror-pump status`")
+
+
+def _shown(pinned: PinnedSnapshot, interval: ChangeInterval, storage: StorageOptions) -> str:
     """The metadata file that shows the interval."""
     location = interval_location(pinned.metadata, pinned.pin_id, pinned.snapshot, interval)
     if not exists(location, storage):
@@ -121,7 +139,7 @@ def _shown(pinned: _PinnedSnapshot, interval: ChangeInterval, storage: StorageOp
 
 def _leased(
     connections: Connections, slot: str, feed: ReadFeed, storage: StorageOptions, seconds: float, lease: str
-) -> _PinnedSnapshot | None:
+) -> PinnedSnapshot | None:
     """What a lease names; None if it is over. Changes that have expired since are still there."""
     with connections() as connection:
         taken = leased_feed(connection, feed.feed_id, lease)
@@ -130,9 +148,10 @@ def _leased(
         leased_feeds = [row for row in read_feeds(connection, slot) if row.feed_id == feed.feed_id]
     if not leased_feeds or leased_feeds[0].metadata_location is None:
         return None
-    metadata = read_metadata(leased_feeds[0].metadata_location, storage)
+    location = leased_feeds[0].metadata_location
+    metadata = read_metadata(location, storage)
     snapshot = metadata.snapshot(taken[1])
-    return None if snapshot is None else _PinnedSnapshot(taken[0], metadata, snapshot)
+    return None if snapshot is None else PinnedSnapshot(taken[0], location, metadata, snapshot)
 
 
 def _pinned(
@@ -143,17 +162,18 @@ def _pinned(
     storage: StorageOptions,
     seconds: float,
     lease: str | None,
-) -> tuple[_PinnedSnapshot | None, ReadFeed]:
+) -> tuple[PinnedSnapshot | None, ReadFeed]:
     """A pin on the newest snapshot; None if it came too late. And the feed as it was after that."""
     if (reason := why_left_out(feed, interval)) is not None:
         raise TableError(reason)
     assert feed.metadata_location is not None
-    newest = read_metadata(feed.metadata_location, storage).current_snapshot_id
+    metadata = read_metadata(feed.metadata_location, storage)
+    newest = metadata.current_snapshot
     gone = f"{feed.namespace}.{feed.name} has no change feed any more"
     if newest is None:
         raise TableError(gone)
     with connections() as connection:
-        pin_id = pin_feed(connection, feed.feed_id, SnapshotId(newest), seconds, lease)
+        pin_id = pin_feed(connection, feed.feed_id, newest.snapshot_id, seconds, lease)
         if pin_id is None:
             raise TableError(gone)
         pinned_feed = next((row for row in read_feeds(connection, slot) if row.feed_id == feed.feed_id), None)
@@ -162,14 +182,12 @@ def _pinned(
             release_feed_pins(connection, [pin_id])
             raise TableError(reason or gone)
     assert pinned_feed.metadata_location is not None
-    metadata = read_metadata(pinned_feed.metadata_location, storage)
-    snapshot = metadata.snapshot(newest)
-    if snapshot is None:
+    if read_metadata(pinned_feed.metadata_location, storage).snapshot(newest.snapshot_id) is None:
         # A sweep refuses to work while a snapshot is pinned that is not in the history.
         with connections() as connection:
             release_feed_pins(connection, [pin_id])
         return None, pinned_feed
-    return _PinnedSnapshot(pin_id, metadata, snapshot), pinned_feed
+    return PinnedSnapshot(pin_id, feed.metadata_location, metadata, newest), pinned_feed
 
 
 class PinnedChanges:
@@ -219,13 +237,10 @@ class PinnedChanges:
         reasons = {name: why_left_out(feed, self.interval) for name, feed in self.feeds.items()}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
-    def locate(self, tables: Collection[TableName]) -> dict[TableName, str]:
-        """The metadata files that show the interval of these tables. Raises TableError for one that cannot."""
-        return {name: self.locate_one(self.feeds[name], self.interval) for name in tables}
-
-    def locate_one(self, feed: ReadFeed, interval: ChangeInterval) -> str:
-        """The metadata file that shows any interval of a feed. Raises TableError if it cannot show it."""
-        pinned = pin_interval(self._connections, self._slot, feed, interval, self._storage, self._pin_seconds)
+    def locate(self, feed: ReadFeed, interval: ChangeInterval) -> str:
+        """A metadata file whose current snapshot has all changes of an interval of a feed, and others. Raises
+        TableError if the feed cannot show it."""
+        pinned = pin_snapshot(self._connections, self._slot, feed, interval, self._storage, self._pin_seconds)
         self._pins.append(pinned.pin_id)
         return pinned.location
 

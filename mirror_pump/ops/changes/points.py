@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mirror_pump.errors import UsageError
+from mirror_pump.lake.format.feed_schema import LSN
 from mirror_pump.model import Lsn, format_lsn
 from mirror_pump.ops.reads.time_travel import PastPoint, parse_point, refuse_future, time_text
 
@@ -38,6 +39,11 @@ class ChangeInterval:
 
     since: Lsn
     until: Lsn
+
+    @property
+    def condition(self) -> str:
+        """The SQL condition that a row of a feed is inside."""
+        return f"{LSN} >= {self.since} AND {LSN} < {self.until}"
 
     def __str__(self) -> str:
         """As commands take it."""

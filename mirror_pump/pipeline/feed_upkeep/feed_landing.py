@@ -16,6 +16,7 @@ from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.document.metadata_files import next_location
 from mirror_pump.lake.document.next_metadata import without_snapshots
+from mirror_pump.lake.document.snapshot_thinning import FEED_RETENTION
 from mirror_pump.lake.storage import StorageOptions, discard, write_all
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.publish.landing import StagedState, hold_slot, same_rows
@@ -73,7 +74,8 @@ class FeedLanding:
             with source_errors(f"committing to {self.feed.lake_name} in the lake"), self.connection.transaction():
                 hold_slot(self.connection, self.slot, _STOPPED_SECONDS)
                 feed = self._present()
-                staged = stage(feed, LakeTable.load(feed.metadata_location, self.storage))
+                state = replace(LakeTable.load(feed.metadata_location, self.storage), retention=FEED_RETENTION)
+                staged = stage(feed, state)
                 files = staged.files
                 if expired_lsn is not None:
                     expire_feed(self.connection, feed.feed_id, expired_lsn)

@@ -39,7 +39,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import FileTasks
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.service_thread import ThreadedService
-from mirror_pump.source.catalog.kept_feeds import KeptFeed, kept_feeds, store_feed_stats
+from mirror_pump.source.catalog.kept_feeds import KeptFeed, kept_feeds, store_feed_problem, store_feed_stats
 from mirror_pump.source.connect import PgConnection
 
 _SHARE = 0.25
@@ -105,15 +105,17 @@ class FeedUpkeep(ThreadedService):
         landing = FeedLanding(connection, self._context.slot, feed, self._storage)
         try:
             if expiry_due:
-                self._attempt(feed, state, Step.EXPIRY_FAILED, lambda: self._expire(landing, state))
+                self._attempt(connection, feed, state, Step.EXPIRY_FAILED, lambda: self._expire(landing, state))
             if merge_due:
-                self._attempt(feed, state, Step.MERGE_FAILED, lambda: self._merge(landing, state, number))
+                self._attempt(connection, feed, state, Step.MERGE_FAILED, lambda: self._merge(landing, state, number))
         except (CommitConflict, FileRewriteSuperseded) as error:
             self._context.observer(Step.MERGE_REFUSED, table=str(feed.lake_name), error=str(error))
             state.retries.failed()
         return True
 
-    def _attempt(self, feed: KeptFeed, state: _Watched, failed: Step, work: Callable[[], None]) -> None:
+    def _attempt(
+        self, connection: PgConnection, feed: KeptFeed, state: _Watched, failed: Step, work: Callable[[], None]
+    ) -> None:
         try:
             work()
         except (CommitConflict, FileRewriteSuperseded):
@@ -121,6 +123,7 @@ class FeedUpkeep(ThreadedService):
         except (LakeError, TaskFailed) as error:
             self._context.observer(failed, table=str(feed.lake_name), error=str(error), remedy=error.remedy)
             state.retries.failed()
+            store_feed_problem(connection, feed, str(error))
         else:
             state.retries.succeeded()
 
@@ -135,9 +138,9 @@ class FeedUpkeep(ThreadedService):
         # An expiry may have landed in this round.
         lake = LakeTable.load(_location(landing) or feed.metadata_location, self._storage)
         files = feed_files(lake, state.listing)
-        store_feed_stats(landing.connection, feed, self._stats(files))
         chosen = choose_neighbours(files, self._target_bytes)
         if not chosen:
+            store_feed_stats(landing.connection, feed, self._stats(files))
             state.left_at = number
             return
         name = str(feed.lake_name)
@@ -154,13 +157,14 @@ class FeedUpkeep(ThreadedService):
         newest = max(file.sequence_number for file in chosen)
         removed = frozenset(file.path for file in chosen)
         try:
-            landing.land_rewrite(FeedRewrite(removed, state.listing, ((joined, newest),)), began)
+            after = landing.land_rewrite(FeedRewrite(removed, state.listing, ((joined, newest),)), began)
         except ConnectionLost:
             # It may have landed.
             raise
         except BaseException:
             discard([joined.path], self._storage)
             raise
+        store_feed_stats(landing.connection, feed, self._stats(feed_files(after, state.listing)))
         observer(Step.MERGED, table=name, data_files=len(chosen), position_files=0, bytes=joined.size_bytes)
 
     def _stats(self, files: Sequence[FeedFile]) -> dict[str, int]:
