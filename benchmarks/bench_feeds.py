@@ -182,7 +182,9 @@ def read(options: Options) -> BenchmarkResult:
 
 def _scan(location: str) -> str:
     columns = ("_op", "_lsn", "_seq", "_xid", "_committed_at", "_origin", *(field.name for field in _COLUMNS.fields))
-    return f"SELECT count(*), {', '.join(f'max({name})' for name in columns)} FROM iceberg_scan('{location}')"
+    # One number of all columns: DuckDB hands out times with a zone by a package that we do not have.
+    highest = ", ".join(f"max({name})" for name in columns)
+    return f"SELECT count(*), hash({highest}) FROM iceberg_scan('{location}')"
 
 
 def _day(directory: Path, rows: int) -> tuple[LakeTable, int]:

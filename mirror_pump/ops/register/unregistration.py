@@ -128,6 +128,7 @@ def _end_lost(connection: PgConnection, settings: Settings, name: str, *, keep_l
         remove_from_publication(connection, settings.publication, lost.table_id)
         connection.execute(_SHAPE_SQL["unwatch"], {"table_id": lost.table_id})
         connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
+        end_feed(connection, lost.table_id)
         end_lost_registration(connection, lost.table_id)
     return (
         f"{lost.table_name} is no longer registered; {lost.relation} had no row of it. Its lake table and its files"

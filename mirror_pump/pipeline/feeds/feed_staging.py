@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from decoders.change_events import HEAD_SCHEMA
 from mirror_pump.engine.ingest.feed_files import write_feed_rows
-from mirror_pump.errors import CommitConflict, FileDamaged, FileMissing, ForeignTable, LakeError
+from mirror_pump.errors import CommitConflict, ConnectionLost, FileDamaged, FileMissing, ForeignTable, LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
 from mirror_pump.lake.document.next_metadata import with_own_properties
@@ -49,12 +49,14 @@ from mirror_pump.pipeline.feeds.transaction_rows import transaction_rows
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
 from mirror_pump.pipeline.operations.add_chunks import AddChunks
 from mirror_pump.pipeline.operations.append_changes import AppendChanges
+from mirror_pump.pipeline.operations.apply_stream import ApplyStream
 from mirror_pump.pipeline.operations.change_columns import ChangeColumns
 from mirror_pump.pipeline.operations.combinations import TableOperation
 from mirror_pump.pipeline.operations.operation import Cursor
 from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
+from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.source.catalog.change_feeds import TRANSACTIONS_ID
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
@@ -272,6 +274,8 @@ class FeedStager:
             changes_columns = any(isinstance(operation, ChangeColumns) for operation in published.operations)
         if not is_live:
             return
+        if published is not None and not self._guest:
+            _require_known(row, published)
         has_all = keeps_rows if changes is None else changes.is_whole
         resets = not was_live or row.begins_lsn is None or row.error is not None or not has_all
         if not resets and not changes_columns and (changes is None or not changes.changes):
@@ -375,6 +379,18 @@ class FeedStager:
 
 _BROKEN = (SchemaConflict, ForeignTable, FileMissing, FileDamaged)
 """Errors because of which a feed alone cannot be written."""
+
+
+def _require_known(row: _CatalogFeed, published: PublishedTable) -> None:
+    """Raises ConnectionLost if the table was decoded without its feed, or for a former one: only a new session decodes
+    it with the feed. Until then the feed would get nothing but resets."""
+    feed = published.table.feed
+    decoded = any(isinstance(operation, ApplyStream | Truncate) for operation in published.operations)
+    if decoded and published.was_live and (feed is None or feed.location != row.location):
+        raise ConnectionLost(
+            f"{published.table.name} was given a change feed during the session",
+            "mirror-pump begins a new session by itself",
+        )
 
 
 def _broken(error: LakeError) -> str:

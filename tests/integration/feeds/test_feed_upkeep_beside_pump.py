@@ -47,8 +47,7 @@ def change(database: Database, times: int) -> None:
 def feed_rows(mirror: Mirror, table: str) -> list[dict[str, Any]]:
     """All rows of a feed, in order."""
     location = mirror.location(f"public.{table}__changes")
-    rows: list[dict[str, Any]] = read_duckdb(location, "SELECT * FROM lake ORDER BY _lsn, _seq").to_pylist()
-    return rows
+    return list(read_duckdb(location, "SELECT * FROM lake ORDER BY _lsn, _seq").to_pylist())
 
 
 def operations(mirror: Mirror, table: str) -> list[str | None]:
@@ -59,7 +58,7 @@ def operations(mirror: Mirror, table: str) -> list[str | None]:
 
 def test_merges_beside_publishes(database: Database, mirror: Mirror) -> None:
     trail = FrontierTrail(mirror)
-    with mirror.pumping(Steps(on=trail)):
+    with mirror.pumping(Steps(trail)):
         mirror.await_live("public.a", "public.b")
 
         def merged() -> bool:
