@@ -1,7 +1,7 @@
 -- What the upkeep of change feeds reads from the catalog (mirror_pump/source/catalog/kept_feeds.py).
 
 -- name: feeds
--- The feeds that have a table in the lake, with their pins. What was committed before `first_day`, counted from 1970, need not be
+-- The feeds that have a table in the lake and all changes, with their pins. What was committed before `first_day`, counted from 1970, need not be
 -- kept; NULL: everything is. Transactions are kept as long as the changes of any table.
 SELECT f.feed_id, f.namespace, f.name, f.location, f.expired_lsn, i.metadata_location,
        floor(extract(epoch FROM now() - k.keep) / 86400)::int AS first_day,
@@ -14,18 +14,22 @@ SELECT f.feed_id, f.namespace, f.name, f.location, f.expired_lsn, i.metadata_loc
        SELECT CASE WHEN f.mode <> 'transactions' THEN f.keep
                    WHEN bool_and(t.keep IS NOT NULL) THEN max(t.keep) END AS keep
          FROM modak.change_feeds t WHERE t.slot_name = f.slot_name AND t.mode <> 'transactions') k
- WHERE f.slot_name = %(slot)s AND (%(feed_ids)s::bigint[] IS NULL OR f.feed_id = ANY (%(feed_ids)s))
+ WHERE f.slot_name = %(slot)s AND f.error IS NULL AND (%(feed_ids)s::bigint[] IS NULL OR f.feed_id = ANY (%(feed_ids)s))
  ORDER BY f.feed_id;
 
 -- name: store_stats
 UPDATE modak.change_feeds SET stats = %(stats)s::jsonb || jsonb_build_object('looked_at', clock_timestamp())
  WHERE feed_id = %(feed_id)s AND location = %(location)s;
 
+-- name: store_problem
+UPDATE modak.change_feeds SET stats = coalesce(stats, '{}') || jsonb_build_object('problem', %(problem)s::text)
+ WHERE feed_id = %(feed_id)s AND location = %(location)s AND stats ->> 'problem' IS DISTINCT FROM %(problem)s;
+
 -- name: figures
 -- What `status` shows of each feed.
 SELECT f.feed_id, coalesce(t.schema_name, f.namespace) AS schema_name, coalesce(t.table_name, f.name) AS table_name,
        f.namespace AS lake_schema, f.name AS lake_name, f.mode, f.keep, f.begins_lsn, f.expired_lsn, i.metadata_location,
-       (SELECT count(*) FROM modak.feed_pins p WHERE p.feed_id = f.feed_id AND p.expires_at > now()) AS pins, f.stats
+       (SELECT count(*) FROM modak.feed_pins p WHERE p.feed_id = f.feed_id AND p.expires_at > now()) AS pins, f.stats, f.error
   FROM modak.change_feeds f
   LEFT JOIN modak.tables t ON t.table_id = f.feed_id
   LEFT JOIN modak.iceberg_tables i ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name

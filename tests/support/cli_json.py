@@ -15,13 +15,13 @@ import textwrap
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from mirror_pump.model import Lsn, SnapshotId, TableId, TableMode, TableName, TableState
+from mirror_pump.model import FeedMode, Lsn, SnapshotId, TableId, TableMode, TableName, TableState
 from mirror_pump.ops.changes.followed_changes import ReachedFrontier, RowChange
 from mirror_pump.ops.doctor.check import Finding, Outcome
 from mirror_pump.ops.doctor.examination import Examination, Examined
@@ -35,6 +35,7 @@ from mirror_pump.ops.resync.layout_change import LayoutAction, LayoutChange
 from mirror_pump.ops.resync.resync import Resync, ResyncAction, TableResync
 from mirror_pump.ops.retain.retention import PartitionOutlook, TableOutlook
 from mirror_pump.ops.setup.profiles import ListedProfile
+from mirror_pump.ops.status.feed_status import FeedStatus
 from mirror_pump.ops.status.lake_content import LakeContent
 from mirror_pump.ops.status.maintenance_due import DueOperation, MaintenanceDue
 from mirror_pump.ops.status.resync_state import ResyncState
@@ -191,6 +192,19 @@ _STATUS_KEYS = (
         computed={"tables_due": "", "tables_neglected": "", "unattended_commits": "Of all tables"},
     ),
     Keys("alerts[]", (Alert,)),
+    Keys(
+        "feeds[]",
+        (FeedStatus,),
+        computed={
+            "keep": "Seconds that changes stay. None: for ever; that of transactions follows from the tables",
+            "files": "As the pump counted them when it last looked for files to merge. None before",
+            "small_files": "Below the size up to which files are merged",
+            "rows": "Changes",
+            "bytes": "",
+            "days": "On which its changes were committed",
+            "looked_at": "When the pump counted",
+        },
+    ),
     Keys("moments[]", (KeptMoment,), computed={"tables": "Their names in the lake"}),
     Keys(
         "tables[]",
@@ -257,6 +271,27 @@ _TABLE = TableStatus(
 )
 
 
+_FEED = FeedStatus(
+    table="public.orders",
+    lake_table="public.orders__changes",
+    mode=FeedMode.KEYS,
+    keep=timedelta(days=90),
+    begins=Lsn(0x4F10A88),
+    expired=Lsn(0),
+    pins=1,
+    metadata_location="s3://lake/shop/public/orders__changes/metadata/00107-91c2.metadata.json",
+    stats={
+        "files": 9,
+        "small_files": 6,
+        "rows": 2210443,
+        "bytes": 61077211,
+        "days": 3,
+        "looked_at": "2026-05-04T09:29:57.120911+00:00",
+    },
+    error=None,
+)
+
+
 def _status() -> MirrorStatus:
     return MirrorStatus(
         database="shop",
@@ -281,6 +316,7 @@ def _status() -> MirrorStatus:
         ),
         tables=(_TABLE,),
         moments=(_KEPT_MOMENT,),
+        feeds=(_FEED,),
         standbys=(StandbyProcess("pump-2", 4711, _AT.replace(hour=8, minute=0)),),
         alerts=(Alert(Severity.CRITICAL, "column note: its type is not supported any more", table="public.notes"),),
     )

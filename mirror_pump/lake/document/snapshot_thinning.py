@@ -34,6 +34,9 @@ class HistoryRetention:
 
 
 DEFAULT_RETENTION = HistoryRetention()
+FEED_RETENTION = HistoryRetention(newest=20)
+"""Of change feeds. Who reads one pins its newest snapshot, and takes an interval of that; older ones only tell which
+frontier was published when."""
 
 
 def thin_history(

@@ -87,7 +87,10 @@ def gathered_writes(missing: set[str] | None = None) -> Iterator[None]:
     """Has `write_all` and `open_output` in the block, in this thread, write files that are made durable together at its
     end. Raises LakeError then. With `missing`, local files that are gone by then, with their directory for instance,
     are no error: their locations are added there. After an error in the block, what it has written may be removed by
-    `discard`, as always."""
+    `discard`, as always. A block within another one, without `missing`, leaves all to that one's end."""
+    if missing is None and _CURRENT.get() is not None:
+        yield
+        return
     writes = GatheredWrites(missing)
     token = _CURRENT.set(writes)
     try:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from mirror_pump.model import TableState, format_lsn
+from mirror_pump.ops.status.feed_status import FeedStatus
 from mirror_pump.ops.status.status_report import Alert, MirrorStatus, Severity, TableStatus
 from mirror_pump.settings.storage_profiles import warehouse_of
+from mirror_pump.source.catalog.change_feeds import MAKE_ANEW
 from mirror_pump.source.catalog.followed import NotJoined
 from mirror_pump.source.catalog.pump_error import PumpError
 from mirror_pump.source.stream.slot import RECONCILE
@@ -39,6 +41,7 @@ def alerts_of(status: MirrorStatus, wal_warn_within: float = 0.0) -> tuple[Alert
     alerts.extend(_went_back(status))
     alerts.extend(Alert(Severity.CRITICAL, row.message, row.remedy, row.table_name) for row in status.lost_rows)
     alerts.extend(_refused(refused) for refused in status.not_joined)
+    alerts.extend(alert for feed in status.feeds if (alert := _feed(feed)) is not None)
     away_tables = {table.table for tables in away.values() for table in tables}
     for table in status.tables:
         alerts.extend(_table(table, readable=table.table not in away_tables))
@@ -207,6 +210,19 @@ def _neglect(status: MirrorStatus) -> list[Alert]:
         " metadata files, which accumulate"
     )
     return [Alert(Severity.WARNING, message, remedy)]
+
+
+def _feed(feed: FeedStatus) -> Alert | None:
+    """The alert of a feed that gets no changes."""
+    error = feed.error
+    if error is None and feed.metadata_location is None:
+        error = f"the Iceberg catalog does not have it any more: {MAKE_ANEW}"
+    if error is None and feed.problem is not None:
+        message = f"files of its change feed {feed.lake_table} can be neither merged nor taken out: {feed.problem}"
+        return Alert(Severity.WARNING, message, f"if a file is lost or damaged, {MAKE_ANEW}", table=feed.table)
+    if error is None:
+        return None
+    return Alert(Severity.CRITICAL, f"its change feed {feed.lake_table} gets no changes: {error}", table=feed.table)
 
 
 def _refused(refused: NotJoined) -> Alert:

@@ -37,6 +37,13 @@ class FeedStatus:
     """Its Iceberg metadata file. None if the catalog does not have it any more, which is an alert."""
     stats: Mapping[str, Any]
     """What the pump counted last; empty before."""
+    error: str | None = None
+    """Why it gets no changes, which is an alert. None: all is well."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why its files cannot be merged or taken out, which is an alert. None: they can."""
+        return self.stats.get("problem")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -48,12 +55,14 @@ class FeedStatus:
             "expired": format_lsn(self.expired),
             "pins": self.pins,
             "metadata_location": self.metadata_location,
+            "error": self.error,
+            "problem": self.problem,
             **{name: self.stats.get(name) for name in ("files", "small_files", "rows", "bytes", "days", "looked_at")},
         }
 
 
 @dataclass(frozen=True)
-class _FeedRow:
+class _FeedStatusRow:
     """A row of the query `figures`."""
 
     feed_id: int
@@ -68,6 +77,7 @@ class _FeedRow:
     metadata_location: str | None
     pins: int
     stats: dict[str, Any] | None
+    error: str | None
 
 
 def feed_states(connection: PgConnection, slot: str) -> tuple[FeedStatus, ...]:
@@ -83,6 +93,7 @@ def feed_states(connection: PgConnection, slot: str) -> tuple[FeedStatus, ...]:
             pins=row.pins,
             metadata_location=row.metadata_location,
             stats=row.stats or {},
+            error=row.error,
         )
-        for row in fetch_rows(connection, _FeedRow, _SQL["figures"], {"slot": slot})
+        for row in fetch_rows(connection, _FeedStatusRow, _SQL["figures"], {"slot": slot})
     )

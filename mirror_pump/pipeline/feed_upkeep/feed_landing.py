@@ -16,6 +16,7 @@ from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.lake.document.metadata_files import next_location
 from mirror_pump.lake.document.next_metadata import without_snapshots
+from mirror_pump.lake.document.snapshot_thinning import FEED_RETENTION
 from mirror_pump.lake.storage import StorageOptions, discard, write_all
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.publish.landing import StagedState, hold_slot, same_rows
@@ -72,8 +73,9 @@ class FeedLanding:
         try:
             with source_errors(f"committing to {self.feed.lake_name} in the lake"), self.connection.transaction():
                 hold_slot(self.connection, self.slot, _STOPPED_SECONDS)
-                feed = self._present()
-                staged = stage(feed, LakeTable.load(feed.metadata_location, self.storage))
+                feed = self._current()
+                state = replace(LakeTable.load(feed.metadata_location, self.storage), retention=FEED_RETENTION)
+                staged = stage(feed, state)
                 files = staged.files
                 if expired_lsn is not None:
                     expire_feed(self.connection, feed.feed_id, expired_lsn)
@@ -86,7 +88,7 @@ class FeedLanding:
             raise
         return staged.table
 
-    def _present(self) -> KeptFeed:
+    def _current(self) -> KeptFeed:
         (feed,) = kept_feeds(self.connection, self.slot, [self.feed.feed_id]) or (None,)
         if feed is None or feed.location != self.feed.location:
             raise CommitConflict(f"{self.feed.lake_name} was removed, or made anew")

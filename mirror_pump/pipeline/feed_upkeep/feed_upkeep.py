@@ -39,7 +39,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import FileTasks
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.service_thread import ThreadedService
-from mirror_pump.source.catalog.kept_feeds import KeptFeed, kept_feeds, store_feed_stats
+from mirror_pump.source.catalog.kept_feeds import KeptFeed, kept_feeds, store_feed_problem, store_feed_stats
 from mirror_pump.source.connect import PgConnection
 
 _SHARE = 0.25
@@ -50,7 +50,7 @@ _FIRST_PAUSE = 1.0
 
 
 @dataclass
-class _Watched:
+class _WatchedFeed:
     """The state of one feed."""
 
     listing: Listing
@@ -69,7 +69,7 @@ class FeedUpkeep(ThreadedService):
         self._storage = context.storage
         self._target_bytes = _TARGET_FACTOR * context.settings.merge_bytes
         self._backoff = Backoff(_FIRST_PAUSE, context.settings.limits.retry_pause_max)
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, _WatchedFeed] = {}
         """By location, which a feed that was made anew does not have."""
         self._thread = session_thread("feed-upkeep", self._run, context.inbox)
 
@@ -84,7 +84,7 @@ class FeedUpkeep(ThreadedService):
         feeds = kept_feeds(connection, self._context.slot)
         watched = {feed.location: self._watched.get(feed.location) for feed in feeds}
         self._watched = {
-            location: state or _Watched(feed_listing(self._storage), Retries(self._backoff))
+            location: state or _WatchedFeed(feed_listing(self._storage), Retries(self._backoff))
             for location, state in watched.items()
         }
         for feed in feeds:
@@ -95,7 +95,7 @@ class FeedUpkeep(ThreadedService):
             if state.retries.due and self._keep_up(connection, feed, state):
                 self._thread.pause((time.monotonic() - began) * (1 / _SHARE - 1))
 
-    def _keep_up(self, connection: PgConnection, feed: KeptFeed, state: _Watched) -> bool:
+    def _keep_up(self, connection: PgConnection, feed: KeptFeed, state: _WatchedFeed) -> bool:
         """Does what is due. Returns whether the feed was looked at."""
         number = metadata_number(feed.metadata_location) or 0
         merge_due = bool(self._target_bytes) and number >= state.left_at + FANOUT
@@ -105,15 +105,17 @@ class FeedUpkeep(ThreadedService):
         landing = FeedLanding(connection, self._context.slot, feed, self._storage)
         try:
             if expiry_due:
-                self._attempt(feed, state, Step.EXPIRY_FAILED, lambda: self._expire(landing, state))
+                self._attempt(connection, feed, state, Step.EXPIRY_FAILED, lambda: self._expire(landing, state))
             if merge_due:
-                self._attempt(feed, state, Step.MERGE_FAILED, lambda: self._merge(landing, state, number))
+                self._attempt(connection, feed, state, Step.MERGE_FAILED, lambda: self._merge(landing, state, number))
         except (CommitConflict, FileRewriteSuperseded) as error:
             self._context.observer(Step.MERGE_REFUSED, table=str(feed.lake_name), error=str(error))
             state.retries.failed()
         return True
 
-    def _attempt(self, feed: KeptFeed, state: _Watched, failed: Step, work: Callable[[], None]) -> None:
+    def _attempt(
+        self, connection: PgConnection, feed: KeptFeed, state: _WatchedFeed, failed: Step, work: Callable[[], None]
+    ) -> None:
         try:
             work()
         except (CommitConflict, FileRewriteSuperseded):
@@ -121,23 +123,24 @@ class FeedUpkeep(ThreadedService):
         except (LakeError, TaskFailed) as error:
             self._context.observer(failed, table=str(feed.lake_name), error=str(error), remedy=error.remedy)
             state.retries.failed()
+            store_feed_problem(connection, feed, str(error))
         else:
             state.retries.succeeded()
 
-    def _expire(self, landing: FeedLanding, state: _Watched) -> None:
+    def _expire(self, landing: FeedLanding, state: _WatchedFeed) -> None:
         expired = expire_changes(landing, state.listing)
         state.expired_to = landing.feed.first_day
         if expired:
             self._context.observer(Step.CHANGES_EXPIRED, table=str(landing.feed.lake_name), **expired)
 
-    def _merge(self, landing: FeedLanding, state: _Watched, number: int) -> None:
+    def _merge(self, landing: FeedLanding, state: _WatchedFeed, number: int) -> None:
         feed, began = landing.feed, time.time()
         # An expiry may have landed in this round.
         lake = LakeTable.load(_location(landing) or feed.metadata_location, self._storage)
         files = feed_files(lake, state.listing)
-        store_feed_stats(landing.connection, feed, self._stats(files))
         chosen = choose_neighbours(files, self._target_bytes)
         if not chosen:
+            store_feed_stats(landing.connection, feed, self._stats(files))
             state.left_at = number
             return
         name = str(feed.lake_name)
@@ -154,13 +157,14 @@ class FeedUpkeep(ThreadedService):
         newest = max(file.sequence_number for file in chosen)
         removed = frozenset(file.path for file in chosen)
         try:
-            landing.land_rewrite(FeedRewrite(removed, state.listing, ((joined, newest),)), began)
+            after = landing.land_rewrite(FeedRewrite(removed, state.listing, ((joined, newest),)), began)
         except ConnectionLost:
             # It may have landed.
             raise
         except BaseException:
             discard([joined.path], self._storage)
             raise
+        store_feed_stats(landing.connection, feed, self._stats(feed_files(after, state.listing)))
         observer(Step.MERGED, table=name, data_files=len(chosen), position_files=0, bytes=joined.size_bytes)
 
     def _stats(self, files: Sequence[FeedFile]) -> dict[str, int]:

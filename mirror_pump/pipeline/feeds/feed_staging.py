@@ -31,6 +31,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles,
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
 from mirror_pump.lake.document.next_metadata import with_own_properties
 from mirror_pump.lake.document.snapshot_summary import FRONTIER_PROPERTY, TIMELINE_PROPERTY
+from mirror_pump.lake.document.snapshot_thinning import FEED_RETENTION
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.feed_schema import (
     BEGINS_PROPERTY,
@@ -57,18 +58,13 @@ from mirror_pump.pipeline.operations.record_publication import RecordPublication
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.pipeline.operations.rewrite_files import RewriteFiles
 from mirror_pump.pipeline.operations.truncate import Truncate
-from mirror_pump.source.catalog.change_feeds import TRANSACTIONS_ID
+from mirror_pump.source.catalog.change_feeds import MAKE_ANEW, TRANSACTIONS_ID
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.rows import fetch_rows
 from sql import queries
 
 _SQL = queries("change_feeds")
 
-MAKE_ANEW = (
-    "put it back from a backup, or begin the feed anew: mirror-pump register --no-changes --alter TABLE, then register"
-    " --changes --alter TABLE"
-)
-"""What to do about a feed that is lost."""
 _KEEP_ROWS = (AddChunks, AppendChanges, ChangeColumns, RecordPublication, RefreshArchive, RewriteFiles)
 """Operations after which the rows of a table that is live are as before."""
 
@@ -333,7 +329,8 @@ class FeedStager:
             )
         lake = self._tables.get(row.feed_id)
         if lake is None or lake.metadata_location != row.metadata_location:
-            lake = self._tables[row.feed_id] = LakeTable.load(row.metadata_location, self._storage)
+            lake = replace(LakeTable.load(row.metadata_location, self._storage), retention=FEED_RETENTION)
+            self._tables[row.feed_id] = lake
         return lake
 
     def _commit(

@@ -23,7 +23,7 @@ from mirror_pump.errors import (
     SourceError,
 )
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.storage import StorageOptions, gathered_writes
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.feeds.feed_staging import FeedStager, rename_feeds
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
@@ -167,11 +167,14 @@ class Publisher:
         if settled is not None:
             return self._publish_once(settled)
         due = without_held(due, request, registered)
-        staged = self._stager.stage(request, registered, due)
+        staged = StagedPublish()
         try:
-            self._stager.complete(due, staged)
-            failing = {failure.table.table_id for failure in (*request.failures, *staged.failures)}
-            staged.feeds = self._feeds.stage(staged.feed_tables, failing, request.frontier)
+            # Tables and feeds wait for the storage together.
+            with gathered_writes():
+                staged = self._stager.stage(request, registered, due)
+                self._stager.complete(due, staged)
+                failing = {failure.table.table_id for failure in (*request.failures, *staged.failures)}
+                staged.feeds = self._feeds.stage(staged.feed_tables, failing, request.frontier)
             self._staged(request)
         except BaseException:
             self._stager.discard(staged)

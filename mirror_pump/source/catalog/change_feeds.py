@@ -13,6 +13,11 @@ from sql import queries
 
 _SQL = queries("change_feeds")
 
+MAKE_ANEW = (
+    "put it back from a backup, or begin the feed anew: mirror-pump register --no-changes --alter TABLE, then register"
+    " --changes --alter TABLE"
+)
+"""What to do about a feed that is lost."""
 TRANSACTIONS_ID = 0
 """`feed_id` of the table of transactions, which stands for no mirrored table."""
 

@@ -41,7 +41,8 @@ class KeptFeed:
 
 
 def kept_feeds(connection: PgConnection, slot: str, feed_ids: Collection[int] | None = None) -> list[KeptFeed]:
-    """The mirror's feeds, or those with these IDs, by ID. Without those whose table is not in the lake."""
+    """The mirror's feeds, or those with these IDs, by ID. Without those whose table is not in the lake, and those that
+    could not be written last."""
     with source_errors("reading the change feeds"):
         parameters = {"slot": slot, "feed_ids": None if feed_ids is None else list(feed_ids)}
         return fetch_rows(connection, KeptFeed, _SQL["feeds"], parameters)
@@ -52,3 +53,10 @@ def store_feed_stats(connection: PgConnection, feed: KeptFeed, stats: Mapping[st
     with source_errors("recording a feed's figures"):
         parameters = {"feed_id": feed.feed_id, "location": feed.location, "stats": Jsonb(dict(stats))}
         connection.execute(_SQL["store_stats"], parameters)
+
+
+def store_feed_problem(connection: PgConnection, feed: KeptFeed, problem: str) -> None:
+    """Records why a feed's files cannot be merged or taken out, until its figures are recorded again."""
+    with source_errors("recording a feed's problem"):
+        parameters = {"feed_id": feed.feed_id, "location": feed.location, "problem": problem}
+        connection.execute(_SQL["store_problem"], parameters)

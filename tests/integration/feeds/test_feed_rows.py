@@ -6,6 +6,7 @@ from typing import Any
 
 from mirror_pump.model import FeedMode
 from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps
@@ -81,3 +82,44 @@ def test_replay_from_each_frontier(database: Database, warehouse: str) -> None:
     replay = FeedReplay()
     replay.check(trail)
     assert replay.compared >= 3
+
+
+def test_origins_partitions_filters_and_rows_without_a_key(database: Database, warehouse: str) -> None:
+    database.execute(
+        "CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200)",
+        "CREATE TABLE f (id int PRIMARY KEY, region text)",
+        "ALTER TABLE f REPLICA IDENTITY FULL",
+        "INSERT INTO f VALUES (1, 'EU'), (2, 'US')",
+        "CREATE TABLE a (v text)",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("p", feed=KEYS)
+    mirror.register("f", choices=parse_choices((), (), (), where="region = 'EU'"), feed=KEYS)
+    mirror.register("a", choices=parse_choices((), (), (), append_only=True), feed=KEYS)
+    mirror.catch_up()
+    origin = f"far_{mirror.settings.slot}"
+    with database.connect() as connection:
+        connection.execute("SELECT pg_replication_origin_create(%s)", (origin,))
+        connection.execute("SELECT pg_replication_origin_session_setup(%s)", (origin,))
+        connection.execute("INSERT INTO p VALUES (50, 'far')")
+        connection.execute("SELECT pg_replication_origin_session_reset()")
+        connection.execute("UPDATE p SET id = 150 WHERE id = 50")
+        connection.execute("SELECT pg_replication_origin_drop(%s)", (origin,))
+    database.execute(
+        "UPDATE f SET region = 'EU' WHERE id = 2",
+        "UPDATE f SET region = 'US' WHERE id = 1",
+        "INSERT INTO a VALUES ('x'), ('x')",
+    )
+    mirror.catch_up()
+    rows = feed(mirror, "public.p", "_op, id, v, _origin")[1:]
+    assert [(row["_op"], row["id"], row["v"], row["_origin"]) for row in rows] == [
+        ("insert", 50, "far", origin),
+        ("delete", 50, None, None),
+        ("insert", 150, "far", None),
+    ]
+    rows = feed(mirror, "public.f", "_op, id, region")[1:]
+    assert [tuple(row.values()) for row in rows] == [("insert", 2, "EU"), ("delete", 1, None)]
+    rows = feed(mirror, "public.a", "_op, v")[1:]
+    assert [tuple(row.values()) for row in rows] == [("insert", "x"), ("insert", "x")]
