@@ -130,6 +130,35 @@ def test_a_merge_between_staging_and_publish_delays_no_publish(database: Databas
     mirror.assert_equal("public.a", "public.b")
 
 
+def test_merges_across_changes_of_columns(database: Database, mirror: Mirror) -> None:
+    """Values stay with their columns, by field ID, whatever these are called."""
+    with mirror.with_options(merge_bytes=0).pumping():
+        mirror.await_live("public.a", "public.b")
+        database.execute("INSERT INTO a VALUES (1, 'one')")
+        mirror.await_frontier()
+        database.execute("ALTER TABLE a ADD COLUMN n numeric(8,2)", "INSERT INTO a VALUES (2, 'two', 2)")
+        mirror.await_frontier()
+        assert merge_all(mirror)
+        database.execute("ALTER TABLE a RENAME v TO w", "INSERT INTO a VALUES (3, 'three', 'NaN')")
+        mirror.await_frontier()
+        assert merge_all(mirror)
+        database.execute(
+            "ALTER TABLE a DROP COLUMN n", "ALTER TABLE a ADD COLUMN v int", "INSERT INTO a VALUES (4, 'four', 44)"
+        )
+        mirror.await_frontier()
+        merge_all(mirror)
+        mirror.assert_equal("public.a")
+    rows = feed_rows(mirror, "a")
+    assert [(row["id"], row["w"], row["v"]) for row in rows if row["_op"] == "insert"] == [
+        (1, "one", None),
+        (2, "two", None),
+        (3, "three", None),
+        (4, "four", 44),
+    ]
+    files = feed_files(LakeTable.load(mirror.location("public.a__changes"), STORAGE), feed_listing(STORAGE))
+    assert len(files) == 1
+
+
 def _directory(mirror: Mirror, table: str) -> Path:
     metadata = LakeTable.load(mirror.location(f"public.{table}__changes"), STORAGE).metadata
     return Path(metadata.location.removeprefix("file://"))
