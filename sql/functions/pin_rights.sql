@@ -57,3 +57,38 @@ BEGIN
 END $$;
 CREATE OR REPLACE TRIGGER check_pin BEFORE INSERT OR UPDATE OR DELETE ON modak.read_pins FOR EACH ROW
     EXECUTE FUNCTION modak.check_pin();
+
+-- The same of change feeds. The roles of the pump and of the administrator are those that move where feeds have expired.
+CREATE OR REPLACE FUNCTION modak.check_feed_pin() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    longest CONSTANT interval := modak.longest_pin();
+BEGIN
+    IF TG_OP = 'INSERT' THEN
+        NEW.made_by := current_user;
+    END IF;
+    IF has_table_privilege('modak.change_feeds', 'UPDATE') OR (TG_OP = 'DELETE' AND OLD.expires_at <= now()) THEN
+        RETURN coalesce(NEW, OLD);
+    END IF;
+    IF TG_OP <> 'INSERT' AND NOT EXISTS (
+           SELECT FROM pg_roles r WHERE r.rolname = OLD.made_by AND pg_has_role(r.oid, 'MEMBER')) THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('pin %s of a change feed belongs to the role %s', OLD.pin_id, OLD.made_by),
+            DETAIL = format('It was put in place by %s, and lasts until %s.', OLD.reader, OLD.expires_at),
+            HINT = 'Wait for its end, or have it deleted by that role, by that of the pump, or by the administrator.';
+    ELSIF TG_OP = 'DELETE' THEN
+        RETURN OLD;
+    ELSIF TG_OP = 'UPDATE' AND NEW.made_by IS DISTINCT FROM OLD.made_by THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('pin %s of a change feed may not be given away', OLD.pin_id),
+            HINT = 'Make another pin as that role.';
+    ELSIF NEW.expires_at > clock_timestamp() + longest THEN
+        RAISE EXCEPTION USING ERRCODE = 'check_violation',
+            MESSAGE = format('a pin lasts %s at most', longest),
+            HINT = 'Pin for a shorter time, and renew the pin by another expires_at while you read. The limit is'
+                ' modak.schema_meta.max_pin_seconds; the administrator can change it.';
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE OR REPLACE TRIGGER check_feed_pin BEFORE INSERT OR UPDATE OR DELETE ON modak.feed_pins FOR EACH ROW
+    EXECUTE FUNCTION modak.check_feed_pin();

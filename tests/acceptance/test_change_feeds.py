@@ -22,6 +22,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.error_bounds import SOAK_SECONDS
 from tests.support.feed_replay import FeedReplay, FrontierTrail
 from tests.support.killed_pump import die
 
@@ -241,21 +242,29 @@ _NEW_LAST = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(SECONDS, id="short"),
+        pytest.param(SOAK_SECONDS, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(SOAK_SECONDS + 300)]),
+    ],
+)
 def test_a_feed_replayed_from_any_frontier_gives_the_mirror(
+    seconds: float,
     tmp_path_factory: pytest.TempPathFactory,
     new_database: Callable[[], Database],
     pytestconfig: pytest.Config,
 ) -> None:
     seeds = random.Random(pytestconfig.getoption("--hypothesis-seed"))
     replay = FeedReplay()
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline or min(replay.compared, replay.changes // 100, replay.resets * 4) < 20:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline or min(replay.compared, replay.changes // 20, replay.resets * 10) < 20:
         seed = seeds.randrange(2**32)
         print(f"seed {seed}")
         history = FeedHistory(new_database(), tmp_path_factory.mktemp("lake").as_uri(), seed)
         history.register()
         try:
-            history.run(60)
+            history.run(40)
             history.finish()
             history.mirror.assert_sound()
             replay.check(history.trail)

@@ -22,6 +22,7 @@ from types import UnionType
 from typing import Any
 
 from mirror_pump.model import FeedMode, Lsn, SnapshotId, TableId, TableMode, TableName, TableState
+from mirror_pump.ops.changes.followed_changes import ReachedFrontier, RowChange
 from mirror_pump.ops.doctor.check import Finding, Outcome
 from mirror_pump.ops.doctor.examination import Examination, Examined
 from mirror_pump.ops.ingest.ingest_request import IngestOutcome
@@ -113,6 +114,8 @@ def parts() -> dict[str, Part]:
             ),
         ),
         "unregister": Part([_FORMER_FILES.to_json()], (Keys("[]", (FormerLocation, FormerFiles)),)),
+        "changes": Part(_CHANGE.to_json(), (Keys("", (RowChange,)),)),
+        "frontier": Part(ReachedFrontier(_FRONTIER).to_json(), (Keys("", (ReachedFrontier,)),)),
         "moment": Part(
             [_MOMENT.to_json()],
             (
@@ -386,6 +389,17 @@ _KEPT_TABLE = KeptTable(
 )
 
 _KEPT_MOMENT = KeptMoment("month-end", _FRONTIER, _AT, "shop_admin", "closing of April", (_KEPT_TABLE,))
+
+_CHANGE = RowChange(
+    "update",
+    Lsn(0x5A3EE40),
+    2,
+    741,
+    _AT,
+    None,
+    {"id": 4217, "customer": "Blue Ltd", "total": "19.90", "paid": True, "tags": '{new,"to ship"}'},
+    None,
+)
 
 _MOMENT = MomentCost(_KEPT_MOMENT, (MomentTableCost(_KEPT_TABLE, 48210944, 40112870),))
 

@@ -17,7 +17,7 @@ from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
 from mirror_pump.lake.format.feed_schema import FEED_PARTITIONING, FEED_SUFFIX, feed_schema
-from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.lake.storage import StorageOptions, list_files
 from mirror_pump.model import FeedMode, TableId, TableName, format_lsn
 from mirror_pump.source.catalog.change_feeds import insert_feed
 from mirror_pump.source.catalog.tables import load_table
@@ -92,6 +92,10 @@ class MadeFeed:
     def position(self) -> int:
         """Any position, mostly that of a transaction or beside it."""
         return int(self._rng.choice(self.rows)["_lsn"]) + self._rng.choice([0, 0, 1, -1, 17])
+
+    def stored(self) -> set[str]:
+        """All files below its root."""
+        return {file.location for file in list_files(self.location, STORAGE)}
 
     @property
     def _summary(self) -> dict[str, str]:

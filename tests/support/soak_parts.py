@@ -22,7 +22,11 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "integration/retention/test_restore_heap",
     ),
     "modes": ("acceptance/test_mode_properties", "acceptance/test_readers_of_modes"),
-    "properties": ("acceptance/test_schema_properties", "acceptance/test_mixed_properties"),
+    "properties": (
+        "acceptance/test_change_feeds",
+        "acceptance/test_schema_properties",
+        "acceptance/test_mixed_properties",
+    ),
     "types": ("acceptance/test_type_properties", "integration/types/"),
     "reads": (
         "acceptance/test_clickhouse",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mirror_pump.cli.arguments.completion import kept_moments, tables_argument
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, OptionRule, command, require
 from mirror_pump.cli.terminal.output import remark, say_lines
 from mirror_pump.cli.terminal.stop_signals import StoppedBySignal, StopSignals
@@ -24,19 +25,23 @@ _LATEST = "latest"
 class ChangesOptions:
     """The options of `changes`, as typed."""
 
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table, as PostgreSQL reads names")]
+    table: Annotated[str, tables_argument("The table, as PostgreSQL reads names")]
     since: Annotated[
         str,
         typer.Option(
             "--since",
             metavar="LSN|TIME|NAME",
+            autocompletion=kept_moments,
             help="Print what changed after this frontier: a WAL position, a time, or a kept moment",
         ),
     ]
     until: Annotated[
         str,
         typer.Option(
-            "--until", metavar="LSN|TIME|NAME", help="Stop after the changes up to and including this frontier"
+            "--until",
+            metavar="LSN|TIME|NAME",
+            autocompletion=kept_moments,
+            help="Stop after the changes up to and including this frontier",
         ),
     ] = _LATEST
     follow: Annotated[bool, typer.Option("--follow", help="Go on with each new frontier, until a signal")] = False

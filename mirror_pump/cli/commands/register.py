@@ -331,6 +331,8 @@ class RegisterOptions:
 
     def feed(self) -> FeedWish | None:
         """The change feed that the tables get; None: none."""
+        if self.changes is None:
+            return None
         from mirror_pump.ops.register.feed_registration import parse_feed
 
         keep = None

@@ -5,9 +5,9 @@ A feed gets a file with each publish, so its files are merged by size classes, a
 files by the bounds of `_lsn`.
 
 Invariant: the files of a feed, sorted by their bounds, hold its changes in the order (`_lsn`, `_seq`), and so does what
-a merge leaves. Only files that follow each other in this order are merged, those of one day of commits, none of which
-begins before the one before it has ended, and the task writes their rows in this order: two may have rows of one
-transaction in turns. A file keeps its rows' day.
+a merge leaves. Only files that follow each other in this order are merged, those of one day of commits. Files that
+overlap go together, so that no two overlap after it that did not before, and the task writes all rows in this order:
+files may have rows of one transaction in turns. A file keeps its rows' day.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import pyarrow as pa
 from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
 from mirror_pump.engine.rewrite.file_merge import MergeTask, column_of
 from mirror_pump.engine.rewrite.merge_plan import FANOUT, MOST_SOURCES, size_class
+from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.contents.ordered_rows import in_commit_order
@@ -29,6 +30,7 @@ from mirror_pump.lake.format.columns import names_by_id
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
 from mirror_pump.lake.format.feed_schema import LSN_ID, SEQ_ID
+from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.row_batches import stored_rows
 from mirror_pump.lake.storage import StorageOptions
 
@@ -46,7 +48,13 @@ class FeedFile:
 
     @classmethod
     def of(cls, file: LiveFile) -> FeedFile:
-        """The file with its bounds. Each file has those of `_lsn`; the table of transactions has no `_seq`."""
+        """The file with its bounds. Each file that the mirror wrote has those of `_lsn`; the table of transactions has
+        no `_seq`. Raises LakeError for another one."""
+        if LSN_ID not in file.lower_bounds or LSN_ID not in file.upper_bounds:
+            raise LakeError(
+                f"{file.path} of a change feed has no bounds of _lsn: another engine wrote it",
+                "let other engines connect with a reader's role; begin the feed anew",
+            )
         return cls(
             file,
             _number(file.lower_bounds[LSN_ID]),
@@ -84,50 +92,89 @@ def choose_neighbours(files: Sequence[FeedFile], target_bytes: int, fanout: int 
     `files` are all files of a feed, in order, and `target_bytes` is the size from which on one is left alone. Of
     neighbours of one day, chosen are those that make up the target size, or `fanout` and more that make a file of a
     higher size class than each of them. So a row is rewritten once per class, and once more for the target. What is
-    left of a day is merged once the feed goes on with another.
+    left of a day is merged once the feed goes on with another. Files that overlap are chosen together or not at all.
     """
-    runs = list(_runs(files, target_bytes))
-    candidates = (_chosen(run, target_bytes, fanout, closed=run[-1] is not files[-1].file) for run in runs)
+    clusters = list(_clusters(files))
+    runs = list(_runs(clusters, target_bytes))
+    candidates = (_chosen(run, target_bytes, fanout, closed=run[-1] is not clusters[-1]) for run in runs)
     return max(candidates, key=len, default=())
 
 
-def _runs(files: Iterable[FeedFile], target_bytes: int) -> Iterator[list[LiveFile]]:
-    """Neighbours that may be merged: small files of one day, in order, none of which begins before the end of the one
-    before."""
-    run: list[LiveFile] = []
+@dataclass(frozen=True)
+class _Cluster:
+    """Files that overlap: those of a publish that has changes whose values were looked up, in a file of their own."""
+
+    files: tuple[LiveFile, ...]
+
+    @property
+    def records(self) -> int:
+        return sum(file.records for file in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def size_class(self) -> int:
+        """That of a file with all of its rows."""
+        return size_class(self.records)
+
+    @property
+    def day(self) -> PartitionTuple | None:
+        """The partition of its files; None if they have several."""
+        partitions = {file.partition for file in self.files}
+        return partitions.pop() if len(partitions) == 1 else None
+
+
+def _clusters(files: Iterable[FeedFile]) -> Iterator[_Cluster]:
+    cluster: list[LiveFile] = []
     end = 0
     for feed_file in files:
-        file = feed_file.file
-        fits = file.size_bytes < target_bytes
-        if run and not (fits and file.partition == run[-1].partition and feed_file.lowest_lsn >= end):
+        if cluster and feed_file.lowest_lsn >= end:
+            yield _Cluster(tuple(cluster))
+            cluster = []
+        end = max(end, feed_file.highest_lsn) if cluster else feed_file.highest_lsn
+        cluster.append(feed_file.file)
+    if cluster:
+        yield _Cluster(tuple(cluster))
+
+
+def _runs(clusters: Iterable[_Cluster], target_bytes: int) -> Iterator[list[_Cluster]]:
+    """Neighbours that may be merged: small files of one day, in order."""
+    run: list[_Cluster] = []
+    for cluster in clusters:
+        fits = cluster.day is not None and all(file.size_bytes < target_bytes for file in cluster.files)
+        if run and not (fits and cluster.day == run[-1].day):
             yield run
             run = []
         if fits:
-            run.append(file)
-            end = feed_file.highest_lsn
+            run.append(cluster)
     if run:
         yield run
 
 
-def _chosen(run: Sequence[LiveFile], target_bytes: int, fanout: int, *, closed: bool) -> tuple[LiveFile, ...]:
-    if len(run) > 1 and (closed or sum(file.size_bytes for file in run) >= target_bytes):
+def _chosen(run: Sequence[_Cluster], target_bytes: int, fanout: int, *, closed: bool) -> tuple[LiveFile, ...]:
+    if closed or sum(cluster.size_bytes for cluster in run) >= target_bytes:
         return _up_to(run, target_bytes)
-    for number in sorted({size_class(file.records) for file in run}, reverse=True):
-        for lower, group in groupby(run, key=lambda file: size_class(file.records) <= number):
+    for number in sorted({cluster.size_class for cluster in run}, reverse=True):
+        for lower, group in groupby(run, key=lambda cluster: cluster.size_class <= number):
             stretch = list(group)
-            if lower and len(stretch) >= fanout and size_class(sum(file.records for file in stretch)) > number:
+            files = sum(len(cluster.files) for cluster in stretch)
+            if lower and files >= fanout and size_class(sum(cluster.records for cluster in stretch)) > number:
                 return _up_to(stretch, target_bytes)
     return ()
 
 
-def _up_to(files: Sequence[LiveFile], target_bytes: int) -> tuple[LiveFile, ...]:
-    """The first of the files, two or more, up to the target size."""
+def _up_to(clusters: Sequence[_Cluster], target_bytes: int) -> tuple[LiveFile, ...]:
+    """The first files, two or more, up to the target size; none of a single one."""
+    chosen: list[LiveFile] = []
     size = 0
-    for count, file in enumerate(files):
-        if count > 1 and (size >= target_bytes or count >= MOST_SOURCES):
-            return tuple(files[:count])
-        size += file.size_bytes
-    return tuple(files)
+    for cluster in clusters:
+        if len(chosen) > 1 and (size >= target_bytes or len(chosen) >= MOST_SOURCES):
+            break
+        chosen += cluster.files
+        size += cluster.size_bytes
+    return tuple(chosen) if len(chosen) > 1 else ()
 
 
 def merge_task(feed: LakeTable, chosen: Sequence[LiveFile]) -> MergeTask:

@@ -1,7 +1,7 @@
 """Maintenance of change feeds: what expires from them, and the files that nothing refers to any more.
 
 The pump merges a feed's files by itself (mirror_pump/pipeline/feed_upkeep). What it leaves is deleted here: files that
-were merged or have expired, snapshots that nobody reads, metadata, and what publishes left behind that failed. No Spark
+were merged or have expired, snapshots without readers, metadata, and what publishes left behind that failed. No Spark
 is needed: only the mirror writes feeds, so it knows all their files. A file is deleted if
 
 1. no snapshot in the feed's history names it, no log, and no pin: a pinned snapshot is in the history, or nothing is

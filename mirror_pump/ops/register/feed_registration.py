@@ -282,10 +282,8 @@ def _refuse_table(table: MirroredTable) -> None:
         raise TableError(f"{table.name} has failed or was dropped", "`mirror-pump status` says why")
 
 
-def parse_feed(changes: str | None, keep: timedelta | None) -> FeedWish | None:
+def parse_feed(changes: str, keep: timedelta | None) -> FeedWish:
     """The wish of --changes and --keep-changes. Raises UsageError."""
-    if changes is None:
-        return None
     if changes not in (FeedMode.KEYS, FeedMode.ROWS):
         raise UsageError(f"--changes is keys or rows, not {changes!r}", "--changes=keys")
     return FeedWish(FeedMode(changes), keep)

@@ -73,7 +73,7 @@ class FeedLanding:
         try:
             with source_errors(f"committing to {self.feed.lake_name} in the lake"), self.connection.transaction():
                 hold_slot(self.connection, self.slot, _STOPPED_SECONDS)
-                feed = self._present()
+                feed = self._current()
                 state = replace(LakeTable.load(feed.metadata_location, self.storage), retention=FEED_RETENTION)
                 staged = stage(feed, state)
                 files = staged.files
@@ -88,7 +88,7 @@ class FeedLanding:
             raise
         return staged.table
 
-    def _present(self) -> KeptFeed:
+    def _current(self) -> KeptFeed:
         (feed,) = kept_feeds(self.connection, self.slot, [self.feed.feed_id]) or (None,)
         if feed is None or feed.location != self.feed.location:
             raise CommitConflict(f"{self.feed.lake_name} was removed, or made anew")

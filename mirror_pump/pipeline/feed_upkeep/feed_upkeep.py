@@ -34,7 +34,7 @@ from mirror_pump.lake.document.metadata_files import metadata_number
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.feed_upkeep.feed_landing import FeedLanding
-from mirror_pump.pipeline.flow.session_context import SessionContext, session_thread
+from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import FileTasks
 from mirror_pump.runtime.backoff import Backoff, Retries
@@ -50,7 +50,7 @@ _FIRST_PAUSE = 1.0
 
 
 @dataclass
-class _Watched:
+class _WatchedFeed:
     """The state of one feed."""
 
     listing: Listing
@@ -62,29 +62,37 @@ class _Watched:
 
 
 class FeedUpkeep(ThreadedService):
-    """A thread of a session, with a connection of its own, since it waits for the slot's lock."""
+    """A thread of a session. If there is a feed it has a connection of its own, since it waits for the slot's lock."""
 
-    def __init__(self, context: SessionContext) -> None:
+    def __init__(self, context: SessionContext, shared: SharedConnection) -> None:
         self._context = context
+        self._shared = shared
         self._storage = context.storage
         self._target_bytes = _TARGET_FACTOR * context.settings.merge_bytes
         self._backoff = Backoff(_FIRST_PAUSE, context.settings.limits.retry_pause_max)
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, _WatchedFeed] = {}
         """By location, which a feed that was made anew does not have."""
         self._thread = session_thread("feed-upkeep", self._run, context.inbox)
 
     def _run(self) -> None:
-        with closing(self._context.connect()) as connection:
+        own = SharedConnection(self._context.connect)
+        with closing(own):
             while self._thread.next_round():
                 if not self._context.backlog.comes_first:
-                    self._look(connection)
+                    self._look(own)
                 self._thread.await_wake(self._context.settings.limits.upkeep_interval)
 
-    def _look(self, connection: PgConnection) -> None:
-        feeds = kept_feeds(connection, self._context.slot)
+    def _look(self, own: SharedConnection) -> None:
+        with self._shared.use() as shared:
+            feeds = kept_feeds(shared, self._context.slot)
+        if feeds:
+            with own.use() as connection:
+                self._look_at(connection, feeds)
+
+    def _look_at(self, connection: PgConnection, feeds: Sequence[KeptFeed]) -> None:
         watched = {feed.location: self._watched.get(feed.location) for feed in feeds}
         self._watched = {
-            location: state or _Watched(feed_listing(self._storage), Retries(self._backoff))
+            location: state or _WatchedFeed(feed_listing(self._storage), Retries(self._backoff))
             for location, state in watched.items()
         }
         for feed in feeds:
@@ -95,7 +103,7 @@ class FeedUpkeep(ThreadedService):
             if state.retries.due and self._keep_up(connection, feed, state):
                 self._thread.pause((time.monotonic() - began) * (1 / _SHARE - 1))
 
-    def _keep_up(self, connection: PgConnection, feed: KeptFeed, state: _Watched) -> bool:
+    def _keep_up(self, connection: PgConnection, feed: KeptFeed, state: _WatchedFeed) -> bool:
         """Does what is due. Returns whether the feed was looked at."""
         number = metadata_number(feed.metadata_location) or 0
         merge_due = bool(self._target_bytes) and number >= state.left_at + FANOUT
@@ -114,7 +122,7 @@ class FeedUpkeep(ThreadedService):
         return True
 
     def _attempt(
-        self, connection: PgConnection, feed: KeptFeed, state: _Watched, failed: Step, work: Callable[[], None]
+        self, connection: PgConnection, feed: KeptFeed, state: _WatchedFeed, failed: Step, work: Callable[[], None]
     ) -> None:
         try:
             work()
@@ -127,13 +135,13 @@ class FeedUpkeep(ThreadedService):
         else:
             state.retries.succeeded()
 
-    def _expire(self, landing: FeedLanding, state: _Watched) -> None:
+    def _expire(self, landing: FeedLanding, state: _WatchedFeed) -> None:
         expired = expire_changes(landing, state.listing)
         state.expired_to = landing.feed.first_day
         if expired:
             self._context.observer(Step.CHANGES_EXPIRED, table=str(landing.feed.lake_name), **expired)
 
-    def _merge(self, landing: FeedLanding, state: _Watched, number: int) -> None:
+    def _merge(self, landing: FeedLanding, state: _WatchedFeed, number: int) -> None:
         feed, began = landing.feed, time.time()
         # An expiry may have landed in this round.
         lake = LakeTable.load(_location(landing) or feed.metadata_location, self._storage)

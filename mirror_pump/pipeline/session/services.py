@@ -129,7 +129,7 @@ def start_services(
     lake_watch = LakeWatch(context, shared)
     for missing in run_state.missing:
         context.inbox.put(LakeFileMissing(*missing))
-    _start(closing, stream, copier, differences, upkeep, FeedUpkeep(context), folder, builder, row_reader)
+    _start(closing, stream, copier, differences, upkeep, FeedUpkeep(context, shared), folder, builder, row_reader)
     _start(closing, watcher, premake, retention, listener, lake_watch)
     return SessionServices(
         *(start.applied, connection, publisher, planner, stream, copier, differences, upkeep, watcher, retention),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from mirror_pump.model import FeedMode
 from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
-from mirror_pump.testing.mirror import Mirror, Steps
+from mirror_pump.testing.mirror import Mirror, Steps, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.feed_replay import FeedReplay, FrontierTrail
+
+_PAGE = (Path(__file__).parents[3] / "docs" / "changes.md").read_text(encoding="utf-8")
+_REPLAY = _PAGE.split("## Replay", 1)[1].split("```sql\n", 1)[1].split("```", 1)[0]
 
 KEYS, ROWS = FeedWish(FeedMode.KEYS), FeedWish(FeedMode.ROWS)
 
@@ -81,3 +86,71 @@ def test_replay_from_each_frontier(database: Database, warehouse: str) -> None:
     replay = FeedReplay()
     replay.check(trail)
     assert replay.compared >= 3
+
+
+def test_origins_partitions_filters_and_rows_without_a_key(database: Database, warehouse: str) -> None:
+    database.execute(
+        "CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)",
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (100) TO (200)",
+        "CREATE TABLE f (id int PRIMARY KEY, region text)",
+        "ALTER TABLE f REPLICA IDENTITY FULL",
+        "INSERT INTO f VALUES (1, 'EU'), (2, 'US')",
+        "CREATE TABLE a (v text)",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("p", feed=KEYS)
+    mirror.register("f", choices=parse_choices((), (), (), where="region = 'EU'"), feed=KEYS)
+    mirror.register("a", choices=parse_choices((), (), (), append_only=True), feed=KEYS)
+    mirror.catch_up()
+    origin = f"far_{mirror.settings.slot}"
+    with database.connect() as connection:
+        connection.execute("SELECT pg_replication_origin_create(%s)", (origin,))
+        connection.execute("SELECT pg_replication_origin_session_setup(%s)", (origin,))
+        connection.execute("INSERT INTO p VALUES (50, 'far')")
+        connection.execute("SELECT pg_replication_origin_session_reset()")
+        connection.execute("UPDATE p SET id = 150 WHERE id = 50")
+        connection.execute("SELECT pg_replication_origin_drop(%s)", (origin,))
+    database.execute(
+        "UPDATE f SET region = 'EU' WHERE id = 2",
+        "UPDATE f SET region = 'US' WHERE id = 1",
+        "INSERT INTO a VALUES ('x'), ('x')",
+    )
+    mirror.catch_up()
+    rows = feed(mirror, "public.p", "_op, id, v, _origin")[1:]
+    assert [(row["_op"], row["id"], row["v"], row["_origin"]) for row in rows] == [
+        ("insert", 50, "far", origin),
+        ("delete", 50, None, None),
+        ("insert", 150, "far", None),
+    ]
+    rows = feed(mirror, "public.f", "_op, id, region")[1:]
+    assert [tuple(row.values()) for row in rows] == [("insert", 2, "EU"), ("delete", 1, None)]
+    rows = feed(mirror, "public.a", "_op, v")[1:]
+    assert [tuple(row.values()) for row in rows] == [("insert", "x"), ("insert", "x")]
+
+
+def test_the_replay_of_the_document(database: Database, warehouse: str) -> None:
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, customer text, total numeric(9,2))",
+        "INSERT INTO orders SELECT g, 'c' || g, g FROM generate_series(1, 20) g",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("orders", feed=KEYS)
+    mirror.catch_up()
+    before, since = mirror.location("public.orders"), mirror.frontier()
+    for statements in (
+        ["DELETE FROM orders WHERE id < 5"],
+        ["TRUNCATE orders", "INSERT INTO orders VALUES (7, 'x', 1)"],
+    ):
+        database.execute(
+            "UPDATE orders SET total = total + 1 WHERE id % 2 = 0",
+            "UPDATE orders SET id = id + 100 WHERE id % 5 = 0 AND id < 100",
+            "INSERT INTO orders SELECT max(id) + 1, 'new', 0 FROM orders",
+            *statements,
+        )
+        mirror.catch_up()
+        query = _REPLAY.replace(":a", str(since)).replace(":b", str(mirror.frontier()))
+        query = query.replace("orders__changes", f"iceberg_scan('{mirror.location('public.orders__changes')}')")
+        query = query.replace("orders_at_a", f"iceberg_scan('{before}')")
+        replayed = [tuple(row.values()) for row in read_duckdb(before, query).to_pylist()]
+        assert normalised(replayed) == mirror.heap("orders")

@@ -26,7 +26,8 @@ def change(database: Database) -> None:
             f"INSERT INTO t SELECT (random() * 40)::int * 5 + g, '{number}' FROM generate_series(0, 4) g"
             " ON CONFLICT (id) DO UPDATE SET v = excluded.v",
             f"DELETE FROM t WHERE id % 13 = {number % 13}",
-            f"UPDATE t SET id = id + 1000 WHERE id = {number % 200} AND id < 1000",
+            f"UPDATE t SET id = id + 1000 WHERE id = {number % 200}"
+            f" AND NOT EXISTS (SELECT FROM t o WHERE o.id = {number % 200 + 1000})",
         )
 
 

@@ -122,9 +122,28 @@ def test_a_day_that_is_over_is_merged_and_days_stay_apart() -> None:
     assert choose_neighbours(between, _TARGET) == ()
 
 
-def test_files_that_overlap_are_not_joined() -> None:
-    files = [_file("a", (10, 25), 1, 10), _file("b", (20, 30), 1, 10), _file("c", (40, 45), 2, 10)]
-    assert choose_neighbours(files, _TARGET) == ()
+def test_files_that_overlap_go_together() -> None:
+    """Those of a publish: what tasks wrote, and what was looked up."""
+    pairs = [
+        file
+        for number in range(4)
+        for file in (
+            _file(f"a{number}", (number * 100, number * 100 + 90), 1, 20),
+            _file(f"b{number}", (number * 100 + 5, number * 100 + 50), 1, 2),
+        )
+    ]
+    chosen = choose_neighbours(pairs, _TARGET)
+    assert [file.path for file in chosen] == [file.file.path for file in pairs]
+    assert choose_neighbours(pairs[:7], _TARGET) == ()
+    # By their size the first three would do, but the third overlaps the fourth.
+    large = [_file(file.file.path, (file.lowest_lsn, file.highest_lsn), 1, 20_000) for file in pairs[:4]]
+    assert [file.path for file in choose_neighbours(large, _TARGET)] == ["a0", "b0", "a1", "b1"]
+
+
+def test_files_of_two_days_that_overlap_stay_apart() -> None:
+    """At midnight commits are not quite in the order of their times."""
+    midnight = [_file("a", (10, 25), 1, 10), _file("b", (20, 30), 2, 10), _file("c", (40, 45), 3, 10)]
+    assert choose_neighbours(midnight, _TARGET) == ()
 
 
 def test_what_expires_is_the_beginning_of_a_feed() -> None:

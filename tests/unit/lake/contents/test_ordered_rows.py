@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from functools import partial
 
 import pyarrow as pa
-import pytest
 
 from mirror_pump.lake.contents.ordered_rows import in_commit_order
 
@@ -20,8 +19,9 @@ def _batches(places: list[tuple[int, int]], size: int) -> Iterator[pa.Table]:
         yield pa.table({"_lsn": [lsn for lsn, _ in part], "_seq": [seq for _, seq in part]})
 
 
-@pytest.mark.parametrize("seed", [random.SystemRandom().randrange(2**32)])
-def test_rows_of_files_that_share_transactions(seed: int) -> None:
+def test_rows_of_files_that_share_transactions() -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"{seed=}")
     chance = random.Random(seed)
     for _ in range(_ROUNDS):
         places = sorted({(chance.randrange(12), chance.randrange(20)) for _ in range(chance.randrange(60))})
