@@ -17,7 +17,9 @@ from tests.support.pasted import duckdb_home, execute
 from tests.support.rest_catalog import DOCUMENT, ServedMirror, documented_blocks, served
 
 _ADDRESS = "http://127.0.0.1:8181/iceberg"
-_NOT_THERE = "does not go back that far|has not reached|there is no moment closing|no table of this mirror has a change feed"
+_NOT_THERE = (
+    "does not go back that far|has not reached|there is no moment closing|no table of this mirror has a change feed"
+)
 
 
 @pytest.fixture(scope="module")
