@@ -44,7 +44,7 @@ from mirror_pump.lake.format.feed_schema import (
 )
 from mirror_pump.lake.format.partitioned_files import write_data_files
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, gathered_writes
 from mirror_pump.model import FeedMode, Lsn, MirroredTable, TableFeed, TableId, TableName, TableState, format_lsn
 from mirror_pump.pipeline.feeds.transaction_rows import transaction_rows
 from mirror_pump.pipeline.missing_files.missing_files import MissingFiles
@@ -183,7 +183,7 @@ class FeedStager:
         result = StagedFeeds()
         missing = self._missing_in_heads(rows, tables)
         kept: list[tuple[str, AppendChanges]] = []
-        with StagedFiles(self._storage) as written:
+        with StagedFiles(self._storage) as written, gathered_writes():
             for row in rows:
                 if row.feed_id != TRANSACTIONS_ID and row.feed_id not in failing:
                     published = tables.get(row.feed_id)
@@ -218,7 +218,7 @@ class FeedStager:
             return
         parameters = {"slot": self._slot, "table_ids": list(left)}
         rows = fetch_rows(self._connection(), _CatalogFeed, _SQL["to_publish"], parameters)
-        with StagedFiles(self._storage) as written:
+        with StagedFiles(self._storage) as written, gathered_writes():
             again = [
                 self._commit(row, part.files, part.schema, frontier, written, begins=part.begins)
                 for row in rows

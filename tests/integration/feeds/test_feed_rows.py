@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from mirror_pump.model import FeedMode
@@ -9,9 +10,12 @@ from mirror_pump.ops.register.feed_registration import FeedWish
 from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
-from mirror_pump.testing.mirror import Mirror, Steps
+from mirror_pump.testing.mirror import Mirror, Steps, normalised
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.feed_replay import FeedReplay, FrontierTrail
+
+_PAGE = (Path(__file__).parents[3] / "docs" / "changes.md").read_text(encoding="utf-8")
+_REPLAY = _PAGE.split("## Replay", 1)[1].split("```sql\n", 1)[1].split("```", 1)[0]
 
 KEYS, ROWS = FeedWish(FeedMode.KEYS), FeedWish(FeedMode.ROWS)
 
@@ -123,3 +127,30 @@ def test_origins_partitions_filters_and_rows_without_a_key(database: Database, w
     assert [tuple(row.values()) for row in rows] == [("insert", 2, "EU"), ("delete", 1, None)]
     rows = feed(mirror, "public.a", "_op, v")[1:]
     assert [tuple(row.values()) for row in rows] == [("insert", "x"), ("insert", "x")]
+
+
+def test_the_replay_of_the_document(database: Database, warehouse: str) -> None:
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY, customer text, total numeric(9,2))",
+        "INSERT INTO orders SELECT g, 'c' || g, g FROM generate_series(1, 20) g",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    mirror.register("orders", feed=KEYS)
+    mirror.catch_up()
+    before, since = mirror.location("public.orders"), mirror.frontier()
+    for statements in (
+        ["DELETE FROM orders WHERE id < 5"],
+        ["TRUNCATE orders", "INSERT INTO orders VALUES (7, 'x', 1)"],
+    ):
+        database.execute(
+            "UPDATE orders SET total = total + 1 WHERE id % 2 = 0",
+            "UPDATE orders SET id = id + 100 WHERE id % 5 = 0 AND id < 100",
+            "INSERT INTO orders SELECT max(id) + 1, 'new', 0 FROM orders",
+            *statements,
+        )
+        mirror.catch_up()
+        query = _REPLAY.replace(":a", str(since)).replace(":b", str(mirror.frontier()))
+        query = query.replace("orders__changes", f"iceberg_scan('{mirror.location('public.orders__changes')}')")
+        query = query.replace("orders_at_a", f"iceberg_scan('{before}')")
+        replayed = [tuple(row.values()) for row in read_duckdb(before, query).to_pylist()]
+        assert normalised(replayed) == mirror.heap("orders")
