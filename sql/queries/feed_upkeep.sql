@@ -11,9 +11,11 @@ SELECT f.feed_id, f.namespace, f.name, f.location, f.expired_lsn, i.metadata_loc
   JOIN modak.iceberg_tables i
     ON i.catalog_name = 'lake' AND i.table_namespace = f.namespace AND i.table_name = f.name
   CROSS JOIN LATERAL (
-       SELECT CASE WHEN f.mode <> 'transactions' THEN f.keep
-                   WHEN bool_and(t.keep IS NOT NULL) THEN max(t.keep) END AS keep
-         FROM modak.change_feeds t WHERE t.slot_name = f.slot_name AND t.mode <> 'transactions') k
+       SELECT nullif(least(CASE WHEN f.mode <> 'transactions' THEN f.keep
+                                WHEN bool_and(t.keep IS NOT NULL) THEN max(t.keep) END, o.longest), o.longest) AS keep
+         FROM (SELECT interval '1000 years' AS longest) o
+         LEFT JOIN modak.change_feeds t ON t.slot_name = f.slot_name AND t.mode <> 'transactions'
+        GROUP BY o.longest) k
  WHERE f.slot_name = %(slot)s AND f.error IS NULL AND (%(feed_ids)s::bigint[] IS NULL OR f.feed_id = ANY (%(feed_ids)s))
  ORDER BY f.feed_id;
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
 from mirror_pump.engine.rewrite.file_merge import MergeTask, column_of
 from mirror_pump.engine.rewrite.merge_plan import FANOUT, MOST_SOURCES, size_class
+from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.contents.ordered_rows import in_commit_order
@@ -47,7 +48,13 @@ class FeedFile:
 
     @classmethod
     def of(cls, file: LiveFile) -> FeedFile:
-        """The file with its bounds. Each file has those of `_lsn`; the table of transactions has no `_seq`."""
+        """The file with its bounds. Each file that the mirror wrote has those of `_lsn`; the table of transactions has
+        no `_seq`. Raises LakeError for another one."""
+        if LSN_ID not in file.lower_bounds or LSN_ID not in file.upper_bounds:
+            raise LakeError(
+                f"{file.path} of a change feed has no bounds of _lsn: another engine wrote it",
+                "let other engines connect with a reader's role; begin the feed anew",
+            )
         return cls(
             file,
             _number(file.lower_bounds[LSN_ID]),

@@ -285,10 +285,19 @@ class Maintenance:
         """Maintains the table of transactions, by the default policy. Does nothing if another maintainer does, or if
         there is none."""
         result = PassResult(TRANSACTIONS)
+        if not requested and not self._transactions_are_due():
+            return result
         with table_lock(self._connection, TableId(TRANSACTIONS_ID)) as granted:
             if granted:
                 self._maintain_feed(TRANSACTIONS_ID, Policy(), result, requested=requested)
         return result
+
+    def _transactions_are_due(self) -> bool:
+        try:
+            return self._feeds(Policy()).due(TRANSACTIONS_ID)
+        except LakeError as error:
+            self._log.warning("cannot read the table of transactions", error=str(error))
+            return False
 
     def feed_dry_run(self, table_id: int, policy: Policy) -> list[str]:
         """What a requested pass would do to a change feed, as lines of text. Raises LakeError."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from itertools import pairwise
 
+import pyarrow.parquet as pq
 import pytest
 
 from mirror_pump.engine.rewrite.feed_merge import feed_files, feed_listing
@@ -67,15 +69,14 @@ def test_merges_keep_order_and_rows(mirror: Mirror, feed: SharedFeed) -> None:
     files = feed_files(feed.state(), feed_listing(STORAGE))
     for one, following in pairwise(files):
         assert one.highest_lsn < following.lowest_lsn or one.file.partition != following.file.partition
-    snapshots = feed.state().metadata.snapshots
-    assert {snapshot.summary.operation for snapshot in snapshots if not snapshot.parent_id} <= {"append", None}
-    assert {snapshot.summary.operation for snapshot in snapshots} == {"append", "replace"}
-    assert steps.count(Step.MERGED) == sum(snapshot.summary.operation == "replace" for snapshot in snapshots)
-    # Rows of a file are in order.
+    # The history of a feed is short.
+    counted = Counter(snapshot.summary.operation for snapshot in feed.state().metadata.snapshots)
+    assert counted.keys() <= {"append", "replace"}
+    assert 1 <= counted["replace"] <= steps.count(Step.MERGED)
     for file in files:
-        ordered = identities(feed.catalog_row().metadata_location)
-        assert ordered == sorted(ordered)
-        assert file.file.records <= len(ordered)
+        rows = pq.read_table(file.file.path.removeprefix("file://"), columns=["_lsn", "_seq"]).to_pylist()
+        places = [(row["_lsn"], row["_seq"]) for row in rows]
+        assert places == sorted(places)
 
 
 def test_random_operations_beside_the_upkeep(mirror: Mirror, feed: SharedFeed) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mirror_pump.engine.rewrite.feed_merge import feed_files, feed_listing, join_files, merge_task
+from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.model import FeedMode
 from mirror_pump.ops.register.feed_registration import FeedWish, alter_feed
+from mirror_pump.pipeline.feed_upkeep.feed_landing import FeedLanding
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.source.catalog.kept_feeds import kept_feeds
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
@@ -83,6 +88,75 @@ def test_merges_beside_publishes(database: Database, mirror: Mirror) -> None:
     for name, count in counted.items():
         resets = sum(row["_op"] == "reset" for row in feed_rows(mirror, name))
         assert count - resets == sum(tables.get(f"public.{name}", 0) for tables in changes)
+
+
+def merge_all(mirror: Mirror) -> int:
+    """Merges every feed into one file, as upkeep does. Returns how many were."""
+    count = 0
+    with mirror.database.session() as connection:
+        for feed in kept_feeds(connection, mirror.settings.slot):
+            listing = feed_listing(STORAGE)
+            state = LakeTable.load(feed.metadata_location, STORAGE)
+            files = [feed_file.file for feed_file in feed_files(state, listing)]
+            if len(files) > 1 and len({file.partition for file in files}) == 1:
+                joined = join_files(merge_task(state, files)).file
+                rewrite = FeedRewrite(frozenset(file.path for file in files), listing, ((joined, 1),))
+                FeedLanding(connection, mirror.settings.slot, feed, STORAGE).land_rewrite(rewrite, time.time())
+                count += 1
+    return count
+
+
+def test_a_merge_between_staging_and_publish_delays_no_publish(database: Database, mirror: Mirror) -> None:
+    merged: list[int] = []
+
+    def between(step: Step, _: dict[str, object]) -> None:
+        if step is Step.STAGED:
+            merged.append(merge_all(mirror))
+
+    trail = FrontierTrail(mirror)
+    steps = Steps(between)
+    with mirror.with_options(merge_bytes=0).pumping(steps):
+        mirror.await_live("public.a", "public.b")
+        trail.note()
+        for _ in range(8):
+            change(database, 3)
+            mirror.await_frontier()
+            trail.note()
+    assert sum(merged) >= 8
+    assert len(merged) == steps.count(Step.STAGED) == steps.count(Step.PUBLISHED), "no publish was staged twice"
+    replay = FeedReplay()
+    replay.check(trail)
+    assert replay.compared >= 8
+    mirror.assert_equal("public.a", "public.b")
+
+
+def test_merges_across_changes_of_columns(database: Database, mirror: Mirror) -> None:
+    """Values stay with their columns, by field ID, whatever these are called."""
+    with mirror.with_options(merge_bytes=0).pumping():
+        mirror.await_live("public.a", "public.b")
+        database.execute("INSERT INTO a VALUES (1, 'one')")
+        mirror.await_frontier()
+        database.execute("ALTER TABLE a ADD COLUMN n numeric(8,2)", "INSERT INTO a VALUES (2, 'two', 2)")
+        mirror.await_frontier()
+        assert merge_all(mirror)
+        database.execute("ALTER TABLE a RENAME v TO w", "INSERT INTO a VALUES (3, 'three', 'NaN')")
+        mirror.await_frontier()
+        assert merge_all(mirror)
+        database.execute(
+            "ALTER TABLE a DROP COLUMN n", "ALTER TABLE a ADD COLUMN v int", "INSERT INTO a VALUES (4, 'four', 44)"
+        )
+        mirror.await_frontier()
+        merge_all(mirror)
+        mirror.assert_equal("public.a")
+    rows = feed_rows(mirror, "a")
+    assert [(row["id"], row["w"], row["v"]) for row in rows if row["_op"] == "insert"] == [
+        (1, "one", None),
+        (2, "two", None),
+        (3, "three", None),
+        (4, "four", 44),
+    ]
+    files = feed_files(LakeTable.load(mirror.location("public.a__changes"), STORAGE), feed_listing(STORAGE))
+    assert len(files) == 1
 
 
 def _directory(mirror: Mirror, table: str) -> Path:
