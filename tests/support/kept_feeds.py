@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from queue import SimpleQueue
 from typing import Any
 
@@ -18,7 +18,7 @@ from mirror_pump.ops.changes.points import ChangeInterval
 from mirror_pump.ops.maintenance.feed_pass import FeedMaintenance
 from mirror_pump.pipeline.feed_upkeep.feed_upkeep import FeedUpkeep
 from mirror_pump.pipeline.flow.events import Event
-from mirror_pump.pipeline.flow.session_context import SessionContext
+from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection
 from mirror_pump.settings.policy import Policy
 from mirror_pump.source.catalog.feed_reads import read_feeds
 from mirror_pump.source.catalog.kept_feeds import KeptFeed, kept_feeds
@@ -134,7 +134,8 @@ def kept_up(mirror: Mirror, steps: Steps) -> Iterator[FeedUpkeep]:
     """The pump's upkeep of feeds within the block, without the rest of a pump. Its errors fail the block."""
     inbox: SimpleQueue[Event] = SimpleQueue()
     context = SessionContext(mirror.settings, STORAGE, mirror.runner, steps, inbox)
-    with FeedUpkeep(context) as upkeep:
+    shared = SharedConnection(context.connect)
+    with closing(shared), FeedUpkeep(context, shared) as upkeep:
         yield upkeep
     errors: list[Any] = []
     while not inbox.empty():

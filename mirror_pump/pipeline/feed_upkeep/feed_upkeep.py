@@ -34,7 +34,7 @@ from mirror_pump.lake.document.metadata_files import metadata_number
 from mirror_pump.lake.storage import discard
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.feed_upkeep.feed_landing import FeedLanding
-from mirror_pump.pipeline.flow.session_context import SessionContext, session_thread
+from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConnection, session_thread
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.pipeline.flow.tasks import FileTasks
 from mirror_pump.runtime.backoff import Backoff, Retries
@@ -62,10 +62,11 @@ class _WatchedFeed:
 
 
 class FeedUpkeep(ThreadedService):
-    """A thread of a session, with a connection of its own, since it waits for the slot's lock."""
+    """A thread of a session. If there is a feed it has a connection of its own, since it waits for the slot's lock."""
 
-    def __init__(self, context: SessionContext) -> None:
+    def __init__(self, context: SessionContext, shared: SharedConnection) -> None:
         self._context = context
+        self._shared = shared
         self._storage = context.storage
         self._target_bytes = _TARGET_FACTOR * context.settings.merge_bytes
         self._backoff = Backoff(_FIRST_PAUSE, context.settings.limits.retry_pause_max)
@@ -74,14 +75,21 @@ class FeedUpkeep(ThreadedService):
         self._thread = session_thread("feed-upkeep", self._run, context.inbox)
 
     def _run(self) -> None:
-        with closing(self._context.connect()) as connection:
+        own = SharedConnection(self._context.connect)
+        with closing(own):
             while self._thread.next_round():
                 if not self._context.backlog.comes_first:
-                    self._look(connection)
+                    self._look(own)
                 self._thread.await_wake(self._context.settings.limits.upkeep_interval)
 
-    def _look(self, connection: PgConnection) -> None:
-        feeds = kept_feeds(connection, self._context.slot)
+    def _look(self, own: SharedConnection) -> None:
+        with self._shared.use() as shared:
+            feeds = kept_feeds(shared, self._context.slot)
+        if feeds:
+            with own.use() as connection:
+                self._look_at(connection, feeds)
+
+    def _look_at(self, connection: PgConnection, feeds: Sequence[KeptFeed]) -> None:
         watched = {feed.location: self._watched.get(feed.location) for feed in feeds}
         self._watched = {
             location: state or _WatchedFeed(feed_listing(self._storage), Retries(self._backoff))

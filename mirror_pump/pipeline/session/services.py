@@ -125,7 +125,8 @@ def start_services(
     lake_watch = LakeWatch(context, shared)
     for missing in run_state.missing:
         context.inbox.put(LakeFileMissing(*missing))
-    background = (upkeep, FeedUpkeep(context), folder, builder, watcher, premake, retention, listener, lake_watch)
+    feeds = FeedUpkeep(context, shared)
+    background = (upkeep, feeds, folder, builder, watcher, premake, retention, listener, lake_watch)
     for thread in (stream, copier, differences, *background):
         thread.start()
         closing.callback(thread.stop)
