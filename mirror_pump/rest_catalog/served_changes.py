@@ -9,6 +9,7 @@ error, never fewer rows.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -92,23 +93,31 @@ class ServedChanges:
             now = time.monotonic()
             if loaded.pinned is not None and now - loaded.renewed < self._lease * _RENEWED_AFTER:
                 return loaded.pinned.location
-            if loaded.pinned is not None:
-                with self._connections() as connection:
-                    if renew_feed_pins(connection, [loaded.pinned.pin_id], self._lease):
-                        loaded.renewed = now
-                        return loaded.pinned.location
-            feed = next((row for row in self._feeds() if (row.namespace, row.name) == name), None)
-            if feed is None:
-                raise no_such_table(*name)
-            lease = _LEASE + attachment.prefix
             try:
-                loaded.pinned = pin_interval(
-                    self._connections, self._catalog.slot, feed, attachment.interval, self._storage, self._lease, lease
-                )
-            except TableError as error:
-                raise bad_request(str(error)) from None
+                if loaded.pinned is None or not self._renewed(loaded.pinned):
+                    loaded.pinned = self._pinned(attachment, name)
+            except BaseException:
+                # What cannot be loaded is forgotten.
+                loaded.renewed = -math.inf
+                raise
             loaded.renewed = now
             return loaded.pinned.location
+
+    def _renewed(self, pinned: PinnedFeed) -> bool:
+        with self._connections() as connection:
+            return renew_feed_pins(connection, [pinned.pin_id], self._lease)
+
+    def _pinned(self, attachment: ChangesAttachment, name: Name) -> PinnedFeed:
+        feed = next((row for row in self._feeds() if (row.namespace, row.name) == name), None)
+        if feed is None:
+            raise no_such_table(*name)
+        lease = _LEASE + attachment.prefix
+        try:
+            return pin_interval(
+                self._connections, self._catalog.slot, feed, attachment.interval, self._storage, self._lease, lease
+            )
+        except TableError as error:
+            raise bad_request(str(error)) from None
 
     def _entry(self, attachment: ChangesAttachment, name: Name) -> _LoadedChanges:
         """What is known of a table of an interval. Forgets those whose leases are over; raises ProtocolError if there

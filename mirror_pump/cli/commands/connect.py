@@ -43,7 +43,9 @@ def add(app: typer.Typer) -> None:
         attach: Annotated[
             str,
             typer.Option(
-                "--attach", metavar="NAME", help="With --rest: mirror, mirror@latest, or mirror@ a position or time"
+                "--attach",
+                metavar="NAME",
+                help="With --rest: mirror, mirror@latest, mirror@ a position or time, or mirror@A..B",
             ),
         ] = "mirror@latest",
     ) -> None:

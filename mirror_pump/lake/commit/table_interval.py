@@ -71,7 +71,9 @@ def write_interval(
         kept = writer.without([manifest for manifest, _ in entries], storage, excluded)
         manifests = writer.next(kept, {ManifestContent.DATA: slices}, storage)
         entries_of_summary = summarise(counts, FileCounts(), None, summary)
-        made = writer.snapshot(None, manifests, entries_of_summary, snapshot.timestamp_ms)
+        # DuckDB passes over snapshots that are younger than its transaction. This one may be made in the middle of it.
+        oldest_ms = min(entry.timestamp_ms for entry in metadata.snapshots)
+        made = writer.snapshot(None, manifests, entries_of_summary, oldest_ms)
         result = moment_metadata(base, made)
         write_all(writer.files, storage)
     # If this fails, the file may be there: what it refers to stays.

@@ -23,7 +23,7 @@ from mirror_pump.lake.format.schema import LakeField
 _AS_JSON = frozenset({Kind.BOOLEAN, Kind.INT, Kind.LONG})
 _CLOCK_ZEROS = re.compile(r"(:\d\d)(?:(\.\d*[1-9])0*|\.0*)(?!\d)")
 """A fraction of seconds, without the zeros at its end."""
-_QUOTED_IN_ARRAY = re.compile(r'[\s"\\{},]')
+_QUOTED_IN_ARRAY = re.compile(r'[ \t\n\r\v\f"\\{},]')
 _FLOAT_DIGITS, _DOUBLE_DIGITS = 6, 15
 """From this exponent on PostgreSQL prints floats with one (FLT_DIG, DBL_DIG)."""
 
@@ -78,6 +78,9 @@ def _texts(
         return _lists(values, type, is_array=is_array, trimmed=trimmed)
     if type.kind in (Kind.FLOAT, Kind.DOUBLE):
         return [None if value is None else _float(value, type.kind) for value in values.to_pylist()]
+    if type.kind is Kind.DECIMAL and not trimmed:
+        # Not by Arrow, which prints small ones with an exponent.
+        return [None if value is None else format(value, "f") for value in values.to_pylist()]
     finish = _FINISHES.get(type.kind)
     texts: list[str | None] = print_values(values, type, trimmed=trimmed).to_pylist()
     return texts if finish is None else [None if text is None else finish(text) for text in texts]

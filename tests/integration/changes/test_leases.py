@@ -134,3 +134,15 @@ def test_whole_feeds_are_tables_of_the_mirror(feed: MadeFeed, catalog: ServedMir
         assert connection.execute("SELECT count(*) FROM lake.public.orders__changes").fetchall() == [(len(feed.rows),)]
     names = catalog.ask("/v1/mirror/namespaces/public/tables").document["identifiers"]
     assert [table["name"] for table in names] == ["orders", "orders__changes"]
+
+
+def test_a_snapshot_that_is_published_after_a_reader_began_shows_its_interval(
+    mirror: Mirror, feed: MadeFeed, catalog: ServedMirror
+) -> None:
+    """DuckDB passes over snapshots that are younger than its transaction."""
+    with catalog.duckdb(f"mirror@0/5DC..{format_lsn(mirror.frontier())}") as connection:
+        connection.execute("BEGIN")
+        assert connection.execute("SELECT 1").fetchall() == [(1,)]
+        rows = feed.between(1500, mirror.frontier())
+        feed.merge()
+        assert connection.execute("SELECT count(*) FROM lake.public.orders").fetchall() == [(len(rows),)]
