@@ -35,8 +35,8 @@ from mirror_pump.lake.format.row_batches import stored_rows
 from mirror_pump.lake.storage import StorageOptions
 
 FEED_FANOUT = 16
-"""This many files are merged into one. Twice as many as of mirrored tables: a merge costs the pump a commit, and readers
-need no more than to open the files."""
+"""This many files are merged into one. Twice as many as of mirrored tables: a merge costs the pump a commit, and
+readers need no more than to open the files."""
 _BATCH_ROWS = 64 * 1024
 
 
