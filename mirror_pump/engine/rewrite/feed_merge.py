@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
 from mirror_pump.engine.rewrite.file_merge import MergeTask, column_of
-from mirror_pump.engine.rewrite.merge_plan import FANOUT, MOST_SOURCES, size_class
+from mirror_pump.engine.rewrite.merge_plan import MOST_SOURCES, size_class
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
@@ -34,6 +34,9 @@ from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.row_batches import stored_rows
 from mirror_pump.lake.storage import StorageOptions
 
+FEED_FANOUT = 16
+"""This many files are merged into one. Twice as many as of mirrored tables: a merge costs the pump a commit, and
+readers need no more than to open the files."""
 _BATCH_ROWS = 64 * 1024
 
 
@@ -86,7 +89,7 @@ def feed_files(feed: LakeTable, listing: Listing) -> list[FeedFile]:
     return sorted(files, key=lambda file: file.place)
 
 
-def choose_neighbours(files: Sequence[FeedFile], target_bytes: int, fanout: int = FANOUT) -> tuple[LiveFile, ...]:
+def choose_neighbours(files: Sequence[FeedFile], target_bytes: int, fanout: int = FEED_FANOUT) -> tuple[LiveFile, ...]:
     """The files to merge into one, in order; none if too few have accumulated.
 
     `files` are all files of a feed, in order, and `target_bytes` is the size from which on one is left alone. Of

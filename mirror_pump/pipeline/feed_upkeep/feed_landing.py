@@ -1,7 +1,8 @@
 """Lands what upkeep does to a change feed: one short commit of its own, which holds the slot's lock.
 
 The pump's publishes and all other landings wait for this lock, so the pointer moves from the state that was staged on,
-or not at all. A publish that was staged meanwhile finds another pointer, and is staged again.
+or not at all. A publish that was staged meanwhile finds another pointer, and stages the feed again. What is landed is
+staged before the lock is taken, and again under it if the feed has changed by then.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from mirror_pump.source.connect import PgConnection, source_errors
 
 _STOPPED_SECONDS = 10
 """If this process is stopped while it holds the lock, the server ends its session after this time."""
+
+
+_StageFeed = Callable[[KeptFeed, LakeTable], StagedState]
+"""Writes the next state of a feed."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +73,19 @@ class FeedLanding:
 
         return self._land(stage, None)
 
-    def _land(self, stage: Callable[[KeptFeed, LakeTable], StagedState], expired_lsn: Lsn | None) -> LakeTable:
+    def _land(self, stage: _StageFeed, expired_lsn: Lsn | None) -> LakeTable:
         files: tuple[str, ...] = ()
         try:
+            # Publishes wait for the lock. Most of the time nothing lands while this is staged without it.
+            base = self._current()
+            staged = self._staged(stage, base)
+            files = staged.files
             with source_errors(f"committing to {self.feed.lake_name} in the lake"), self.connection.transaction():
                 hold_slot(self.connection, self.slot, _STOPPED_SECONDS)
                 feed = self._current()
-                state = replace(LakeTable.load(feed.metadata_location, self.storage), retention=FEED_RETENTION)
-                staged = stage(feed, state)
-                files = staged.files
+                if feed != base:
+                    staged = self._staged(stage, feed)
+                    files += staged.files
                 if expired_lsn is not None:
                     expire_feed(self.connection, feed.feed_id, expired_lsn)
                 self._swap(feed, staged.table)
@@ -86,7 +95,12 @@ class FeedLanding:
         except BaseException:
             discard(files, self.storage)
             raise
+        discard([file for file in files if file not in staged.files], self.storage)
         return staged.table
+
+    def _staged(self, stage: _StageFeed, feed: KeptFeed) -> StagedState:
+        state = replace(LakeTable.load(feed.metadata_location, self.storage), retention=FEED_RETENTION)
+        return stage(feed, state)
 
     def _current(self) -> KeptFeed:
         (feed,) = kept_feeds(self.connection, self.slot, [self.feed.feed_id]) or (None,)

@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from mirror_pump.engine.rewrite.feed_merge import (
+    FEED_FANOUT,
     FeedFile,
     choose_neighbours,
     expired_files,
@@ -24,7 +25,6 @@ from mirror_pump.engine.rewrite.feed_merge import (
     join_files,
     merge_task,
 )
-from mirror_pump.engine.rewrite.merge_plan import FANOUT
 from mirror_pump.errors import CommitConflict, ConnectionLost, LakeError, TaskFailed
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
@@ -106,7 +106,7 @@ class FeedUpkeep(ThreadedService):
     def _keep_up(self, connection: PgConnection, feed: KeptFeed, state: _WatchedFeed) -> bool:
         """Does what is due. Returns whether the feed was looked at."""
         number = metadata_number(feed.metadata_location) or 0
-        merge_due = bool(self._target_bytes) and number >= state.left_at + FANOUT
+        merge_due = bool(self._target_bytes) and number >= state.left_at + FEED_FANOUT
         expiry_due = feed.first_day is not None and feed.first_day != state.expired_to
         if not (merge_due or expiry_due):
             return False

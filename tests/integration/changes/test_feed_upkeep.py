@@ -56,7 +56,7 @@ def quiet(feed: SharedFeed) -> bool:
     days = {file.file.partition for file in files}
     first_day = feed.catalog_row().first_day
     expired = first_day is None or all(day >= first_day for (day,) in days)
-    return expired and len(files) < 24 + 3 * len(days)
+    return expired and len(files) < 40 + 3 * len(days)
 
 
 def test_merges_keep_order_and_rows(mirror: Mirror, feed: SharedFeed) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -55,24 +56,17 @@ def feed_rows(mirror: Mirror, table: str) -> list[dict[str, Any]]:
     return list(read_duckdb(location, "SELECT * FROM lake ORDER BY _lsn, _seq").to_pylist())
 
 
-def operations(mirror: Mirror, table: str) -> list[str | None]:
-    """The operations of a feed's snapshots."""
-    state = LakeTable.load(mirror.location(table), STORAGE)
-    return [snapshot.summary.operation for snapshot in state.metadata.snapshots]
-
-
 def test_merges_beside_publishes(database: Database, mirror: Mirror) -> None:
     trail = FrontierTrail(mirror)
-    with mirror.pumping(Steps(trail)):
+    steps = Steps(trail)
+    with mirror.pumping(steps):
         mirror.await_live("public.a", "public.b")
 
         def merged() -> bool:
             change(database, 20)
             mirror.await_frontier()
-            return all(
-                operations(mirror, name).count("replace") > 1
-                for name in ("public.a__changes", "public.b__changes", "modak.transactions")
-            )
+            counted = Counter(steps.details(Step.MERGED, "table"))
+            return all(counted[name] > 1 for name in ("public.a__changes", "public.b__changes", "modak.transactions"))
 
         await_true(merged, 60, "merged")
         change(database, 20)

@@ -13,6 +13,7 @@ from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.format.data_files import FileContent
 
 _TARGET = 1 << 20
+_FANOUT = 8
 
 
 def _file(path: str, lsn: tuple[int, int], day: int, records: int, *, seq: int = 0) -> FeedFile:
@@ -102,24 +103,24 @@ def _last_day(feed: _Feed) -> int:
 def test_large_files_are_left_alone_and_end_what_is_merged() -> None:
     files = [_file(f"f{number}", (number * 10, number * 10 + 5), 1, 10) for number in range(16)]
     files[8] = _file("large", (80, 85), 1, 100_000)
-    chosen = choose_neighbours(files, _TARGET)
+    chosen = choose_neighbours(files, _TARGET, _FANOUT)
     assert [file.path for file in chosen] == [f"f{number}" for number in range(8)]
-    assert choose_neighbours(files[9:], _TARGET) == ()
+    assert choose_neighbours(files[9:], _TARGET, _FANOUT) == ()
 
 
 def test_files_that_make_up_the_target_are_merged_however_few() -> None:
     files = [_file(f"f{number}", (number * 10, number * 10 + 5), 1, 30_000) for number in range(3)]
-    assert [file.path for file in choose_neighbours(files, _TARGET)] == ["f0", "f1"]
-    assert choose_neighbours(files[:1], _TARGET) == ()
+    assert [file.path for file in choose_neighbours(files, _TARGET, _FANOUT)] == ["f0", "f1"]
+    assert choose_neighbours(files[:1], _TARGET, _FANOUT) == ()
 
 
 def test_a_day_that_is_over_is_merged_and_days_stay_apart() -> None:
     files = [_file("a", (10, 15), 1, 10), _file("b", (20, 25), 1, 10), _file("c", (30, 35), 2, 10)]
-    assert [file.path for file in choose_neighbours(files, _TARGET)] == ["a", "b"]
-    assert choose_neighbours(files[1:], _TARGET) == ()
+    assert [file.path for file in choose_neighbours(files, _TARGET, _FANOUT)] == ["a", "b"]
+    assert choose_neighbours(files[1:], _TARGET, _FANOUT) == ()
     # Not with a file of another day between them: its changes would no longer follow each other by files.
     between = [replace(files[0]), _file("x", (16, 18), 2, 10), replace(files[1])]
-    assert choose_neighbours(between, _TARGET) == ()
+    assert choose_neighbours(between, _TARGET, _FANOUT) == ()
 
 
 def test_files_that_overlap_go_together() -> None:
@@ -132,18 +133,18 @@ def test_files_that_overlap_go_together() -> None:
             _file(f"b{number}", (number * 100 + 5, number * 100 + 50), 1, 2),
         )
     ]
-    chosen = choose_neighbours(pairs, _TARGET)
+    chosen = choose_neighbours(pairs, _TARGET, _FANOUT)
     assert [file.path for file in chosen] == [file.file.path for file in pairs]
-    assert choose_neighbours(pairs[:7], _TARGET) == ()
+    assert choose_neighbours(pairs[:7], _TARGET, _FANOUT) == ()
     # By their size the first three would do, but the third overlaps the fourth.
     large = [_file(file.file.path, (file.lowest_lsn, file.highest_lsn), 1, 20_000) for file in pairs[:4]]
-    assert [file.path for file in choose_neighbours(large, _TARGET)] == ["a0", "b0", "a1", "b1"]
+    assert [file.path for file in choose_neighbours(large, _TARGET, _FANOUT)] == ["a0", "b0", "a1", "b1"]
 
 
 def test_files_of_two_days_that_overlap_stay_apart() -> None:
     """At midnight commits are not quite in the order of their times."""
     midnight = [_file("a", (10, 25), 1, 10), _file("b", (20, 30), 2, 10), _file("c", (40, 45), 3, 10)]
-    assert choose_neighbours(midnight, _TARGET) == ()
+    assert choose_neighbours(midnight, _TARGET, _FANOUT) == ()
 
 
 def test_what_expires_is_the_beginning_of_a_feed() -> None:
