@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 
-from benchmarks import bench_cdc
+from benchmarks import bench_cdc, bench_copy
 from benchmarks.bench_cdc import BATCH_BYTES, StreamRun, ours, per_million, restore, save, stream, write
 from benchmarks.bench_lag import Phase, measured
 from benchmarks.outcome import BenchmarkResult, Line, Options, cpu_text
@@ -43,11 +43,6 @@ _TIMEOUT = 900.0
 _CDC_GOAL, _LAG_GOAL, _READ_GOAL = "≥ 0.7", "≤ 1.2", "≤ 1.1"
 
 
-def rows_at(options: Options) -> int:
-    """Rows of public.acct."""
-    return options.scaled(1_000_000, 40_000, 4_000)
-
-
 def run(plain: BenchmarkMirror, fed: BenchmarkMirror, options: Options) -> BenchmarkResult:
     """The tables of both mirrors are live, and no pump runs. `fed` gets a feed."""
     settings = Settings(dsn=fed.dsn, slot=fed.name, publication=fed.name)
@@ -62,7 +57,7 @@ def run(plain: BenchmarkMirror, fed: BenchmarkMirror, options: Options) -> Bench
 
 
 def _cdc(plain: BenchmarkMirror, fed: BenchmarkMirror, options: Options) -> BenchmarkResult:
-    rows = rows_at(options)
+    rows = bench_copy.rows_at(options)
     changes = rows // 4
     batch_bytes = max(1 << 16, round(BATCH_BYTES * changes / 1_000_000))
     settings = {"batch_bytes": batch_bytes, **options.settings}

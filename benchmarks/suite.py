@@ -107,7 +107,7 @@ class Suite:
                     self._register(mirror)
                     self._measure(name, benchmark, mirror)
         if "feeds" in self._chosen:
-            rows = bench_feeds.rows_at(self._options)
+            rows = bench_copy.rows_at(self._options)
             with (
                 self._guarded("feeds"),
                 self._mirror("bench_unfed", rows) as plain,

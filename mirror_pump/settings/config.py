@@ -130,8 +130,8 @@ class Settings(BaseSettings):
 
     merge_bytes: SizeOrNone = Field(
         default=ByteSize(32 * _MIB),
-        description="Merge a table's small data files into files of up to this size, those of change feeds into files four"
-        " times as large; 0 switches merging off",
+        description="Merge a table's small data files into files of up to this size, those of change feeds into files"
+        " four times as large; 0 switches merging off",
     )
 
     index_memory: SizeOrNone = Field(
