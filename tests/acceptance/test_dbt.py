@@ -1,4 +1,4 @@
-"""A dbt project follows a mirrored table by its change feed, as docs/changes.md has it. `make dbt` fetches dbt, and runs
+"""A dbt project follows a mirrored table by its change feed, as docs/changes.md has it. `make dbt` fetches dbt and runs
 this."""
 
 from __future__ import annotations
