@@ -57,7 +57,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_every_block_is_run() -> None:
-    assert [language for language, _ in _BLOCKS] == ["sh", "python", "python", "sh"]
+    assert [language for language, _ in _BLOCKS] == ["sh", "python", "python", "python", "sh"]
 
 
 def test_commands(mirror: Mirror, run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,9 @@ def test_positions_by_sql_alone() -> None:
     assert position == [(format_lsn(91234567890).replace("/", "-"),)]
 
 
-def test_spark(mirror: Mirror, spark: SparkSession, no_settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark(
+    mirror: Mirror, spark: SparkSession, no_settings: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("MIRROR_PUMP_DSN", mirror.database.dsn)
     monkeypatch.setenv("MIRROR_PUMP_SLOT", mirror.settings.slot)
     begin = format_lsn(mirror.frontier())
@@ -113,3 +115,15 @@ def test_spark(mirror: Mirror, spark: SparkSession, no_settings: None, monkeypat
     names: dict[str, object] = {"spark": spark}
     exec(blocks("python")[1].replace(_POSITION, begin), names)
     assert names["since"] == format_lsn(mirror.frontier())
+    spark.conf.set("spark.sql.catalog.own", "org.apache.iceberg.spark.SparkCatalog")
+    spark.conf.set("spark.sql.catalog.own.type", "hadoop")
+    spark.conf.set("spark.sql.catalog.own.warehouse", str(tmp_path / "own"))
+    spark.sql("CREATE TABLE own.shop.orders (id bigint, customer string, total decimal(10,2)) USING iceberg")
+    for row in mirror.heap("orders"):
+        spark.sql(f"INSERT INTO own.shop.orders VALUES {row[0], row[1], float(row[2])}")
+    mirror.database.execute("UPDATE orders SET id = 77 WHERE id = 3", "UPDATE orders SET total = 9 WHERE id IN (4, 77)")
+    _change(mirror)
+    exec(blocks("python")[2], names)
+    assert names["since"] == format_lsn(mirror.frontier())
+    own = [tuple(row) for row in spark.sql("FROM own.shop.orders ORDER BY id").collect()]
+    assert own == mirror.database.rows("SELECT id, customer, total FROM orders ORDER BY id")
