@@ -26,7 +26,7 @@ from tests.support.error_bounds import SOAK_SECONDS
 from tests.support.feed_replay import FeedReplay, FrontierTrail
 from tests.support.killed_pump import die
 
-SECONDS = 20.0
+SECONDS = 5.0
 """New histories begin until then. `make soak` runs for longer."""
 
 _TABLES = (
@@ -277,6 +277,7 @@ def test_a_feed_replayed_from_any_frontier_gives_the_mirror(
 _DEATHS = tuple((step, nth) for step in (*_FAULTS, Step.ACKNOWLEDGED) for nth in (1, 3))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "deaths",
     [pytest.param(_DEATHS[1::4], id="short"), pytest.param(_DEATHS, id="every", marks=pytest.mark.soak)],

@@ -99,6 +99,7 @@ def test_only_what_nothing_refers_to_goes(mirror: Mirror, name: str) -> None:
     assert read_duckdb(mirror.location(name)).num_rows == rows
 
 
+@pytest.mark.further
 def test_a_pass_includes_feeds_and_needs_no_spark_for_them(mirror: Mirror) -> None:
     def refuse() -> None:
         raise AssertionError("Spark was started")

@@ -81,6 +81,7 @@ def test_an_interval_has_exactly_its_rows(
             assert _rows(rows) == _rows(feed.between(since, until)), (since, until)
 
 
+@pytest.mark.further
 def test_spark_reads_exactly_an_interval(mirror: Mirror, feed: MadeFeed, spark: SparkSession) -> None:
     for _ in range(3):
         since, until = sorted((feed.position(), feed.position()))

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _READABLE = {
+    "change_feeds",
     "cutline",
     "delta",
+    "feed_pins",
     "iceberg_namespace_properties",
     "iceberg_tables",
     "lake_pointers",
@@ -142,7 +144,7 @@ def assert_nothing_else_of_the_catalog(mirror: Mirror, reader: ReaderRole) -> No
     )
     assert {table for table, privilege in rights if privilege == "SELECT"} == _READABLE
     assert {right for right in rights if right[1] != "SELECT"} == {
-        ("read_pins", privilege) for privilege in ("INSERT", "UPDATE", "DELETE")
+        (pins, privilege) for pins in ("read_pins", "feed_pins") for privilege in ("INSERT", "UPDATE", "DELETE")
     }
     with psycopg.connect(reader.dsn, autocommit=True) as connection:
         for statement in (

@@ -187,6 +187,11 @@ def test_status_json_is_what_its_documentation_shows(
             (Jsonb({"host": "h", "pid": 1, "started_at": "x"}), Jsonb(STOPPED)),
         )
         connection.execute("UPDATE modak.tables SET maintenance_policy = %s", (Jsonb({"orphan_sweep_min_commits": 1}),))
+        connection.execute(
+            "INSERT INTO modak.change_feeds (feed_id, slot_name, mode, namespace, name, location)"
+            " VALUES (1, %s, 'keys', 's', 't__changes', '')",
+            (mirror,),
+        )
         connection.execute("INSERT INTO modak.moments (slot_name, name, frontier) VALUES (%s, 'closing', 1)", (mirror,))
         connection.execute(
             "INSERT INTO modak.moment_tables VALUES (%s, 'closing', 1, 's', 't', 1, '', 1, '')", (mirror,)

@@ -134,6 +134,7 @@ def test_the_copy_begins_when_no_writer_is_open_and_holds_up_nobody(
     _equal(mirror)
 
 
+@pytest.mark.further
 def test_many_tables_at_once(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     """More than have a snapshot at a time. One that is locked delays no other."""
     names = [f"log{number}" for number in range(9)]

@@ -86,6 +86,7 @@ def test_a_batch_waits_and_the_loop_goes_on(mirror: Mirror, readers: GatedCopies
     assert mirror.lake("public.keyed") == [(1,), (2,)]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("altered", [False, True])
 def test_rows_are_read_ahead(mirror: Mirror, readers: GatedCopies, altered: bool) -> None:
     """A table that has had deletes is read when a session begins, before there is another one, and after a commit that

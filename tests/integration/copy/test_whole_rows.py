@@ -125,6 +125,7 @@ def test_rows_are_copied_or_streamed_and_deleted_once(
     _equal(mirror)
 
 
+@pytest.mark.further
 def test_one_of_many_equal_rows_goes(bag: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     """Of 10,000 equal rows three are deleted and two updated; a row that comes and goes in one transaction; and an
     update that leaves out a large value, which does not change."""
@@ -267,6 +268,7 @@ def test_it_is_sorted_in_the_lake_and_paused(bag: Database, warehouse: str, task
         _equal(mirror)
 
 
+@pytest.mark.further
 def test_it_is_copied_on_request_only(bag: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     """Between two copies nothing is followed. Each copy has all rows once."""
     mirror = Mirror.create(bag, warehouse, tasks, copy_chunk_bytes=1 << 16)
@@ -288,6 +290,7 @@ def test_it_is_copied_on_request_only(bag: Database, warehouse: str, tasks: Thre
     mirror.assert_equal("public.bag")
 
 
+@pytest.mark.further
 def test_spark_compacts_it_between_deletes(
     bag: Database, warehouse: str, tasks: ThreadTaskRunner, lake: SparkSession
 ) -> None:

@@ -56,6 +56,7 @@ def feed_rows(mirror: Mirror, table: str) -> list[dict[str, Any]]:
     return list(read_duckdb(location, "SELECT * FROM lake ORDER BY _lsn, _seq").to_pylist())
 
 
+@pytest.mark.further
 def test_merges_beside_publishes(database: Database, mirror: Mirror) -> None:
     trail = FrontierTrail(mirror)
     steps = Steps(trail)
@@ -163,6 +164,7 @@ def error_of(mirror: Mirror, table: str) -> str | None:
     return mirror.database.rows(query)[0][0]  # type: ignore[no-any-return]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("what", ["directory", "data", "metadata", "pointer"])
 def test_a_lost_feed_stops_neither_its_table_nor_others(database: Database, mirror: Mirror, what: str) -> None:
     with mirror.pumping() as running:

@@ -115,6 +115,7 @@ def test_hybrid_reads_hide_while_rows_change(mirror: Mirror) -> None:
             assert written() > before, "nothing was written meanwhile"
 
 
+@pytest.mark.further
 def test_spark_reads_masks_of_the_heap(mirror: Mirror, spark: SparkSession) -> None:
     """Its filters do not reach PostgreSQL, which would compare them with the values."""
     with mirror.pumping():

@@ -115,6 +115,7 @@ def test_what_spark_writes_everybody_reads(
     assert list(catalogs[kind].tables("shop")) == []
 
 
+@pytest.mark.further
 def test_tables_of_format_version_3_are_changed_by_spark_and_the_library(
     spark: SparkSession, catalogs: Mapping[str, StoredCatalog], writable: ServedMirror
 ) -> None:

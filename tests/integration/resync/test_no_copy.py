@@ -208,6 +208,7 @@ def test_a_read_that_promises_the_newest_rows_has_all_of_them(mirror: Mirror, da
     statement = "SELECT count(*), sum(n) FROM public.t"
     notices: list[str] = []
     with mirror.pumping():
+        mirror.await_live("public.t")
         database.execute("UPDATE t SET n = 1 WHERE id <= 10", "DELETE FROM t WHERE id > 90")
         query = Query(statement, ReadMode.HYBRID, max_wait=30)
         with open_query(mirror.settings, query, notices.append) as duckdb:

@@ -71,6 +71,7 @@ def test_what_a_text_proves(mirror: Mirror, database: Database, text: str | None
     assert database.rows("SELECT modak.mirror_without_using(%s)", (text,)) == [(proven,)]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "statements",
     [

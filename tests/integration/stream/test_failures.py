@@ -130,7 +130,7 @@ ALTERED = {
     # The large value is not in the stream, so it has to be looked up in the lake.
     "looked_up": ("SET TBLPROPERTIES ('format-version' = '3')", "UPDATE {} SET m = 2 WHERE id = 7", "format version 3"),
     "written": ("SET TBLPROPERTIES ('format-version' = '3')", "INSERT INTO {} VALUES (777)", "format version 3"),
-    "widened": ("ADD COLUMN s struct<x: int>", "DELETE FROM {} WHERE id = 50", "column 's'"),
+    "widened": ("ADD COLUMN s array<struct<x: int>>", "DELETE FROM {} WHERE id = 50", "column 's'"),
     "divided": ("ADD PARTITION FIELD bucket(4, id)", "UPDATE {} SET m = 2 WHERE id = 50", "partitioned"),
 }
 """What another engine does to a table, the change of rows that meets it, and a word of the error; by table."""

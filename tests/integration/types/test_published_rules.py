@@ -160,6 +160,7 @@ def test_what_a_registration_keeps_out_stays_out(mirror: Mirror) -> None:
     assert assert_verified(database) == 2
 
 
+@pytest.mark.further
 def test_what_cannot_be_taken_over_waits_with_the_reason(mirror: Mirror) -> None:
     with mirror.pumping():
         mirror.register("f", "t")

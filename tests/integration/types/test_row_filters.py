@@ -9,7 +9,6 @@ import pytest
 
 from mirror_pump.database.quoting import identifier
 from mirror_pump.errors import MirrorPumpError, TableError
-from mirror_pump.ops.ingest.ingestion import _load
 from mirror_pump.ops.register.preview import preview
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import parse_choices
@@ -181,14 +180,6 @@ def test_what_filters_are_refused_for(mirror: Mirror) -> None:
     assert "rows leave the heap" in str(refused(mirror, "t", "amount > 1", retention=RetentionWish(lag="10")))
     database.execute("ALTER TABLE t REPLICA IDENTITY DEFAULT")
     assert "large values" in str(refused(mirror, "t", "id > 1"))
-
-
-def test_an_ingest_and_the_heap_are_refused(mirror: Mirror) -> None:
-    with mirror.pumping():
-        mirror.register("k", choices=parse_choices([], [], [], "region > 1"))
-        mirror.await_live("public.k")
-    with mirror.database.session() as connection, pytest.raises(TableError, match="masks or a row filter"):
-        _load(connection, "k")
 
 
 @pytest.mark.further

@@ -223,6 +223,7 @@ def test_keys_and_values_of_many_types(mirror: Mirror) -> None:
     mirror.assert_equal("public.t", "public.other")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("statement", ["ALTER TABLE t ADD COLUMN more int DEFAULT 3", "VACUUM FULL t", "TRUNCATE t"])
 def test_a_table_that_changes_as_a_whole_meanwhile_is_compared_again(mirror: Mirror, statement: str) -> None:
     statements = [statement]
@@ -382,6 +383,7 @@ def test_with_a_row_filter_only_its_rows_are_repaired(filtered: Mirror) -> None:
     assert_rows_of_filter(mirror)
 
 
+@pytest.mark.further
 @_has_row_filters
 def test_rows_that_enter_and_leave_a_filter_during_a_repair(filtered: Mirror) -> None:
     """Once while heap and lake are compared, and once more between writing and the lock."""
@@ -418,6 +420,7 @@ def test_rows_that_enter_and_leave_a_filter_during_a_repair(filtered: Mirror) ->
     assert_rows_of_filter(mirror)
 
 
+@pytest.mark.further
 def test_masked_values_stay_masked(mirror: Mirror, warehouse: str) -> None:
     mirror.database.execute(
         "CREATE TABLE people (id int PRIMARY KEY, email text)",
@@ -435,6 +438,7 @@ def test_masked_values_stay_masked(mirror: Mirror, warehouse: str) -> None:
     mirror.assert_equal("public.t", "public.other")
 
 
+@pytest.mark.further
 def test_without_a_pump_a_repair_starts_one(mirror: Mirror) -> None:
     drift(mirror.settings, "t", removed=[("1",), ("2",)])
     mirror.database.execute("UPDATE t SET v = 'newer' WHERE id = 2")
