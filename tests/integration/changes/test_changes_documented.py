@@ -57,7 +57,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_every_block_is_run() -> None:
-    assert [language for language, _ in _BLOCKS] == ["sh", "python", "python", "python", "sh"]
+    assert [language for language, _ in _BLOCKS] == ["mermaid", "sh", "python", "python", "python", "sh"]
 
 
 def test_commands(mirror: Mirror, run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
