@@ -76,6 +76,7 @@ class FeedHistory:
         self.trail = FrontierTrail(self.mirror)
         self.log: list[str] = []
         self.next_id = 1000
+        self.blocks = 0
         self.columns = 0
         self.names = {name: name for name in _MODES}
         self.paused: set[str] = set()
@@ -187,8 +188,9 @@ class FeedHistory:
             return f"UPDATE {table} SET big = repeat(n::text || 'x', {chance.choice((1, 3000))}) WHERE {some}"
         if kind < 0.8:
             column = "b" if name == "c" else "id"
-            self.next_id += 2000
-            return f"UPDATE {table} SET {column} = {column} + {self.next_id} WHERE {some} AND {column} < 100000"
+            # The last digits of a key stay, and are of one row alone.
+            self.blocks += 1
+            return f"UPDATE {table} SET {column} = {self.blocks * 100_000} + {column} % 100000 WHERE {some}"
         if kind < 0.97:
             return f"DELETE FROM {table} WHERE {some}"
         return f"TRUNCATE {table}"

@@ -382,6 +382,7 @@ def test_an_index_without_room_in_memory_is_kept_in_files(mirror: Mirror) -> Non
         assert_read(small, running, "public.t")
 
 
+@pytest.mark.further
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "disk",

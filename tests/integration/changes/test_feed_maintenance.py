@@ -69,6 +69,7 @@ def age(root: Path) -> None:
         os.utime(path, (before, before))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("name", ["public.t__changes", "modak.transactions"])
 def test_only_what_nothing_refers_to_goes(mirror: Mirror, name: str) -> None:
     rows = read_duckdb(mirror.location(name)).num_rows

@@ -107,6 +107,7 @@ def test_rows_are_copied_or_streamed_and_never_both(
     _equal(mirror)
 
 
+@pytest.mark.further
 def test_the_copy_begins_when_no_writer_is_open_and_holds_up_nobody(
     log: Database, warehouse: str, tasks: ThreadTaskRunner
 ) -> None:

@@ -183,6 +183,7 @@ def test_the_pump_is_killed_at_each_step(bag: Database, warehouse: str, tasks: T
     _equal(mirror)
 
 
+@pytest.mark.further
 def test_files_are_merged_between_deletes(bag: Database, warehouse: str, tasks: ThreadTaskRunner) -> None:
     """The pump merges small files, while rows in them are deleted."""
     mirror = Mirror.create(bag, warehouse, tasks)

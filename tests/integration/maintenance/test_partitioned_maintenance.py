@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _ORDERS = "public.orders"
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "upkeep",
     [

@@ -75,6 +75,7 @@ def test_rows_that_only_the_lake_has_stay(
     mirror.assert_sound()
 
 
+@pytest.mark.further
 def test_rows_that_only_the_lake_has_stay_if_only_what_differs_is_replaced(
     retention_tables: RetentionTables, database: Database, tasks: ThreadTaskRunner
 ) -> None:

@@ -95,6 +95,7 @@ def test_what_a_file_declares(mirror: Mirror, run: RunCommand, tmp_path_factory:
     assert "is registered for copies on request" in differs.stderr
 
 
+@pytest.mark.further
 def test_it_is_copied_again_when_it_is_due_and_each_copy_is_of_one_moment(mirror: Mirror, database: Database) -> None:
     """Two rows that every transaction changes alike are alike in whatever a reader sees."""
     database.execute("CREATE TABLE other (id int PRIMARY KEY, v text)")

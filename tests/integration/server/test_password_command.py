@@ -87,6 +87,7 @@ def role(database: Database, tmp_path: Path) -> Iterator[RotatingRole]:
     database.execute(f"DROP ROLE {role.name}")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("runs", ["tasks", "runner"])
 def test_everything_goes_on_while_the_password_changes(
     database: Database, warehouse: str, role: RotatingRole, request: pytest.FixtureRequest, runs: str

@@ -132,6 +132,7 @@ def test_a_column_that_came_with_the_filter_is_mirrored(mirror: Mirror) -> None:
     assert assert_verified(database) == 1
 
 
+@pytest.mark.further
 def test_what_a_registration_keeps_out_stays_out(mirror: Mirror) -> None:
     """A rule of `register` is replaced by another one, but not lifted; nor are exclusions and masks."""
     database = mirror.database

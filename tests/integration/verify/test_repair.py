@@ -195,6 +195,7 @@ def test_what_is_published_between_writing_and_the_lock_wins(mirror: Mirror) -> 
     mirror.assert_equal("public.t", "public.other")
 
 
+@pytest.mark.further
 def test_keys_and_values_of_many_types(mirror: Mirror) -> None:
     """Keys of several columns, of which the lake's values are printed to find the heap's rows; values that need a raw
     text column; a partitioned heap."""
@@ -245,6 +246,7 @@ def test_a_table_that_changes_as_a_whole_meanwhile_is_compared_again(mirror: Mir
     mirror.assert_equal("public.t", "public.other")
 
 
+@pytest.mark.further
 def test_a_truncate_that_the_mirror_has_not_followed_yet_is_no_difference(mirror: Mirror) -> None:
     """It commits after the snapshot and before the heap is read, and no pump runs: the lake keeps its rows until the
     frontier has passed it."""
@@ -366,6 +368,7 @@ def assert_rows_of_filter(mirror: Mirror) -> None:
     mirror.assert_equal("public.t", "public.other")
 
 
+@pytest.mark.further
 @_has_row_filters
 def test_with_a_row_filter_only_its_rows_are_repaired(filtered: Mirror) -> None:
     """Rows that the filter leaves out are no difference if the lake lacks them, and one if it has them."""
