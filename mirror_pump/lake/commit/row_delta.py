@@ -174,7 +174,8 @@ class LakeTable:
     def load(cls, metadata_location: str, storage: StorageOptions) -> LakeTable:
         """Loads the table that a metadata file of any engine describes.
 
-        Raises LakeError if a file is missing or damaged, and ForeignTable if the table is not of format version 2.
+        Raises LakeError if a file is missing or damaged, and ForeignTable if the table has neither format version 2 nor
+        3.
         """
         metadata = read_metadata(metadata_location, storage)
         snapshot = metadata.current_snapshot
