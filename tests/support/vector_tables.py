@@ -14,7 +14,14 @@ from pyiceberg.manifest import ManifestContent
 from mirror_pump.engine.rewrite.conversion_plan import file_rewrite_of, plan_conversion
 from mirror_pump.engine.rewrite.delete_conversion import convert_deletes
 from mirror_pump.engine.rewrite.file_merge import merge_files, merge_positions
-from mirror_pump.engine.rewrite.merge_plan import MergeSizes, merged_file_rewrite, plan_fill, plan_merge, plan_rewrite
+from mirror_pump.engine.rewrite.merge_plan import (
+    MergePlan,
+    MergeSizes,
+    merged_file_rewrite,
+    plan_fill,
+    plan_merge,
+    plan_rewrite,
+)
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
@@ -182,15 +189,12 @@ class VectorTable:
         deleted rows is written again."""
         sizes = MergeSizes(fanout=2)
         plan = plan_merge(self.table, self.listing, TARGET, sizes) or plan_rewrite(self.table, self.listing, sizes)
-        if plan is None:
-            return None
-        positions = None if plan.positions is None else merge_positions(plan.positions)
-        return merged_file_rewrite(plan, [merge_files(task) for task in plan.data], positions)
+        return None if plan is None else _computed(plan)
 
     def fill(self) -> FileRewrite | None:
         """Some files are written again, each by itself."""
         plan = plan_fill(self.table, self.listing, lambda _: self.drawn.random() < 0.5)
-        return None if plan is None else merged_file_rewrite(plan, [merge_files(task) for task in plan.data], None)
+        return None if plan is None else _computed(plan)
 
     def upgrade(self) -> None:
         """The table gets format version 3."""
@@ -269,3 +273,8 @@ class VectorTable:
             assert value in self.without_ids or first < sequence_number <= self.checked
         self.lineage |= ids
         self.row_ids |= {row_id for row_id, _ in ids.values()}
+
+
+def _computed(plan: MergePlan) -> FileRewrite:
+    positions = None if plan.positions is None else merge_positions(plan.positions)
+    return merged_file_rewrite(plan, [merge_files(task) for task in plan.data], positions)

@@ -117,7 +117,8 @@ def row_deletes(
         after = DeletionVector.of(file.positions).union(before)
         if len(after) == file.records:
             emptied.add(file.path)
-        elif len(after) > len(before):
+        elif len(after) > len(before) or (len(after) and not index.has_vector(file.path)):
+            # The vector also takes the place of position-delete files, which the commit may remove.
             vectors[file.path] = FileVector(after, file.partition, file.spec_id)
     gone = set(map(name_of, (*removed, *emptied, *vectors)))
     superseded = frozenset(
