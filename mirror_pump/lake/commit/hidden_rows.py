@@ -96,7 +96,7 @@ def _with_deletes(replaced: Replaced, deletes: RowDeletes) -> Replaced:
         return bool(deletes.emptied if is_data else deletes.superseded) or replaced.may_hold(manifest)
 
     data = tuple((file, number) for file, number in replaced.data if file.path not in deletes.emptied)
-    return replace(replaced, doomed=doomed, may_hold=may_hold, data=data, positions=())
+    return replace(replaced, doomed=doomed, may_hold=may_hold, data=data, positions=(), hidden={})
 
 
 def _removed_data(base: PresentFiles, replaced: Replaced) -> frozenset[str]:

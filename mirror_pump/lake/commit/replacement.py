@@ -9,13 +9,14 @@ for that. So the commit does not distinguish the kinds. A rewrite that changes n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mirror_pump.lake.contents.cutline import CutLine, divide
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, StoredEntry
 from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
@@ -43,6 +44,8 @@ class Replaced:
     """Data files that replace others, with their data sequence numbers."""
     positions: tuple[WrittenFile, ...] = ()
     """Position-delete files to add."""
+    hidden: Mapping[str, Positions] = field(default_factory=dict)
+    """Rows to hide, by data file URI: only for tables with deletion vectors."""
     dangling: int = 0
     """Rows of removed position-delete files that had nothing to hide any more."""
     uncounted: bool = False

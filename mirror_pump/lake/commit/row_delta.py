@@ -17,7 +17,7 @@ from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.concurrent_rewrites import placeholder_number
 from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
-from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.forked_rewrite import ForkedRewrite
 from mirror_pump.lake.commit.hidden_rows import rows_of_files, vector_commit
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove, PresentFiles, Replaced
@@ -268,6 +268,8 @@ class LakeTable:
         added.positions.extend((file, sequence_number) for file in (*delta.positions, *replaced.positions))
         if self.metadata.format_version >= VECTOR_VERSION:
             return self._with_vectors(delta, added, replaced, sequence_number)
+        if replaced.hidden:
+            raise FileRewriteSuperseded(f"{self.location} has no deletion vectors any more")
         if delta.hidden:
             raise ValueError(f"{self.location} has format version {self.metadata.format_version}, without vectors")
         return replaced, [*delta.unwritten.items()]
@@ -280,7 +282,7 @@ class LakeTable:
         hidden = rows_of_files((file for file, _ in added.positions), delta.unwritten, self.storage)
         base = PresentFiles(self.manifests, self.location, self.storage)
         data = [*added.data, *replaced.data]
-        changed = vector_commit(base, [delta.hidden, *hidden], data, self.spec_id, replaced)
+        changed = vector_commit(base, [delta.hidden, replaced.hidden, *hidden], data, self.spec_id, replaced)
         added.positions[:] = [(vector, sequence_number) for vector in changed.vectors]
         added.data[:] = [(file, number) for file, number in added.data if file.path not in changed.emptied]
         return changed.replaced, [*changed.files]
