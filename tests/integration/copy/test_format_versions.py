@@ -15,6 +15,7 @@ from mirror_pump.ops.resync.format_upgrade import upgrade
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.pending_deletes import await_index
 
 STORAGE = StorageOptions(fsync=False)
 
@@ -45,8 +46,10 @@ def delete_formats(mirror: Mirror, table: str) -> set[str]:
 def test_a_table_of_either_version_is_mirrored(mirror: Mirror, database: Database) -> None:
     mirror.register("orders", format_version=3)
     mirror.register("old")
-    with mirror.pumping():
+    with mirror.pumping() as running:
         mirror.await_live("public.orders", "public.old")
+        for table in ("orders", "old"):
+            await_index(mirror, running.steps, f"public.{table}", f"DELETE FROM {table} WHERE id = 1")
         for table in ("orders", "old"):
             database.execute(f"DELETE FROM {table} WHERE id % 10 = 0", f"UPDATE {table} SET v = 'x' WHERE id < 50")
         mirror.await_frontier()
@@ -59,8 +62,9 @@ def test_a_table_of_either_version_is_mirrored(mirror: Mirror, database: Databas
 
 def test_a_table_is_upgraded_while_the_pump_runs(mirror: Mirror, database: Database) -> None:
     mirror.register("old")
-    with mirror.pumping():
+    with mirror.pumping() as running:
         mirror.await_live("public.old")
+        await_index(mirror, running.steps, "public.old", "UPDATE old SET v = 'y' WHERE id = 1")
         database.execute("DELETE FROM old WHERE id % 10 = 0")
         mirror.await_frontier()
         with pytest.raises(TableError, match="there is no way back but a copy"):
