@@ -1,8 +1,8 @@
 """The IDs of rows by their places, in tables with row lineage (Iceberg spec, row lineage).
 
-A row's ID is in a column of its file or, without a value there, follows from the ID of the file's first row, which is in
-the file's manifest entry. Files never change, and a file's first row ID stays once it is assigned, so that what was read
-is kept, up to a limit, whichever snapshot it was read for.
+A row's ID is in a column of its file or, without a value there, follows from the ID of the file's first row, which is
+in its manifest entry. Files never change, and a file's first row ID stays once it is assigned. So what was read is
+kept, up to a limit, whichever snapshot it was read for.
 """
 
 from __future__ import annotations

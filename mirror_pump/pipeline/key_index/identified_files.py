@@ -1,8 +1,8 @@
 """Gives the rows of a commit the IDs of the rows that they replace (Iceberg spec, row lineage).
 
 Invariant: a key that has a row before a commit with position deletes, and one after it, has one `_row_id` in both
-snapshots. `_last_updated_sequence_number` has no value in the files, so that it is the data sequence number of the row's
-segment: above that of the snapshot before, and at most that of the publish.
+snapshots. `_last_updated_sequence_number` has no value in the files, so that it is the data sequence number of the
+row's segment: above that of the snapshot before, and at most that of the publish.
 
 Tasks write files before the index says which rows they replace. A file with such rows gets a copy with one more column,
 which takes its place in the commit; a file of new rows stays. The copy has the file's bytes, so that its cost is little
@@ -17,6 +17,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +29,7 @@ from mirror_pump.lake.format.joined_columns import with_column
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.row_lineage import ROW_ID_FIELD, row_id_field
 from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.key_index.index_plan import FileNumbers, IndexPlan
+from mirror_pump.lake.key_index.index_plan import FileNumbers, IndexPlan, KeyedSegment
 from mirror_pump.lake.key_index.key_index import Places, files_of, positions_of
 from mirror_pump.lake.key_index.row_ids import NO_ID, RowIds
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, read_bytes, write_all
@@ -51,6 +52,16 @@ class IdentifiedFiles:
     def in_place(self, segment: SegmentFiles) -> SegmentFiles:
         """The segment with the copies in place of its files."""
         return replace(segment, data=tuple(self.copies.get(file.path, file) for file in segment.data))
+
+    def renamed(self, segments: tuple[KeyedSegment, ...] | None) -> tuple[KeyedSegment, ...] | None:
+        """The segments' keys with the copies' URIs."""
+        if not self.copies or segments is None:
+            return segments
+        paths = self.paths
+        return tuple(
+            replace(segment, data=tuple(replace(file, path=paths.get(file.path, file.path)) for file in segment.data))
+            for segment in segments
+        )
 
 
 def identified_files(
@@ -102,7 +113,7 @@ def _by_file(places: Places) -> Iterator[tuple[int, slice]]:
     """The numbers of the files of sorted places, and which places are in each."""
     files = files_of(places)
     limits = [0, *(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(places)]
-    for begin, end in zip(limits, limits[1:], strict=False):
+    for begin, end in pairwise(limits):
         if begin < end:
             yield int(files[begin]), slice(begin, end)
 
