@@ -8,7 +8,7 @@ that a reader of that metadata sees to the places of these rows. This holds for 
   was published.
 - If the metadata location shows that another engine committed, this is noticed before a commit is planned. If that
   engine only rewrote files, no row has changed, and keys whose files are gone get their places in the new files
-  (FOLLOWING). After any other commit the index is discarded.
+  (FOLLOWING). If the snapshot is the same, so are all places. After any other commit the index is discarded.
 
 In all other cases the deletes are equality deletes, which need no index: if the table has none, if another engine's
 rewrite is running (its commit would fail because of new position deletes), and if the stream deletes a key that the
@@ -377,6 +377,10 @@ class KeyIndexes:
         if not tracked.has_keys:
             return False
         if tracked.location == base.metadata_location:
+            return True
+        if tracked.phase is IndexPhase.READY and int(base.snapshot_id) == tracked.snapshot_id:
+            # The metadata alone has changed: a property, the order of rows, the format version.
+            tracked.location = base.metadata_location
             return True
         # Another engine has committed.
         if not only_rewritten_since(base.metadata, tracked.snapshot_id):
