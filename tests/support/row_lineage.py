@@ -62,20 +62,20 @@ class LineageModel:
                 key = keys.pop() if keys else None
                 kind = self.drawn.choice("iuuuurdk")
                 if kind == "i" or key is None:
-                    execute(f"INSERT INTO {self.table} VALUES ({new_key}, '{value}')")
+                    execute(f"INSERT INTO {self.table} (id, v) VALUES ('{new_key}', '{value}')")
                     changes[new_key] = Change.INSERT
                 elif kind in "ur":
                     if kind == "r":
-                        execute(f"DELETE FROM {self.table} WHERE id = {key}")
-                        execute(f"INSERT INTO {self.table} VALUES ({key}, '{value}')")
+                        execute(f"DELETE FROM {self.table} WHERE id = '{key}'")
+                        execute(f"INSERT INTO {self.table} (id, v) VALUES ('{key}', '{value}')")
                     else:
-                        execute(f"UPDATE {self.table} SET v = '{value}' WHERE id = {key}")
+                        execute(f"UPDATE {self.table} SET v = '{value}' WHERE id = '{key}'")
                     changes[key] = Change.UPDATE
                 elif kind == "d":
-                    execute(f"DELETE FROM {self.table} WHERE id = {key}")
+                    execute(f"DELETE FROM {self.table} WHERE id = '{key}'")
                     changes[key] = Change.DELETE
                 else:
-                    execute(f"UPDATE {self.table} SET id = {new_key} WHERE id = {key}")
+                    execute(f"UPDATE {self.table} SET id = '{new_key}' WHERE id = '{key}'")
                     changes |= {key: Change.DELETE, new_key: Change.INSERT}
         return changes
 
@@ -89,13 +89,15 @@ class LineageModel:
         metadata = read_metadata(self.mirror.location(self.table), _STORAGE)
         assert metadata.current_snapshot is not None
         rows = Scan(read_plan(metadata, _STORAGE, columns=list(COLUMNS))).to_arrow(1).to_pylist()
+        for row in rows:
+            row["id"] = int(row["id"])
         return int(metadata.current_snapshot.sequence_number), rows
 
     def check(self, changes: Mapping[int, Change], *, by_position: bool = True) -> None:
         """The rows after these changes, which the lake has and nothing else. `by_position`: the pump knew the places of
         rows, else rows that are updated may be new ones."""
         sequence_number, rows = self.read()
-        heap = dict(self.mirror.database.rows(f"SELECT id, v FROM {self.table}"))
+        heap = {int(key): value for key, value in self.mirror.database.rows(f"SELECT id, v FROM {self.table}")}
         assert sorted((row["id"], row["v"]) for row in rows) == sorted(heap.items())
         now = {row["id"]: (row["_row_id"], row["_last_updated_sequence_number"]) for row in rows}
         assert len({row_id for row_id, _ in now.values()}) == len(now)
