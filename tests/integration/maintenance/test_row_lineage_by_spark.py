@@ -6,6 +6,8 @@ import os
 import random
 from typing import TYPE_CHECKING
 
+import pytest
+
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import read_spark
 from mirror_pump.testing.mirror import Mirror, Steps
@@ -20,7 +22,13 @@ if TYPE_CHECKING:
 TABLE = "public.t"
 
 
-def test_rows_keep_their_ids_in_compactions(database: Database, warehouse: str, spark: SparkSession) -> None:
+@pytest.mark.parametrize(
+    "rounds", [(False, True), pytest.param((True, False, True, True, False), marks=pytest.mark.further)]
+)
+def test_rows_keep_their_ids_in_compactions(
+    database: Database, warehouse: str, spark: SparkSession, rounds: tuple[bool, ...]
+) -> None:
+    """`rounds`: whether maintenance rewrites files, or expires snapshots."""
     seed = int(os.environ.get("SEED", random.randrange(2**32)))
     print(f"SEED={seed}")
     database.execute(
@@ -36,7 +44,7 @@ def test_rows_keep_their_ids_in_compactions(database: Database, warehouse: str, 
         mirror.await_live(TABLE)
         await_index(mirror, pump.steps, TABLE, "UPDATE t SET v = v WHERE id = 1")
         model.take()
-        for rewrites in (False, True, True):
+        for rewrites in rounds:
             for _ in range(5):
                 changes = model.transaction()
                 mirror.await_frontier()
