@@ -29,8 +29,10 @@ TABLE = "public.t"
 @pytest.fixture
 def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
     database.execute(
-        "CREATE TABLE t (id int PRIMARY KEY, v text)",
-        "INSERT INTO t SELECT g, 'row ' || g FROM generate_series(1, 300) g",
+        "CREATE TABLE t (id int PRIMARY KEY, v text, large text)",
+        "ALTER TABLE t ALTER large SET STORAGE EXTERNAL",
+        "INSERT INTO t SELECT g, 'row ' || g, CASE WHEN g % 9 = 0 THEN repeat('x', 3000) END"
+        " FROM generate_series(1, 300) g",
     )
     return Mirror.create(database, warehouse, tasks, convert_age=0.5)
 
