@@ -100,10 +100,10 @@ def _write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions, writ
 @contextmanager
 def held_writes() -> Iterator[dict[str, bytes]]:
     """Has `open_output` in the block, in this thread, write no file. Yields the contents, by location."""
-    held: dict[str, bytes] = {}
-    token = _HELD.set(held)
+    contents: dict[str, bytes] = {}
+    token = _HELD.set(contents)
     try:
-        yield held
+        yield contents
     finally:
         _HELD.reset(token)
 
@@ -118,11 +118,11 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
     """
     import pyarrow as pa
 
-    held = _HELD.get()
-    if held is not None:
+    contents = _HELD.get()
+    if contents is not None:
         sink = pa.BufferOutputStream()
         yield sink
-        held[location] = sink.getvalue().to_pybytes()
+        contents[location] = sink.getvalue().to_pybytes()
         return
     path = local_path(location)
     if path is None:

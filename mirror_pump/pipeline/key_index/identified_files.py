@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
+from mirror_pump.lake.contents.row_ids import NO_ID, RowIds
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import WrittenFile, data_location
 from mirror_pump.lake.format.joined_columns import with_column
@@ -32,7 +33,6 @@ from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.row_lineage import ROW_ID_FIELD, row_id_field
 from mirror_pump.lake.key_index.index_plan import FileNumbers, IndexPlan, KeyedSegment
 from mirror_pump.lake.key_index.key_index import Places, files_of, positions_of
-from mirror_pump.lake.key_index.row_ids import NO_ID, RowIds
 from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.storage import StagedFiles, read_bytes, write_all
 

@@ -36,6 +36,7 @@ import pyarrow as pa
 from mirror_pump.errors import FileMissing, LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
+from mirror_pump.lake.contents.row_ids import RowIds
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
 from mirror_pump.lake.format.partitioned_files import write_equality_delete_files
 from mirror_pump.lake.format.partitioning import PartitionTuple
@@ -45,7 +46,6 @@ from mirror_pump.lake.key_index.index_plan import IndexPlan, KeyedSegment, Place
 from mirror_pump.lake.key_index.key_index import KeyIndex
 from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
-from mirror_pump.lake.key_index.row_ids import RowIds
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.manifests.manifest_list import read_list
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, write_all
@@ -425,9 +425,9 @@ class KeyIndexes:
         """Have new files read that replaced files of the index and hold the same rows. `coming`: files that are not
         part of `lake` yet."""
         if tracked.phase is IndexPhase.READY and lake.has_vectors:
-            former = lake.metadata.snapshot(tracked.snapshot_id)
+            snapshot = lake.metadata.snapshot(tracked.snapshot_id)
             with suppress(FileMissing):
-                tracked.former_manifests = () if former is None else read_list(former.manifest_list, self._storage)
+                tracked.former_manifests = () if snapshot is None else read_list(snapshot.manifest_list, self._storage)
         tracked.phase = IndexPhase.FOLLOWING
         tracked.location, tracked.snapshot_id = lake.metadata_location, int(lake.snapshot_id)
         self._submit(table_id, tracked, lake, tracked.numbers.paths().difference(coming))

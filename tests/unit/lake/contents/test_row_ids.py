@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles
+from mirror_pump.lake.contents.row_ids import NO_ID, RowIds, StoredIds
 from mirror_pump.lake.format.data_files import write_data_file
 from mirror_pump.lake.format.row_lineage import with_lineage
-from mirror_pump.lake.key_index.row_ids import NO_ID, RowIds, StoredIds
 from tests.support.lake_tables import SCHEMA, START_MS, STORAGE
 
 _IDS = st.lists(st.tuples(st.integers(-1, 50), st.integers(1, 30)), max_size=8).map(
