@@ -67,6 +67,35 @@ def test_a_merge_lands_though_a_source_is_gone_but_not_if_deletes_are_undone(war
     table.check()
 
 
+@pytest.mark.parametrize("upgraded_first", [False, True])
+def test_a_merge_from_before_rows_had_ids_does_not_land(warehouse: str, upgraded_first: bool) -> None:  # noqa: FBT001
+    table = VectorTable(f"{warehouse}/t", random.Random(0), format_version=2)
+    for first in range(0, 20, 10):
+        table.add(range(first, first + 10))
+    if upgraded_first:
+        table.upgrade()
+    table.begin(merges=True)
+    table.upgrade()
+    table.check()
+    table.add([100])
+    table.check()
+    table.land()
+    table.check()
+    assert (table.merges, table.superseded) == (0, 1)
+
+
+def test_rows_keep_their_lineage_when_they_are_merged_again(warehouse: str) -> None:
+    table = VectorTable(f"{warehouse}/t", random.Random(0))
+    for first in range(0, 50, 10):
+        table.add(range(first, first + 10))
+        table.check()
+        table.begin(merges=True)
+        table.delete([first + 3])
+        table.land()
+        table.check()
+    assert table.merges > 2
+
+
 def test_what_is_not_there_cannot_be_hidden(warehouse: str) -> None:
     table = VectorTable(f"{warehouse}/t", random.Random(0))
     with pytest.raises(LakeError, match="not part of the table"):
