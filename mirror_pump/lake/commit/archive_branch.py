@@ -28,6 +28,7 @@ scan a metadata file.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -207,35 +208,23 @@ class ArchiveBranch:
         rows_above = self._rows_above | {path: DeletionVector.of(rows) for path, rows in division.hidden.items()}
         self._rows_above = {path: vector for path, vector in rows_above.items() if path in division.sides}
         touched = [
-            TouchedFile(
-                file.path,
-                file.sequence_number,
-                file.records,
-                file.partition,
-                file.spec_id,
-                self._rows_above[file.path].positions,
-            )
+            _touched(file, self._rows_above[file.path])
             for files in division.files.values()
             for file in files
             if file.content is FileContent.DATA and file.path in self._rows_above
         ]
         deletes = row_deletes(table.manifests, touched, division.above, self._storage, cache=table.cache)
-        lost_vectors: dict[str, set[tuple[str, int]]] = {}
-        lost: dict[str, set[str]] = {}
+        lost_vectors: dict[str, set[tuple[str, int]]] = defaultdict(set)
+        lost: dict[str, set[str]] = defaultdict(set)
         for manifest, files in division.files.items():
+            without = deletes.emptied.union(gone[manifest])
             for file in files:
-                if file.vector is not None:
-                    place = file.path, file.vector.place.offset
-                    if place in deletes.superseded:
-                        lost_vectors.setdefault(manifest, set()).add(place)
-                    else:
-                        counts.add(file.content, file.records, file.vector.place.size, is_vector=True)
-                elif (
-                    file.path in gone[manifest]
-                    or file.path in deletes.emptied
-                    or (file.path, None) in deletes.superseded
-                ):
-                    lost.setdefault(manifest, set()).add(file.path)
+                if file.vector is not None and (place := (file.path, file.vector.place.offset)) in deletes.superseded:
+                    lost_vectors[manifest].add(place)
+                elif file.vector is not None:
+                    counts.add(file.content, file.records, file.vector.place.size, is_vector=True)
+                elif file.path in without or (file.path, None) in deletes.superseded:
+                    lost[manifest].add(file.path)
                 else:
                     counts.add(file.content, file.records, file.size_bytes)
         kept = writer.without(table.manifests, self._storage, lost, lost_vectors)
@@ -246,6 +235,11 @@ class ArchiveBranch:
             counts.add(vector.content, vector.record_count, vector.content_bytes, is_vector=True)
         new = {ManifestContent.DELETES: [(vector, writer.sequence_number) for vector in vectors]}
         return [*writer.next((), new, self._storage), *kept], counts, (puffin,)
+
+
+def _touched(file: LiveFile, rows: DeletionVector) -> TouchedFile:
+    """A data file of which these rows are to be hidden."""
+    return TouchedFile(file.path, file.sequence_number, file.records, file.partition, file.spec_id, rows.positions)
 
 
 def _above(file: LiveFile, line: CutLine, above: frozenset[str]) -> bool:

@@ -32,7 +32,7 @@ _OVERHEAD = 200
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-_Place: TypeAlias = tuple[str, int]
+_VectorKey: TypeAlias = tuple[str, int]
 """URI of a Puffin file, and the offset of a vector in it."""
 
 
@@ -63,7 +63,7 @@ class CommitCache:
     def __init__(self, *, most_entries: int = _MOST_ENTRIES, most_bytes: int = _MOST_BYTES) -> None:
         self._data: _Bounded[str, Mapping[str, DataEntry]] = _Bounded(most_entries)
         self._deletes: _Bounded[str, ManifestDeletes] = _Bounded(most_entries)
-        self._vectors: _Bounded[_Place, DeletionVector] = _Bounded(most_bytes)
+        self._vectors: _Bounded[_VectorKey, DeletionVector] = _Bounded(most_bytes)
 
     def data_files(self, manifest: Manifest, storage: StorageOptions) -> Mapping[str, DataEntry]:
         """The live data files of a manifest, by URI. Raises LakeError."""
@@ -91,7 +91,7 @@ class CommitCache:
 
     def vectors(self, stored: Sequence[VectorPlace], storage: StorageOptions) -> list[DeletionVector]:
         """As `read_deletion_vectors`."""
-        vectors = [self._vectors.kept(_place(place)) for place in stored]
+        vectors = [self._vectors.kept(_key(place)) for place in stored]
         missing = [place for place, vector in zip(stored, vectors, strict=True) if vector is None]
         read = read_deletion_vectors(missing, storage)
         for place, vector in zip(missing, read, strict=True):
@@ -101,10 +101,10 @@ class CommitCache:
 
     def keep(self, place: VectorPlace, vector: DeletionVector) -> None:
         """Keeps a vector that was read, or is about to be written."""
-        self._vectors.put(_place(place), vector, place.place.size + _OVERHEAD)
+        self._vectors.put(_key(place), vector, place.place.size + _OVERHEAD)
 
 
-def _place(vector: VectorPlace) -> _Place:
+def _key(vector: VectorPlace) -> _VectorKey:
     return vector.path, vector.place.offset
 
 

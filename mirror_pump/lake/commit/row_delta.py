@@ -273,7 +273,7 @@ class LakeTable:
         returns the URI and content of those that are to be written."""
         replaced = _NOTHING_REPLACED
         if delta.replaces is not None:
-            replaced = delta.replaces.replaced(self._present, written)
+            replaced = delta.replaces.replaced(self._present_files, written)
         added.positions.extend((file, sequence_number) for file in (*delta.positions, *replaced.positions))
         if self.has_vectors:
             return self._with_vectors(delta, added, replaced, sequence_number)
@@ -293,7 +293,9 @@ class LakeTable:
         and the files that hold the vectors."""
         hidden = rows_of_files((file for file, _ in added.positions), self.storage)
         data = [*added.data, *replaced.data]
-        changed = vector_commit(self._present, [delta.hidden, replaced.hidden, *hidden], data, self.spec_id, replaced)
+        changed = vector_commit(
+            self._present_files, [delta.hidden, replaced.hidden, *hidden], data, self.spec_id, replaced
+        )
         added.positions[:] = [(vector, sequence_number) for vector in changed.vectors]
         added.data[:] = [(file, number) for file, number in added.data if file.path not in changed.emptied]
         return changed.replaced, [*changed.files]
@@ -347,7 +349,7 @@ class LakeTable:
         return summary | pending_after(self.metadata, summary, replaced.converted_to, timestamp)
 
     @property
-    def _present(self) -> PresentFiles:
+    def _present_files(self) -> PresentFiles:
         return PresentFiles(self.manifests, self.location, self.storage, self.cache)
 
     @property
