@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 
 from pyiceberg.manifest import ManifestContent
 
-from mirror_pump.lake.commit.row_deletes import TouchedFile, row_deletes
+from mirror_pump.lake.commit.row_deletes import RowDeletes, TouchedFile, row_deletes
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine, Division, Side, divide
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
@@ -214,20 +214,7 @@ class ArchiveBranch:
             if file.content is FileContent.DATA and file.path in self._rows_above
         ]
         deletes = row_deletes(table.manifests, touched, division.above, self._storage, cache=table.cache)
-        lost_vectors: dict[str, set[tuple[str, int]]] = defaultdict(set)
-        lost: dict[str, set[str]] = defaultdict(set)
-        for manifest, files in division.files.items():
-            without = deletes.emptied.union(gone[manifest])
-            for file in files:
-                if file.vector is not None and (place := (file.path, file.vector.place.offset)) in deletes.superseded:
-                    lost_vectors[manifest].add(place)
-                elif file.vector is not None:
-                    counts.add(file.content, file.records, file.vector.place.size, is_vector=True)
-                elif file.path in without or (file.path, None) in deletes.superseded:
-                    lost[manifest].add(file.path)
-                else:
-                    counts.add(file.content, file.records, file.size_bytes)
-        kept = writer.without(table.manifests, self._storage, lost, lost_vectors)
+        kept = writer.without(table.manifests, self._storage, *_left_out(division, gone, deletes, counts))
         if not deletes.vectors:
             return kept, counts, ()
         vectors, puffin = encoded_deletion_vectors(deletes.vectors, table.location)
@@ -235,6 +222,27 @@ class ArchiveBranch:
             counts.add(vector.content, vector.record_count, vector.content_bytes, is_vector=True)
         new = {ManifestContent.DELETES: [(vector, writer.sequence_number) for vector in vectors]}
         return [*writer.next((), new, self._storage), *kept], counts, (puffin,)
+
+
+def _left_out(
+    division: Division, gone: Mapping[str, Collection[str]], deletes: RowDeletes, counts: FileCounts
+) -> tuple[Mapping[str, Collection[str]], Mapping[str, Collection[tuple[str, int]]]]:
+    """The files and the vectors of main that the published snapshot does not have, as of ManifestWriter.without. Counts
+    the others."""
+    files_left_out: dict[str, set[str]] = defaultdict(set)
+    vectors_left_out: dict[str, set[tuple[str, int]]] = defaultdict(set)
+    for manifest, files in division.files.items():
+        excluded = deletes.emptied.union(gone[manifest])
+        for file in files:
+            if file.vector is not None and (place := (file.path, file.vector.place.offset)) in deletes.superseded:
+                vectors_left_out[manifest].add(place)
+            elif file.vector is not None:
+                counts.add(file.content, file.records, file.vector.place.size, is_vector=True)
+            elif file.path in excluded or (file.path, None) in deletes.superseded:
+                files_left_out[manifest].add(file.path)
+            else:
+                counts.add(file.content, file.records, file.size_bytes)
+    return files_left_out, vectors_left_out
 
 
 def _touched(file: LiveFile, rows: DeletionVector) -> TouchedFile:
