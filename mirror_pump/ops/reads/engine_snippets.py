@@ -114,8 +114,8 @@ def _of_profile(settings: Settings, profile: StorageProfile) -> Settings:
         return settings
     update: dict[str, str | None] = {"warehouse": profile.warehouse}
     for key, field in REMEMBERED_STORAGE.items():
-        own = profile.options.get(key)
-        update[field] = own if own is not None or profile.credential_ref is not None else getattr(settings, field)
+        option = profile.options.get(key)
+        update[field] = option if option is not None or profile.credential_ref is not None else getattr(settings, field)
     return settings.model_copy(update=update)
 
 
