@@ -13,7 +13,7 @@ SELECT secret FROM modak.mirror_secret;
 SELECT s.table_id, s.noted_at FROM modak.mirror_tables m JOIN modak.mirror_shapes s USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped') AND (m.shape IS NULL OR m.state = 'waiting')
    AND (modak.mirror_has_key(s.shape) OR m.key = '{}')
-   AND NOT EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n WHERE n.table_id = m.table_id AND NOT n.whole);
+   AND NOT EXISTS (SELECT FROM modak.mirror_publications n WHERE n.table_id = m.table_id AND NOT n.whole);
 
 -- name: unchanged
 -- Locks the table's shape against other notes. Returns no row if one was emitted since.
