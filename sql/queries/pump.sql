@@ -13,6 +13,12 @@ SELECT EXISTS (
 -- The frontier at which the next copied or filled table may go live, if all of it is in the lake, or may be filled.
 SELECT min(due_lsn) FROM modak.mirror_due(%(slot)s);
 
+-- name: masked
+-- Tables with a masked column.
+SELECT m.table_id FROM modak.mirror_tables m
+ WHERE m.slot_name = %(slot)s AND m.columns @? '$[*] ? (@.type starts with "string masked")'
+ ORDER BY m.table_id;
+
 -- name: sender_timeout
 SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout';
 
