@@ -117,7 +117,9 @@ def _require_mask_keys(connection: PgConnection, slot: str) -> None:
         masked = connection.execute(_SQL["masked"], {"slot": slot}).fetchall()
     for (table_id,) in masked:
         table = load_table(connection, TableId(table_id))
-        for column in table.masked_columns if table is not None and table.state.has_all_rows else ():
+        if table is None or not table.state.has_all_rows:
+            continue
+        for column in table.masked_columns:
             assert column.type.mask is not None
             try:
                 column.type.mask.require_key()

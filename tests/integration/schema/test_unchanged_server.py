@@ -1,4 +1,4 @@
-"""Threads that look at the catalogs leave out a round only if no write has committed since one that left nothing to do."""
+"""Looks at the catalogs are left out only if no write has committed since one that left nothing to do."""
 
 from __future__ import annotations
 
