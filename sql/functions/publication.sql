@@ -15,6 +15,18 @@ BEGIN
     RETURN true;
 END $$;
 
+-- Adds a relation to a publication of the mirror, with all columns and rows. False if it is in it. The role has to own both.
+CREATE OR REPLACE FUNCTION modak.mirror_publish(publication text, relation bigint) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
+                WHERE p.pubname = publication AND r.prrelid = relation::oid) THEN
+        RETURN false;
+    END IF;
+    EXECUTE format('ALTER PUBLICATION %I ADD TABLE %s', publication, relation::oid::regclass);
+    RETURN true;
+END $$;
+
 -- What tells two row filters apart: the expression, without where in its text each part was. Names of columns are not in it.
 CREATE OR REPLACE FUNCTION modak.mirror_filter_mark(expression text) RETURNS text
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -45,4 +57,4 @@ SELECT m.slot_name, m.table_id, concat_ws(' ', p.oid, p.xmin, r.oid) AS present,
  WHERE t.mode = 'mirrored' AND m.state NOT IN ('failed', 'dropped');
 COMMENT ON VIEW modak.mirror_publications IS 'How the publication has each mirrored table now';
 
-REVOKE EXECUTE ON FUNCTION modak.mirror_unpublish(text, bigint) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION modak.mirror_unpublish(text, bigint), modak.mirror_publish(text, bigint) FROM PUBLIC;

@@ -2,15 +2,17 @@
 
 -- A partitioned table's whole tree, or the table itself. Unlike pg_partition_tree() it takes no locks, so neither a user's
 -- command nor the mirror waits for another relation. Most tables are one relation: planned for a thousand, as functions are by
--- default, all that joins it would read whole catalogs.
+-- default, all that joins it would read whole catalogs. OFFSET 0 looks each relation up, for the same reason.
 CREATE OR REPLACE FUNCTION modak.mirror_tree(root oid) RETURNS TABLE (relation oid, is_leaf boolean)
 LANGUAGE sql STABLE ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
 WITH RECURSIVE tree(relation) AS (
     SELECT root
     UNION ALL
-    SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation JOIN pg_class c ON c.oid = i.inhrelid
+    SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation
+     CROSS JOIN LATERAL (SELECT p.relispartition FROM pg_class p WHERE p.oid = i.inhrelid OFFSET 0) c
      WHERE c.relispartition AND NOT i.inhdetachpending)
-SELECT t.relation, c.relkind <> 'p' FROM tree t JOIN pg_class c ON c.oid = t.relation
+SELECT t.relation, c.is_leaf FROM tree t
+ CROSS JOIN LATERAL (SELECT p.relkind <> 'p' AS is_leaf FROM pg_class p WHERE p.oid = t.relation OFFSET 0) c
 $$;
 
 -- The replica identity of a table: its setting, the index, and the columns of the key.

@@ -46,15 +46,15 @@ SELECT c.oid::bigint AS relation_id, n.nspname AS schema_name, c.relname AS rela
 
 -- name: identities
 -- Follows RelationGetIndexList in the server: under `d` and `f` the mirror's key is the primary key, under `i` the chosen
--- index. Only the first indnkeyatts columns count; the INCLUDE columns after them do not.
+-- index. Only the first indnkeyatts columns count; the INCLUDE columns after them do not. Of the table and its leaf partitions.
 SELECT c.oid::bigint AS relation_id, c.relreplident::text AS setting, coalesce(i.indimmediate, true) AS immediate,
        ARRAY(SELECT a.attname::text FROM pg_attribute a
               WHERE a.attrelid = c.oid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
               ORDER BY a.attnum) AS key
   FROM pg_class c
-  LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisvalid
-       AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
- WHERE c.oid = ANY (%(oids)s);
+  LEFT JOIN LATERAL (SELECT * FROM pg_index x WHERE x.indrelid = c.oid OFFSET 0) i
+    ON i.indisvalid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+ WHERE c.oid = ANY (ARRAY(SELECT relid::oid FROM pg_partition_tree(%(oid)s) WHERE isleaf UNION SELECT %(oid)s::bigint::oid));
 
 -- name: columns
 SELECT a.attnum, a.attname AS name, a.atttypid::bigint AS type_oid, a.atttypmod AS type_modifier,
