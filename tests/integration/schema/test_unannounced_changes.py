@@ -408,7 +408,7 @@ def test_whatever_a_shape_is_made_of_is_compared_again_when_it_was_written(datab
             assert after == before, statement
 
 
-_WRITTEN = (
+_WRITTEN: tuple[tuple[str, set[str] | None], ...] = (
     # The statement, and the tables that are compared because of it; None: all.
     ("ALTER TABLE plain ADD COLUMN z int DEFAULT 3", {"plain"}),
     ("ALTER TABLE plain RENAME v TO w", {"plain"}),
