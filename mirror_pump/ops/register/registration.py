@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.errors import (
@@ -72,7 +72,7 @@ from mirror_pump.pipeline.publish.publish_transaction import lake_props
 from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import StorageProfile
-from mirror_pump.source.catalog.catalog_slot import require_stream
+from mirror_pump.source.catalog.catalog_slot import catalog_slot, no_stream
 from mirror_pump.source.catalog.change_feeds import end_feed
 from mirror_pump.source.catalog.followed import forget_refusal
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
@@ -118,6 +118,7 @@ from mirror_pump.source.stream.publication import how_to_restore, not_whole
 from mirror_pump.source.stream.slot import (
     add_to_publication,
     check_publication,
+    publish_whole,
     published_part,
     remove_from_publication,
     wal_end,
@@ -177,6 +178,32 @@ class _Wish:
         return TableMode.MIRRORED if self.retention is None else self.retention.mode
 
 
+class _Lake:
+    """Where the tables of one call go, read once for all of them."""
+
+    def __init__(self, connection: PgConnection, settings: Settings, profile: str | None) -> None:
+        """`profile`: as in `_Wish`."""
+        self._connection = connection
+        self._settings = settings
+        self._profile = profile
+
+    @cached_property
+    def profile(self) -> StorageProfile:
+        """Raises SourceError if there is none of this name. `require_unchanged` looks at it again."""
+        return find_profile(self._connection, self._profile)
+
+    @cached_property
+    def storage(self) -> StorageOptions:
+        storage = lake_storage(self._settings)
+        refresh_profiles(storage, self._connection)
+        return storage
+
+    @cached_property
+    def streams(self) -> bool:
+        """Whether the mirror has a stream."""
+        return catalog_slot(self._connection, self._settings.slot).streams
+
+
 @dataclass(frozen=True)
 class _StagedRegistration:
     """A table whose empty lake table is staged, to be entered into the catalog."""
@@ -226,10 +253,11 @@ def register(
     as_text: dict[str, tuple[Column, ...]] = {}
     whole_rows: dict[str, bool] = {}
     with connect(settings.require_dsn(), autocommit=True) as connection:
+        lake = _Lake(connection, settings, profile)
         try:
             for name in names:
                 try:
-                    table = _register_one(connection, settings, name, wish, registered)
+                    table = _register_one(connection, settings, lake, name, wish, registered)
                 except MirrorPumpError as error:
                     outcomes.append(RegisterOutcome(name, registered=False, error=error, rows=0))
                     on_refused(outcomes[-1])
@@ -308,7 +336,7 @@ def _interrupted(names: Sequence[str], refused: Collection[str], registered: Seq
 
 
 def _register_one(
-    connection: PgConnection, settings: Settings, name: str, wish: _Wish, registered: dict[TableId, str]
+    connection: PgConnection, settings: Settings, lake: _Lake, name: str, wish: _Wish, registered: dict[TableId, str]
 ) -> MirroredTable | None:
     """Register one table, or check that it is registered as requested. Add it to `registered` at the moment it is.
     Return the table, or None if it was live before."""
@@ -320,13 +348,13 @@ def _register_one(
         return None if current_table.state is TableState.LIVE or current_table.rests else current_table
     _refuse_lost(connection, str(table_name), table_id)
     refuse_name_of_feed(connection, table_name)
-    if wish.mode is TableMode.MIRRORED:
-        require_stream(connection, settings.slot, f"{table_name} cannot be mirrored")
+    if wish.mode is TableMode.MIRRORED and not lake.streams:
+        raise no_stream(connection, f"{table_name} cannot be mirrored")
     retired_table = current_table or registered_as(connection, table_name)
     if wish.mode is TableMode.MIRRORED:
         choices = published_choices(connection, settings.publication, table_id, wish.choices)
         wish = replace(wish, choices=choices)
-    prepared = _prepare(connection, settings, table_id, retired_table, wish)
+    prepared = _prepare(connection, settings, lake, table_id, retired_table, wish)
 
     def enter() -> None:
         # An interrupt cancels the running statement, and is raised only once it is certain whether the COMMIT happened.
@@ -436,7 +464,12 @@ def _has_filter(connection: PgConnection, settings: Settings, table: MirroredTab
 
 
 def _prepare(
-    connection: PgConnection, settings: Settings, table_id: TableId, retired_table: MirroredTable | None, wish: _Wish
+    connection: PgConnection,
+    settings: Settings,
+    lake: _Lake,
+    table_id: TableId,
+    retired_table: MirroredTable | None,
+    wish: _Wish,
 ) -> _StagedRegistration:
     """Check a table that is not registered, and stage its empty lake table."""
     if retired_table is not None:
@@ -458,9 +491,7 @@ def _prepare(
     if wish.retention is not None:
         time_zone = partial(session_time_zone, settings.require_dsn())
         plan = plan_retention(connection, description, wish.retention, time_zone)
-    profile = find_profile(connection, wish.profile)
-    storage = lake_storage(settings)
-    refresh_profiles(storage, connection)
+    profile, storage = lake.profile, lake.storage
     _refuse_missing_warehouse(connection, _warehouse(profile), storage)
     _refuse_left_over(connection, description.name, storage)
     partitioning = partitioning_by(
@@ -653,8 +684,12 @@ def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegist
         remove_from_publication(connection, settings.publication, table.table_id)
         if table.mode is TableMode.MIRRORED:
             part = published_part(table.column_names, table.row_filter)
-            add_to_publication(connection, settings.publication, table.name, part)
-            connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
+            if part:
+                add_to_publication(connection, settings.publication, table.name, part)
+            else:
+                publish_whole(connection, settings.publication, table.name, table.table_id)
+            if described.kind == "p":
+                connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
         forget_refusal(connection, table.table_id)
         table = replace(table, start_lsn=wal_end(connection))
         ensure_namespace(connection, table.name.schema)

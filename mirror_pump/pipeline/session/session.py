@@ -337,4 +337,4 @@ class PumpSession:
         if not goal.copies:
             return True
         row = self._services.connection.execute(_SQL["copying"], {"slot": self._slot}).fetchone()
-        return row is not None and row[0] == 0
+        return row == (False,)

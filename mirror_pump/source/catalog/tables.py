@@ -105,7 +105,8 @@ def insert_table(
     """
     streams = table.mode is TableMode.MIRRORED
     cut = EVERYTHING_IN_HEAP if table.tier is None else table.tier.cut
-    with source_errors(f"registering {table.name}"):
+    # Sent at once, for one answer: each of hundreds of registrations holds its locks while it waits.
+    with source_errors(f"registering {table.name}"), conn.pipeline():
         conn.execute(
             _SQL["register"],
             {
@@ -130,7 +131,8 @@ def insert_table(
         conn.execute(_SHAPE_SQL["record"], {"table_id": table.table_id})
         if streams:
             record_published(conn, slot, [table.table_id])
-            record_filter(conn, table.table_id)
+            if table.row_filter:
+                record_filter(conn, table.table_id)
 
 
 def _mirror_row(table: MirroredTable, slot: str, lake_head: Mapping[str, object] | None) -> tuple[object, ...]:
