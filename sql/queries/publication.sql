@@ -41,6 +41,9 @@ UPDATE modak.mirror_tables m SET published = n.present, paused_at = CASE WHEN NO
 -- name: not_whole
 SELECT table_id FROM modak.mirror_publications WHERE slot_name = %(slot)s AND NOT whole;
 
+-- name: lacks_a_part
+SELECT EXISTS (SELECT FROM modak.mirror_publications WHERE slot_name = %(slot)s AND table_id = %(table_id)s AND NOT whole);
+
 -- name: registered
 -- The tables that belong in a publication, by their present names; or one table alone, if its number is given.
 SELECT n.nspname AS schema, c.relname AS name, m.row_filter,

@@ -70,6 +70,12 @@ def not_whole(connection: PgConnection, slot: str) -> set[TableId]:
         return {TableId(table_id) for (table_id,) in connection.execute(_SQL["not_whole"], {"slot": slot})}
 
 
+def lacks_a_part(connection: PgConnection, slot: str, table_id: TableId) -> bool:
+    """Whether a table is not published with all its rows and columns, or not at all."""
+    with source_errors("reading what is published"):
+        return connection.execute(_SQL["lacks_a_part"], {"slot": slot, "table_id": table_id}).fetchone() == (True,)
+
+
 def record_published(
     connection: PgConnection | psycopg.Cursor[tuple[Any, ...]], slot: str, tables: Sequence[TableId]
 ) -> None:
