@@ -124,7 +124,8 @@ class FileRows:
             )
         columns = [field for field in self._plan.schema.fields if field.field_id in ids]
         columns += [field for field in LINEAGE if field.field_id in self._computed]
-        needs_positions = self._computed - {FILE_COLUMN.field_id}
+        # Without any column a batch would not know how many rows it has.
+        needs_positions = self._computed - {FILE_COLUMN.field_id} or not columns
         return Schema(*columns, *([_POSITIONS] if needs_positions else []))
 
     def _hidden(self, file: PlannedFile) -> Positions | None:
