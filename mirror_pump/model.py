@@ -326,6 +326,8 @@ class MirroredTable:
     copy. None: it is not partitioned, and its rows stay as they come."""
     feed: TableFeed | None = None
     """Its change feed. None: it has none."""
+    format_version: int = 2
+    """Of the lake table, as of the last commit that the mirror made or examined."""
 
     @property
     def awaiting_description(self) -> bool:

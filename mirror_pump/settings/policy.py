@@ -13,6 +13,9 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
 from mirror_pump.errors import UsageError
 
+FORMAT_VERSION_KEY = "format_version"
+"""A key that `mirror-pump policy` has besides those of maintenance: of the lake table, and only ever raised."""
+
 _MIB = 1 << 20
 
 Hours = Annotated[float, Field(ge=0, le=24 * 3650)]

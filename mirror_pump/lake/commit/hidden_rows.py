@@ -39,14 +39,11 @@ class VectorCommit:
     """Data files of which no row is left: those that the commit would add are not to be added."""
 
 
-def rows_of_files(
-    files: Iterable[WrittenFile], unwritten: Mapping[str, bytes], storage: StorageOptions
-) -> list[Mapping[str, Positions]]:
-    """The row numbers that position-delete files name, by data file URI. `unwritten`: the content of those that are not
-    in the storage. Raises LakeError."""
+def rows_of_files(files: Iterable[WrittenFile], storage: StorageOptions) -> list[Mapping[str, Positions]]:
+    """The row numbers that position-delete files name, by data file URI. Raises LakeError."""
     rows: list[Mapping[str, Positions]] = []
     for file in files:
-        content = unwritten[file.path] if file.path in unwritten else read_bytes(file.path, storage)
+        content = read_bytes(file.path, storage)
         with decoding(file.path, "a readable position-delete file"):
             rows.append(decoded_position_deletes(content))
     return rows
@@ -96,7 +93,7 @@ def _with_deletes(replaced: Replaced, deletes: RowDeletes) -> Replaced:
         return bool(deletes.emptied if is_data else deletes.superseded) or replaced.may_hold(manifest)
 
     data = tuple((file, number) for file, number in replaced.data if file.path not in deletes.emptied)
-    return replace(replaced, doomed=doomed, may_hold=may_hold, data=data, positions=())
+    return replace(replaced, doomed=doomed, may_hold=may_hold, data=data, positions=(), hidden={})
 
 
 def _removed_data(base: PresentFiles, replaced: Replaced) -> frozenset[str]:

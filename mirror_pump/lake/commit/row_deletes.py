@@ -15,6 +15,7 @@ from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import ForeignTable, UsageError
 from mirror_pump.lake.contents.delete_index import DeleteFile, DeleteIndex
+from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.deletion_vectors import DeletionVector, FileVector, VectorPlace, read_deletion_vectors
 from mirror_pump.lake.format.partitioning import PartitionTuple
@@ -116,7 +117,8 @@ def row_deletes(
         after = DeletionVector.of(file.positions).union(before)
         if len(after) == file.records:
             emptied.add(file.path)
-        elif len(after) > len(before):
+        elif len(after) > len(before) or (len(after) and not index.has_vector(file.path)):
+            # The vector also takes the place of position-delete files, which the commit may remove.
             vectors[file.path] = FileVector(after, file.partition, file.spec_id)
     gone = set(map(name_of, (*removed, *emptied, *vectors)))
     superseded = frozenset(
@@ -173,7 +175,9 @@ def _delete_file(entry: ManifestEntry | StoredEntry, spec_id: int) -> DeleteFile
     )
 
 
-def _hidden(touched: Sequence[TouchedFile], index: DeleteIndex, storage: StorageOptions) -> list[DeletionVector]:
+def _hidden(
+    touched: Sequence[TouchedFile | LiveFile], index: DeleteIndex, storage: StorageOptions
+) -> list[DeletionVector]:
     """The rows of each data file that its deletes hide."""
     hidden = [DeletionVector.empty()] * len(touched)
     stored: dict[int, VectorPlace] = {}
@@ -202,3 +206,20 @@ def _key(entry: ManifestEntry | StoredEntry) -> _DeleteKey:
 
 def _delete_key(file: DeleteFile) -> _DeleteKey:
     return file.path, None if file.blob is None else file.blob.offset
+
+
+def later_deletes(
+    manifests: Sequence[Manifest], files: Sequence[LiveFile], base: Mapping[str, VectorPlace], storage: StorageOptions
+) -> dict[str, Positions]:
+    """The rows that the deletes of a snapshot with these manifests hide in data files, sorted, by URI; without those of
+    files that still have their vectors of the `base`. Raises as `row_deletes`."""
+    index = DeleteIndex(_position_deletes(manifests, storage) if files else (), frozenset())
+    changed = []
+    for file in files:
+        deletes = index.position_deletes(file.path, file.sequence_number, file.spec_id, file.partition)
+        places = [None if delete.blob is None else (delete.path, delete.blob) for delete in deletes]
+        place = base.get(file.path)
+        if places != ([] if place is None else [(place.path, place.place)]):
+            changed.append(file)
+    hidden = _hidden(changed, index, storage)
+    return {file.path: vector.positions for file, vector in zip(changed, hidden, strict=True)}

@@ -17,7 +17,7 @@ from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.concurrent_rewrites import placeholder_number
 from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
-from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.forked_rewrite import ForkedRewrite
 from mirror_pump.lake.commit.hidden_rows import rows_of_files, vector_commit
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove, PresentFiles, Replaced
@@ -37,6 +37,8 @@ from mirror_pump.lake.format.data_files import (
     WrittenFile,
     write_data_file,
 )
+from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
+from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
@@ -77,10 +79,11 @@ class RowDelta:
     positions: tuple[WrittenFile, ...] = ()
     """Position-delete files, for rows of older files and of the segments' own files. They apply in any order. Staging
     reads them, and writes deletion vectors in their place, if the table's format version has these."""
-    unwritten: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """The content, by URI, of those of the position-delete files that staging has to write."""
     hidden: Mapping[str, Positions] = field(default_factory=dict, repr=False)
-    """As `positions`, as row numbers by data file URI: only for tables with deletion vectors."""
+    """As `positions`, as sorted row numbers by data file URI: staging writes deletion vectors, or else position-delete
+    files, one for each lake partition."""
+    partitions: Mapping[str, PartitionTuple] = field(default_factory=dict, repr=False)
+    """The lake partitions of these data files, by URI; those of an unpartitioned table may be left out."""
     schema: LakeSchema | None = None
     """The table's columns from this snapshot on. None: they do not change. The commit's files may still have the former
     columns, since readers find columns by field ID."""
@@ -174,7 +177,8 @@ class LakeTable:
     def load(cls, metadata_location: str, storage: StorageOptions) -> LakeTable:
         """Loads the table that a metadata file of any engine describes.
 
-        Raises LakeError if a file is missing or damaged, and ForeignTable if the table is not of format version 2.
+        Raises LakeError if a file is missing or damaged, and ForeignTable if the table has neither format version 2 nor
+        3.
         """
         metadata = read_metadata(metadata_location, storage)
         snapshot = metadata.current_snapshot
@@ -231,7 +235,7 @@ class LakeTable:
         """Stages the delta. `written` owns each file as soon as it exists."""
         sequence_number = self.metadata.last_sequence_number + max(len(delta.segments), 1)
         added = _numbered(delta, sequence_number)
-        replaced, unwritten = self._replaced(delta, added, sequence_number, written)
+        replaced, deletes = self._replaced(delta, added, sequence_number, written)
         self._add_placeholder(added, written)
         added.data.extend(replaced.data)
         writer = ManifestWriter(self.metadata, sequence_number=sequence_number)
@@ -246,7 +250,7 @@ class LakeTable:
         if has_retention:
             metadata = with_branch(metadata, ARCHIVE_BRANCH, snapshot.snapshot_id)
         new_location = next_location(self.metadata, old_location)
-        files = [*unwritten, *writer.files, (new_location, metadata.to_json())]
+        files = [*deletes, *writer.files, (new_location, metadata.to_json())]
         directory = metadata_directory(self.metadata)
         if old_location is not None and not old_location.startswith(f"{directory}/"):
             # Another engine has just changed the table's metadata directory.
@@ -265,21 +269,26 @@ class LakeTable:
         if delta.replaces is not None:
             replaced = delta.replaces.replaced(PresentFiles(self.manifests, self.location, self.storage), written)
         added.positions.extend((file, sequence_number) for file in (*delta.positions, *replaced.positions))
-        if self.metadata.format_version >= VECTOR_VERSION:
+        if self.has_vectors:
             return self._with_vectors(delta, added, replaced, sequence_number)
-        if delta.hidden:
-            raise ValueError(f"{self.location} has format version {self.metadata.format_version}, without vectors")
-        return replaced, [*delta.unwritten.items()]
+        if replaced.hidden and replaced.partitions is None:
+            raise FileRewriteSuperseded(f"{self.location} has no deletion vectors any more")
+        deletes = [
+            *encoded_position_delete_files(delta.hidden, delta.partitions, self.location),
+            *encoded_position_delete_files(replaced.hidden, replaced.partitions or {}, self.location),
+        ]
+        added.positions.extend((file, sequence_number) for file, _ in deletes)
+        return replaced, [(file.path, content) for file, content in deletes]
 
     def _with_vectors(
         self, delta: RowDelta, added: _Added, replaced: Replaced, sequence_number: int
     ) -> tuple[Replaced, list[tuple[str, bytes]]]:
         """Puts deletion vectors in the place of the position-delete files in `added`. Returns what the commit removes,
         and the files that hold the vectors."""
-        hidden = rows_of_files((file for file, _ in added.positions), delta.unwritten, self.storage)
+        hidden = rows_of_files((file for file, _ in added.positions), self.storage)
         base = PresentFiles(self.manifests, self.location, self.storage)
         data = [*added.data, *replaced.data]
-        changed = vector_commit(base, [delta.hidden, *hidden], data, self.spec_id, replaced)
+        changed = vector_commit(base, [delta.hidden, replaced.hidden, *hidden], data, self.spec_id, replaced)
         added.positions[:] = [(vector, sequence_number) for vector in changed.vectors]
         added.data[:] = [(file, number) for file, number in added.data if file.path not in changed.emptied]
         return changed.replaced, [*changed.files]
@@ -323,8 +332,7 @@ class LakeTable:
         )
         after = counted.after(counts, removal.removed, replaced.rewritten_bytes)
         # A vector goes with its data file.
-        has_vectors = self.metadata.format_version >= VECTOR_VERSION
-        counted = replace(after, dangling=counted.dangling) if has_vectors else after
+        counted = replace(after, dangling=counted.dangling) if self.has_vectors else after
         if SnapshotSummary(summary).total(Total.POSITION_DELETES) == (
             counts.position_deletes if replaced.empties else 0
         ):
@@ -362,6 +370,11 @@ class LakeTable:
         """Whether new files belong to partitions of a kind that the mirror does not write, because another engine
         partitioned the table."""
         return self.metadata.partition_type(self.spec_id) is None
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether rows are deleted by deletion vectors, and no more by position-delete files."""
+        return self.metadata.format_version >= VECTOR_VERSION
 
     @property
     def spec_id(self) -> int:

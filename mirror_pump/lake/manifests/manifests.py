@@ -295,22 +295,36 @@ class ManifestWriter:
         return result
 
     def without(
-        self, manifests: Sequence[Manifest], storage: StorageOptions, files: Mapping[str, Collection[str]]
+        self,
+        manifests: Sequence[Manifest],
+        storage: StorageOptions,
+        files: Mapping[str, Collection[str]],
+        vectors: Mapping[str, Collection[tuple[str, int]]] | None = None,
     ) -> list[Manifest]:
-        """Manifests for a snapshot that is not a child of theirs, without the live files in `files` (URIs by manifest).
+        """Manifests for a snapshot that is not a child of theirs, without the live files in `files` (URIs by manifest),
+        and without `vectors` (URIs with the vectors' offsets, by manifest).
 
         The files left out are not marked as deleted. Manifests that lose nothing are carried over unchanged.
         """
         kept: list[Manifest] = []
         for manifest in manifests:
             excluded = files.get(manifest.path, ())
+            excluded_vectors = () if vectors is None else vectors.get(manifest.path, ())
             if not manifest.live_files:
                 continue
-            if not excluded:
+            if not excluded and not excluded_vectors:
                 kept.append(manifest)
                 continue
             partition, live_entries = self._existing(manifest, storage)
-            entries = [entry for entry in live_entries if entry.path not in excluded]
+            entries = [
+                entry
+                for entry in live_entries
+                if (
+                    entry.path not in excluded
+                    if entry.blob is None
+                    else (entry.path, entry.blob.offset) not in excluded_vectors
+                )
+            ]
             if entries:
                 content = ManifestContent(manifest.content)
                 kept.append(self._write(content, manifest.spec_id, partition, entries, manifest))

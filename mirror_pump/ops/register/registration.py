@@ -63,6 +63,7 @@ from mirror_pump.ops.register.feed_registration import (
     require_old_rows,
     stage_feed,
 )
+from mirror_pump.ops.register.format_versions import refuse_downgrade
 from mirror_pump.ops.register.lake_partitions import partitioning_by
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.ops.table_progress import TableProgress
@@ -71,8 +72,9 @@ from mirror_pump.pipeline.missing_files.missing_files import some_stored_tables,
 from mirror_pump.pipeline.publish.publish_transaction import lake_props
 from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.settings.config import Settings
+from mirror_pump.settings.policy import FORMAT_VERSION_KEY
 from mirror_pump.settings.storage_profiles import StorageProfile
-from mirror_pump.source.catalog.catalog_slot import require_stream
+from mirror_pump.source.catalog.catalog_slot import default_format_version, require_stream
 from mirror_pump.source.catalog.change_feeds import end_feed
 from mirror_pump.source.catalog.followed import forget_refusal
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
@@ -133,13 +135,12 @@ _FIRST_STATISTICS = 32
 """Number of tables registered in one call after which statistics are refreshed, and with each doubling."""
 
 TABLE_PROPERTIES = {
-    "format-version": "2",
     "write.delete.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.merge.mode": "merge-on-read",
     **ENGINE_PROPERTIES,
 }
-"""Iceberg table properties of a mirrored table."""
+"""Iceberg table properties of a mirrored table, besides its format version."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,8 @@ class _Wish:
     snapshots: SnapshotPlan | None
     feed: FeedWish | None = None
     """The change feed that it gets; None: none."""
+    format_version: int | None = None
+    """Of the lake table. None: the mirror's default."""
 
     @property
     def mode(self) -> TableMode:
@@ -208,6 +211,7 @@ def register(
     snapshots: SnapshotPlan | None = None,
     on_refused: Callable[[RegisterOutcome], None] = lambda _: None,
     feed: FeedWish | None = None,
+    format_version: int | None = None,
 ) -> tuple[RegisterOutcome, ...]:
     """Register tables and, with `wait`, return once they are live. If one table is refused, `on_refused` is called
     before anything is copied, and the others go on.
@@ -216,10 +220,11 @@ def register(
     is being copied resumes its copy. `choices` apply to the columns of a single table: UsageError is raised if several
     tables are named. With `retention`, the tables shed old partitions once they are live. `profile` names their storage
     profile; None: the default one. With `snapshots`, their changes are not followed: once they are live, a running pump
-    or the caller pauses them (`ops/resync/snapshots.py`). With `feed`, each gets a change feed. Ctrl-C, where it raises
-    KeyboardInterrupt in this process, raises Interrupted, which says which tables are registered and which are not.
+    or the caller pauses them (`ops/resync/snapshots.py`). With `feed`, each gets a change feed. `format_version` is
+    their lake tables' one; None: what `init` set. Ctrl-C, where it raises KeyboardInterrupt in this process, raises
+    Interrupted, which says which tables are registered and which are not.
     """
-    wish = _Wish(choices, retention, profile, snapshots, feed)
+    wish = _Wish(choices, retention, profile, snapshots, feed, format_version)
     _require_consistent(wish, names)
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
@@ -355,10 +360,11 @@ def refuse_difference(
     retention: RetentionWish | None,
     profile: str | None,
     snapshots: SnapshotPlan | None,
+    format_version: int | None,
 ) -> None:
     """Raise TableError if a registered table has failed, is paused, or is not registered with just these options. A
     distance, a width and the like do not count: they may have been changed since."""
-    wish = _Wish(choices, retention, profile, snapshots)
+    wish = _Wish(choices, retention, profile, snapshots, format_version=format_version)
     _refuse_otherwise(connection, settings, table, wish, in_full=True)
     stored = read_choices(connection, table.table_id)
     if retention is None and table.mode is TableMode.MIRRORED and stored is not None and stored.lag != NEVER:
@@ -418,8 +424,7 @@ def _refuse_otherwise(
         raise TableError(
             f"{table.name} is registered without heap retention", "to change that, unregister and register it"
         )
-    if wish.retention is not None:
-        _refuse_other_layout(table, wish.retention)
+    _refuse_other_layout(table, wish)
     if wish.profile is not None and wish.profile != (current_profile := profile_of(connection, table.table_id)):
         raise TableError(
             f"{table.name} is registered with storage profile {current_profile}",
@@ -468,7 +473,8 @@ def _prepare(
     )
     if plan is not None:
         partitioning = plan.partitioning
-    table, staged = _new_lake_table(_warehouse(profile), description, storage, plan, wish.mode, partitioning)
+    version = wish.format_version or default_format_version(connection, settings.slot)
+    table, staged = _new_lake_table(_warehouse(profile), description, storage, plan, wish.mode, partitioning, version)
     table = replace(
         table,
         leaves_out_new=wish.choices.leaves_out_new,
@@ -488,11 +494,19 @@ def _refuse_lost(connection: PgConnection, name: str, table_id: TableId) -> None
         raise TableError(f"{name} has been registered, and {lost.message}", lost.remedy)
 
 
-def _refuse_other_layout(table: MirroredTable, wish: RetentionWish) -> None:
-    """Raise TableError if the lake table of a registered table is not partitioned as requested."""
+def _refuse_other_layout(table: MirroredTable, wish: _Wish) -> None:
+    """Raise TableError if the lake table of a registered table is not partitioned as requested, or has another format
+    version."""
+    if wish.format_version is not None and table.format_version != wish.format_version:
+        refuse_downgrade(table, wish.format_version)
+        raise TableError(
+            f"the lake table of {table.name} has format version {table.format_version}",
+            f"to upgrade it: mirror-pump policy set {table.name} {FORMAT_VERSION_KEY} {wish.format_version}",
+        )
+    lake_partition = None if wish.retention is None else wish.retention.lake_partition
     fields = () if table.partitioning is None else table.partitioning.fields
     transform = fields[0].transform if fields else None
-    if wish.lake_partition is None or is_present_layout(wish.lake_partition, transform):
+    if lake_partition is None or is_present_layout(lake_partition, transform):
         return
     layout = f"partitioned by {transform}" if transform is not None else "not partitioned"
     raise TableError(
@@ -592,6 +606,7 @@ def _new_lake_table(
     plan: RetentionPlan | None,
     mode: TableMode,
     partitioning: LakePartitioning | None,
+    format_version: int,
 ) -> tuple[MirroredTable, StagedCommit]:
     """Return the table's value and its empty lake table, which nothing refers to yet.
 
@@ -618,6 +633,7 @@ def _new_lake_table(
         tier=None if plan is None else plan.tier,
         mode=mode,
         partitioning=partitioning,
+        format_version=format_version,
     )
     # This refuses a lake type chosen by the user that does not sort as the tier key does.
     CutLine.of(table, cut=0)
@@ -625,10 +641,11 @@ def _new_lake_table(
         LakeSchema.of_table(table),
         location,
         storage,
-        TABLE_PROPERTIES,
+        {"format-version": str(format_version), **TABLE_PROPERTIES},
         time.time_ns() // 1_000_000,
         has_retention=table.tier is not None,
         partitioning=table.partitioning,
+        format_version=format_version,
     )
     return replace(table, data_sequence_number=staged.sequence_number), staged
 

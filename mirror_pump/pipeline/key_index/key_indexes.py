@@ -36,8 +36,9 @@ from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
-from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files, write_equality_delete_files
+from mirror_pump.lake.format.partitioned_files import write_equality_delete_files
+from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import IndexPlan, KeyedSegment, PlacedFile, SegmentKeys, plan_commit
 from mirror_pump.lake.key_index.key_index import KeyIndex
@@ -72,10 +73,10 @@ class EncodedDeletes:
     """A commit's segments with the files of all deletes."""
 
     segments: tuple[SegmentFiles, ...]
-    positions: tuple[WrittenFile, ...] = ()
-    """Position-delete files of the whole commit: one, or one for each lake partition."""
-    unwritten: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """Their content by URI. They are written together with the commit's manifests."""
+    hidden: Mapping[str, Positions] = field(default_factory=dict, repr=False)
+    """Rows that the whole commit deletes by position: as `RowDelta.hidden`."""
+    partitions: Mapping[str, PartitionTuple] = field(default_factory=dict, repr=False)
+    """As `RowDelta.partitions`."""
     base: LakeTable | None = field(default=None, repr=False)
     """The state of the table on which the commit builds."""
     keyed: tuple[KeyedSegment, ...] | None = field(default=(), repr=False)
@@ -188,11 +189,6 @@ class KeyIndexes:
             raise IndexNotReady(f"the key index of {table.name} does not match the table yet")
         by_position = plan if ready and positions_allowed and not _misses_keys(plan, keyed or ()) else None
         files: list[SegmentFiles] = []
-        positions = (
-            []
-            if by_position is None
-            else encoded_position_delete_files(by_position.positions, by_position.partitions, table.location)
-        )
         with StagedFiles(self._storage) as written:
             for number, segment in enumerate(segments):
                 encoded = segment.files
@@ -206,8 +202,8 @@ class KeyIndexes:
                 files.append(encoded)
         return EncodedDeletes(
             segments=tuple(files),
-            positions=tuple(file for file, _ in positions),
-            unwritten={file.path: content for file, content in positions},
+            hidden={} if by_position is None else by_position.positions,
+            partitions={} if by_position is None else by_position.partitions,
             base=base,
             keyed=keyed,
             emptied=emptied,

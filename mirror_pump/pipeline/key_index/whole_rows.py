@@ -33,8 +33,7 @@ from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
 from mirror_pump.lake.format.initial_defaults import initial_values
-from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
-from mirror_pump.lake.format.partitioning import partitions_of
+from mirror_pump.lake.format.partitioning import PartitionTuple, partitions_of
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.raw_text_columns import without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
@@ -77,7 +76,7 @@ class WholeRowDeletes:
         if plan.merged and (deletes or waiting):
             raise FileRewriteSuperseded(f"rows of {table.name} are deleted")
         left: tuple[RemovedRows, ...] = ()
-        files: list[tuple[WrittenFile, bytes]] = []
+        search: RowSearch | None = None
         if deletes or waiting:
             search = self._finder.search(table, base, emptied=plan.empties)
             search.add(chunk.file for chunk in plan.backdated)
@@ -86,7 +85,6 @@ class WholeRowDeletes:
                 search.add(segment.files.data)
                 if segment.deleted_rows is not None and (rows := search.find(segment.deleted_rows)).rows.num_rows:
                     left = (*left, rows)
-            files = search.position_deletes(table.location)
         if left and has_all_rows:
             raise ForeignTable(
                 f"PostgreSQL deleted or updated a row of {table.name} that its lake table does not have",
@@ -94,8 +92,8 @@ class WholeRowDeletes:
             )
         return EncodedDeletes(
             segments=tuple(segment.files for segment in plan.segments),
-            positions=tuple(file for file, _ in files),
-            unwritten={file.path: content for file, content in files},
+            hidden={} if search is None else search.taken,
+            partitions={} if search is None else search.partitions,
             deleted=sum(segment.deleted for segment in plan.segments),
             waiting=left,
         )
@@ -264,7 +262,7 @@ class RowSearch:
         self._hidden = hidden
         self._secret = secret
         self._files: list[LiveFile | WrittenFile] = []
-        self._taken: dict[str, Positions] = {}
+        self.taken: dict[str, Positions] = {}
         """Sorted positions of the rows that were found, by URI. No row is found twice."""
 
     def add(self, files: Iterable[LiveFile | WrittenFile]) -> None:
@@ -282,12 +280,13 @@ class RowSearch:
             if not ranges.may_be_in(file):
                 continue
             path = file.path
-            gone = np.union1d(self._hidden.get(path, NO_POSITIONS), self._taken.get(path, NO_POSITIONS))
+            gone = np.union1d(self._hidden.get(path, NO_POSITIONS), self.taken.get(path, NO_POSITIONS))
             positions = demand.take_from(self._finder.read(path, schema, self._initial), gone)
             if len(positions):
-                self._taken[path] = np.union1d(self._taken.get(path, NO_POSITIONS), positions)
+                self.taken[path] = np.union1d(self.taken.get(path, NO_POSITIONS), positions)
         return demand.left()
 
-    def position_deletes(self, location: str) -> list[tuple[WrittenFile, bytes]]:
-        """Position deletes of the rows that were found, one file for each lake partition, and their contents."""
-        return encoded_position_delete_files(self._taken, partitions_of(self._files), location)
+    @property
+    def partitions(self) -> Mapping[str, PartitionTuple]:
+        """The lake partitions of all files, by URI."""
+        return partitions_of(self._files)

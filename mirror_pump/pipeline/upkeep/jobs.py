@@ -118,7 +118,7 @@ class ConvertDeletesJob:
             table=str(table.name),
             deletes=plan.deletes,
             rows_read=sum(result.rows_read for result in results),
-            positions=sum(file.record_count for result in results for file in result.files),
+            positions=sum(result.positions for result in results),
         )
         return FileRewriteReady(
             table, rewrite, Step.CONVERTED, Step.CONVERSION_REFUSED, {"deletes": plan.deletes}, began

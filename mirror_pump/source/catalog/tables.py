@@ -294,6 +294,7 @@ class _MirroredTableRow:
     """See `partition_scheme`."""
     feed_mode: str | None
     feed_location: str | None
+    format_version: int
 
     def table(self) -> MirroredTable:
         return MirroredTable(
@@ -327,6 +328,7 @@ class _MirroredTableRow:
                 if self.feed_mode is not None and self.feed_location is not None
                 else None
             ),
+            format_version=self.format_version,
         )
 
 
