@@ -15,8 +15,10 @@ import os
 import sys
 import uuid
 from decimal import Decimal
+from importlib import import_module
 from importlib.metadata import version
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 SPARK_JARS = {
     "4": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0",
@@ -49,7 +51,7 @@ class SqlDialect:
     """How an engine writes a query."""
 
     quote = '"'
-    casts = {"timestamptz": "TIMESTAMP WITH TIME ZONE"}
+    casts: ClassVar[dict[str, str]] = {"timestamptz": "TIMESTAMP WITH TIME ZONE"}
 
     def literal(self, kind: str, value: Any) -> str:
         if kind == "boolean":
@@ -91,7 +93,7 @@ class Engine:
 
 class _SparkDialect(SqlDialect):
     quote = "`"
-    casts = {"timestamptz": "TIMESTAMP", "timestamp": "TIMESTAMP_NTZ"}
+    casts: ClassVar = {"timestamptz": "TIMESTAMP", "timestamp": "TIMESTAMP_NTZ"}
 
     def literal(self, kind: str, value: Any) -> str:
         return super().literal(kind, value).replace("''", "\\'")
@@ -142,14 +144,10 @@ class DuckDB(Engine):
 
         self.name = f"DuckDB {duckdb.__version__}"
         self._connection = duckdb.connect()
-        from pathlib import Path
-
-        import duckdb_extension_avro
-        import duckdb_extension_iceberg
-
-        for package in (duckdb_extension_avro, duckdb_extension_iceberg):
-            (extension,) = Path(package.__path__[0]).rglob("*.duckdb_extension")
-            self._connection.execute(f"LOAD '{extension}'")
+        for extension in ("avro", "iceberg"):
+            (directory,) = import_module(f"duckdb_extension_{extension}").__path__
+            (file,) = Path(directory).rglob("*.duckdb_extension")
+            self._connection.execute(f"LOAD '{file}'")
         self._connection.execute("SET TimeZone = 'UTC'")
 
     def rows(self, request: Request) -> Rows:
@@ -177,7 +175,7 @@ class PyIceberg(Engine):
 
 
 class _ClickHouseDialect(SqlDialect):
-    casts = {"timestamptz": "DateTime64(6, 'UTC')", "timestamp": "DateTime64(6, 'UTC')", "date": "Date32"}
+    casts: ClassVar = {"timestamptz": "DateTime64(6, 'UTC')", "timestamp": "DateTime64(6, 'UTC')", "date": "Date32"}
 
 
 class ClickHouse(Engine):
@@ -188,9 +186,7 @@ class ClickHouse(Engine):
     def __init__(self, directory: str) -> None:
         """`directory`: which has all tables below it: ClickHouse reads nothing elsewhere."""
         os.chdir(directory)
-        import chdb
-
-        self._chdb = chdb
+        self._chdb = import_module("chdb")
         ((release,),) = self._query("SELECT version()")
         self.name = f"ClickHouse {release.decode()} (chdb)"
 
@@ -217,13 +213,10 @@ class DataFusion(Engine):
         self.name = f"DataFusion {version('datafusion')} with pyiceberg-core {version('pyiceberg-core')}"
 
     def rows(self, request: Request) -> Rows:
-        from datafusion import SessionContext
-        from pyiceberg_core.datafusion import IcebergDataFusionTable
-
         if request.get("snapshot_id"):
             raise NotImplementedError("its table is of the current snapshot alone")
-        context = SessionContext()
-        table = IcebergDataFusionTable(
+        context = import_module("datafusion").SessionContext()
+        table = import_module("pyiceberg_core.datafusion").IcebergDataFusionTable(
             identifier=["lake", "t"], metadata_location=request["location"], file_io_properties={}
         )
         context.register_table("t", table)
@@ -237,11 +230,8 @@ class Polars(Engine):
         self.name = f"Polars {version('polars')}"
 
     def rows(self, request: Request) -> Rows:
-        import polars as pl
-
-        frame = pl.scan_iceberg(
-            request["location"], reader_override="native", snapshot_id=request.get("snapshot_id")
-        )
+        pl = import_module("polars")
+        frame = pl.scan_iceberg(request["location"], reader_override="native", snapshot_id=request.get("snapshot_id"))
         if request.get("condition"):
             name, operator, kind, value = request["condition"]
             literal = _python_value(kind, value)
@@ -259,9 +249,9 @@ class Daft(Engine):
         self.name = f"Daft {version('daft')}"
 
     def rows(self, request: Request) -> Rows:
-        import daft
         from pyiceberg.table import StaticTable
 
+        daft = import_module("daft")
         table = StaticTable.from_metadata(request["location"])
         frame = daft.read_iceberg(table, snapshot_id=request.get("snapshot_id"))
         if request.get("condition"):

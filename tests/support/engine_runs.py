@@ -1,7 +1,8 @@
-"""Runs engines on tables with known rows, and judges what they read. `python -m tests.support.engine_runs` for all of them.
+"""Runs engines on tables with known rows, and judges what they read: `python -m tests.support.engine_runs`, of all
+engines or of those that it is given.
 
-An answer is exact, refused with the engine's text, or wrong. What concerns a feature is wrong if one answer to a question
-about one of its tables is, and refused if one is: what an engine reads by luck alone it does not read.
+An answer is exact, refused with the engine's text, or wrong. What concerns a feature is wrong if one answer to a
+question about one of its tables is, else refused if one is: what an engine reads by luck alone it does not read.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ from decoders.columns import ColumnType, Kind
 from mirror_pump.engine.spark_runtime.java import find_java_home
 from mirror_pump.ops.reads.engine_answers import Answer, EngineAnswers, Feature, Verdict, written_answers
 from tests.support import engine_process
+from tests.support.engine_document import PAGE, written
 from tests.support.engine_tables import KnownTable, Question, known_tables
 
 _ROOT = Path(__file__).resolve().parents[2]
 _OWN = Path(sys.executable)
 _PYTHONS: Mapping[str, Path] = {
     **dict.fromkeys(("spark", "duckdb", "pyiceberg", "clickhouse"), _OWN),
-    **{name: _ROOT / "build" / "engines" / name / "bin" / "python" for name in ("spark-3.5", "datafusion", "polars", "daft")},
+    **{
+        name: _ROOT / "build" / "engines" / name / "bin" / "python"
+        for name in ("spark-3.5", "datafusion", "polars", "daft")
+    },
 }
 ENGINES = (*_PYTHONS, "trino")
 _CHDB = _ROOT / "build" / "chdb"
@@ -47,8 +52,9 @@ Ask: TypeAlias = Callable[[Request], Reply]
 class StartedEngine(Protocol):
     """An engine that answers."""
 
-    name: str
-    """With its version."""
+    @property
+    def name(self) -> str:
+        """With its version."""
 
     def ask(self, request: Request) -> Reply:
         """The answer, in the words of tests/support/engine_process.py."""
@@ -131,8 +137,14 @@ def judge(question: Question, reply: Reply) -> Answer:
     rows = Counter(tuple(map(_comparable, kinds, row)) for row in reply["rows"])
     if rows == expected:
         return Answer(Verdict.EXACT)
-    missing, further = (sorted(map(str, (left - right).elements())) for left, right in ((expected, rows), (rows, expected)))
-    texts = [f"{len(found)} {what} such as {found[0]}" for found, what in ((missing, "missing"), (further, "too many")) if found]
+    missing, further = (
+        sorted(map(str, (left - right).elements())) for left, right in ((expected, rows), (rows, expected))
+    )
+    texts = [
+        f"{len(found)} {what} such as {found[0]}"
+        for found, what in ((missing, "missing"), (further, "too many"))
+        if found
+    ]
     return Answer(Verdict.WRONG, f"{question.name}: {', '.join(texts)}"[:_LONGEST_ERROR])
 
 
@@ -222,6 +234,7 @@ def main(arguments: Sequence[str]) -> None:
             with _started(engine, directory, tables) as started:
                 written_answers(EngineAnswers(engine, started.name, answers_of(started, tables)))
                 print(f"{started.name}: done", flush=True)
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

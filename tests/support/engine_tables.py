@@ -22,12 +22,7 @@ from mirror_pump.lake.document.metadata_files import next_location
 from mirror_pump.lake.document.next_metadata import with_branch, with_format_version
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION, WrittenFile
-from mirror_pump.lake.format.partitioned_files import (
-    encoded_position_delete_files,
-    write_data_files,
-    write_equality_delete_files,
-)
-from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.format.partitioned_files import write_data_files, write_equality_delete_files
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, write_all
 from mirror_pump.model import LakePartitioning, PartitionedColumn
@@ -56,7 +51,7 @@ class Condition:
         """For a value of the column; NULL fulfils none."""
         if value is None:
             return False
-        return {"=": value == self.value, "<": value < self.value, ">=": value >= self.value}[self.operator]
+        return bool({"=": value == self.value, "<": value < self.value, ">=": value >= self.value}[self.operator])
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,6 @@ class _Draft:
     rows: dict[Any, Row] = field(default_factory=dict)
     places: dict[Any, tuple[str, int]] = field(default_factory=dict)
     """URI of the file and number of the row."""
-    partitions: dict[str, PartitionTuple] = field(default_factory=dict)
     commits: int = 0
     past: list[Question] = field(default_factory=list)
     """What is asked about former snapshots."""
@@ -133,8 +127,6 @@ class _Draft:
         files = write_data_files(
             pa.table(columns, schema=self.schema.arrow), self.schema, self.root, _STORAGE, self.partitioning
         )
-        for file in files:
-            self.partitions[file.path] = file.partition
         for number, row in enumerate(rows):
             self.rows[row[0]] = row
             if len(files) == 1:
@@ -154,11 +146,7 @@ class _Draft:
         """By position-delete files, or by vectors where the format has them. `come`: rows that the commit adds."""
         hidden = self.hidden(keys)
         segments = (SegmentFiles(self.written(come), ()),) if come else ()
-        if self.version >= VECTOR_VERSION:
-            return self.commit(RowDelta(segments, hidden=hidden))
-        encoded = encoded_position_delete_files(hidden, self.partitions, self.root)
-        files = {file.path: content for file, content in encoded}
-        return self.commit(RowDelta(segments, positions=tuple(file for file, _ in encoded), unwritten=files))
+        return self.commit(RowDelta(segments, hidden=hidden))
 
     def delete_by_key(self, keys: Sequence[Any], come: Sequence[Row] = ()) -> StagedCommit:
         for key in keys:
@@ -241,7 +229,9 @@ def _values(root: str, version: int) -> Iterator[KnownTable]:
         "binary": (b"\x00\xff\\", b"", bytes(range(256))),
         "uuid": (uuid.UUID(int=1).bytes, uuid.UUID(int=2**128 - 1).bytes, uuid.UUID(int=1 << 127).bytes),
         "date": (datetime.date(1, 1, 1), datetime.date(1582, 10, 10), datetime.date(9999, 12, 31)),
-        "timestamp": (datetime.datetime(1969, 12, 31, 23, 59, 59, 999999), datetime.datetime(1, 1, 1, 0, 0, 0, 1)),
+        "timestamp": tuple(
+            map(datetime.datetime.fromisoformat, ("1969-12-31T23:59:59.999999", "0001-01-01T00:00:00.000001"))
+        ),
         "timestamptz": (
             datetime.datetime(2026, 1, 2, 3, 4, 5, 678901, utc),
             datetime.datetime(9999, 12, 31, 23, 59, 59, 999999, utc),
@@ -297,9 +287,8 @@ def _changed_columns(root: str, version: int) -> Iterator[KnownTable]:
 
 def _partitions(root: str, version: int) -> Iterator[KnownTable]:
     """A table for each kind of transform."""
-    fields = (_field(1, "id", "long"), _field(2, "note", "string"), _field(3, "at", "timestamptz"))
-    fields += (_field(4, "day", "date"),)
-    rows = [
+    fields = (*_PLAIN, _field(3, "at", "timestamptz"), _field(4, "day", "date"))
+    rows: list[Row] = [
         (number, f"note {number % 5}", _MOMENT + datetime.timedelta(hours=7 * (number - 20)),
          _MOMENT.date() + datetime.timedelta(days=40 * (number - 20)))
         for number in range(40)
@@ -314,7 +303,9 @@ def _partitions(root: str, version: int) -> Iterator[KnownTable]:
         {3: "year"}, {3: "month"}, {3: "day"}, {3: "hour"}, {4: "year"}, {4: "month"}, {4: "day"}, {4: "identity"},
         {3: "identity", 2: "bucket[2]"},
     ):  # fmt: skip
-        name = "-".join(f"{fields[place - 1].name}-{kind.strip(']').replace('[', '')}" for place, kind in transforms.items())
+        name = "-".join(
+            f"{fields[place - 1].name}-{kind.strip(']').replace('[', '')}" for place, kind in transforms.items()
+        )
         columns = tuple(PartitionedColumn(field_id, transform) for field_id, transform in transforms.items())
         draft = _Draft(f"{root}-{name}", version, fields, LakePartitioning(columns))
         draft.append(rows)
@@ -360,6 +351,15 @@ def _position_deletes(root: str, version: int) -> Iterator[KnownTable]:
     _upgrade(draft, version)
     conditions = (Condition("id", "=", 350), Condition("id", ">=", 1100), Condition("note", "=", "late"))
     yield draft.known(Feature.POSITION_DELETES, version, *conditions)
+    if version >= VECTOR_VERSION:
+        # Position deletes of before the upgrade, of a file that has a vector since, and of one that has none.
+        draft = _Draft(f"{root}-upgraded", FORMAT_VERSION, _PLAIN)
+        draft.append(_notes(0, 50))
+        draft.append(_notes(50, 100))
+        draft.delete([1, 2, 51, 52])
+        draft.upgrade()
+        draft.delete([3, 4])
+        yield draft.known(Feature.UPGRADED, version, Condition("id", "=", 51), Condition("id", "<", 6))
 
 
 def _upgrade(draft: _Draft, version: int) -> None:
@@ -406,14 +406,6 @@ def _vectors(root: str, version: int) -> Iterator[KnownTable]:
     draft.delete([*range(1000, 60_000), *range(60_000, 150_000, 3)])
     conditions = (Condition("id", ">=", 149_990), Condition("id", "=", 65_536), Condition("id", "=", 65_538))
     yield draft.known(Feature.VECTORS, version, *conditions)
-    # Position deletes of before the upgrade, of a file that has a vector since, and of one that has none.
-    draft = _Draft(f"{root}-upgraded", FORMAT_VERSION, _PLAIN)
-    draft.append(_notes(0, 50))
-    draft.append(_notes(50, 100))
-    draft.delete([1, 2, 51, 52])
-    draft.upgrade()
-    draft.delete([3, 4])
-    yield draft.known(Feature.VECTORS, version, Condition("id", "=", 51), Condition("id", "<", 6))
 
 
 def _lineage(root: str, version: int) -> Iterator[KnownTable]:
@@ -441,8 +433,8 @@ def _lineage(root: str, version: int) -> Iterator[KnownTable]:
     questions = (Question("all rows", columns, all_rows), Question("count(*)", columns, all_rows, only_count=True))
     yield KnownTable("moved-rows", Feature.MOVED_ROWS, version, table.metadata_location, questions)
     columns = {"id": _LONG, "_row_id": _LONG, "_last_updated_sequence_number": _LONG}
-    questions = (Question("the lineage of all rows", columns, tuple(lineage)),)
-    yield KnownTable("row-lineage", Feature.LINEAGE, version, table.metadata_location, questions)
+    asked = Question("the lineage of all rows", columns, tuple(lineage))
+    yield KnownTable("row-lineage", Feature.LINEAGE, version, table.metadata_location, (asked,))
 
 
 _DEFAULTS: Mapping[str, tuple[Any, Any, Any]] = {
@@ -469,7 +461,7 @@ def _defaults(root: str, version: int) -> Iterator[KnownTable]:
     """A column of each type that came with a default, which older files lack."""
     for kind in _DEFAULTS:
         draft = _with_new_column(f"{root}-{kind.translate(str.maketrans('(,', '--', ')'))}", version, kind, ())
-        stored, value, other = _DEFAULTS[kind]
+        _, value, other = _DEFAULTS[kind]
         by_value = [Condition("z", "=", value), Condition("z", "=", other)]
         # Few engines take the literals of these.
         conditions = [] if kind in ("binary", "uuid") else by_value
@@ -495,7 +487,10 @@ def _with_default(metadata: TableMetadata, field_id: int, value: Any) -> TableMe
     """The metadata with a default of a column of its current schema."""
     defaults = {"initial-default": value, "write-default": value}
     schemas = [
-        {**schema, "fields": [{**column, **defaults} if column["id"] == field_id else column for column in schema["fields"]]}
+        {
+            **schema,
+            "fields": [{**column, **defaults} if column["id"] == field_id else column for column in schema["fields"]],
+        }
         for schema in metadata.document["schemas"]
     ]
     return TableMetadata({**metadata.document, "schemas": schemas})

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.support.engine_process import SqlDialect, cell
 from tests.support.engine_tables import KnownTable
@@ -24,7 +24,7 @@ fs.hadoop.enabled=true
 
 
 class _TrinoDialect(SqlDialect):
-    casts = {"timestamptz": "TIMESTAMP(6) WITH TIME ZONE", "timestamp": "TIMESTAMP(6)"}
+    casts: ClassVar = {"timestamptz": "TIMESTAMP(6) WITH TIME ZONE", "timestamp": "TIMESTAMP(6)"}
 
     def literal(self, kind: str, value: Any) -> str:
         """It takes no T between date and time."""

@@ -1,4 +1,4 @@
-"""What other engines read of the lake's tables, by format version and feature: what `make engines` found by running them.
+"""What other engines read of the lake's tables, by format version and feature: `make engines` runs them to find out.
 
 The answers are in engine_answers.json beside this module, and nowhere else: docs/readers.md and `connect` show them.
 """
@@ -30,10 +30,32 @@ class Feature(StrEnum):
     GLOBAL_DELETES = "global-equality-deletes"
     """Equality deletes that apply to the files of all partitions."""
     VECTORS = "deletion-vectors"
+    UPGRADED = "upgraded"
+    """Deletion vectors beside position deletes of before an upgrade."""
     MOVED_ROWS = "moved-rows"
     LINEAGE = "row-lineage"
     DEFAULTS = "defaults"
     VARIANT = "variant"
+
+
+TITLES: Mapping[Feature, str] = {
+    Feature.VALUES: "values of all types but lists",
+    Feature.LISTS: "lists",
+    Feature.CHANGED_COLUMNS: "columns that were added, dropped, renamed or made wider",
+    Feature.PARTITIONS: "lake partitions, by each transform",
+    Feature.PAST: "past snapshots and branches",
+    Feature.PAST_DELETES: "past snapshots with deletes of rows",
+    Feature.POSITION_DELETES: "position deletes",
+    Feature.EQUALITY_DELETES: "equality deletes",
+    Feature.GLOBAL_DELETES: "equality deletes that apply to all partitions",
+    Feature.VECTORS: "deletion vectors",
+    Feature.UPGRADED: "deletion vectors beside position deletes of before an upgrade",
+    Feature.MOVED_ROWS: "files whose rows bring their row lineage along",
+    Feature.LINEAGE: "row lineage (`_row_id`, `_last_updated_sequence_number`)",
+    Feature.DEFAULTS: "defaults of columns in metadata",
+    Feature.VARIANT: "variant columns",
+}
+"""In the order in which they are shown."""
 
 
 class Verdict(IntEnum):
@@ -99,4 +121,6 @@ def engine_answers() -> dict[str, EngineAnswers]:
 def written_answers(answers: EngineAnswers) -> None:
     """Stores an engine's answers in the place of its former ones."""
     stored = engine_answers() | {answers.engine: answers}
-    _FILE.write_text(json.dumps({"engines": [one.to_json() for one in stored.values()]}, indent=1, ensure_ascii=False) + "\n")
+    _FILE.write_text(
+        json.dumps({"engines": [one.to_json() for one in stored.values()]}, indent=1, ensure_ascii=False) + "\n"
+    )
