@@ -29,7 +29,7 @@ scan a metadata file.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyiceberg.manifest import ManifestContent
 
@@ -140,7 +140,7 @@ class ArchiveBranch:
         ]
         write_all(files, self._storage)
         return StagedArchive(
-            table=LakeTable(after, location, table.storage, table.manifests, table.retention),
+            table=replace(table, metadata=after, metadata_location=location),
             new_location=location,
             snapshot_id=SnapshotId(writer.snapshot_id),
             sequence_number=SequenceNumber(writer.sequence_number),
@@ -219,7 +219,7 @@ class ArchiveBranch:
             for file in files
             if file.content is FileContent.DATA and file.path in self._rows_above
         ]
-        deletes = row_deletes(table.manifests, touched, division.above, self._storage)
+        deletes = row_deletes(table.manifests, touched, division.above, self._storage, cache=table.cache)
         lost_vectors: dict[str, set[tuple[str, int]]] = {}
         lost: dict[str, set[str]] = {}
         for manifest, files in division.files.items():

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mirror_pump.lake.commit.commit_cache import CommitCache
 from mirror_pump.lake.contents.cutline import CutLine, divide
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile
@@ -30,6 +31,7 @@ class PresentFiles:
     location: str
     """Root URI of the table's files."""
     storage: StorageOptions
+    cache: CommitCache = field(default_factory=CommitCache, repr=False)
 
 
 @dataclass(frozen=True)

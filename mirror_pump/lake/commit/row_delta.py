@@ -14,6 +14,7 @@ from typing import TypeAlias
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import LakeError
+from mirror_pump.lake.commit.commit_cache import CommitCache
 from mirror_pump.lake.commit.concurrent_rewrites import placeholder_number
 from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
@@ -145,6 +146,8 @@ class LakeTable:
     manifests: tuple[Manifest, ...]
     """The manifests of the current snapshot."""
     retention: HistoryRetention = DEFAULT_RETENTION
+    cache: CommitCache = field(default_factory=CommitCache, repr=False, compare=False)
+    """What later commits find again."""
 
     @classmethod
     def create(
@@ -174,8 +177,9 @@ class LakeTable:
         return empty._stage(RowDelta(()), now_ms, frozenset(), None, has_retention=has_retention)
 
     @classmethod
-    def load(cls, metadata_location: str, storage: StorageOptions) -> LakeTable:
-        """Loads the table that a metadata file of any engine describes.
+    def load(cls, metadata_location: str, storage: StorageOptions, cache: CommitCache | None = None) -> LakeTable:
+        """Loads the table that a metadata file of any engine describes. `cache`: that of other tables, or of this one
+        before.
 
         Raises LakeError if a file is missing or damaged, and ForeignTable if the table has neither format version 2 nor
         3.
@@ -183,7 +187,8 @@ class LakeTable:
         metadata = read_metadata(metadata_location, storage)
         snapshot = metadata.current_snapshot
         manifests = read_list(snapshot.manifest_list, storage) if snapshot is not None else ()
-        return cls(metadata, metadata_location, storage, manifests)
+        kept = CommitCache() if cache is None else cache
+        return cls(metadata, metadata_location, storage, manifests, cache=kept)
 
     def stage(
         self,
@@ -257,7 +262,7 @@ class LakeTable:
             make_directory(directory, self.storage)
         write_all(files, self.storage)
         written.own(*(location for location, _ in files))
-        table = LakeTable(metadata, new_location, self.storage, manifests, self.retention)
+        table = LakeTable(metadata, new_location, self.storage, manifests, self.retention, self.cache)
         return _staged(table, snapshot, old_location, written)
 
     def _replaced(
@@ -267,7 +272,7 @@ class LakeTable:
         returns the URI and content of those that are to be written."""
         replaced = _NOTHING_REPLACED
         if delta.replaces is not None:
-            replaced = delta.replaces.replaced(PresentFiles(self.manifests, self.location, self.storage), written)
+            replaced = delta.replaces.replaced(self._present, written)
         added.positions.extend((file, sequence_number) for file in (*delta.positions, *replaced.positions))
         if self.has_vectors:
             return self._with_vectors(delta, added, replaced, sequence_number)
@@ -286,9 +291,8 @@ class LakeTable:
         """Puts deletion vectors in the place of the position-delete files in `added`. Returns what the commit removes,
         and the files that hold the vectors."""
         hidden = rows_of_files((file for file, _ in added.positions), self.storage)
-        base = PresentFiles(self.manifests, self.location, self.storage)
         data = [*added.data, *replaced.data]
-        changed = vector_commit(base, [delta.hidden, replaced.hidden, *hidden], data, self.spec_id, replaced)
+        changed = vector_commit(self._present, [delta.hidden, replaced.hidden, *hidden], data, self.spec_id, replaced)
         added.positions[:] = [(vector, sequence_number) for vector in changed.vectors]
         added.data[:] = [(file, number) for file, number in added.data if file.path not in changed.emptied]
         return changed.replaced, [*changed.files]
@@ -339,6 +343,10 @@ class LakeTable:
             counted = replace(counted, dangling=0, uncertain=0)
         summary |= counted.to_summary()
         return summary | pending_after(self.metadata, summary, replaced.converted_to, timestamp)
+
+    @property
+    def _present(self) -> PresentFiles:
+        return PresentFiles(self.manifests, self.location, self.storage, self.cache)
 
     @property
     def location(self) -> str:

@@ -44,7 +44,7 @@ def rows_to_hide(
     were undone."""
     rows = {path: DeletionVector.from_blob(blob).positions for path, blob in hidden.items() if path in live}
     there = [file for file in sources if file.path in live]
-    later = later_deletes(base_state.manifests, there, base_vectors, base_state.storage)
+    later = later_deletes(base_state.manifests, there, base_vectors, base_state.storage, base_state.cache)
     for file in merged:
         if file.path is not None:
             moved = [np.zeros(0, np.int64), *_moved(file, later, live)]

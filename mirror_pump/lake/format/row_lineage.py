@@ -36,6 +36,11 @@ def with_lineage(schema: LakeSchema) -> LakeSchema:
     return LakeSchema(schema.schema_id, (*schema.fields, *added), schema.key_ids)
 
 
+def row_id_field(schema: LakeSchema) -> pa.Field:
+    """The column of row IDs in files of a table with these columns."""
+    return with_lineage(schema).fields[-2].arrow
+
+
 def lineage_of(
     columns: Mapping[int, pa.Array], first: int, rows: int, first_row_id: int, sequence_number: int
 ) -> tuple[pa.Array, pa.Array]:

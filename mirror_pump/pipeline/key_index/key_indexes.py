@@ -8,7 +8,7 @@ that a reader of that metadata sees to the places of these rows. This holds for 
   was published.
 - If the metadata location shows that another engine committed, this is noticed before a commit is planned. If that
   engine only rewrote files, no row has changed, and keys whose files are gone get their places in the new files
-  (FOLLOWING). After any other commit the index is discarded.
+  (FOLLOWING). If the snapshot is the same, so are all places. After any other commit the index is discarded.
 
 In all other cases the deletes are equality deletes, which need no index: if the table has none, if another engine's
 rewrite is running (its commit would fail because of new position deletes), and if the stream deletes a key that the
@@ -44,12 +44,14 @@ from mirror_pump.lake.key_index.index_plan import IndexPlan, KeyedSegment, Place
 from mirror_pump.lake.key_index.key_index import KeyIndex
 from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
+from mirror_pump.lake.key_index.row_ids import RowIds
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.backlog import Backlog
 from mirror_pump.pipeline.flow.events import IndexRead
 from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.key_index.identified_files import IdentifiedFiles, identified_files
 from mirror_pump.pipeline.key_index.index_budget import Candidate, choose
 from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, FollowedFiles, IndexBuilder, IndexJob
 from mirror_pump.pipeline.key_index.row_hashes import RowHashes
@@ -60,6 +62,8 @@ _Value = TypeVar("_Value")
 
 _LOG_SHARE = 4
 """The log of commits during the building of an index may take at most the budget divided by this."""
+_ROW_IDS_SHARE = 4
+"""What is kept of rows' IDs, in tables that have them, may take at most the budget divided by this, besides."""
 _FAILED_PAUSE = 300.0
 """Seconds before a table whose index could not be built becomes a candidate again."""
 
@@ -89,6 +93,8 @@ class EncodedDeletes:
     """URIs of the files that encoding wrote. They are removed if the publish certainly failed."""
     deleted: int = 0
     """Number of keys, or of whole rows, that the commit deletes."""
+    identified: IdentifiedFiles = field(default_factory=IdentifiedFiles, repr=False)
+    """Its files whose rows have IDs of rows that they replace."""
     waiting: tuple[RemovedRows, ...] = field(default=(), repr=False)
     """Deletes of rows that are not in the lake yet, as the table is being copied."""
 
@@ -131,6 +137,7 @@ class KeyIndexes:
         self._store = LeafStore(disk)
         self.row_hashes = RowHashes(self._store, rows_at_once)
         """Of tables without a key, which have no index."""
+        self._row_ids = RowIds(storage, budget // _ROW_IDS_SHARE)
         self._budget = budget
         self._look_interval = look_interval
         self._storage = storage
@@ -181,10 +188,11 @@ class KeyIndexes:
         tracked = self._of(table)
         keyed = _keyed(segments)
         plan: IndexPlan | None = None
+        ready = False
         if tracked is not None and self._usable(table.table_id, tracked, base, keyed or ()) and keyed:
             index = KeyIndex(tracked.packing.words) if emptied else tracked.index
-            plan = plan_commit(index, tracked.numbers, keyed)
-        ready = tracked is not None and tracked.phase is IndexPhase.READY
+            ready = tracked.phase is IndexPhase.READY
+            plan = plan_commit(index, tracked.numbers, keyed, with_changed=ready and base.has_vectors)
         if awaits_index and (plan is None or (positions_allowed and not ready)):
             raise IndexNotReady(f"the key index of {table.name} does not match the table yet")
         by_position = plan if ready and positions_allowed and not _misses_keys(plan, keyed or ()) else None
@@ -200,14 +208,21 @@ class KeyIndexes:
                     written.own(*(file.path for file in new))
                     encoded = replace(encoded, deletes=(*encoded.deletes, *new))
                 files.append(encoded)
+            identified = IdentifiedFiles()
+            if tracked is not None and by_position is not None and base.has_vectors:
+                identified = identified_files(files, by_position, tracked.numbers, base, self._row_ids, written)
+                plan = by_position = by_position.renamed(identified.paths)
+                for path, copy in identified.paths.items():
+                    tracked.numbers.rename(path, copy)
         return EncodedDeletes(
-            segments=tuple(files),
+            segments=tuple(map(identified.in_place, files)),
             hidden={} if by_position is None else by_position.positions,
             partitions={} if by_position is None else by_position.partitions,
             base=base,
-            keyed=keyed,
+            keyed=identified.renamed(keyed),
             emptied=emptied,
             plan=plan,
+            identified=identified,
             written=written.locations,
             deleted=sum(segment.deleted for segment in segments),
         )
@@ -241,6 +256,9 @@ class KeyIndexes:
         it replaced others."""
         table_id = table.table_id
         self._count(table, encoded.deleted, now)
+        for path, ids in encoded.identified.ids.items():
+            self._row_ids.put(path, ids)
+        discard(encoded.identified.copies, self._storage)
         if not self._backlog.comes_first and time.monotonic() - self._looked_at >= self._look_interval:
             self._looked_at = time.monotonic()
             self._choose()
@@ -359,6 +377,10 @@ class KeyIndexes:
         if not tracked.has_keys:
             return False
         if tracked.location == base.metadata_location:
+            return True
+        if tracked.phase is IndexPhase.READY and int(base.snapshot_id) == tracked.snapshot_id:
+            # The metadata alone has changed: a property, the order of rows, the format version.
+            tracked.location = base.metadata_location
             return True
         # Another engine has committed.
         if not only_rewritten_since(base.metadata, tracked.snapshot_id):

@@ -27,6 +27,7 @@ from dataclasses import replace
 
 from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, LakeError, TableError, about
 from mirror_pump.lake.commit.archive_branch import StagedArchive
+from mirror_pump.lake.commit.commit_cache import CommitCache
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
@@ -138,6 +139,7 @@ class Stager:
         self._missing = missing
         self._timeline = timeline
         self._tables: dict[TableId, LakeTable] = {}
+        self._cache = CommitCache()
         self._archive = ArchiveBranches(storage)
         self._whole_rows = WholeRowDeletes(storage, indexes.row_hashes)
 
@@ -145,7 +147,7 @@ class Stager:
         """Returns the state that this metadata file describes. It is in memory unless another engine committed."""
         lake = self._tables.get(table_id)
         if lake is None or lake.metadata_location != location:
-            lake = self._tables[table_id] = LakeTable.load(location, self._storage)
+            lake = self._tables[table_id] = LakeTable.load(location, self._storage, self._cache)
         return lake
 
     def stage(
