@@ -1,4 +1,4 @@
-"""The part of docs/readers.md that says which engine reads what: `python -m tests.support.engine_document` writes it."""
+"""Which engine reads what, in docs/readers.md: `python -m tests.support.engine_document` writes it."""
 
 from __future__ import annotations
 

@@ -393,13 +393,18 @@ def _vectors(root: str, version: int) -> Iterator[KnownTable]:
     draft.append(_notes(0, 100))
     draft.delete([0, 1, 50, 99])
     yield draft.known(Feature.VECTORS, version, *conditions)
-    # Each commit replaces vectors, and several are in one Puffin file; manifests are merged, a file loses all rows.
+    # Each commit replaces the vectors of a third of the files, in one Puffin file; those of the others stay in theirs.
+    # Manifests are merged, a file loses all rows.
     draft = _Draft(f"{root}-several", version, _PLAIN)
     for number in range(12):
         draft.append(_notes(100 * number, 100 * number + 100))
-        draft.delete([key for key in draft.rows if key % 13 == number], [(10_000 + number, "late")])
+        some = [key for key in draft.rows if key % 13 == number and key // 100 % 3 == number % 3]
+        draft.delete(some, [(10_000 + number, "late")])
     draft.delete(range(300, 400) & draft.rows.keys())
-    yield draft.known(Feature.VECTORS, version, *conditions, Condition("id", "=", 350), Condition("note", "=", "late"))
+    gone = next(key for key in draft.rows if key > 500)
+    draft.delete([gone])
+    conditions = (Condition("id", "=", gone), Condition("id", "=", 350), Condition("note", "=", "late"))
+    yield draft.known(Feature.VECTORS, version, *conditions, Condition("id", ">=", 90))
     # Runs and arrays of a bitmap's containers, and a second container.
     draft = _Draft(f"{root}-large", version, _PLAIN)
     draft.append(_notes(0, 150_000))

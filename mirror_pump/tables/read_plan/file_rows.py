@@ -202,7 +202,7 @@ class _OpenedRows:
                 f"the columns of {path} cannot be identified: {error}",
                 "set the table property schema.name-mapping.default, by which columns without field IDs are found",
             ) from error
-        pruned = prune_columns(everything, required_schema.field_ids, select_full_types=False)
+        pruned = prune_columns(everything, {field.field_id for field in required_schema.fields}, select_full_types=True)
         self._names = [field.name for field in pruned.fields]
         self.has_positions = _POSITIONS in required_schema.fields
         self.file_schema = Schema(*pruned.fields, _POSITIONS) if self.has_positions else pruned
