@@ -47,3 +47,5 @@ def features(table: MirroredTable) -> Iterator[Feature]:
         yield Feature.POSITION_DELETES
     else:
         yield from (Feature.VECTORS, Feature.UPGRADED, Feature.MOVED_ROWS, Feature.LINEAGE)
+    if any(column.default is not None for column in table.columns):
+        yield Feature.DEFAULTS
