@@ -8,7 +8,7 @@ cache it would read all manifests again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
@@ -30,6 +30,7 @@ _MOST_BYTES = 64 << 20
 _OVERHEAD = 200
 """Bytes of a vector besides its content."""
 
+_Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 _Place: TypeAlias = tuple[str, int]
 """URI of a Puffin file, and the offset of a vector in it."""
@@ -66,63 +67,45 @@ class CommitCache:
 
     def data_files(self, manifest: Manifest, storage: StorageOptions) -> Mapping[str, DataEntry]:
         """The live data files of a manifest, by URI. Raises LakeError."""
-
-        def read() -> tuple[Mapping[str, DataEntry], int]:
+        files = self._data.kept(manifest.path)
+        if files is None:
             files = {
                 entry.path: DataEntry(entry.path, entry.sequence_number, entry.records, entry.partition)
                 for entry in entries_of(manifest, storage)
             }
-            return files, len(files)
-
-        return self._data.get(manifest.path, read)
+            self._data.put(manifest.path, files, len(files))
+        return files
 
     def deletes(self, manifest: Manifest, storage: StorageOptions) -> ManifestDeletes:
         """Raises LakeError, also for a manifest with two vectors of a data file."""
-
-        def read() -> tuple[ManifestDeletes, int]:
-            entries = _delete_entries(manifest, storage)
+        deletes = self._deletes.kept(manifest.path)
+        if deletes is None:
             files = [
                 _delete_file(entry, manifest.spec_id)
-                for entry in entries
+                for entry in _delete_entries(manifest, storage)
                 if entry.content == FileContent.POSITION_DELETES
             ]
-            vectors: dict[str, DeleteFile] = {}
-            for file in files:
-                if file.blob is not None:
-                    path = file.referenced_path
-                    if path is None or path in vectors:
-                        raise second_vector(file)
-                    vectors[path] = file
-            return ManifestDeletes(vectors, tuple(file for file in files if file.blob is None)), len(files)
-
-        return self._deletes.get(manifest.path, read)
+            deletes = ManifestDeletes(_by_data_file(files), tuple(file for file in files if file.blob is None))
+            self._deletes.put(manifest.path, deletes, len(files))
+        return deletes
 
     def vectors(self, stored: Sequence[VectorPlace], storage: StorageOptions) -> list[DeletionVector]:
         """As `read_deletion_vectors`."""
-        missing = [place for place in stored if (place.path, place.place.offset) not in self._vectors]
-        read = {
-            (place.path, place.place.offset): (vector, place.place.size + _OVERHEAD)
-            for place, vector in zip(missing, read_deletion_vectors(missing, storage), strict=True)
-        }
-        return [
-            self._vectors.get(
-                (place.path, place.place.offset), lambda place=place: read[place.path, place.place.offset]
-            )  # type: ignore[misc]
-            for place in stored
-        ]
+        vectors = [self._vectors.kept(_place(place)) for place in stored]
+        missing = [place for place, vector in zip(stored, vectors, strict=True) if vector is None]
+        read = read_deletion_vectors(missing, storage)
+        for place, vector in zip(missing, read, strict=True):
+            self.keep(place, vector)
+        rest = iter(read)
+        return [next(rest) if vector is None else vector for vector in vectors]
 
     def keep(self, place: VectorPlace, vector: DeletionVector) -> None:
-        """Keeps a vector that is about to be written."""
-        self._vectors.get((place.path, place.place.offset), lambda: (vector, place.place.size + _OVERHEAD))
-
-    def forget_vectors(self, superseded: Collection[tuple[str, int | None]]) -> None:
-        """Vectors that a commit has replaced: later commits do not need them."""
-        for path, offset in superseded:
-            if offset is not None:
-                self._vectors.drop((path, offset))
+        """Keeps a vector that was read, or is about to be written."""
+        self._vectors.put(_place(place), vector, place.place.size + _OVERHEAD)
 
 
-_Key = TypeVar("_Key")
+def _place(vector: VectorPlace) -> _Place:
+    return vector.path, vector.place.offset
 
 
 class _Bounded(Generic[_Key, _Value]):
@@ -133,26 +116,32 @@ class _Bounded(Generic[_Key, _Value]):
         self._size = 0
         self._values: OrderedDict[_Key, tuple[_Value, int]] = OrderedDict()
 
-    def __contains__(self, key: _Key) -> bool:
-        return key in self._values
+    def kept(self, key: _Key) -> _Value | None:
+        """None if it is not there."""
+        if key not in self._values:
+            return None
+        self._values.move_to_end(key)
+        return self._values[key][0]
 
-    def get(self, key: _Key, read: Callable[[], tuple[_Value, int]]) -> _Value:
-        """The value, or else what `read` returns, with its size."""
-        kept = self._values.get(key)
-        if kept is not None:
-            self._values.move_to_end(key)
-            return kept[0]
-        value, size = read()
+    def put(self, key: _Key, value: _Value, size: int) -> None:
+        if key in self._values:
+            self._size -= self._values.pop(key)[1]
         self._values[key] = value, size
         self._size += size
         while self._size > self._most:
             self._size -= self._values.popitem(last=False)[1][1]
-        return value
 
-    def drop(self, key: _Key) -> None:
-        dropped = self._values.pop(key, None)
-        if dropped is not None:
-            self._size -= dropped[1]
+
+def _by_data_file(files: Iterable[DeleteFile]) -> dict[str, DeleteFile]:
+    """The vectors. Raises LakeError."""
+    vectors: dict[str, DeleteFile] = {}
+    for file in files:
+        if file.blob is not None:
+            path = file.referenced_path
+            if path is None or path in vectors:
+                raise second_vector(file)
+            vectors[path] = file
+    return vectors
 
 
 def second_vector(file: DeleteFile) -> LakeError:

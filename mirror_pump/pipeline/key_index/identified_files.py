@@ -1,15 +1,16 @@
 """Gives the rows of a commit the IDs of the rows that they replace (Iceberg spec, row lineage).
 
-Invariant: a key that has a row before a commit with position deletes, and one after it, has one `_row_id` in both
-snapshots. `_last_updated_sequence_number` has no value in the files, so that it is the data sequence number of the
-row's segment: above that of the snapshot before, and at most that of the publish.
+Invariant: if the table has a key index, a key that has a row before a commit, and one after it, has one `_row_id` in
+both snapshots, also if the deletes are written by key. `_last_updated_sequence_number` has no value in the files, so
+that it is the data sequence number of the row's segment: above that of the snapshot before, and at most that of the
+publish.
 
 Tasks write files before the index says which rows they replace. A file with such rows gets a copy with one more column,
 which takes its place in the commit; a file of new rows stays. The copy has the file's bytes, so that its cost is little
 more than that of writing it (mirror_pump.lake.format.joined_columns).
 
-Rows get new IDs where the pump does not know the places of their former ones: in commits with equality deletes, as the
-spec allows, and in tables without a key. A row whose key changes is a new row.
+Rows get new IDs where the pump does not know the places of their former ones, as the spec allows: while a table has no
+key index, and in tables without a key. A row whose key changes is a new row.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import FileNumbers, IndexPlan, KeyedSegment
 from mirror_pump.lake.key_index.key_index import Places, files_of, positions_of
 from mirror_pump.lake.key_index.row_ids import NO_ID, RowIds
+from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, read_bytes, write_all
 
 
@@ -69,15 +71,16 @@ def identified_files(
     plan: IndexPlan,
     numbers: FileNumbers,
     base: LakeTable,
+    manifests: Sequence[Manifest],
     row_ids: RowIds,
     written: StagedFiles,
 ) -> IdentifiedFiles:
-    """Writes the copies for a commit on top of `base`, with its plan that has `changed`. The files belong to `written`.
-    Raises LakeError."""
+    """Writes the copies for a commit on top of `base`, with its plan that has `changed`. `manifests` name the files
+    that the index names. The copies belong to `written`. Raises LakeError."""
     data = {file.path: file for segment in segments for file in segment.data}
     ids: dict[str, Positions | None] = dict.fromkeys(data)
     copies = {}
-    for path, positions, own_ids in _changed_rows(plan, numbers, base, row_ids):
+    for path, positions, own_ids in _changed_rows(plan, numbers, manifests, row_ids):
         file = data[path]
         column = np.full(file.record_count, NO_ID, np.int64)
         column[positions] = own_ids
@@ -89,7 +92,7 @@ def identified_files(
 
 
 def _changed_rows(
-    plan: IndexPlan, numbers: FileNumbers, base: LakeTable, row_ids: RowIds
+    plan: IndexPlan, numbers: FileNumbers, manifests: Sequence[Manifest], row_ids: RowIds
 ) -> Iterator[tuple[str, Positions, Positions]]:
     """For each file of the commit with rows that replace others its URI, the numbers of these rows, and their IDs."""
     if not plan.changed:
@@ -97,9 +100,7 @@ def _changed_rows(
     places, base_places = (np.concatenate(parts) for parts in zip(*plan.changed, strict=True))
     order = np.argsort(base_places)
     groups = list(_by_file(base_places[order]))
-    ids = row_ids.of(
-        base.manifests, {numbers.path(file): positions_of(base_places[order[rows]]) for file, rows in groups}
-    )
+    ids = row_ids.of(manifests, {numbers.path(file): positions_of(base_places[order[rows]]) for file, rows in groups})
     own_ids = np.full(len(places), NO_ID, np.int64)
     for file, rows in groups:
         own_ids[order[rows]] = ids[numbers.path(file)]

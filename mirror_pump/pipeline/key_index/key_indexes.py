@@ -26,13 +26,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from mirror_pump.errors import LakeError
+from mirror_pump.errors import FileMissing, LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
@@ -46,6 +47,7 @@ from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.key_index.row_ids import RowIds
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
+from mirror_pump.lake.manifests.manifest_list import read_list
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.backlog import Backlog
@@ -192,7 +194,7 @@ class KeyIndexes:
         if tracked is not None and self._usable(table.table_id, tracked, base, keyed or ()) and keyed:
             index = KeyIndex(tracked.packing.words) if emptied else tracked.index
             ready = tracked.phase is IndexPhase.READY
-            plan = plan_commit(index, tracked.numbers, keyed, with_changed=ready and base.has_vectors)
+            plan = plan_commit(index, tracked.numbers, keyed, with_changed=base.has_vectors)
         if awaits_index and (plan is None or (positions_allowed and not ready)):
             raise IndexNotReady(f"the key index of {table.name} does not match the table yet")
         by_position = plan if ready and positions_allowed and not _misses_keys(plan, keyed or ()) else None
@@ -209,15 +211,13 @@ class KeyIndexes:
                     encoded = replace(encoded, deletes=(*encoded.deletes, *new))
                 files.append(encoded)
             identified = IdentifiedFiles()
-            if tracked is not None and by_position is not None and base.has_vectors:
-                identified = identified_files(files, by_position, tracked.numbers, base, self._row_ids, written)
-                plan = by_position = by_position.renamed(identified.paths)
-                for path, copy in identified.paths.items():
-                    tracked.numbers.rename(path, copy)
+            if tracked is not None and plan is not None and base.has_vectors:
+                identified = self._identified(tracked, files, plan, base, written)
+                plan = plan.renamed(identified.paths)
         return EncodedDeletes(
             segments=tuple(map(identified.in_place, files)),
-            hidden={} if by_position is None else by_position.positions,
-            partitions={} if by_position is None else by_position.partitions,
+            hidden={} if by_position is None or plan is None else plan.positions,
+            partitions={} if by_position is None or plan is None else plan.partitions,
             base=base,
             keyed=identified.renamed(keyed),
             emptied=emptied,
@@ -226,6 +226,29 @@ class KeyIndexes:
             written=written.locations,
             deleted=sum(segment.deleted for segment in segments),
         )
+
+    def _identified(
+        self,
+        tracked: TableIndex,
+        segments: Sequence[SegmentFiles],
+        plan: IndexPlan,
+        base: LakeTable,
+        written: StagedFiles,
+    ) -> IdentifiedFiles:
+        """The files of a commit whose rows have the IDs of those that they replace. Files that another engine has just
+        rewritten tell them as long as they are there: a row keeps its ID wherever it is."""
+        manifests = [*base.manifests]
+        if tracked.phase is IndexPhase.FOLLOWING:
+            manifests += tracked.former_manifests
+        try:
+            identified = identified_files(segments, plan, tracked.numbers, base, manifests, self._row_ids, written)
+        except FileMissing:
+            if tracked.phase is not IndexPhase.FOLLOWING:
+                raise
+            return IdentifiedFiles()
+        for path, copy in identified.paths.items():
+            tracked.numbers.rename(path, copy)
+        return identified
 
     def phase(self, table: MirroredTable) -> IndexPhase | None:
         """The phase of the table's index. None if it has none. Thread-safe."""
@@ -394,6 +417,10 @@ class KeyIndexes:
     def _follow(self, table_id: TableId, tracked: TableIndex, lake: LakeTable, coming: Collection[str] = ()) -> None:
         """Have new files read that replaced files of the index and hold the same rows. `coming`: files that are not
         part of `lake` yet."""
+        if tracked.phase is IndexPhase.READY and lake.has_vectors:
+            former = lake.metadata.snapshot(tracked.snapshot_id)
+            with suppress(FileMissing):
+                tracked.former_manifests = () if former is None else read_list(former.manifest_list, self._storage)
         tracked.phase = IndexPhase.FOLLOWING
         tracked.location, tracked.snapshot_id = lake.metadata_location, int(lake.snapshot_id)
         self._submit(table_id, tracked, lake, tracked.numbers.paths().difference(coming))

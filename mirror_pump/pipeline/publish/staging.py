@@ -439,9 +439,9 @@ def _row_delta(
         segments=segments,
         backdated=plan.backdated,
         replaces=plan.replaces,
-        positions=plan.positions,
-        hidden=encoded.hidden,
-        partitions=encoded.partitions,
+        # An ingest is published alone, by a process without a key index.
+        hidden=plan.hidden or encoded.hidden,
+        partitions=plan.partitions if plan.hidden else encoded.partitions,
         schema=schema,
         partitioning=_partitioning_of(table, plan, lake),
         summary=summary,

@@ -41,6 +41,8 @@ def kind(path: Path) -> str:
         return "metadata"
     if path.suffix == ".avro":
         return "list" if path.name.startswith("snap-") else "manifest"
+    if path.suffix == ".puffin":
+        return "positions"
     return next((word for word in ("positions", "deletes") if f"-{word}." in path.name), "data")
 
 
