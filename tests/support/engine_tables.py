@@ -482,23 +482,9 @@ def _with_new_column(root: str, version: int, kind: str, deleted: Sequence[int])
     draft.append(_notes(10, 20))
     if deleted:
         draft.delete(deleted)
-    draft.alter((*_PLAIN, _field(3, "z", kind)), lambda row: (*row, value))
-    draft.table = replace(draft.table, metadata=_with_default(draft.table.metadata, 3, stored))
+    draft.alter((*_PLAIN, replace(_field(3, "z", kind), initial_default=stored)), lambda row: (*row, value))
     draft.append([(20, "like the default", value), (21, "another", other), (22, "none", None)])
     return draft
-
-
-def _with_default(metadata: TableMetadata, field_id: int, value: Any) -> TableMetadata:
-    """The metadata with a default of a column of its current schema."""
-    defaults = {"initial-default": value, "write-default": value}
-    schemas = [
-        {
-            **schema,
-            "fields": [{**column, **defaults} if column["id"] == field_id else column for column in schema["fields"]],
-        }
-        for schema in metadata.document["schemas"]
-    ]
-    return TableMetadata({**metadata.document, "schemas": schemas})
 
 
 _MAKERS: tuple[tuple[Feature, Callable[[str, int], Iterator[KnownTable]]], ...] = (

@@ -3,6 +3,8 @@ again, and each reader of this project's gives older rows the value."""
 
 from __future__ import annotations
 
+import pytest
+
 from mirror_pump.lake.document.metadata_files import read_any_version
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.maintenance.policies import change as change_policy
@@ -13,10 +15,11 @@ from mirror_pump.source.connect import connect
 from mirror_pump.tables.read_plan.plan import read_plan
 from mirror_pump.tables.read_plan.scan import Scan
 from mirror_pump.testing.database import Database
-from mirror_pump.testing.mirror import Mirror, Steps
+from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified
 from tests.support.changed_tables import DEFAULTS, TABLES
+from tests.support.resyncs import resynced
 
 _STORAGE = StorageOptions(fsync=False)
 
@@ -106,5 +109,48 @@ def test_older_rows_have_the_value_and_no_file_is_written(
     for engine, wrong in (("clickhouse", True), ("trino", True), ("pyiceberg", True), ("spark", False)):
         remarks = "\n".join(engine_remarks(engine, keyless))
         assert ("defaults of columns" in remarks) is wrong, (engine, remarks)
+    mirror.assert_sound()
+    assert_verified(database)
+
+
+@pytest.mark.parametrize("where_different", [False, True])
+def test_merges_looked_up_values_and_copies_keep_them(
+    database: Database, warehouse: str, tasks: ThreadTaskRunner, where_different: bool
+) -> None:
+    """A large value that an UPDATE leaves as it is is not in the stream: it is looked up in the lake."""
+    database.execute(*TABLES)
+    steps = Steps()
+    mirror = Mirror.create(database, warehouse, tasks, copy_chunk_bytes=8192)
+    mirror.register("t", format_version=3)
+    mirror.catch_up()
+    wants_defaults(mirror, "t")
+    with mirror.pumping(steps):
+        database.execute(
+            f"ALTER TABLE t ADD COLUMN large text DEFAULT '{'y' * 5000}'",
+            "ALTER TABLE t ALTER large SET STORAGE EXTERNAL",
+            "UPDATE t SET v = 'once' WHERE id < 100",
+            "UPDATE t SET v = 'twice' WHERE id < 50",
+        )
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")
+
+        def merged() -> bool:
+            database.execute(
+                "UPDATE t SET n = n + 1 WHERE id % 20 = 0", "DELETE FROM t WHERE id = (SELECT max(id) FROM t)"
+            )
+            mirror.await_frontier()
+            return steps.count(Step.MERGED) > 1
+
+        await_true(merged, 60, "files that lack the column are merged")
+        mirror.assert_equal("public.t")
+    assert steps.count(Step.TABLE_FILLING) == 0
+    assert steps.count(Step.TABLE_COPIED_AGAIN) == 0
+    with mirror.pumping(steps):
+        resynced(mirror, "t", where_different=where_different)
+        mirror.await_live("public.t")
+        database.execute("UPDATE t SET v = 'after the copy' WHERE id % 7 = 0", "ALTER TABLE t DROP COLUMN n")
+        mirror.await_frontier()
+        mirror.assert_equal("public.t")
+    assert defaults(mirror, "public.t") == {"large": "y" * 5000}, "Iceberg has no way to take it back"
     mirror.assert_sound()
     assert_verified(database)
