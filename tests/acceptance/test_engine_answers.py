@@ -12,10 +12,10 @@ import pytest
 
 from mirror_pump.lake.document.metadata_files import read_any_version
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.ops.reads.engine_answers import Answer, Feature, Verdict
+from mirror_pump.ops.reads.engine_answers import Feature, FeatureAnswer, Verdict
 from mirror_pump.tables.read_plan.plan import read_plan
 from mirror_pump.tables.read_plan.scan import Scan
-from tests.support.engine_process import DuckDB, PyIceberg, cell
+from tests.support.engine_process import DuckDBReader, PyIcebergReader, cell
 from tests.support.engine_runs import answers_of, judge, request_of
 from tests.support.engine_tables import KnownTable, known_tables
 
@@ -23,7 +23,7 @@ _STORAGE = StorageOptions(fsync=False)
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _OwnProcess:
     """An engine within this process."""
 
     name: str
@@ -58,8 +58,8 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> list[KnownTable]:
 
 
 def test_the_projects_own_reader_is_exact(tables: list[KnownTable]) -> None:
-    answers = answers_of(_Reader("mirror-pump", _own_answer), tables)
-    assert {answer for features in answers.values() for answer in features.values()} == {Answer(Verdict.EXACT)}
+    answers = answers_of(_OwnProcess("mirror-pump", _own_answer), tables)
+    assert {answer for features in answers.values() for answer in features.values()} == {FeatureAnswer(Verdict.EXACT)}
     assert set(answers[2]) == set(answers[3]) - {
         *(Feature.VECTORS, Feature.UPGRADED, Feature.MOVED_ROWS, Feature.LINEAGE, Feature.DEFAULTS)
     }
@@ -67,20 +67,20 @@ def test_the_projects_own_reader_is_exact(tables: list[KnownTable]) -> None:
 
 def test_wrong_answers_and_refusals_are_told_apart(tables: list[KnownTable]) -> None:
     chosen = [table for table in tables if table.name in ("v3-deletion-vectors-one", "v3-equality-deletes-keys")]
-    duckdb, pyiceberg = DuckDB(), PyIceberg()
+    duckdb, pyiceberg = DuckDBReader(), PyIcebergReader()
     vectors, equality = Feature.VECTORS, Feature.EQUALITY_DELETES
-    assert answers_of(_Reader("DuckDB", duckdb.answer), chosen)[3] == {
-        vectors: Answer(Verdict.EXACT),
-        equality: Answer(Verdict.EXACT),
+    assert answers_of(_OwnProcess("DuckDB", duckdb.answer), chosen)[3] == {
+        vectors: FeatureAnswer(Verdict.EXACT),
+        equality: FeatureAnswer(Verdict.EXACT),
     }
-    answers = answers_of(_Reader("pyiceberg", pyiceberg.answer), chosen)[3]
-    assert answers[vectors] == Answer(Verdict.EXACT)
+    answers = answers_of(_OwnProcess("pyiceberg", pyiceberg.answer), chosen)[3]
+    assert answers[vectors] == FeatureAnswer(Verdict.EXACT)
     assert answers[equality].verdict is Verdict.REFUSED
     assert "does not yet support equality deletes" in answers[equality].text
     for question in next(table for table in chosen if table.feature is vectors).questions:
         known = chosen[0] if chosen[0].feature is vectors else chosen[1]
         reply = duckdb.answer(request_of(known, question))
-        assert judge(question, reply) == Answer(Verdict.EXACT)
+        assert judge(question, reply) == FeatureAnswer(Verdict.EXACT)
         further = replace(question, rows=(*question.rows, (1, "not there")))
         assert judge(further, reply).verdict is Verdict.WRONG
         if question.rows and not question.only_count:

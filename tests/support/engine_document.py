@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mirror_pump.ops.reads.engine_answers import TITLES, Answer, EngineAnswers, Feature, Verdict, engine_answers
+from mirror_pump.ops.reads.engine_answers import TITLES, EngineAnswers, Feature, FeatureAnswer, Verdict, engine_answers
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "readers.md"
 _BEGIN, _END = "<!-- engines: begin -->\n", "<!-- engines: end -->"
@@ -39,7 +39,7 @@ def _lines(engines: Sequence[EngineAnswers]) -> Iterator[str]:
 
 def _remarks(engine: EngineAnswers, feature: Feature, title: str) -> Iterator[str]:
     """A line for each answer that is not exact; one for all format versions in which it is the same."""
-    versions: dict[Answer, list[str]] = {}
+    versions: dict[FeatureAnswer, list[str]] = {}
     for version, answers in engine.answers.items():
         if feature in answers and answers[feature].verdict is not Verdict.EXACT:
             versions.setdefault(answers[feature], []).append(str(version))

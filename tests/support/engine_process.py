@@ -2,8 +2,9 @@
 
 Needs nothing of this project, since engines have environments of their own. Its first line on stdout is the engine's
 name and version. Then there is a JSON object a line: a request on stdin, and its answer on stdout. A request has the
-`location` of a metadata file, `columns`, and perhaps `condition` (column, operator, type, value), `snapshot_id` and
-`only_count`. An answer has `rows`, `count`, or the `error`.
+`location` of a metadata file, `columns`, and perhaps `condition` (column, operator, type, value), `snapshot_id`,
+`only_count`, and `documents`, the variant columns, which are asked for as JSON. An answer has `rows`, `count`, or the
+`error`.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class SqlDialect:
 
     quote = '"'
     casts: ClassVar[dict[str, str]] = {"timestamptz": "TIMESTAMP WITH TIME ZONE"}
+    document = "CAST({} AS JSON)"
+    """A variant as JSON."""
 
     def literal(self, kind: str, value: Any) -> str:
         if kind == "boolean":
@@ -62,9 +65,13 @@ class SqlDialect:
         return text if kind == "string" else f"CAST({text} AS {self.casts.get(kind, kind.upper())})"
 
     def select(self, table: str, request: Request) -> str:
-        names = ", ".join(map(self.column, request["columns"]))
+        names = ", ".join(self.values(request))
         query = f"SELECT {'count(*)' if request.get('only_count') else names} FROM {table}"
         return f"{query} WHERE {self.condition(request)}" if request.get("condition") else query
+
+    def values(self, request: Request) -> list[str]:
+        documents = request.get("documents", ())
+        return [(self.document if name in documents else "{}").format(self.column(name)) for name in request["columns"]]
 
     def condition(self, request: Request) -> str:
         name, operator, kind, value = request["condition"]
@@ -74,7 +81,7 @@ class SqlDialect:
         return f"{self.quote}{name}{self.quote}"
 
 
-class Engine:
+class TableReader:
     """An engine that reads by SQL."""
 
     dialect = SqlDialect()
@@ -93,13 +100,14 @@ class Engine:
 
 class _SparkDialect(SqlDialect):
     quote = "`"
+    document = "to_json({})"
     casts: ClassVar = {"timestamptz": "TIMESTAMP", "timestamp": "TIMESTAMP_NTZ"}
 
     def literal(self, kind: str, value: Any) -> str:
         return super().literal(kind, value).replace("''", "\\'")
 
 
-class Spark(Engine):
+class SparkReader(TableReader):
     """Through a DataFrame of the metadata file."""
 
     dialect = _SparkDialect()
@@ -133,10 +141,10 @@ class Spark(Engine):
             frame = frame.where(self.dialect.condition(request))
         if request.get("only_count"):
             return [(frame.count(),)]
-        return [tuple(row) for row in frame.select(*map(self.dialect.column, request["columns"])).collect()]
+        return [tuple(row) for row in frame.selectExpr(*self.dialect.values(request)).collect()]
 
 
-class DuckDB(Engine):
+class DuckDBReader(TableReader):
     """iceberg_scan of the metadata file."""
 
     def __init__(self) -> None:
@@ -156,7 +164,7 @@ class DuckDB(Engine):
         return _arrow_rows(self._connection.execute(query).to_arrow_table())
 
 
-class PyIceberg(Engine):
+class PyIcebergReader(TableReader):
     """A StaticTable's scan."""
 
     def __init__(self) -> None:
@@ -178,7 +186,7 @@ class _ClickHouseDialect(SqlDialect):
     casts: ClassVar = {"timestamptz": "DateTime64(6, 'UTC')", "timestamp": "DateTime64(6, 'UTC')", "date": "Date32"}
 
 
-class ClickHouse(Engine):
+class ClickHouseReader(TableReader):
     """icebergLocal of the table's directory, with the metadata file named, in the process (chdb)."""
 
     dialect = _ClickHouseDialect()
@@ -206,7 +214,7 @@ class ClickHouse(Engine):
         return _arrow_rows(pyarrow.ipc.open_stream(bytes(answer)).read_all()) if answer else []
 
 
-class DataFusion(Engine):
+class DataFusionReader(TableReader):
     """Iceberg's Rust library (pyiceberg-core), as a table of DataFusion."""
 
     def __init__(self) -> None:
@@ -223,7 +231,7 @@ class DataFusion(Engine):
         return _arrow_rows(context.sql(self.dialect.select("t", request)).to_arrow_table())
 
 
-class Polars(Engine):
+class PolarsReader(TableReader):
     """Its own reader of Iceberg tables, which pyiceberg plans."""
 
     def __init__(self) -> None:
@@ -242,7 +250,7 @@ class Polars(Engine):
         return _arrow_rows(frame.select(request["columns"]).collect().to_arrow())
 
 
-class Daft(Engine):
+class DaftReader(TableReader):
     """Its own reader, which pyiceberg plans."""
 
     def __init__(self) -> None:
@@ -288,12 +296,18 @@ def _arrow_rows(table: Any) -> Rows:
     return list(zip(*columns, strict=True)) if columns else []
 
 
-def started(name: str, directory: str) -> Engine:
+def started(name: str, directory: str) -> TableReader:
     """The engine of this name."""
     if name == "clickhouse":
-        return ClickHouse(directory)
-    engines = {"duckdb": DuckDB, "pyiceberg": PyIceberg, "datafusion": DataFusion, "polars": Polars, "daft": Daft}
-    return engines.get(name, Spark)()
+        return ClickHouseReader(directory)
+    readers = {
+        "duckdb": DuckDBReader,
+        "pyiceberg": PyIcebergReader,
+        "datafusion": DataFusionReader,
+        "polars": PolarsReader,
+        "daft": DaftReader,
+    }
+    return readers.get(name, SparkReader)()
 
 
 def main() -> None:

@@ -26,10 +26,11 @@ from typing import Any, Protocol, TypeAlias
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.engine.spark_runtime.java import find_java_home
-from mirror_pump.ops.reads.engine_answers import Answer, EngineAnswers, Feature, Verdict, written_answers
+from mirror_pump.ops.reads.engine_answers import EngineAnswers, Feature, FeatureAnswer, Verdict, written_answers
 from tests.support import engine_process
 from tests.support.engine_document import PAGE, written
 from tests.support.engine_tables import KnownTable, Question, known_tables
+from tests.support.engine_variant import variant_table
 
 _ROOT = Path(__file__).resolve().parents[2]
 _OWN = Path(sys.executable)
@@ -115,6 +116,8 @@ def request_of(table: KnownTable, question: Question) -> Request:
         request["condition"] = [condition.column, condition.operator, str(kind), value]
     if question.snapshot_id is not None:
         request["snapshot_id"] = question.snapshot_id
+    if question.documents:
+        request["documents"] = sorted(question.documents)
     if question.only_count:
         request["only_count"] = True
     return request
@@ -124,19 +127,19 @@ def _literal(value: Any) -> str:
     return value.isoformat() if isinstance(value, datetime.date) else str(value)
 
 
-def judge(question: Question, reply: Reply) -> Answer:
+def judge(question: Question, reply: Reply) -> FeatureAnswer:
     """What an engine's reply to a question is worth."""
     if "error" in reply:
-        return Answer(Verdict.REFUSED, _refusal(str(reply["error"])))
+        return FeatureAnswer(Verdict.REFUSED, _refusal(str(reply["error"])))
     if question.only_count:
         if reply["count"] == len(question.rows):
-            return Answer(Verdict.EXACT)
-        return Answer(Verdict.WRONG, f"{question.name}: counted {reply['count']} rows of {len(question.rows)}")
-    kinds = tuple(question.columns.values())
-    expected = Counter(tuple(map(_comparable, kinds, row)) for row in question.rows)
-    rows = Counter(tuple(map(_comparable, kinds, row)) for row in reply["rows"])
+            return FeatureAnswer(Verdict.EXACT)
+        return FeatureAnswer(Verdict.WRONG, f"{question.name}: counted {reply['count']} rows of {len(question.rows)}")
+    expected, rows = (
+        Counter(_comparable_row(question, row) for row in table) for table in (question.rows, reply["rows"])
+    )
     if rows == expected:
-        return Answer(Verdict.EXACT)
+        return FeatureAnswer(Verdict.EXACT)
     missing, further = (
         sorted(map(str, (left - right).elements())) for left, right in ((expected, rows), (rows, expected))
     )
@@ -145,7 +148,25 @@ def judge(question: Question, reply: Reply) -> Answer:
         for found, what in ((missing, "missing"), (further, "too many"))
         if found
     ]
-    return Answer(Verdict.WRONG, f"{question.name}: {', '.join(texts)}"[:_LONGEST_ERROR])
+    return FeatureAnswer(Verdict.WRONG, f"{question.name}: {', '.join(texts)}"[:_LONGEST_ERROR])
+
+
+def _comparable_row(question: Question, row: Sequence[Any]) -> tuple[Any, ...]:
+    named = zip(question.columns.items(), row, strict=True)
+    return tuple(
+        _document(value) if name in question.documents else _comparable(kind, value) for (name, kind), value in named
+    )
+
+
+def _document(value: str | None) -> str | None:
+    """Equal for what is one JSON value, numbers by all their digits."""
+    if value is None:
+        return None
+    try:
+        parsed = json.loads(value, parse_float=Decimal, parse_int=Decimal)
+    except ValueError:
+        return f"no JSON: {value}"
+    return json.dumps(parsed, sort_keys=True, default=lambda number: {"number": str(number.normalize())})
 
 
 def _refusal(text: str) -> str:
@@ -196,9 +217,9 @@ _COMPARABLE: Mapping[Kind, Callable[[Any], Any]] = {
 }
 
 
-def answers_of(engine: StartedEngine, tables: Iterable[KnownTable]) -> dict[int, dict[Feature, Answer]]:
+def answers_of(engine: StartedEngine, tables: Iterable[KnownTable]) -> dict[int, dict[Feature, FeatureAnswer]]:
     """The worst answer for each version and feature."""
-    answers: dict[int, dict[Feature, Answer]] = {}
+    answers: dict[int, dict[Feature, FeatureAnswer]] = {}
     for table in tables:
         for question in table.questions:
             answer = judge(question, engine.ask(request_of(table, question)))
@@ -229,7 +250,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(f"no engine {', '.join(sorted(unknown))}: {', '.join(ENGINES)}")
     with tempfile.TemporaryDirectory(prefix="mirror-pump-engines-") as name:
         directory = Path(name)
-        tables = list(known_tables(directory.as_uri()))
+        tables = [*known_tables(directory.as_uri()), variant_table(directory)]
         for engine in arguments or ENGINES:
             with _started(engine, directory, tables) as started:
                 written_answers(EngineAnswers(engine, started.name, answers_of(started, tables)))

@@ -67,6 +67,8 @@ class Question:
     """None: the current one."""
     only_count: bool = False
     """The number of rows alone, which engines may take from the metadata."""
+    documents: frozenset[str] = frozenset()
+    """The variant columns, whose values are JSON."""
 
 
 @dataclass(frozen=True)

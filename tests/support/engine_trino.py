@@ -24,6 +24,7 @@ fs.hadoop.enabled=true
 
 
 class _TrinoDialect(SqlDialect):
+    document = "json_format(CAST({} AS JSON))"
     casts: ClassVar = {"timestamptz": "TIMESTAMP(6) WITH TIME ZONE", "timestamp": "TIMESTAMP(6)"}
 
     def literal(self, kind: str, value: Any) -> str:

@@ -70,7 +70,7 @@ class Verdict(IntEnum):
 
 
 @dataclass(frozen=True)
-class Answer:
+class FeatureAnswer:
     """How an engine reads one feature."""
 
     verdict: Verdict
@@ -86,14 +86,14 @@ class EngineAnswers:
     """As `connect --engine` names it."""
     name: str
     """With its version."""
-    answers: Mapping[int, Mapping[Feature, Answer]]
+    answers: Mapping[int, Mapping[Feature, FeatureAnswer]]
     """By format version."""
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> EngineAnswers:
         answers = {
             int(version): {
-                Feature(feature): Answer(Verdict[answer["verdict"].upper()], answer.get("text", ""))
+                Feature(feature): FeatureAnswer(Verdict[answer["verdict"].upper()], answer.get("text", ""))
                 for feature, answer in features.items()
             }
             for version, features in document["answers"].items()

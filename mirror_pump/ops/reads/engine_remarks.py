@@ -18,13 +18,13 @@ _REMARK = {
 def engine_remarks(engine: str, table: MirroredTable) -> list[str]:
     """A sentence for each thing that the table has, or may get by the next commits, and that the engine refuses or
     reads wrongly. `engine`: as `connect --engine` names it."""
-    known = engine_answers().get(engine)
-    if known is None:
+    reader = engine_answers().get(engine)
+    if reader is None:
         return []
-    answers = known.answers.get(table.format_version, {})
+    answers = reader.answers.get(table.format_version, {})
     return [
         _REMARK[answer.verdict].format(
-            engine=known.name, feature=TITLES[feature], table=table.name, text=answer.text.rstrip(".")
+            engine=reader.name, feature=TITLES[feature], table=table.name, text=answer.text.rstrip(".")
         )
         for feature in features(table)
         if (answer := answers.get(feature)) is not None and answer.verdict in _REMARK

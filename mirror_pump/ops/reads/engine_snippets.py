@@ -125,7 +125,7 @@ def rest_snippet(
 
 
 @dataclass(frozen=True)
-class _Example:
+class _NamedTable:
     """The table that settings name."""
 
     namespace: str
@@ -134,19 +134,19 @@ class _Example:
     """What the engine cannot do with it, as comments."""
 
 
-def _example(connection: PgConnection, settings: Settings, engine: str, table: str | None) -> _Example:
+def _example(connection: PgConnection, settings: Settings, engine: str, table: str | None) -> _NamedTable:
     table_id = None if table is None else resolve_name(connection, table)[1]
     parameters = {"root": f"{settings.require_warehouse()}/", "table_id": table_id}
     row = fetch_row(connection, _LakeTableRow, _SQL["lake_tables"], parameters)
     if row is None:
         if table is not None:
             raise TableError(f"{table} is not mirrored", "`mirror-pump status` lists the tables that are.")
-        return _Example(*_EXAMPLE)
+        return _NamedTable(*_EXAMPLE)
     registered = None if row.table_id is None else load_table(connection, row.table_id)
     remarks = () if registered is None else engine_remarks(engine, registered)
     # In all languages of the settings a comment begins like this, but in SQL.
     comment = "--" if engine == "clickhouse" else "#"
-    return _Example(row.table_namespace, row.table_name, "".join(f"{comment} {remark}.\n" for remark in remarks))
+    return _NamedTable(row.table_namespace, row.table_name, "".join(f"{comment} {remark}.\n" for remark in remarks))
 
 
 @dataclass(frozen=True)
