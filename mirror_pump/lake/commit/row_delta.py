@@ -246,7 +246,8 @@ class LakeTable:
         writer = ManifestWriter(self.metadata, sequence_number=sequence_number)
         removal = Removal(list(self.manifests), [], FileCounts())
         if replaced is not _NOTHING_REPLACED:
-            removal = writer.remove(self.manifests, self.storage, replaced.doomed, replaced.may_hold)
+            vectors = added.positions if self.has_vectors else []
+            removal = writer.remove(self.manifests, self.storage, replaced.doomed, replaced.may_hold, vectors)
         manifests = self._manifests(writer, added, removal)
         timestamp = max(now_ms, self.metadata.last_updated_ms)
         summary = self._summary(delta, added, removal, replaced, timestamp)
@@ -312,7 +313,8 @@ class LakeTable:
 
     def _manifests(self, writer: ManifestWriter, added: _Added, removal: Removal) -> tuple[Manifest, ...]:
         """The manifests of the new snapshot."""
-        new = {ManifestContent.DATA: added.data, ManifestContent.DELETES: [*added.deletes, *added.positions]}
+        positions = [] if removal.joined else added.positions
+        new = {ManifestContent.DATA: added.data, ManifestContent.DELETES: [*added.deletes, *positions]}
         return (*writer.next(removal.untouched, new, self.storage), *removal.rewritten)
 
     def _summary(

@@ -5,9 +5,10 @@ both snapshots, also if the deletes are written by key. `_last_updated_sequence_
 that it is the data sequence number of the row's segment: above that of the snapshot before, and at most that of the
 publish.
 
-Tasks write files before the index says which rows they replace. A file with such rows gets a copy with one more column,
+Tasks make files before the index says which rows they replace. A file with such rows gets a copy with one more column,
 which takes its place in the commit; a file of new rows stays. The copy has the file's bytes, so that its cost is little
-more than that of writing it (mirror_pump.lake.format.joined_columns).
+more than that of writing it (mirror_pump.lake.format.joined_columns). Of small files tasks hand over the content, so
+that they are written once.
 
 Rows get new IDs where the pump does not know the places of their former ones, as the spec allows: while a table has no
 key index, and in tables without a key. A row whose key changes is a new row.
@@ -24,17 +25,16 @@ import numpy as np
 import pyarrow as pa
 
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
+from mirror_pump.lake.contents.row_ids import NO_ID, RowIds
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import WrittenFile, data_location
 from mirror_pump.lake.format.joined_columns import with_column
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.row_lineage import ROW_ID_FIELD, row_id_field
-from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import FileNumbers, IndexPlan, KeyedSegment
 from mirror_pump.lake.key_index.key_index import Places, files_of, positions_of
-from mirror_pump.lake.key_index.row_ids import NO_ID, RowIds
 from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, read_bytes, write_all
+from mirror_pump.lake.storage import StagedFiles, read_bytes, write_all
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class IdentifiedFiles:
 
     copies: Mapping[str, WrittenFile] = field(default_factory=dict)
     """By URI of the file that each copy replaces."""
+    superseded: tuple[str, ...] = ()
+    """Those of these files that were written: to be removed once the commit has landed."""
     ids: Mapping[str, Positions | None] = field(default_factory=dict, repr=False)
     """For RowIds.put: the IDs in each of the commit's data files, by URI."""
 
@@ -68,6 +70,7 @@ class IdentifiedFiles:
 
 def identified_files(
     segments: Sequence[SegmentFiles],
+    contents: Mapping[str, bytes],
     plan: IndexPlan,
     numbers: FileNumbers,
     base: LakeTable,
@@ -75,8 +78,9 @@ def identified_files(
     row_ids: RowIds,
     written: StagedFiles,
 ) -> IdentifiedFiles:
-    """Writes the copies for a commit on top of `base`, with its plan that has `changed`. `manifests` name the files
-    that the index names. The copies belong to `written`. Raises LakeError."""
+    """Writes the copies for a commit on top of `base`, with its plan that has `changed`. `contents`, by URI: of those
+    of the segments' files that are not written. `manifests` name the files that the index names. The copies belong to
+    `written`. Raises LakeError."""
     data = {file.path: file for segment in segments for file in segment.data}
     ids: dict[str, Positions | None] = dict.fromkeys(data)
     copies = {}
@@ -84,11 +88,12 @@ def identified_files(
         file = data[path]
         column = np.full(file.record_count, NO_ID, np.int64)
         column[positions] = own_ids
-        copies[path] = copy = _copied(file, column, base.schema, base.location, base.storage)
+        content = contents[path] if path in contents else read_bytes(path, base.storage)
+        copies[path] = copy = _copied(file, content, column, base)
         written.own(copy.path)
         del ids[path]
         ids[copy.path] = column
-    return IdentifiedFiles(copies, ids)
+    return IdentifiedFiles(copies, tuple(path for path in copies if path not in contents), ids)
 
 
 def _changed_rows(
@@ -119,15 +124,12 @@ def _by_file(places: Places) -> Iterator[tuple[int, slice]]:
             yield int(files[begin]), slice(begin, end)
 
 
-def _copied(
-    file: WrittenFile, ids: Positions, schema: LakeSchema, location: str, storage: StorageOptions
-) -> WrittenFile:
+def _copied(file: WrittenFile, content: bytes, ids: Positions, base: LakeTable) -> WrittenFile:
     """A copy of a file with these IDs of its rows."""
-    content = read_bytes(file.path, storage)
     with decoding(file.path, "a readable data file"):
-        content = with_column(content, row_id_field(schema), pa.array(ids, mask=ids == NO_ID))
-    path = data_location(location, f"{uuid.uuid4().hex}.parquet")
-    write_all([(path, content)], storage)
+        content = with_column(content, row_id_field(base.schema), pa.array(ids, mask=ids == NO_ID))
+    path = data_location(base.location, f"{uuid.uuid4().hex}.parquet")
+    write_all([(path, content)], base.storage)
     nulls = int(np.count_nonzero(ids == NO_ID))
     return replace(
         file,

@@ -36,6 +36,7 @@ import pyarrow as pa
 from mirror_pump.errors import FileMissing, LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
+from mirror_pump.lake.contents.row_ids import RowIds
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
 from mirror_pump.lake.format.partitioned_files import write_equality_delete_files
 from mirror_pump.lake.format.partitioning import PartitionTuple
@@ -45,10 +46,9 @@ from mirror_pump.lake.key_index.index_plan import IndexPlan, KeyedSegment, Place
 from mirror_pump.lake.key_index.key_index import KeyIndex
 from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
-from mirror_pump.lake.key_index.row_ids import RowIds
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.manifests.manifest_list import read_list
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, write_all
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.backlog import Backlog
 from mirror_pump.pipeline.flow.events import IndexRead
@@ -210,10 +210,14 @@ class KeyIndexes:
                     written.own(*(file.path for file in new))
                     encoded = replace(encoded, deletes=(*encoded.deletes, *new))
                 files.append(encoded)
+            contents = {path: content for segment in segments for path, content in segment.contents.items()}
             identified = IdentifiedFiles()
             if tracked is not None and plan is not None and base.has_vectors:
-                identified = self._identified(tracked, files, plan, base, written)
+                identified = self._identified(tracked, files, contents, plan, base, written)
                 plan = plan.renamed(identified.paths)
+            unwritten = [(path, content) for path, content in contents.items() if path not in identified.copies]
+            write_all(unwritten, self._storage)
+            written.own(*(path for path, _ in unwritten))
         return EncodedDeletes(
             segments=tuple(map(identified.in_place, files)),
             hidden={} if by_position is None or plan is None else plan.positions,
@@ -231,6 +235,7 @@ class KeyIndexes:
         self,
         tracked: TableIndex,
         segments: Sequence[SegmentFiles],
+        contents: Mapping[str, bytes],
         plan: IndexPlan,
         base: LakeTable,
         written: StagedFiles,
@@ -241,7 +246,9 @@ class KeyIndexes:
         if tracked.phase is IndexPhase.FOLLOWING:
             manifests += tracked.former_manifests
         try:
-            identified = identified_files(segments, plan, tracked.numbers, base, manifests, self._row_ids, written)
+            identified = identified_files(
+                segments, contents, plan, tracked.numbers, base, manifests, self._row_ids, written
+            )
         except FileMissing:
             if tracked.phase is not IndexPhase.FOLLOWING:
                 raise
@@ -281,7 +288,7 @@ class KeyIndexes:
         self._count(table, encoded.deleted, now)
         for path, ids in encoded.identified.ids.items():
             self._row_ids.put(path, ids)
-        discard(encoded.identified.copies, self._storage)
+        discard(encoded.identified.superseded, self._storage)
         if not self._backlog.comes_first and time.monotonic() - self._looked_at >= self._look_interval:
             self._looked_at = time.monotonic()
             self._choose()
@@ -418,9 +425,9 @@ class KeyIndexes:
         """Have new files read that replaced files of the index and hold the same rows. `coming`: files that are not
         part of `lake` yet."""
         if tracked.phase is IndexPhase.READY and lake.has_vectors:
-            former = lake.metadata.snapshot(tracked.snapshot_id)
+            snapshot = lake.metadata.snapshot(tracked.snapshot_id)
             with suppress(FileMissing):
-                tracked.former_manifests = () if former is None else read_list(former.manifest_list, self._storage)
+                tracked.former_manifests = () if snapshot is None else read_list(snapshot.manifest_list, self._storage)
         tracked.phase = IndexPhase.FOLLOWING
         tracked.location, tracked.snapshot_id = lake.metadata_location, int(lake.snapshot_id)
         self._submit(table_id, tracked, lake, tracked.numbers.paths().difference(coming))

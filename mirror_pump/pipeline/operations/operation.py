@@ -36,6 +36,9 @@ class SegmentChange:
     deleted_rows: RemovedRows | None = None
     """Rows that it deletes, of a table whose rows are found by all their values."""
 
+    contents: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """The content, by URI, of those of its data files that are not written yet."""
+
     @property
     def empty(self) -> bool:
         """Whether it changes nothing."""

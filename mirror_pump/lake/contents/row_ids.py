@@ -27,8 +27,8 @@ from mirror_pump.lake.storage import StorageOptions, local_path
 
 NO_ID = -1
 """In place of the ID of a row that has none."""
-_FILE_BYTES = 400
-"""Of memory that a file takes besides its column."""
+_FILE_BYTES = 200
+"""Of memory that a file's name takes."""
 _REMOTE_FILES = 8
 """Files read from an object store in parallel."""
 _RUN_SHARE = 4
@@ -147,13 +147,18 @@ class RowIds:
             return StoredIds.of(pc.fill_null(column, NO_ID).to_numpy())
 
     def _keep(self, path: str, column: StoredIds | None) -> None:
-        before = self._stored.pop(path, None)
-        self._bytes += (0 if column is None else column.nbytes) - (0 if before is None else before.nbytes)
+        if path in self._stored:
+            self._bytes -= _size(self._stored.pop(path))
         self._stored[path] = column
+        self._bytes += _size(column)
 
     def _drop(self) -> None:
         while self._bytes > self._limit and self._stored:
-            path, column = self._stored.popitem(last=False)
-            self._bytes -= 0 if column is None else column.nbytes
-            if self._first.pop(path, None) is not None:
-                self._bytes -= _FILE_BYTES
+            self._bytes -= _size(self._stored.popitem(last=False)[1])
+        while self._bytes > self._limit and self._first:
+            self._first.popitem(last=False)
+            self._bytes -= _FILE_BYTES
+
+
+def _size(column: StoredIds | None) -> int:
+    return _FILE_BYTES + (0 if column is None else column.nbytes)
