@@ -101,9 +101,10 @@ def feed_schema_of(
     schema_id: int = 0,
 ) -> LakeSchema:
     """As `feed_schema`, of a table with the lake schema `plain`, without raw text columns."""
+    fields = plain.without_defaults.fields
     optional = replace(
         plain,
-        fields=tuple(replace(field, name=feed_column(field.name), required=False) for field in plain.fields),
+        fields=tuple(replace(field, name=feed_column(field.name), required=False) for field in fields),
         key_ids=(),
     )
     own = []

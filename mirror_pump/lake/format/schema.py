@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -118,6 +118,11 @@ class LakeSchema:
         """The schema of equality-delete files: only the key columns."""
         fields = tuple(field for field in self.fields if field.field_id in self.key_ids)
         return LakeSchema(self.schema_id, fields, self.key_ids)
+
+    @property
+    def without_defaults(self) -> LakeSchema:
+        """The schema for another table, whose files all have the columns; format version 2 has no defaults."""
+        return replace(self, fields=tuple(replace(field, initial_default=None) for field in self.fields))
 
     def name_of(self, field_id: int) -> str:
         """The name of a column. Raises KeyError if the schema has no column of this ID."""
