@@ -47,6 +47,8 @@ _WITH_CATALOG = (
     *(f"integration/{subject}" for subject in ("tiered", "types", "verify")),
 )
 """Where tests are about something else than what `init` does to an empty database."""
+_FORMAT_VERSION = int(os.environ.get("MIRROR_PUMP_TEST_FORMAT_VERSION", "2"))
+"""Iceberg's format version of mirrored tables in these tests, unless they choose one."""
 
 # No deadline per example: the machine is shared, and the oracle is a real server.
 hypothesis.settings.register_profile(
@@ -122,6 +124,10 @@ def catalog_template(postgres: EmbeddedPostgres) -> str:
     name = "with_catalog"
     with psycopg.connect(postgres.create_database(name), autocommit=True) as connection:
         migrate(connection)
+        # A run of all tests with tables of the other version: MIRROR_PUMP_TEST_FORMAT_VERSION=3 make test
+        connection.execute(
+            f"ALTER TABLE modak.mirror_slots ALTER format_version SET DEFAULT {_FORMAT_VERSION}".encode()
+        )
     with psycopg.connect(postgres.dsn(), autocommit=True) as connection:
         # Nobody may be connected to it while it is copied.
         connection.execute(f"ALTER DATABASE {name} WITH ALLOW_CONNECTIONS false")

@@ -13,6 +13,9 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
 from mirror_pump.errors import UsageError
 
+FORMAT_VERSION_KEY = "format_version"
+"""A key that `mirror-pump policy` has besides those of maintenance: of the lake table, and only ever raised."""
+
 _MIB = 1 << 20
 
 Hours = Annotated[float, Field(ge=0, le=24 * 3650)]
@@ -98,6 +101,12 @@ class Policy(BaseModel):
     )
     orphan_sweep_min_commits: Count = Field(
         default=2000, description="Number of commits since the last sweep that makes a sweep due"
+    )
+
+    defaults_in_metadata: bool = Field(
+        default=False,
+        description="In format version 3, leave the constant default of a new column to readers, instead of rewriting"
+        " the table's files: some engines read NULL then (docs/readers.md)",
     )
 
     load_label_days: Annotated[float, Field(ge=1 / 24, le=3650)] = Field(

@@ -208,6 +208,7 @@ class Mirror:
         profile: str | None = None,
         snapshots: SnapshotPlan | None = None,
         feed: FeedWish | None = None,
+        format_version: int | None = None,
     ) -> None:
         """Registers tables without waiting for their copies. Raises the first refusal."""
         outcomes = register(
@@ -220,6 +221,7 @@ class Mirror:
             profile=profile,
             snapshots=snapshots,
             feed=feed,
+            format_version=format_version,
         )
         for outcome in outcomes:
             if outcome.error is not None:

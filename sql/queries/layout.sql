@@ -1,4 +1,4 @@
--- `mirror-pump register --alter` (mirror_pump/source/catalog/layout.py).
+-- `mirror-pump register --alter`, `policy set TABLE format_version` (mirror_pump/source/catalog/layout.py).
 
 -- name: store
 UPDATE modak.tables SET partition_scheme = %(partition_scheme)s WHERE table_id = %(table_id)s;
@@ -9,5 +9,9 @@ UPDATE modak.mirror_tables SET where_different = false WHERE table_id = %(table_
 
 -- name: head
 -- The lake's state stays the one that the mirror has made or examined: its metadata file alone is another.
-UPDATE modak.mirror_tables SET lake_head = jsonb_set(lake_head, '{location}', to_jsonb(%(new)s::text))
+UPDATE modak.mirror_tables
+   SET lake_head = lake_head || jsonb_build_object('location', %(new)s::text, 'format_version', %(format_version)s::integer)
  WHERE table_id = %(table_id)s AND lake_head ->> 'location' = %(old)s;
+
+-- name: copied_again
+SELECT staged_location IS NOT NULL FROM modak.mirror_tables WHERE table_id = %(table_id)s;

@@ -53,3 +53,9 @@ SELECT pg_terminate_backend(a.pid)
 -- What the catalog has of the slot (mirror_pump/source/catalog/catalog_slot.py).
 SELECT publication_name, system_identifier, timeline, database_name, applied_lsn, applied_at, streams
   FROM modak.mirror_slots WHERE slot_name = %(slot)s;
+
+-- name: format_version
+SELECT format_version FROM modak.mirror_slots WHERE slot_name = %(slot)s;
+
+-- name: set_format_version
+UPDATE modak.mirror_slots SET format_version = %(version)s WHERE slot_name = %(slot)s AND format_version <> %(version)s;

@@ -13,9 +13,13 @@ SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.sta
        coalesce(m.dropped_rows, '[]') AS dropped_rows,
        t.tier_key_col, t.tier_key_type, c.tier_key_hi, c.retention_line, t.mode,
        modak.lag_of(t.mode, t.heap_retention_lag, m.retention) AS lag, t.partition_scheme,
-       f.mode AS feed_mode, f.location AS feed_location
+       f.mode AS feed_mode, f.location AS feed_location,
+       coalesce((m.lake_head ->> 'format_version')::integer, 2) AS format_version
 FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
 LEFT JOIN modak.change_feeds f ON f.feed_id = t.table_id;
+
+-- name: wants_defaults
+SELECT maintenance_policy -> 'defaults_in_metadata' = 'true' FROM modak.tables WHERE table_id = %(table_id)s;
 
 -- name: left_out
 -- Names of the generated columns of each table that are not mirrored.

@@ -30,12 +30,14 @@ def test_at_every_published_frontier_the_lake_is_the_heap(
     seeds = random.Random(pytestconfig.getoption("--hypothesis-seed"))
     MirrorMachine.server = postgres
     MirrorMachine.published = MirrorMachine.conversions = MirrorMachine.merges = MirrorMachine.indexed = 0
+    MirrorMachine.upgrades = 0
     deadline = time.monotonic() + SECONDS
     rounds = 0
 
     def enough() -> bool:
         return (
             MirrorMachine.published > 20 * EXAMPLES * rounds
+            and MirrorMachine.upgrades > 0
             and min(MirrorMachine.conversions, MirrorMachine.indexed, MirrorMachine.merges) > EXAMPLES * rounds // 4
         )
 
@@ -59,4 +61,5 @@ def test_at_every_published_frontier_the_lake_is_the_heap(
             ),
         )
     counts = (MirrorMachine.published, MirrorMachine.conversions, MirrorMachine.indexed, MirrorMachine.merges)
-    assert enough(), f"published, conversions, indexed, merges in {rounds} rounds: {counts}"
+    upgrades = MirrorMachine.upgrades
+    assert enough(), f"published, conversions, indexed, merges, upgrades in {rounds} rounds: {(*counts, upgrades)}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mirror_pump.ops.maintenance.policies import show
+from mirror_pump.ops.resync.format_upgrade import upgrade
 from mirror_pump.ops.setup.initialisation import initialise
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.pipeline.flow.steps import Step
@@ -72,7 +73,7 @@ def test_a_mirror_of_a_released_version_goes_on(archive: Path, spark: SparkSessi
 
 
 def assert_goes_on(released: ReleasedMirror, spark: SparkSession) -> None:
-    """As docs/operations.md says: `init`, then the pump."""
+    """As docs/operations.md says: `init`, then the pump. Then all of its tables get Iceberg's format version 3."""
     database, frozen = released.database, released.description
     said: list[str] = []
     initialise(Settings(dsn=database.dsn), said.append)
@@ -105,6 +106,11 @@ def assert_goes_on(released: ReleasedMirror, spark: SparkSession) -> None:
         assert events.states()["p1"] == "tiered", "its reader is still there"
         with database.connect() as connection:
             connection.execute("DELETE FROM modak.read_pins WHERE table_id = 'events'::regclass::oid::bigint")
+        for name in frozen.states:
+            assert upgrade(settings, name, 3, confirmed=True)
+        write(database, 3)
+        mirror.await_frontier()
+        mirror.assert_equal(*(f"public.{name}" for name in PLAIN))
         events.grow()
         events.await_state(p1="dropped", p2="dropped")
         events.assert_exact()
@@ -114,7 +120,7 @@ def assert_goes_on(released: ReleasedMirror, spark: SparkSession) -> None:
     assert steps.count(Step.TABLE_COPIED_AGAIN) == steps.count(Step.RETRYING) == 0
     assert pinned_rows(mirror, frozen.pinned_snapshot) == normalised([tuple(row) for row in frozen.pinned_rows])
     policy = {entry.key: entry.value for entry in show(settings, "converted") if entry.is_set}
-    assert policy == {"snapshot_retention_hours": 48}
+    assert policy == {"snapshot_retention_hours": 48, "format_version": 3}
     assert assert_verified(database) == len(frozen.states)
     session = lake_session(spark, database.dsn, settings.require_warehouse())
     for name in PLAIN:

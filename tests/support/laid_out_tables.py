@@ -3,6 +3,7 @@ files."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, LiteralString
@@ -12,7 +13,8 @@ import pyarrow.parquet as pq
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import StaticTable
 
-from mirror_pump.lake.storage import local_path
+from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
+from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.ops.ingest.ingest_request import IngestRequest
 from mirror_pump.ops.ingest.ingestion import ingest
 from mirror_pump.ops.reads.query import Query, open_query
@@ -260,9 +262,15 @@ class SnapshotFiles:
                     deletes.append((file.file_path, partition))
         count = 0
         for path, partition in deletes:
-            named = pq.read_table(local_path(path), columns=["file_path"]).column(0).to_pylist()
+            if path.endswith(".puffin"):
+                rows = read_deleted_rows([path], partitions, StorageOptions())
+                named = Counter({data: len(positions) for data, positions in rows.items()})
+                # Those of other vectors of the file: of other partitions, or replaced by a later commit.
+                named = Counter({data: count for data, count in named.items() if partitions[data] == partition})
+            else:
+                named = Counter(pq.read_table(local_path(path), columns=["file_path"]).column(0).to_pylist())
             assert {partitions[data] for data in named} == {partition}, path
-            count += len(named)
+            count += sum(named.values())
         return count
 
     def planned(self, condition: str) -> set[Any]:

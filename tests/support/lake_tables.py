@@ -26,7 +26,7 @@ from mirror_pump.lake.document.next_metadata import with_snapshot
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import FileCounts, summarise
 from mirror_pump.lake.document.snapshot_thinning import DEFAULT_RETENTION
-from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.data_files import FORMAT_VERSION, FileContent, WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_data_files, write_equality_delete_files
 from mirror_pump.lake.format.partitioning import partition_values
 from mirror_pump.lake.format.position_deletes import PATH_ID
@@ -77,11 +77,20 @@ class SmallTable:
     sizes: MergeSizes = field(default_factory=MergeSizes)
     """The sizes that decide about its merges."""
     partitioning: LakePartitioning | None = None
+    format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
         self.listing = Listing(STORAGE, (1, PATH_ID))
         self.table = self._land(
-            LakeTable.create(SCHEMA, self.location, STORAGE, {}, self.now_ms, partitioning=self.partitioning)
+            LakeTable.create(
+                SCHEMA,
+                self.location,
+                STORAGE,
+                {},
+                self.now_ms,
+                partitioning=self.partitioning,
+                format_version=self.format_version,
+            )
         )
 
     @property

@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
-from mirror_pump.errors import CommitConflict, ConnectionLost
+from mirror_pump.errors import CommitConflict, ConnectionLost, TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import format_lsn
+from mirror_pump.ops.resync.format_upgrade import upgrade
 from mirror_pump.ops.resync.pausing import pause, resume
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import ColumnChoices, parse_choices
@@ -110,6 +111,8 @@ class MirrorMachine(RuleBasedStateMachine):
     """Conversions that landed so far."""
     indexed: ClassVar[int] = 0
     """Key indexes compared with their tables so far."""
+    upgrades: ClassVar[int] = 0
+    """Tables that have got format version 3 so far."""
     merges: ClassVar[int] = 0
     """Merges that landed so far."""
     spark_runner: ClassVar[TaskRunner | None] = None
@@ -226,7 +229,7 @@ class MirrorMachine(RuleBasedStateMachine):
         if hold:
             self._gate.hold()
         for table in chosen:
-            self._mirror.register(table, choices=self._layout(table))
+            self._mirror.register(table, choices=self._layout(table), format_version=self._format_version())
         self._registered |= set(chosen)
 
     @precondition(lambda self: self._registered)
@@ -245,7 +248,7 @@ class MirrorMachine(RuleBasedStateMachine):
                 self._points = [point for point in self._points if not point[2].startswith(gone)]
         self._registered.discard(table)
         if again:
-            self._mirror.register(table, choices=self._layout(table))
+            self._mirror.register(table, choices=self._layout(table), format_version=self._format_version())
             self._registered.add(table)
 
     def _layout(self, table: str) -> ColumnChoices:
@@ -261,6 +264,19 @@ class MirrorMachine(RuleBasedStateMachine):
         by = [self._chance.choice([name, f"bucket(3, {name})"]) for name in chosen]
         order = self._chance.sample(names, min(len(names), self._chance.choice([0, 1, 2])))
         return parse_choices([], [], partition_by=", ".join(by) or None, sort_by=", ".join(order) or None)
+
+    def _format_version(self) -> int:
+        """Tables of both versions are side by side."""
+        assert self._chance is not None
+        return self._chance.choice([2, 3])
+
+    @precondition(lambda self: self._registered)
+    @rule(pick=st.integers(0, 9))
+    def upgrade(self, pick: int) -> None:
+        """A table gets format version 3, unless it is being copied again."""
+        table = sorted(self._registered)[pick % len(self._registered)]
+        with contextlib.suppress(TableError):
+            MirrorMachine.upgrades += upgrade(self._mirror.settings, table, 3, confirmed=True)
 
     @precondition(lambda self: self._registered)
     @rule(pick=st.integers(0, 9))

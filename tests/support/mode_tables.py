@@ -62,6 +62,8 @@ class ModeTable(EventsTable):
     kind: ModeKind = ModeKind.AGED
     further: int = 0
     """Columns that were added."""
+    format_version: int = 2
+    """Of its lake table when it is registered."""
 
     @classmethod
     def of(cls, mirror: Mirror, kind: ModeKind, rows: int, history: ModelHistory) -> Self:
@@ -82,7 +84,7 @@ class ModeTable(EventsTable):
             ModeKind.KEPT: tiered(keep_heap=True),
             ModeKind.BOUNDED: tiered(lake_retention="150"),
         }[self.kind]
-        self.mirror.register(f"public.{self.name}", retention=wish)
+        self.mirror.register(f"public.{self.name}", retention=wish, format_version=self.format_version)
 
     def grow(self, rows: int = 20) -> None:
         """Adds a partition with rows above all others."""

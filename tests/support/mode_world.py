@@ -13,16 +13,17 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 
-from mirror_pump.errors import MirrorPumpError
+from mirror_pump.errors import MirrorPumpError, TableError
 from mirror_pump.ops.register.unregistration import abort_restore
 from mirror_pump.ops.restore.restoration import RestoreStep
+from mirror_pump.ops.resync.format_upgrade import upgrade
 from mirror_pump.ops.retain.retention import change_retention, resume
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
@@ -87,6 +88,9 @@ class ModeWorld:
         connection = self._closing.enter_context(database.connect(autocommit=False))
         self._old = OldTransaction(connection, of_old, found)
         self._order = random.Random(chance.getrandbits(32))
+        self._versions = random.Random(chance.getrandbits(32))
+        for table in self._tables:
+            table.format_version = self._versions.choice([2, 3])
         self._line = self._bounded.line
 
     def __enter__(self) -> Self:
@@ -122,9 +126,17 @@ class ModeWorld:
         self._trail.note(name)
         action()
         self._found[name] += 1
+        if self._versions.random() < 0.15:
+            self._upgrade(self._versions.choice(self._tables))
         self._require_sound()
         for _ in range(2):
             self._reads.some(led=self._pumps.leads)
+
+    def _upgrade(self, table: ModeTable) -> None:
+        """Its lake table gets format version 3, if it is registered, and is not being copied again."""
+        self._trail.note(f"upgrade {table.name}")
+        with suppress(TableError):
+            self._found["upgrades"] += upgrade(self.mirror.settings, f"public.{table.name}", 3, confirmed=True)
 
     def _actions(self) -> dict[Callable[[], None], int]:
         """What may happen, and how often."""

@@ -247,6 +247,16 @@ class RegisterOptions:
         str | None,
         typer.Option(metavar="NAME", help=r"Storage profile of the tables \[that of `profile set-default`]"),
     ] = None
+    format_version: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=3,
+            metavar="2|3",
+            help=r"Iceberg's format version of the lake table: deletes are position-delete files or deletion vectors"
+            r" \[what init set, else 2]",
+        ),
+    ] = None
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Only print what would be registered, and what would leave the heap"),
@@ -434,6 +444,11 @@ _REGISTER_RULES = (
         lambda given: bool(given.follow_new) and given.changes is not None,
         "--follow-new registers tables without --changes",
         "register those that are to have a change feed by name, or give them one by --alter",
+    ),
+    OptionRule[RegisterOptions](
+        lambda given: bool(given.follow_new) and given.format_version is not None,
+        "--follow-new registers tables of the format version that init has set",
+        "mirror-pump init --format-version, then this command without it",
     ),
     OptionRule[RegisterOptions](
         lambda given: given.alter and replace(given, **_ALTERABLE) != RegisterOptions(given.tables),

@@ -57,15 +57,20 @@ def apply(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what differs")] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before tables leave the mirror, or partitions the heap")
+        bool,
+        typer.Option(
+            "--yes",
+            "-y",
+            help="Do not ask before tables leave the mirror, partitions the heap, or lake tables their format version",
+        ),
     ] = False,
 ) -> int:
     """Make the mirror as a file declares it: register tables, unregister those that the file does not have.
 
     Shows what differs first, and asks before anything leaves. Unregistered tables keep their files. A table that is
-    registered with another layout is altered, as by register --alter. One that is registered in another way is only
-    told: to change that it has to be unregistered. If a table is refused, the others still proceed; exit code 1 reports
-    it.
+    registered with another layout is altered, as by register --alter, and a lake table gets a later format version. One
+    that is registered in another way is only told: to change that it has to be unregistered. If a table is refused, the
+    others still proceed; exit code 1 reports it.
     """
     from mirror_pump.ops.register.declaration import differences
     from mirror_pump.ops.setup.stored_settings import complete
@@ -130,6 +135,7 @@ def _declared(place: str, entry: Mapping[str, Any]) -> DeclaredTables:
         tuple(options.followed) if options.follow_new else (),
         options.snapshots(),
         options.feed(),
+        options.format_version,
     )
 
 
@@ -150,7 +156,8 @@ def _confirm() -> None:
     """Asks for confirmation. Raises TableError if refused, UsageError without a terminal to ask on."""
     if not sys.stdin.isatty():
         raise UsageError(
-            "tables leave the mirror, or partitions the heap, and there is no terminal to ask for confirmation",
+            "tables leave the mirror, partitions the heap, or lake tables their format version, and there is no"
+            " terminal to ask for confirmation",
             "check with --dry-run, then give --yes",
         )
     if not typer.confirm("Apply?", default=False, err=True):
@@ -164,6 +171,7 @@ def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: b
     from mirror_pump.ops.register.registration import register
     from mirror_pump.ops.register.selection import follow
     from mirror_pump.ops.register.unregistration import unregister
+    from mirror_pump.ops.resync.format_upgrade import upgrade
     from mirror_pump.ops.resync.snapshots import rest
 
     failed = False
@@ -184,6 +192,9 @@ def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: b
                 )
             elif change.kind is ChangeKind.ALTER_CHANGES and entry is not None:
                 failed |= bool(alter_feeds(settings, [change.subject], entry.feed))
+            elif change.kind is ChangeKind.UPGRADE and entry is not None and entry.format_version is not None:
+                upgrade(settings, change.subject, entry.format_version, confirmed=True)
+                say(f"{change.subject}: format version {entry.format_version}")
             elif change.kind is ChangeKind.REGISTER and entry is not None:
                 alike.setdefault(id(entry), (entry, []))[1].append(change.subject)
         except MirrorPumpError as error:
@@ -201,6 +212,7 @@ def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: b
                 profile=entry.profile,
                 snapshots=entry.snapshots,
                 feed=entry.feed,
+                format_version=entry.format_version,
             )
         if entry.snapshots is not None and wait:
             rest(settings)

@@ -19,6 +19,15 @@ def add(app: typer.Typer) -> None:
             bool,
             typer.Option("--tiered-only", help="Without publication and slot, which tiered tables do not need"),
         ] = False,
+        format_version: Annotated[
+            int | None,
+            typer.Option(
+                min=2,
+                max=3,
+                metavar="2|3",
+                help=r"Iceberg's format version of tables that are registered from now on \[as before; at first 2]",
+            ),
+        ] = None,
     ) -> None:
         """Create or migrate schema modak, the publication and the replication slot, and remember the warehouse.
 
@@ -32,7 +41,7 @@ def add(app: typer.Typer) -> None:
         from mirror_pump.model import format_lsn
         from mirror_pump.ops.setup.initialisation import initialise
 
-        mirror = initialise(settings, say, tiered_only=tiered_only)
+        mirror = initialise(settings, say, tiered_only=tiered_only, format_version=format_version)
         if mirror.streams:
             say(f"ready: frontier {format_lsn(mirror.position)}, warehouse {mirror.warehouse}")
             say("next: mirror-pump register TABLE... and mirror-pump run")

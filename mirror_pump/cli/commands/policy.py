@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated
 
@@ -36,7 +37,11 @@ def add(app: typer.Typer) -> None:
         ] = None,
         yes: Annotated[
             bool,
-            typer.Option("--yes", "-y", help="Let rows expire that a shorter lake_retention does not keep any more"),
+            typer.Option(
+                "--yes",
+                "-y",
+                help="Let rows expire that a shorter lake_retention does not keep any more; upgrade the lake table",
+            ),
         ] = False,
         as_json: Annotated[
             bool, typer.Option("--json", help="Print the result of get as JSON (docs/cli-json.md)")
@@ -44,30 +49,26 @@ def add(app: typer.Typer) -> None:
     ) -> None:
         """Show or change a table's maintenance policy: thresholds, retention, grace periods.
 
-        docs/maintenance.md lists the keys. A table with heap retention also has heap_retention, premake, width,
-        drop_grace and detach (docs/retention.md); a tiered table has lag in place of heap_retention, and lake_retention
-        (docs/tiered.md).
+        docs/maintenance.md lists the keys. format_version is that of the lake table. A table with heap retention also
+        has heap_retention, premake, width, drop_grace and detach (docs/retention.md); a tiered table has lag in place
+        of heap_retention, and lake_retention (docs/tiered.md).
 
-        A shorter lake_retention deletes rows that nothing else has, and wants --yes. A change takes effect when a
-        maintainer next looks at the table. unset restores the default.
+        A shorter lake_retention deletes rows that nothing else has, and wants --yes. A later format_version upgrades
+        the lake table at once, and there is no way back but a copy: it wants --yes, too. Other changes take effect when
+        a maintainer next looks at the table. unset restores the default.
         """
         if (verb is Verb.SET) is not (value is not None):
             raise UsageError(f"policy {verb.value} takes {'KEY and VALUE' if verb is Verb.SET else 'no VALUE'}")
 
-        from mirror_pump.ops.maintenance.policies import change, show
-        from mirror_pump.ops.retain.retention import RETENTION_KEYS, change_retention, show_retention
+        from mirror_pump.ops.maintenance.policies import show
+        from mirror_pump.ops.retain.retention import show_retention
         from mirror_pump.ops.setup.stored_settings import complete
-        from mirror_pump.settings.policy import parse_value, require_key
 
-        # Checked before connecting: a typing error should be reported without waiting for the database.
-        changes = None
-        if key is not None and key not in RETENTION_KEYS:
-            changes = {require_key(key): parse_value(key, value) if value is not None else None}
+        key = None if key is None else key.replace("-", "_")
+        change = _checked_change(key, value, is_read=verb is Verb.GET)
         settings = complete(settings)
-        if verb is not Verb.GET and key in RETENTION_KEYS:
-            change_retention(settings, table, key, value, keeps_rows=not yes)
-        elif verb is not Verb.GET:
-            change(settings, table, changes)
+        if verb is not Verb.GET:
+            change(settings, table, yes)
         entries = [
             entry
             for entry in (*show_retention(settings, table), *show(settings, table))
@@ -80,3 +81,25 @@ def add(app: typer.Typer) -> None:
             return
         for entry in entries:
             say(f"{entry.key} = {entry.shown} ({'set' if entry.is_set else 'default'})")
+
+
+def _checked_change(key: str | None, value: str | None, *, is_read: bool) -> Callable[[Settings, str, bool], object]:
+    """What sets or unsets a key of a table, if `--yes` is given or not. A typing error raises UsageError here, without
+    waiting for the database. `is_read`: the key is only to be shown."""
+    from mirror_pump.ops.maintenance.policies import change
+    from mirror_pump.ops.register.format_versions import parse_format_version
+    from mirror_pump.ops.resync.format_upgrade import upgrade
+    from mirror_pump.ops.retain.retention import RETENTION_KEYS, change_retention
+    from mirror_pump.settings.policy import FORMAT_VERSION_KEY, parse_value, require_key
+
+    if key in RETENTION_KEYS:
+        return lambda settings, table, yes: change_retention(settings, table, key, value, keeps_rows=not yes)
+    if key == FORMAT_VERSION_KEY:
+        if value is None and not is_read:
+            raise UsageError(f"a lake table has one {FORMAT_VERSION_KEY}", "set it to 3; there is no way back")
+        version = 0 if value is None else parse_format_version(value)
+        return lambda settings, table, yes: upgrade(settings, table, version, confirmed=yes)
+    changes = None
+    if key is not None:
+        changes = {require_key(key): parse_value(key, value) if value is not None else None}
+    return lambda settings, table, _: change(settings, table, changes)

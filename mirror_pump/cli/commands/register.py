@@ -126,6 +126,7 @@ def _carry_out(
             snapshots=snapshots,
             on_refused=_report_failure,
             feed=feed,
+            format_version=options.format_version,
         )
     if snapshots is not None and not options.no_wait:
         rest(settings)

@@ -7,9 +7,9 @@ writes files under new names, and only the files that the driver publishes count
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from mirror_pump.engine.ingest.feed_files import FeedSegment, write_events
 from mirror_pump.errors import FileMissing
 from mirror_pump.lake.commit.row_delta import SegmentFiles
 from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.format.data_files import WrittenFile
+from mirror_pump.lake.format.data_files import VECTOR_VERSION, WrittenFile
 from mirror_pump.lake.format.partitioned_files import write_data_files, write_equality_delete_files
 from mirror_pump.lake.format.partitioning import places_by_partition, taken
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, narrowed, raw_text_fields, widened
@@ -31,8 +31,11 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, gathered_writes
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, gathered_writes, held_writes, write_all
 from mirror_pump.model import FeedMode, LakePartitioning, MirroredTable, TableFeed, TableId, TableState
+
+_HELD_BYTES = 1 << 20
+"""Larger files are written by their tasks."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,9 @@ class SegmentTable:
     """Whether changes may concern rows that the lake does not have."""
     feed: TableFeed | None = None
     """Where all changes are written, too."""
+    holds_files: bool = False
+    """Whether small files of rows are returned instead of written: their rows may get IDs of those that they replace
+    (mirror_pump.pipeline.key_index.identified_files)."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,8 @@ class TableResult:
     """The file that could not be written because its directory is gone. Then nothing else counts."""
     feed: FeedSegment | None = None
     """What was written to the table's change feed. None: the segment was decoded without one."""
+    contents: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """The content, by URI, of those of the data files that are not written yet."""
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:
@@ -105,6 +113,7 @@ class TableResult:
         keys = 0 if self.keys is None else self.keys.nbytes
         keys += 0 if self.deleted_rows is None else self.deleted_rows.nbytes
         keys += 0 if self.feed is None else self.feed.nbytes
+        keys += sum(map(len, self.contents.values()))
         return keys + (0 if self.incomplete is None else self.incomplete.nbytes)
 
 
@@ -153,6 +162,7 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         table.partitioning,
         table.lacks_rows,
         feed,
+        holds_files=packing is not None and feed is None and table.format_version >= VECTOR_VERSION,
     )
 
 
@@ -224,7 +234,15 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
     if rows.num_rows and changes.raw:
         rows, schema = narrowed(widened(rows, changes.raw, schema), schema)
         raw_text_ids = raw_text_fields(schema)
-    data = write_data_files(rows, schema, table.location, storage, table.partitioning)
+    contents: dict[str, bytes] = {}
+    if table.holds_files:
+        with held_writes() as contents:
+            data = write_data_files(rows, schema, table.location, storage, table.partitioning)
+        large = {path: content for path, content in contents.items() if len(content) > _HELD_BYTES}
+        write_all(large.items(), storage)
+        contents = {path: content for path, content in contents.items() if path not in large}
+    else:
+        data = write_data_files(rows, schema, table.location, storage, table.partitioning)
     written.own(*(file.path for file in data))
     if table.packing is not None:
         keys = SegmentKeys(
@@ -237,7 +255,14 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
         )
         files = SegmentFiles(data, ())
         return TableResult(
-            table_id, changes.changes, files, changes.incomplete, None, raw_text_columns=raw_text_ids, keys=keys
+            table_id,
+            changes.changes,
+            files,
+            changes.incomplete,
+            None,
+            raw_text_columns=raw_text_ids,
+            keys=keys,
+            contents=contents,
         )
     if changes.deleted_rows is not None:
         deleted = widened(changes.deleted_rows, changes.deleted_raw, table.schema)

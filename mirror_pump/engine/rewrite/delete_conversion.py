@@ -6,9 +6,9 @@ Only key columns are read. A task writes files under new names and commits nothi
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -21,10 +21,15 @@ from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.format.columns import column_names, plain
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
+from mirror_pump.lake.format.deletion_vectors import (
+    DeletionVector,
+    VectorPlace,
+    read_deleted_rows,
+    read_deletion_vectors,
+)
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple, partitions_of
-from mirror_pump.lake.format.position_deletes import leaf_of
+from mirror_pump.lake.format.position_deletes import Positions, leaf_of
 from mirror_pump.lake.format.row_batches import row_batches
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.storage import StorageOptions, local_path
@@ -48,11 +53,30 @@ class OrderedFile:
     path: str
     sequence_number: int
     partition: PartitionTuple = UNPARTITIONED
+    first_row_id: int | None = None
+    """Of a data file the ID of its first row; None without row lineage."""
+    vector: VectorPlace | None = None
+    """Of a data file its deletion vector, which has all rows of it that are deleted by position."""
 
     @classmethod
-    def of(cls, file: LiveFile) -> OrderedFile:
+    def of(cls, file: LiveFile, vector: VectorPlace | None = None) -> OrderedFile:
         """The file as a task needs it."""
-        return cls(file.path, file.sequence_number, file.partition)
+        return cls(file.path, file.sequence_number, file.partition, file.first_row_id, vector)
+
+
+def read_hidden_rows(
+    files: Sequence[OrderedFile], positions: Sequence[str], storage: StorageOptions
+) -> dict[str, Positions]:
+    """The rows of data files that are deleted by position, sorted, by URI: by their vectors, and of files without one
+    by the position-delete files `positions`. Raises LakeError."""
+    hidden = {}
+    without = {file.path for file in files if file.vector is None}
+    if without and positions:
+        hidden = read_deleted_rows(positions, without, storage)
+    vectors = {file.path: file.vector for file in files if file.vector is not None}
+    for path, vector in zip(vectors, read_deletion_vectors(list(vectors.values()), storage), strict=True):
+        hidden[path] = vector.positions
+    return hidden
 
 
 @dataclass(frozen=True)
@@ -70,6 +94,8 @@ class ConversionTask:
     storage: StorageOptions
     keys_at_once: int = KEYS_AT_ONCE
     """Deleted keys held in memory at a time, beyond those of one file."""
+    as_vectors: bool = False
+    """Whether the positions are for deletion vectors, which the commit writes. Otherwise the task writes files."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +109,11 @@ class ConversionResult:
     """URIs of the data files that `files` refer to."""
     rows_read: int
     """Number of rows whose keys were examined."""
+    positions: int
+    """Number of rows that have a deleted key; if files were written, without those that position deletes hide
+    already."""
+    vectors: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Instead of files the positions by URI of the data file, as deletion vectors (DeletionVector.to_blob)."""
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:
@@ -104,13 +135,16 @@ def convert_deletes(task: ConversionTask) -> ConversionResult:
             if len(rows):
                 rows_by_path.setdefault(path, []).append(rows)
     positions = {path: np.unique(np.concatenate(parts)) for path, parts in rows_by_path.items()}
+    if task.as_vectors:
+        vectors = {path: DeletionVector.of(rows).to_blob() for path, rows in positions.items()}
+        return ConversionResult((), tuple(vectors), rows_read, sum(map(len, positions.values())), vectors)
     if positions:
         already_deleted = read_deleted_rows(task.positions, positions.keys(), task.storage)
         for path, rows in already_deleted.items():
             positions[path] = np.setdiff1d(positions[path], rows, assume_unique=True)
     named = {path: rows for path, rows in positions.items() if len(rows)}
     files = write_position_delete_files(named, partitions_of(task.data), task.location, task.storage)
-    return ConversionResult(files, tuple(named), rows_read)
+    return ConversionResult(files, tuple(named), rows_read, sum(map(len, named.values())))
 
 
 def _search_all(task: ConversionTask, keys: DeletedKeys) -> Iterator[tuple[str, Ints, int]]:

@@ -20,7 +20,7 @@ from itertools import groupby
 import pyarrow as pa
 
 from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
-from mirror_pump.engine.rewrite.file_merge import MergeTask, column_of
+from mirror_pump.engine.rewrite.file_merge import MergeTask
 from mirror_pump.engine.rewrite.merge_plan import MOST_SOURCES, size_class
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
@@ -203,8 +203,8 @@ def join_files(task: MergeTask) -> JoinedFile:
     Memory: a row group of the new file, and a batch of each file that has rows of the same transaction. Raises
     LakeError if a file cannot be read.
     """
-    files = ((_first_lsn(file.path, task), partial(_rows_of, file.path, task)) for file in task.data)
-    with DataFileWriter(task.schema, task.location, task.storage, partition=task.partition) as writer:
+    files = ((_first_lsn(file.path, task), partial(_rows_of, file, task)) for file in task.data)
+    with DataFileWriter(task.file_schema, task.location, task.storage, partition=task.partition) as writer:
         for rows in in_commit_order(files):
             writer.write(rows)
     return JoinedFile(writer.written)
@@ -218,11 +218,11 @@ def _first_lsn(path: str, task: MergeTask) -> int:
     return first
 
 
-def _rows_of(path: str, task: MergeTask) -> Iterator[pa.Table]:
-    """A file's rows with the columns of the task's schema."""
-    for _, columns, rows in stored_rows(path, task.schema, None, task.storage, _BATCH_ROWS, task.batch_bytes):
-        arrays = [column_of(column, columns, len(rows), path, task) for column in task.schema.fields]
-        yield pa.table(arrays, schema=task.schema.arrow)
+def _rows_of(file: OrderedFile, task: MergeTask) -> Iterator[pa.Table]:
+    """A file's rows with the columns of the new one."""
+    batches = stored_rows(file.path, task.file_schema, None, task.storage, _BATCH_ROWS, task.batch_bytes)
+    for first, columns, live in batches:
+        yield task.rows_of(file, first, columns, len(live))
 
 
 def expired_files(files: Sequence[FeedFile], first_day: int) -> list[FeedFile]:

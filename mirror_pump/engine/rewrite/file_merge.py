@@ -8,23 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
-from mirror_pump.engine.rewrite.delete_conversion import OrderedFile
+from mirror_pump.engine.rewrite.delete_conversion import OrderedFile, read_hidden_rows
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.contents.dropped_rows import DroppedRows
 from mirror_pump.lake.format.columns import cast_to
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
-from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
+from mirror_pump.lake.format.deletion_vectors import DeletionVector, read_deleted_rows
+from mirror_pump.lake.format.initial_defaults import default_array
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.format.partitioning import PartitionTuple, sort_keys, sorted_places
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.row_batches import BATCH_BYTES, stored_rows
+from mirror_pump.lake.format.row_lineage import lineage_of, with_lineage
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
@@ -47,7 +50,7 @@ class MergeTask:
 
     data: tuple[OrderedFile, ...]
     positions: tuple[str, ...]
-    """Position-delete files that may refer to rows of the data files."""
+    """Position-delete files that may refer to rows of data files without a deletion vector."""
     schema: LakeSchema
     """The table's schema."""
     location: str
@@ -74,6 +77,25 @@ class MergeTask:
             raise ValueError(f"data files of the partitions {partitions} cannot be merged into one")
         return partitions.pop()
 
+    @property
+    def has_lineage(self) -> bool:
+        """Whether the rows have IDs, which the new file keeps."""
+        return all(file.first_row_id is not None for file in self.data)
+
+    @cached_property
+    def file_schema(self) -> LakeSchema:
+        """The new file's columns."""
+        return with_lineage(self.schema) if self.has_lineage else self.schema
+
+    def rows_of(self, file: OrderedFile, first: int, columns: Mapping[int, pa.Array], rows: int) -> pa.Table:
+        """Rows of a data file as those of the new one. `columns`: what the file has of them, by field ID. `first`: the
+        number of the first row. Raises LakeError if the file lacks a required column."""
+        arrays = [column_of(column, columns, rows, file.path, self) for column in self.schema.fields]
+        if self.has_lineage:
+            assert file.first_row_id is not None
+            arrays += lineage_of(columns, first, rows, file.first_row_id, file.sequence_number)
+        return pa.table(arrays, schema=self.file_schema.arrow)
+
 
 @dataclass(frozen=True)
 class PositionsTask:
@@ -89,6 +111,8 @@ class PositionsTask:
     """A data file with at least this many positions gets a position-delete file of its own."""
     partitions: Mapping[str, PartitionTuple] = field(default_factory=dict)
     """Lake partitions of the data files, by URI; those of an unpartitioned table may be left out."""
+    as_vectors: bool = False
+    """As in ConversionTask."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +123,8 @@ class MergedPositions:
     """Empty if no positions remain."""
     data: tuple[str, ...]
     """URIs of the data files that they refer to."""
+    vectors: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """As in ConversionResult."""
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:
@@ -114,20 +140,18 @@ def merge_files(task: MergeTask) -> MergedFile:
     column.
     """
     sources = tuple(file.path for file in task.data)
-    hidden = read_deleted_rows(task.positions, set(sources), task.storage)
+    hidden = read_hidden_rows(task.data, task.positions, task.storage)
     names = {field.field_id: field.name for field in task.schema.fields}
     kept: list[Positions] = []
     keys: list[PackedKeys] = []
     with _SortingWriter(task) as writer:
-        for number, path in enumerate(sources):
-            sequence_number = task.data[number].sequence_number
-            dropped = [drop.bounds for drop in task.dropped if sequence_number <= drop.sequence_number]
+        for file in task.data:
+            dropped = [drop.bounds for drop in task.dropped if file.sequence_number <= drop.sequence_number]
             rows: list[Positions] = [np.zeros(0, np.int64)]
             for start, columns, live in stored_rows(
-                path, task.schema, hidden.get(path), task.storage, _BATCH_ROWS, task.batch_bytes
+                file.path, task.file_schema, hidden.get(file.path), task.storage, _BATCH_ROWS, task.batch_bytes
             ):
-                arrays = [column_of(column, columns, len(live), path, task) for column in task.schema.fields]
-                table = pa.table(arrays, schema=task.schema.arrow)
+                table = task.rows_of(file, start, columns, len(live))
                 for bounds in dropped:
                     live &= ~bounds.holds(table.column(names[bounds.field_id]))
                 if not live.any():
@@ -146,6 +170,7 @@ def merge_files(task: MergeTask) -> MergedFile:
         position=np.concatenate(kept),
         keys=None if task.packing is None else PackedKeys.concatenated(keys, task.packing.words),
         row=writer.row,
+        hidden=hidden,
     )
 
 
@@ -208,7 +233,7 @@ class _SortingWriter:
         if self._writer is None:
             task = self._task
             self._writer = self._stack.enter_context(
-                DataFileWriter(task.schema, task.location, task.storage, partition=self._partition)
+                DataFileWriter(task.file_schema, task.location, task.storage, partition=self._partition)
             )
         self._writer.write(rows)
 
@@ -220,6 +245,9 @@ def merge_positions(task: PositionsTask) -> MergedPositions:
     Memory: 8 bytes per position. Raises LakeError.
     """
     positions = read_deleted_rows(task.files, task.data, task.storage)
+    if task.as_vectors:
+        vectors = {path: DeletionVector.of(rows).to_blob() for path, rows in positions.items() if len(rows)}
+        return MergedPositions((), tuple(vectors), vectors)
     own = [{path: rows} for path, rows in positions.items() if len(rows) >= task.own_positions]
     shared = {path: rows for path, rows in positions.items() if len(rows) < task.own_positions}
     files: list[WrittenFile] = []
@@ -232,7 +260,7 @@ def merge_positions(task: PositionsTask) -> MergedPositions:
 
 
 def column_of(field: LakeField, columns: Mapping[int, pa.Array], rows: int, path: str, task: MergeTask) -> pa.Array:
-    """A column of rows that were read; `initial` or NULL if it was added since the file was written."""
+    """A column of rows that were read; `initial`, its default or NULL if it was added since the file was written."""
     if field.field_id in columns:
         return columns[field.field_id]
     if field.required:
@@ -241,6 +269,8 @@ def column_of(field: LakeField, columns: Mapping[int, pa.Array], rows: int, path
             "rewrite the table's files with the engine that wrote this one, or copy the table again",
         )
     initial = task.initial.get(field.field_id)
+    if initial is None and field.initial_default is not None:
+        initial = default_array(field.initial_default, field.type)
     if initial is None:
         return pa.nulls(rows, field.arrow.type)
     return cast_to(pa.repeat(initial[0], rows), field.arrow.type)

@@ -16,7 +16,7 @@ from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, paths_of
-from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.data_files import VECTOR_VERSION, FileContent
 from mirror_pump.lake.format.partitioning import PartitionTuple, partitions_of
 
 FANOUT = 8
@@ -65,6 +65,10 @@ class MergePlan:
     """Files that the tasks replace, and position-delete files that only refer to data files which go or are gone."""
     base_paths: dict[str, frozenset[str]]
     sequence_number: int
+    sources: tuple[LiveFile, ...]
+    """The data files that the tasks replace."""
+    with_vectors: bool
+    """Whether the table has deletion vectors."""
 
 
 def plan_merge(
@@ -183,11 +187,12 @@ def _plan(
     """Plans to merge each group of data files into one, and position-delete files besides."""
     sources = list(chain.from_iterable(groups))
     replaced = {file.path for file in sources}
+    with_vectors = table.metadata.format_version >= VECTOR_VERSION
     # Rewrites by other engines may leave position deletes that refer to data files which are already gone.
     about = current_files.paths - replaced
     stay: set[str | None] = {None, *about}
     # Vectors go with their data files, and are merged by each commit.
-    position_files = [file for file in current_files.positions if file.format != "PUFFIN"]
+    position_files = [file for file in current_files.positions if file.vector is None]
     dangling = {file.path for file in position_files if file.about not in stay}
     remaining = [file for file in position_files if file.path not in dangling]
     crowded = table.position_deletes > table.records
@@ -198,18 +203,30 @@ def _plan(
     touched = {file.partition for file in sources}
     shared = _shared(file for file in remaining if crowded or file.partition in touched)
     positions = _positions_to_merge(remaining, sizes, shared) if merge_positions else shared
+    if with_vectors:
+        # From before the table had vectors, which take their place.
+        dangling = set()
+        positions = _first_of(position_files) if merge_positions else ()
     if not (sources or positions or (crowded and dangling)):
         return None
     return MergePlan(
         data=tuple(_merge(table, group, current_files.positions) for group in groups),
         positions=PositionsTask(
-            positions, about, table.location, table.storage, sizes.own_positions, current_files.partitions
+            positions,
+            about,
+            table.location,
+            table.storage,
+            sizes.own_positions,
+            current_files.partitions,
+            as_vectors=with_vectors,
         )
         if positions
         else None,
         removed=frozenset(chain(replaced, dangling, positions)),
         base_paths=current_files.live_paths,
         sequence_number=table.sequence_number,
+        sources=tuple(sources),
+        with_vectors=with_vectors,
     )
 
 
@@ -220,10 +237,13 @@ def _merge(table: LakeTable, sources: Sequence[LiveFile], positions: Iterable[Li
     # A position delete comes after the row that it deletes, so files with lower numbers do not matter.
     oldest = min(file.sequence_number for file in sources)
     about = (
-        (file, file.about) for file in positions if file.sequence_number >= oldest and file.partition in partitions
+        (file, file.about)
+        for file in positions
+        if file.vector is None and file.sequence_number >= oldest and file.partition in partitions
     )
+    vectors = {path: file.vector for file in positions if file.vector is not None and (path := file.about) in paths}
     return MergeTask(
-        data=tuple(map(OrderedFile.of, sources)),
+        data=tuple(OrderedFile.of(file, vectors.get(file.path)) for file in sources),
         positions=tuple(file.path for file, data_path in about if data_path is None or data_path in paths),
         schema=table.schema,
         location=table.location,
@@ -236,6 +256,23 @@ def merged_file_rewrite(
     plan: MergePlan, merged: Sequence[MergedFile], positions: MergedPositions | None
 ) -> FileRewrite:
     """The change that the plan's tasks produced. Each source occurs in one of `merged` only."""
+    if plan.with_vectors:
+        return FileRewrite(
+            added=(),
+            removed=plan.removed,
+            relied_on=frozenset(),
+            base_paths=plan.base_paths,
+            sequence_number=plan.sequence_number,
+            complete=False,
+            merged=tuple(merged),
+            with_vectors=True,
+            hidden={} if positions is None else positions.vectors,
+            sources=plan.sources,
+            base_vectors={
+                file.path: file.vector for task in plan.data for file in task.data if file.vector is not None
+            },
+            keeps_row_ids=all(task.has_lineage for task in plan.data),
+        )
     relied_on = set(chain.from_iterable(task.positions for task in plan.data))
     if positions is not None:
         relied_on.update(positions.data)
@@ -345,6 +382,18 @@ def _most_deleted(
 def _shared(positions: Iterable[LiveFile]) -> tuple[str, ...]:
     """Position-delete files that refer to several data files."""
     return tuple(file.path for file in positions if file.about is None and file.records < FULL_POSITIONS)
+
+
+def _first_of(positions: Iterable[LiveFile]) -> tuple[str, ...]:
+    """Position-delete files with as many rows as one file would be left alone with; at least one."""
+    chosen: list[str] = []
+    rows = 0
+    for file in positions:
+        rows += file.records
+        if chosen and rows > FULL_POSITIONS:
+            break
+        chosen.append(file.path)
+    return tuple(chosen)
 
 
 def _positions_to_merge(positions: Sequence[LiveFile], sizes: MergeSizes, shared: Sequence[str]) -> tuple[str, ...]:

@@ -29,7 +29,6 @@ from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
 from mirror_pump.lake.contents.cutline import CutLine, Side
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
 from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.format.position_deletes import (
     PATH_ID,
     Positions,
@@ -45,7 +44,7 @@ class RowsBelow:
     line: CutLine
     """The retention line, in terms of the lake's tier key column."""
 
-    def replaced(self, base_state: PresentFiles, written: StagedFiles) -> Replaced:
+    def replaced(self, base_state: PresentFiles, _written: StagedFiles, /) -> Replaced:
         """Reads the tier key of files that may have rows on both sides of the line, and position deletes that concern
         these and removed files. Raises LakeError."""
         listed = Listing(base_state.storage, (self.line.field_id, PATH_ID)).files(base_state.manifests)
@@ -57,13 +56,11 @@ class RowsBelow:
         superseded, repeated, dangling = _superseded(positions, removed, left, base_state.storage)
         hidden = _united(repeated, _not_hidden_yet(below, positions, base_state.storage))
         doomed = removed | superseded | {file.path for file in files if self._idle(file)}
-        partitions = {file.path: file.partition for file in data}
-        added = write_position_delete_files(hidden, partitions, base_state.location, base_state.storage)
-        written.own(*(file.path for file in added))
         return Replaced(
             lambda entry: entry.path in doomed,
             lambda manifest: any(file.path in doomed for file in listed.get(manifest.path, ())),
-            positions=added,
+            hidden=hidden,
+            partitions={file.path: file.partition for file in data},
             dangling=dangling,
         )
 

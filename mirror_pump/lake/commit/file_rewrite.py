@@ -21,6 +21,10 @@ equality deletes of the base, and adds position deletes.
   cannot refer to newer data files. Or it referred to a single data file that is removed too, or that was not part of
   the base.
 - Older snapshots keep their manifests, so time travel is unaffected.
+- Rows of merged files keep their IDs and the sequence numbers of their last update, if they had any in the base. If the
+  table got row IDs since, the rewrite does not fit.
+
+In a table with deletion vectors, `mirror_pump.lake.commit.vector_rewrite` argues about position deletes.
 
 If another engine's rewrite lands first, `check` refuses: the new files of that rewrite have an older number (that of
 the snapshot that it started from), or the data files that the added position deletes name are gone. If it lands later,
@@ -32,8 +36,8 @@ a stream (Spark's structured streaming) skip such snapshots, and fail on an `ove
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 import pyarrow as pa
@@ -42,7 +46,10 @@ from pyiceberg.manifest import ManifestContent
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile, followed
 from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
+from mirror_pump.lake.commit.vector_rewrite import rows_to_hide
+from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.deletion_vectors import VectorPlace
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.format.partitioning import partitions_of
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry
@@ -78,6 +85,17 @@ class FileRewrite:
     too."""
     drops_rows: bool = False
     """Whether the merged files omit rows of dropped partitions. Then the commit must not call itself a rewrite."""
+    with_vectors: bool = False
+    """Whether the table has deletion vectors. Then nothing is in `added`, and of `removed` only what is `relied_on` has
+    to be live."""
+    hidden: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """With vectors, instead of `added`: rows to hide, by data file URI (DeletionVector.to_blob)."""
+    sources: tuple[LiveFile, ...] = ()
+    """With vectors: the data files that `merged` replaces."""
+    base_vectors: Mapping[str, VectorPlace] = field(default_factory=dict)
+    """The vectors that these have in the base, by URI."""
+    keeps_row_ids: bool = False
+    """Whether the rows of `merged` have the IDs that they had in the base."""
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:
@@ -99,6 +117,9 @@ class FileRewrite:
     def replaced(self, base_state: PresentFiles, written: StagedFiles) -> Replaced:
         """Writes position deletes for rows of `merged` that were deleted since the base. Raises LakeError, and
         FileRewriteSuperseded if the rewrite no longer fits the table."""
+        self._require_row_ids(base_state.manifests)
+        if self.with_vectors:
+            return self._replaced_with_vectors(base_state)
         moved = deletes_moved(self, base_state.manifests, base_state.location, base_state.storage)
         written.own(*(file.path for file in moved))
         return Replaced(
@@ -112,6 +133,28 @@ class FileRewrite:
             converted_to=self.sequence_number if self.complete else None,
         )
 
+    def _replaced_with_vectors(self, base_state: PresentFiles) -> Replaced:
+        _, live = _examined(self, base_state.manifests, base_state.storage)
+        _require_live(self.relied_on, live)
+        try:
+            hidden = rows_to_hide(self.merged, self.sources, self.base_vectors, self.hidden, base_state, live)
+        except (LakeError, pa.ArrowException) as error:
+            raise FileRewriteSuperseded(f"deleted rows cannot be carried over: {error}") from error
+        return Replaced(
+            lambda entry: entry.path in self.removed,
+            self.concerns,
+            data=tuple((merged.file, merged.sequence_number) for merged in self.merged if merged.file is not None),
+            hidden=hidden,
+            rewritten_bytes=self.size_bytes,
+            only_rewrites=bool(self.merged) and not self.drops_rows,
+            uncounted=self.drops_rows,
+            converted_to=self.sequence_number if self.complete else None,
+        )
+
+    def _require_row_ids(self, manifests: Sequence[Manifest]) -> None:
+        if self.merged and not self.keeps_row_ids and any(manifest.first_row_id is not None for manifest in manifests):
+            raise FileRewriteSuperseded("the table's rows have IDs now")
+
 
 def check(rewrite: FileRewrite, manifests: Sequence[Manifest], storage: StorageOptions) -> tuple[str, ...]:
     """Raises FileRewriteSuperseded unless the rewrite may be published on a state with these manifests. Returns the
@@ -119,6 +162,21 @@ def check(rewrite: FileRewrite, manifests: Sequence[Manifest], storage: StorageO
 
     Reads the manifests that the base did not have, unless their entries are in memory.
     """
+    positions, live = _examined(rewrite, manifests, storage)
+    _require_live(rewrite.removed | rewrite.relied_on, live)
+    return positions
+
+
+def _require_live(paths: frozenset[str], live: Collection[str]) -> None:
+    missing = paths.difference(live)
+    if missing:
+        raise FileRewriteSuperseded(f"{min(missing)} is not part of the table any more")
+
+
+def _examined(
+    rewrite: FileRewrite, manifests: Sequence[Manifest], storage: StorageOptions
+) -> tuple[tuple[str, ...], Collection[str]]:
+    """The URIs of the position-delete files that the base did not have, and of all live files. Raises as `check`."""
     base_paths = frozenset(chain.from_iterable(rewrite.base_paths.values()))
     live: set[str] = set()
     positions: list[str] = []
@@ -134,7 +192,7 @@ def check(rewrite: FileRewrite, manifests: Sequence[Manifest], storage: StorageO
             if entry.path in base_paths:
                 continue
             if entry.content == FileContent.POSITION_DELETES:
-                if rewrite.merged and isinstance(entry, StoredEntry) and entry.format != "PARQUET":
+                if rewrite.merged and isinstance(entry, StoredEntry) and entry.format not in ("PARQUET", "PUFFIN"):
                     raise FileRewriteSuperseded(f"{entry.path} is a position-delete file of format {entry.format}")
                 positions.append(entry.path)
             elif entry.sequence_number <= rewrite.sequence_number:
@@ -142,10 +200,7 @@ def check(rewrite: FileRewrite, manifests: Sequence[Manifest], storage: StorageO
                     f"{entry.path}, with sequence number {entry.sequence_number}, has come since the rewrite was"
                     f" computed, at sequence number {rewrite.sequence_number}"
                 )
-    missing = (rewrite.removed | rewrite.relied_on) - live
-    if missing:
-        raise FileRewriteSuperseded(f"{min(missing)} is not part of the table any more")
-    return tuple(positions)
+    return tuple(dict.fromkeys(positions)), live
 
 
 def deletes_moved(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.forked_rewrite import ForkedRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, paths_of
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
-from mirror_pump.lake.format.data_files import FileContent, WrittenFile
+from mirror_pump.lake.format.data_files import VECTOR_VERSION, FileContent, WrittenFile
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry, written_file
 from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.manifests.manifests import stored_of
@@ -19,7 +21,11 @@ def fork_difference(base: LakeTable, fork: LakeTable, *, drop_deletes: bool) -> 
     `drop_deletes`: also remove the base's deletes, because every data file that they may concern was rewritten, in the
     fork or before. Iceberg itself keeps a delete while any older data file exists, even if it does not apply to that
     file. Raises LakeError if the fork is no rewrite of the base, or has files that the mirror cannot describe.
+
+    Of a table with deletion vectors only data files and equality deletes count. Position deletes that the engine wrote
+    say of the data files that stay what those of the base do, which stay as well.
     """
+    with_vectors = base.metadata.format_version >= VECTOR_VERSION
     if not only_rewritten_since(fork.metadata, base.snapshot_id):
         raise LakeError(f"the rewrite of {base.metadata_location} changed rows", "report it: nothing was changed")
     by_manifest = Listing(base.storage).files(base.manifests)
@@ -33,12 +39,17 @@ def fork_difference(base: LakeTable, fork: LakeTable, *, drop_deletes: bool) -> 
             continue
         for entry in stored_of(manifest, fork.storage) if manifest.live_files else ():
             after.add(entry.path)
-            if entry.path not in before:
+            if entry.path not in before and not (with_vectors and entry.content == FileContent.POSITION_DELETES):
                 file = _described(entry, manifest, base)
                 (data if file.content is FileContent.DATA else positions).append(file)
     removed = before.keys() - after
+    if with_vectors:
+        removed = {path for path in removed if before[path].content is not FileContent.POSITION_DELETES}
     if drop_deletes:
-        removed |= {path for path, file in before.items() if file.content is not FileContent.DATA}
+        # Vectors go with their data files.
+        removed |= {
+            path for path, file in before.items() if file.content is not FileContent.DATA and file.vector is None
+        }
     if not (removed or data or positions):
         return None
     return ForkedRewrite(
@@ -49,11 +60,13 @@ def fork_difference(base: LakeTable, fork: LakeTable, *, drop_deletes: bool) -> 
         data_number=base.sequence_number,
         drops_deletes=drop_deletes,
         live_paths=paths_of(by_manifest),
+        had_row_ids=any(manifest.first_row_id is not None for manifest in base.manifests),
     )
 
 
 def _described(entry: StoredEntry, manifest: Manifest, base: LakeTable) -> WrittenFile:
-    file = written_file(entry)
+    # Its rows have their IDs from the files that it replaces, or get new ones when it lands.
+    file = replace(written_file(entry), first_row_id=None)
     number = base.sequence_number if file.content is FileContent.DATA else entry.sequence_number
     if (
         entry.format != "PARQUET"

@@ -17,6 +17,8 @@ Invariant: a rewrite that passes `checked` changes no row that any reader sees. 
 - No row appears twice: `checked` ensures that all removed files are live in the current state.
 - Data files that came since have numbers above n, which `checked` ensures. A removed delete does not reach them.
 - Older snapshots keep their manifests, so time travel is unaffected.
+- In a table of format version 3 the engine carries the rows' IDs over into columns of the added files. If the base's
+  rows have none yet, as the table has just got that version, it fits only as long as they have none.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ class ForkedRewrite:
     """Whether it removes every delete of the base."""
     live_paths: Mapping[str, frozenset[str]]
     """A state that the rewrite may land on: by manifest URI, the URIs of its live files."""
+    had_row_ids: bool = False
+    """Whether the base's rows had IDs."""
 
     @property
     def size_bytes(self) -> int:
@@ -60,6 +64,8 @@ class ForkedRewrite:
     def checked(self, manifests: Sequence[Manifest], storage: StorageOptions) -> ForkedRewrite:
         """The rewrite for a later state, with these manifests. Reads what came since the former one, so that the next
         check finds less to read. Raises FileRewriteSuperseded if it must not land there, and LakeError."""
+        if not self.had_row_ids and any(manifest.first_row_id is not None for manifest in manifests):
+            raise FileRewriteSuperseded("the table's rows have got IDs while it was rewritten")
         unchanged = FileRewrite((), self.removed, frozenset(), self.live_paths, self.data_number, complete=False)
         since = check(unchanged, manifests, storage)
         named = read_deleted_rows(since, self.removed_data, storage) if since and self.removed_data else {}

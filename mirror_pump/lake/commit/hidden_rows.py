@@ -7,7 +7,7 @@ vectors: those of removed data files go, and no others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
 from mirror_pump.lake.commit.row_deletes import RowDeletes, TouchedFile, row_deletes, touched_files
 from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.deletion_vectors import encoded_deletion_vectors
+from mirror_pump.lake.format.deletion_vectors import VectorPlace, encoded_deletion_vectors
 from mirror_pump.lake.format.position_deletes import Positions, decoded_position_deletes
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, StoredEntry
 from mirror_pump.lake.manifests.manifest_list import Manifest
@@ -39,14 +39,11 @@ class VectorCommit:
     """Data files of which no row is left: those that the commit would add are not to be added."""
 
 
-def rows_of_files(
-    files: Iterable[WrittenFile], unwritten: Mapping[str, bytes], storage: StorageOptions
-) -> list[Mapping[str, Positions]]:
-    """The row numbers that position-delete files name, by data file URI. `unwritten`: the content of those that are not
-    in the storage. Raises LakeError."""
+def rows_of_files(files: Iterable[WrittenFile], storage: StorageOptions) -> list[Mapping[str, Positions]]:
+    """The row numbers that position-delete files name, by data file URI. Raises LakeError."""
     rows: list[Mapping[str, Positions]] = []
     for file in files:
-        content = unwritten[file.path] if file.path in unwritten else read_bytes(file.path, storage)
+        content = read_bytes(file.path, storage)
         with decoding(file.path, "a readable position-delete file"):
             rows.append(decoded_position_deletes(content))
     return rows
@@ -68,22 +65,28 @@ def vector_commit(
         for file, number in added
         if file.path in rows
     ]
-    older, left = touched_files(base.manifests, rows, base.storage)
+    older, left = touched_files(base.manifests, rows, base.storage, cache=base.cache)
     if left:
         raise LakeError(
             f"rows of {min(left)} are to be hidden, which is not part of the table in {base.location}",
             "report this; the pump tries again from what the catalog says is applied",
         )
-    deletes = row_deletes(base.manifests, [*touched, *older], removed, base.storage)
+    deletes = row_deletes(base.manifests, [*touched, *older], removed, base.storage, cache=base.cache)
     vectors: tuple[WrittenFile, ...] = ()
     files: tuple[tuple[str, bytes], ...] = ()
     if deletes.vectors:
         vectors, puffin = encoded_deletion_vectors(deletes.vectors, base.location)
         files = (puffin,)
-    return VectorCommit(_with_deletes(replaced, deletes), vectors, files, deletes.emptied)
+        for entry, file in zip(vectors, deletes.vectors.values(), strict=True):
+            assert entry.blob is not None
+            base.cache.keep(VectorPlace(entry.path, entry.blob, entry.record_count), file.vector)
+    changed = deletes.changed | {file.manifest for file in older if file.path in deletes.emptied}
+    return VectorCommit(_with_deletes(replaced, deletes, changed), vectors, files, deletes.emptied)
 
 
-def _with_deletes(replaced: Replaced, deletes: RowDeletes) -> Replaced:
+def _with_deletes(replaced: Replaced, deletes: RowDeletes, changed: Collection[str | None]) -> Replaced:
+    """`changed`: URIs of the manifests that lose files by the deletes."""
+
     def doomed(entry: ManifestEntry | StoredEntry) -> bool:
         if entry.content == FileContent.DATA:
             return entry.path in deletes.emptied or replaced.doomed(entry)
@@ -92,11 +95,10 @@ def _with_deletes(replaced: Replaced, deletes: RowDeletes) -> Replaced:
         return deletes.supersede(entry) or (is_file and replaced.doomed(entry))
 
     def may_hold(manifest: Manifest) -> bool:
-        is_data = manifest.content == ManifestContent.DATA
-        return bool(deletes.emptied if is_data else deletes.superseded) or replaced.may_hold(manifest)
+        return manifest.path in changed or replaced.may_hold(manifest)
 
     data = tuple((file, number) for file, number in replaced.data if file.path not in deletes.emptied)
-    return replace(replaced, doomed=doomed, may_hold=may_hold, data=data, positions=())
+    return replace(replaced, doomed=doomed, may_hold=may_hold, data=data, positions=(), hidden={})
 
 
 def _removed_data(base: PresentFiles, replaced: Replaced) -> frozenset[str]:

@@ -32,8 +32,8 @@ If another engine began a rewrite before and replaces one of the sources, its co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -67,6 +67,8 @@ class MergedFile:
     """The keys of the rows in that order, for a table with a key index."""
     row: Positions | None = None
     """For each row in that order, its row number in this file, if its rows are sorted otherwise."""
+    hidden: Mapping[str, Positions] = field(default_factory=dict)
+    """By URI of a source the rows of it that position deletes of the base hide, sorted."""
 
     @property
     def rows(self) -> Positions:

@@ -9,13 +9,15 @@ for that. So the commit does not distinguish the kinds. A rewrite that changes n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from mirror_pump.lake.commit.commit_cache import CommitCache
 from mirror_pump.lake.contents.cutline import CutLine, divide
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.partitioned_files import write_position_delete_files
+from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, StoredEntry
 from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
@@ -29,6 +31,7 @@ class PresentFiles:
     location: str
     """Root URI of the table's files."""
     storage: StorageOptions
+    cache: CommitCache = field(default_factory=CommitCache, repr=False)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ class Replaced:
     """Data files that replace others, with their data sequence numbers."""
     positions: tuple[WrittenFile, ...] = ()
     """Position-delete files to add."""
+    hidden: Mapping[str, Positions] = field(default_factory=dict)
+    """Rows to hide, sorted, by data file URI: as `RowDelta.hidden`."""
+    partitions: Mapping[str, PartitionTuple] | None = None
+    """As `RowDelta.partitions`. None: `hidden` is only for tables with deletion vectors."""
     dangling: int = 0
     """Rows of removed position-delete files that had nothing to hide any more."""
     uncounted: bool = False
@@ -78,13 +85,11 @@ class FilesAbove:
         listing = Listing(base_state.storage, (self.cutline.field_id,))
         division = divide(base_state.manifests, self.cutline, listing, base_state.storage)
         above = division.above
-        partitions = division.partitions
-        positions = write_position_delete_files(division.hidden, partitions, base_state.location, base_state.storage)
-        written.own(*(file.path for file in positions))
         return Replaced(
             lambda entry: entry.path in above,
             lambda manifest: any(file.path in above for file in division.files.get(manifest.path, ())),
-            positions=positions,
+            hidden=division.hidden,
+            partitions=division.partitions,
             uncounted=True,
         )
 

@@ -14,14 +14,15 @@ from typing import TypeAlias
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import ForeignTable, UsageError
+from mirror_pump.lake.commit.commit_cache import CommitCache, second_vector
 from mirror_pump.lake.contents.delete_index import DeleteFile, DeleteIndex
+from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.format.deletion_vectors import DeletionVector, FileVector, VectorPlace, read_deletion_vectors
+from mirror_pump.lake.format.deletion_vectors import DeletionVector, FileVector, VectorPlace
 from mirror_pump.lake.format.partitioning import PartitionTuple
-from mirror_pump.lake.format.position_deletes import PATH_ID, Positions, read_position_deletes
+from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, StoredEntry
 from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.manifests.manifests import entries_of, stored_of
 from mirror_pump.lake.storage import StorageOptions
 
 _DeleteKey: TypeAlias = tuple[str, int | None]
@@ -38,6 +39,8 @@ class RowDeletes:
     """Data files of which no row is left."""
     superseded: frozenset[_DeleteKey]
     """Deletes that the new vectors have, and those of files that are gone."""
+    changed: frozenset[str] = frozenset()
+    """URIs of the manifests that have them."""
 
     def supersede(self, entry: ManifestEntry | StoredEntry) -> bool:
         """Whether a live delete goes."""
@@ -61,36 +64,43 @@ class TouchedFile:
     spec_id: int
     positions: Positions
     """The numbers of these rows, in any order. Some may be deleted already."""
+    manifest: str | None = None
+    """URI of the manifest that has it. None: it is new."""
 
 
 def touched_files(
     manifests: Sequence[Manifest],
     deleted: Mapping[str, Positions],
     storage: StorageOptions,
-    name_of: Callable[[str], str] = str,
+    name_of: Callable[[str], str] | None = None,
+    cache: CommitCache | None = None,
 ) -> tuple[list[TouchedFile], Mapping[str, Positions]]:
     """The live data files of which rows go, and what is left of `deleted`, since no live file has the name. `deleted`:
-    row numbers by name, which `name_of` tells of a URI: engines spell those of local files in several ways. Raises
-    LakeError."""
+    row numbers by URI, or by the name that `name_of` makes of a URI: engines spell those of local files in several
+    ways. Raises LakeError."""
+    cache = CommitCache() if cache is None else cache
     left = dict(deleted)
     touched = []
     for manifest in manifests:
         if not left:
             break
         if manifest.content == ManifestContent.DATA and manifest.live_files:
-            for entry in entries_of(manifest, storage):
-                positions = left.pop(name_of(entry.path), None)
-                if positions is not None:
-                    touched.append(
-                        TouchedFile(
-                            entry.path,
-                            entry.sequence_number,
-                            entry.records,
-                            entry.partition,
-                            manifest.spec_id,
-                            positions,
-                        )
+            files = cache.data_files(manifest, storage)
+            if name_of is not None:
+                files = {name_of(path): file for path, file in files.items()}
+            for name in left.keys() & files.keys():
+                file = files[name]
+                touched.append(
+                    TouchedFile(
+                        file.path,
+                        file.sequence_number,
+                        file.records,
+                        file.partition,
+                        manifest.spec_id,
+                        left.pop(name),
+                        manifest.path,
                     )
+                )
     return touched, left
 
 
@@ -99,7 +109,8 @@ def row_deletes(
     touched: Sequence[TouchedFile],
     removed: Collection[str],
     storage: StorageOptions,
-    name_of: Callable[[str], str] = str,
+    name_of: Callable[[str], str] | None = None,
+    cache: CommitCache | None = None,
 ) -> RowDeletes:
     """What becomes of the deletes of a snapshot with these manifests if rows of `touched` files go, and the data files
     in `removed`. `name_of` as for `touched_files`.
@@ -107,24 +118,19 @@ def row_deletes(
     Raises UsageError for rows that a file does not have, ForeignTable for deletes of it in files that are not Parquet,
     and LakeError.
     """
-    deletes = _position_deletes(manifests, storage)
-    index = DeleteIndex(deletes, frozenset())
+    deletes = _PresentDeletes(manifests, storage, CommitCache() if cache is None else cache)
     vectors: dict[str, FileVector] = {}
     emptied = set()
-    for file, before in zip(touched, _hidden(touched, index, storage), strict=True):
+    for file, before in zip(touched, deletes.hidden(touched), strict=True):
         _require_rows(file)
         after = DeletionVector.of(file.positions).union(before)
         if len(after) == file.records:
             emptied.add(file.path)
-        elif len(after) > len(before):
+        elif len(after) > len(before) or (len(after) and not deletes.has_vector(file.path)):
+            # The vector also takes the place of position-delete files, which the commit may remove.
             vectors[file.path] = FileVector(after, file.partition, file.spec_id)
-    gone = set(map(name_of, (*removed, *emptied, *vectors)))
-    superseded = frozenset(
-        _delete_key(file)
-        for file in deletes
-        if file.referenced_path is not None and name_of(file.referenced_path) in gone
-    )
-    return RowDeletes(vectors, frozenset(emptied), superseded)
+    superseded, changed = deletes.about([*removed, *emptied, *vectors], name_of)
+    return RowDeletes(vectors, frozenset(emptied), superseded, changed)
 
 
 def _require_rows(file: TouchedFile) -> None:
@@ -133,59 +139,68 @@ def _require_rows(file: TouchedFile) -> None:
         raise UsageError(f"{file.path} has {file.records} rows, numbered from 0", "delete rows that it has")
 
 
-def _position_deletes(manifests: Sequence[Manifest], storage: StorageOptions) -> list[DeleteFile]:
-    """All live vectors and position-delete files."""
-    return [
-        _delete_file(entry, manifest.spec_id)
-        for manifest in manifests
-        if manifest.content == ManifestContent.DELETES and manifest.deletes is not FileContent.EQUALITY_DELETES
-        for entry in (_delete_entries(manifest, storage) if manifest.live_files else ())
-        if entry.content == FileContent.POSITION_DELETES
-    ]
+class _PresentDeletes:
+    """All live vectors and position-delete files of a snapshot."""
 
+    def __init__(self, manifests: Sequence[Manifest], storage: StorageOptions, cache: CommitCache) -> None:
+        self._storage = storage
+        self._cache = cache
+        self._by_manifest = {
+            manifest.path: cache.deletes(manifest, storage)
+            for manifest in manifests
+            if manifest.content == ManifestContent.DELETES
+            and manifest.deletes is not FileContent.EQUALITY_DELETES
+            and manifest.live_files
+        }
+        others = [file for deletes in self._by_manifest.values() for file in deletes.others]
+        self._others = DeleteIndex(others, frozenset())
 
-def _delete_entries(manifest: Manifest, storage: StorageOptions) -> Sequence[ManifestEntry | StoredEntry]:
-    """The live entries, from memory if they tell enough there: of files that are not vectors the bounds are needed."""
-    entries = manifest.entries
-    if entries is not None and all(entry.blob is not None for entry in entries):
-        return entries
-    return stored_of(manifest, storage)
+    def has_vector(self, path: str) -> bool:
+        return any(path in deletes.vectors for deletes in self._by_manifest.values())
 
+    def of(self, file: TouchedFile | LiveFile) -> tuple[DeleteFile, ...]:
+        """As DeleteIndex.position_deletes."""
+        vectors = [deletes.vectors[file.path] for deletes in self._by_manifest.values() if file.path in deletes.vectors]
+        if len(vectors) > 1:
+            raise second_vector(vectors[1])
+        if vectors and vectors[0].sequence_number >= file.sequence_number:
+            return (vectors[0],)
+        return self._others.position_deletes(file.path, file.sequence_number, file.spec_id, file.partition)
 
-def _delete_file(entry: ManifestEntry | StoredEntry, spec_id: int) -> DeleteFile:
-    lowest = highest = None
-    if entry.referenced_data_file is not None:
-        lowest = highest = entry.referenced_data_file.encode("utf-8", "surrogatepass")
-    elif isinstance(entry, StoredEntry):
-        lowest, highest = entry.lower_bounds.get(PATH_ID), entry.upper_bounds.get(PATH_ID)
-    return DeleteFile(
-        FileContent.POSITION_DELETES,
-        entry.path,
-        entry.format if isinstance(entry, StoredEntry) else "PUFFIN",
-        entry.records,
-        entry.size_bytes,
-        entry.sequence_number,
-        spec_id,
-        entry.partition,
-        lowest_path=lowest,
-        highest_path=highest,
-        blob=entry.blob,
-    )
+    def hidden(self, files: Sequence[TouchedFile | LiveFile]) -> list[DeletionVector]:
+        """The rows of each data file that its deletes hide."""
+        hidden = [DeletionVector.empty()] * len(files)
+        stored: dict[int, VectorPlace] = {}
+        for number, file in enumerate(files):
+            deletes = self.of(file)
+            if deletes and (blob := deletes[0].blob) is not None:
+                stored[number] = VectorPlace(deletes[0].path, blob, deletes[0].records)
+            elif deletes:
+                hidden[number] = _hidden_by_files(file.path, deletes, self._storage)
+        for number, vector in zip(stored, self._cache.vectors(list(stored.values()), self._storage), strict=True):
+            hidden[number] = vector
+        return hidden
 
-
-def _hidden(touched: Sequence[TouchedFile], index: DeleteIndex, storage: StorageOptions) -> list[DeletionVector]:
-    """The rows of each data file that its deletes hide."""
-    hidden = [DeletionVector.empty()] * len(touched)
-    stored: dict[int, VectorPlace] = {}
-    for place, file in enumerate(touched):
-        deletes = index.position_deletes(file.path, file.sequence_number, file.spec_id, file.partition)
-        if deletes and (blob := deletes[0].blob) is not None:
-            stored[place] = VectorPlace(deletes[0].path, blob, deletes[0].records)
-        elif deletes:
-            hidden[place] = _hidden_by_files(file.path, deletes, storage)
-    for place, vector in zip(stored, read_deletion_vectors(list(stored.values()), storage), strict=True):
-        hidden[place] = vector
-    return hidden
+    def about(
+        self, paths: Sequence[str], name_of: Callable[[str], str] | None
+    ) -> tuple[frozenset[_DeleteKey], frozenset[str]]:
+        """The deletes that concern one of these data files alone, and the URIs of the manifests that have them."""
+        names = frozenset(paths if name_of is None else map(name_of, paths))
+        concerned: set[_DeleteKey] = set()
+        changed = set()
+        for path, deletes in self._by_manifest.items():
+            if name_of is None:
+                inside = [deletes.vectors[name] for name in names & deletes.vectors.keys()]
+            else:
+                inside = [file for name, file in deletes.vectors.items() if name_of(name) in names]
+            for file in deletes.others:
+                name = file.referenced_path
+                if name is not None and (name if name_of is None else name_of(name)) in names:
+                    inside.append(file)
+            if inside:
+                changed.add(path)
+                concerned |= {_delete_key(file) for file in inside}
+        return frozenset(concerned), frozenset(changed)
 
 
 def _hidden_by_files(path: str, deletes: Sequence[DeleteFile], storage: StorageOptions) -> DeletionVector:
@@ -202,3 +217,23 @@ def _key(entry: ManifestEntry | StoredEntry) -> _DeleteKey:
 
 def _delete_key(file: DeleteFile) -> _DeleteKey:
     return file.path, None if file.blob is None else file.blob.offset
+
+
+def later_deletes(
+    manifests: Sequence[Manifest],
+    files: Sequence[LiveFile],
+    base: Mapping[str, VectorPlace],
+    storage: StorageOptions,
+    cache: CommitCache | None = None,
+) -> dict[str, Positions]:
+    """The rows that the deletes of a snapshot with these manifests hide in data files, sorted, by URI; without those of
+    files that still have their vectors of the `base`. Raises as `row_deletes`."""
+    deletes = _PresentDeletes(manifests if files else (), storage, CommitCache() if cache is None else cache)
+    changed = []
+    for file in files:
+        places = [None if delete.blob is None else (delete.path, delete.blob) for delete in deletes.of(file)]
+        place = base.get(file.path)
+        if places != ([] if place is None else [(place.path, place.place)]):
+            changed.append(file)
+    hidden = deletes.hidden(changed)
+    return {file.path: vector.positions for file, vector in zip(changed, hidden, strict=True)}

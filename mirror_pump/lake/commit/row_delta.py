@@ -14,10 +14,11 @@ from typing import TypeAlias
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import LakeError
+from mirror_pump.lake.commit.commit_cache import CommitCache
 from mirror_pump.lake.commit.concurrent_rewrites import placeholder_number
 from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
-from mirror_pump.lake.commit.file_rewrite import FileRewrite
+from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.forked_rewrite import ForkedRewrite
 from mirror_pump.lake.commit.hidden_rows import rows_of_files, vector_commit
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove, PresentFiles, Replaced
@@ -37,6 +38,8 @@ from mirror_pump.lake.format.data_files import (
     WrittenFile,
     write_data_file,
 )
+from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
+from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
@@ -77,10 +80,11 @@ class RowDelta:
     positions: tuple[WrittenFile, ...] = ()
     """Position-delete files, for rows of older files and of the segments' own files. They apply in any order. Staging
     reads them, and writes deletion vectors in their place, if the table's format version has these."""
-    unwritten: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """The content, by URI, of those of the position-delete files that staging has to write."""
     hidden: Mapping[str, Positions] = field(default_factory=dict, repr=False)
-    """As `positions`, as row numbers by data file URI: only for tables with deletion vectors."""
+    """As `positions`, as sorted row numbers by data file URI: staging writes deletion vectors, or else position-delete
+    files, one for each lake partition."""
+    partitions: Mapping[str, PartitionTuple] = field(default_factory=dict, repr=False)
+    """The lake partitions of these data files, by URI; those of an unpartitioned table may be left out."""
     schema: LakeSchema | None = None
     """The table's columns from this snapshot on. None: they do not change. The commit's files may still have the former
     columns, since readers find columns by field ID."""
@@ -142,6 +146,8 @@ class LakeTable:
     manifests: tuple[Manifest, ...]
     """The manifests of the current snapshot."""
     retention: HistoryRetention = DEFAULT_RETENTION
+    cache: CommitCache = field(default_factory=CommitCache, repr=False, compare=False)
+    """What later commits find again."""
 
     @classmethod
     def create(
@@ -171,15 +177,18 @@ class LakeTable:
         return empty._stage(RowDelta(()), now_ms, frozenset(), None, has_retention=has_retention)
 
     @classmethod
-    def load(cls, metadata_location: str, storage: StorageOptions) -> LakeTable:
-        """Loads the table that a metadata file of any engine describes.
+    def load(cls, metadata_location: str, storage: StorageOptions, cache: CommitCache | None = None) -> LakeTable:
+        """Loads the table that a metadata file of any engine describes. `cache`: that of other tables, or of this one
+        before.
 
-        Raises LakeError if a file is missing or damaged, and ForeignTable if the table is not of format version 2.
+        Raises LakeError if a file is missing or damaged, and ForeignTable if the table has neither format version 2 nor
+        3.
         """
         metadata = read_metadata(metadata_location, storage)
         snapshot = metadata.current_snapshot
         manifests = read_list(snapshot.manifest_list, storage) if snapshot is not None else ()
-        return cls(metadata, metadata_location, storage, manifests)
+        kept = CommitCache() if cache is None else cache
+        return cls(metadata, metadata_location, storage, manifests, cache=kept)
 
     def stage(
         self,
@@ -231,13 +240,14 @@ class LakeTable:
         """Stages the delta. `written` owns each file as soon as it exists."""
         sequence_number = self.metadata.last_sequence_number + max(len(delta.segments), 1)
         added = _numbered(delta, sequence_number)
-        replaced, unwritten = self._replaced(delta, added, sequence_number, written)
+        replaced, deletes = self._replaced(delta, added, sequence_number, written)
         self._add_placeholder(added, written)
         added.data.extend(replaced.data)
         writer = ManifestWriter(self.metadata, sequence_number=sequence_number)
         removal = Removal(list(self.manifests), [], FileCounts())
         if replaced is not _NOTHING_REPLACED:
-            removal = writer.remove(self.manifests, self.storage, replaced.doomed, replaced.may_hold)
+            vectors = added.positions if self.has_vectors else []
+            removal = writer.remove(self.manifests, self.storage, replaced.doomed, replaced.may_hold, vectors)
         manifests = self._manifests(writer, added, removal)
         timestamp = max(now_ms, self.metadata.last_updated_ms)
         summary = self._summary(delta, added, removal, replaced, timestamp)
@@ -246,14 +256,14 @@ class LakeTable:
         if has_retention:
             metadata = with_branch(metadata, ARCHIVE_BRANCH, snapshot.snapshot_id)
         new_location = next_location(self.metadata, old_location)
-        files = [*unwritten, *writer.files, (new_location, metadata.to_json())]
+        files = [*deletes, *writer.files, (new_location, metadata.to_json())]
         directory = metadata_directory(self.metadata)
         if old_location is not None and not old_location.startswith(f"{directory}/"):
             # Another engine has just changed the table's metadata directory.
             make_directory(directory, self.storage)
         write_all(files, self.storage)
         written.own(*(location for location, _ in files))
-        table = LakeTable(metadata, new_location, self.storage, manifests, self.retention)
+        table = LakeTable(metadata, new_location, self.storage, manifests, self.retention, self.cache)
         return _staged(table, snapshot, old_location, written)
 
     def _replaced(
@@ -263,23 +273,27 @@ class LakeTable:
         returns the URI and content of those that are to be written."""
         replaced = _NOTHING_REPLACED
         if delta.replaces is not None:
-            replaced = delta.replaces.replaced(PresentFiles(self.manifests, self.location, self.storage), written)
+            replaced = delta.replaces.replaced(self._present, written)
         added.positions.extend((file, sequence_number) for file in (*delta.positions, *replaced.positions))
-        if self.metadata.format_version >= VECTOR_VERSION:
+        if self.has_vectors:
             return self._with_vectors(delta, added, replaced, sequence_number)
-        if delta.hidden:
-            raise ValueError(f"{self.location} has format version {self.metadata.format_version}, without vectors")
-        return replaced, [*delta.unwritten.items()]
+        if replaced.hidden and replaced.partitions is None:
+            raise FileRewriteSuperseded(f"{self.location} has no deletion vectors any more")
+        deletes = [
+            *encoded_position_delete_files(delta.hidden, delta.partitions, self.location),
+            *encoded_position_delete_files(replaced.hidden, replaced.partitions or {}, self.location),
+        ]
+        added.positions.extend((file, sequence_number) for file, _ in deletes)
+        return replaced, [(file.path, content) for file, content in deletes]
 
     def _with_vectors(
         self, delta: RowDelta, added: _Added, replaced: Replaced, sequence_number: int
     ) -> tuple[Replaced, list[tuple[str, bytes]]]:
         """Puts deletion vectors in the place of the position-delete files in `added`. Returns what the commit removes,
         and the files that hold the vectors."""
-        hidden = rows_of_files((file for file, _ in added.positions), delta.unwritten, self.storage)
-        base = PresentFiles(self.manifests, self.location, self.storage)
+        hidden = rows_of_files((file for file, _ in added.positions), self.storage)
         data = [*added.data, *replaced.data]
-        changed = vector_commit(base, [delta.hidden, *hidden], data, self.spec_id, replaced)
+        changed = vector_commit(self._present, [delta.hidden, replaced.hidden, *hidden], data, self.spec_id, replaced)
         added.positions[:] = [(vector, sequence_number) for vector in changed.vectors]
         added.data[:] = [(file, number) for file, number in added.data if file.path not in changed.emptied]
         return changed.replaced, [*changed.files]
@@ -299,7 +313,8 @@ class LakeTable:
 
     def _manifests(self, writer: ManifestWriter, added: _Added, removal: Removal) -> tuple[Manifest, ...]:
         """The manifests of the new snapshot."""
-        new = {ManifestContent.DATA: added.data, ManifestContent.DELETES: [*added.deletes, *added.positions]}
+        positions = [] if removal.joined else added.positions
+        new = {ManifestContent.DATA: added.data, ManifestContent.DELETES: [*added.deletes, *positions]}
         return (*writer.next(removal.untouched, new, self.storage), *removal.rewritten)
 
     def _summary(
@@ -323,14 +338,17 @@ class LakeTable:
         )
         after = counted.after(counts, removal.removed, replaced.rewritten_bytes)
         # A vector goes with its data file.
-        has_vectors = self.metadata.format_version >= VECTOR_VERSION
-        counted = replace(after, dangling=counted.dangling) if has_vectors else after
+        counted = replace(after, dangling=counted.dangling) if self.has_vectors else after
         if SnapshotSummary(summary).total(Total.POSITION_DELETES) == (
             counts.position_deletes if replaced.empties else 0
         ):
             counted = replace(counted, dangling=0, uncertain=0)
         summary |= counted.to_summary()
         return summary | pending_after(self.metadata, summary, replaced.converted_to, timestamp)
+
+    @property
+    def _present(self) -> PresentFiles:
+        return PresentFiles(self.manifests, self.location, self.storage, self.cache)
 
     @property
     def location(self) -> str:
@@ -362,6 +380,11 @@ class LakeTable:
         """Whether new files belong to partitions of a kind that the mirror does not write, because another engine
         partitioned the table."""
         return self.metadata.partition_type(self.spec_id) is None
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether rows are deleted by deletion vectors, and no more by position-delete files."""
+        return self.metadata.format_version >= VECTOR_VERSION
 
     @property
     def spec_id(self) -> int:

@@ -26,6 +26,7 @@ from mirror_pump.lake.document.next_metadata import with_main
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.document.table_metadata import MAIN, TableMetadata
+from mirror_pump.lake.format.data_files import FORMAT_VERSION
 from mirror_pump.lake.manifests.manifest_list import read_list
 from mirror_pump.lake.storage import make_directory, write_all
 from mirror_pump.model import SnapshotId
@@ -48,6 +49,7 @@ class TableHead:
     """Rows of its delete files."""
     deletes_by_key: bool
     """Whether it has equality deletes, each of which may hide any number of rows."""
+    format_version: int = FORMAT_VERSION
 
     @classmethod
     def of(cls, table: LakeTable) -> TableHead:
@@ -63,6 +65,7 @@ class TableHead:
             rows[ManifestContent.DATA],
             rows[ManifestContent.DELETES],
             bool(rows[ManifestContent.DELETES]) and by_key != 0,
+            table.metadata.format_version,
         )
 
     @classmethod

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.deletion_vectors import VectorPlace
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry
@@ -37,6 +38,12 @@ class LiveFile:
     upper_bounds: Mapping[int, bytes]
     partition: PartitionTuple = UNPARTITIONED
     """Its lake partition, under the partition spec of its manifest."""
+    spec_id: int = 0
+    """That partition spec."""
+    vector: VectorPlace | None = None
+    """Of a deletion vector where it is."""
+    first_row_id: int | None = None
+    """Of a data file the ID of its first row; None in snapshots without row lineage."""
 
     @property
     def about(self) -> str | None:
@@ -55,18 +62,23 @@ class Listing:
         self._storage = storage
         self._bounds_of = frozenset(bounds_of)
         self._cached: dict[str, tuple[LiveFile, ...]] = {}
+        self._row_ids: dict[str, int | None] = {}
+        """The first row ID of each manifest in the cache: it gets one with the first snapshot of format version 3."""
 
     def files(self, manifests: Sequence[Manifest]) -> Mapping[str, tuple[LiveFile, ...]]:
         """Live files by manifest URI. Reads only manifests that the previous call did not ask for. Raises LakeError."""
         self._cached = {
-            manifest.path: self._cached.get(manifest.path) or self._read(manifest)
-            for manifest in manifests
-            if manifest.live_files
+            manifest.path: self._kept(manifest) or self._read(manifest) for manifest in manifests if manifest.live_files
         }
+        self._row_ids = {manifest.path: manifest.first_row_id for manifest in manifests if manifest.live_files}
         return self._cached
 
+    def _kept(self, manifest: Manifest) -> tuple[LiveFile, ...] | None:
+        is_same = self._row_ids.get(manifest.path) == manifest.first_row_id
+        return self._cached.get(manifest.path) if is_same else None
+
     def _read(self, manifest: Manifest) -> tuple[LiveFile, ...]:
-        return tuple(_live(entry, self._bounds_of) for entry in stored_of(manifest, self._storage))
+        return tuple(_live(entry, manifest.spec_id, self._bounds_of) for entry in stored_of(manifest, self._storage))
 
 
 def listed(
@@ -115,7 +127,7 @@ def naming(positions: Sequence[LiveFile], paths: Sequence[str]) -> tuple[str, ..
     )
 
 
-def _live(entry: StoredEntry, bounds_of: Collection[int]) -> LiveFile:
+def _live(entry: StoredEntry, spec_id: int, bounds_of: Collection[int]) -> LiveFile:
     lower, upper = (_bounds(stored, bounds_of) for stored in (entry.lower_bounds, entry.upper_bounds))
     if entry.blob is not None and entry.referenced_data_file is not None and PATH_ID in bounds_of:
         # A vector has no bounds, and is about one data file.
@@ -131,6 +143,9 @@ def _live(entry: StoredEntry, bounds_of: Collection[int]) -> LiveFile:
         lower_bounds=lower,
         upper_bounds=upper,
         partition=entry.partition,
+        spec_id=spec_id,
+        vector=None if entry.blob is None else VectorPlace(entry.path, entry.blob, entry.records),
+        first_row_id=entry.first_row_id if entry.content == FileContent.DATA else None,
     )
 
 

@@ -9,7 +9,7 @@ import uuid
 from mirror_pump.errors import ForeignTable
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.damaged_files import decoding
-from mirror_pump.lake.format.data_files import FORMAT_VERSION
+from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
 from mirror_pump.lake.storage import StorageOptions, join, read_bytes
 
 _GZIP = b"\x1f\x8b"
@@ -18,14 +18,15 @@ _GZIP = b"\x1f\x8b"
 def read_metadata(location: str, storage: StorageOptions) -> TableMetadata:
     """The metadata document of any engine's table.
 
-    Raises LakeError if it is missing or damaged, ForeignTable if it does not have format version 2.
+    Raises LakeError if it is missing or damaged, ForeignTable if it has neither format version 2 nor 3.
     """
     metadata = read_any_version(location, storage)
     version = metadata.format_version
-    if version != FORMAT_VERSION:
+    if version not in (FORMAT_VERSION, VECTOR_VERSION):
         raise ForeignTable(
-            f"{location} has Iceberg format version {version}; mirrored tables have version {FORMAT_VERSION}",
-            "unregister and register the table; no other engine may upgrade its lake table",
+            f"{location} has Iceberg format version {version}; mirrored tables have version {FORMAT_VERSION} or"
+            f" {VECTOR_VERSION}",
+            "unregister and register the table; no other engine may upgrade its lake table further",
         )
     return metadata
 

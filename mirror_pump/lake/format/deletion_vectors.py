@@ -27,7 +27,7 @@ from mirror_pump.lake.format.position_deletes import Positions, read_position_de
 from mirror_pump.lake.format.puffin import Blob, BlobPlace, decoded_puffin, encoded_puffin, read_blobs
 from mirror_pump.lake.storage import StorageOptions, read_bytes
 
-_SUFFIX = ".puffin"
+PUFFIN_SUFFIX = ".puffin"
 """Of names of files of vectors, of any engine."""
 _KIND = "deletion-vector-v1"
 _MAGIC = b"\xd1\xd3\x39\x64"
@@ -137,7 +137,7 @@ def encoded_deletion_vectors(
         for path, file in vectors.items()
     ]
     content, places = encoded_puffin(blobs)
-    puffin = data_location(location, f"{uuid.uuid4().hex}-deletes{_SUFFIX}")
+    puffin = data_location(location, f"{uuid.uuid4().hex}-deletes{PUFFIN_SUFFIX}")
     common = WrittenFile(FileContent.POSITION_DELETES, puffin, 0, len(content), {}, {}, {}, {}, {})
     entries = tuple(
         replace(
@@ -161,7 +161,7 @@ def read_deleted_rows(
 
     Of a file of vectors all count, also those that newer ones have replaced: these have the same rows, and more.
     """
-    puffins = dict.fromkeys(file for file in files if file.endswith(_SUFFIX))
+    puffins = dict.fromkeys(file for file in files if file.endswith(PUFFIN_SUFFIX))
     if not puffins:
         return read_position_deletes(files, data_files, storage)
     vectors: dict[str, DeletionVector] = {}
@@ -174,10 +174,19 @@ def read_deleted_rows(
                     vectors[path] = vectors.get(path, DeletionVector.empty()).union(
                         DeletionVector.from_blob(blob.content)
                     )
-    others = [file for file in files if not file.endswith(_SUFFIX)]
+    others = [file for file in files if not file.endswith(PUFFIN_SUFFIX)]
     for path, positions in (read_position_deletes(others, data_files, storage) if others else {}).items():
         vectors[path] = vectors.get(path, DeletionVector.empty()).union(DeletionVector.of(positions))
     return {path: vector.positions for path, vector in vectors.items()}
+
+
+def require_vectors(path: str, storage: StorageOptions) -> None:
+    """Reads all vectors of a file. Raises FileMissing, FileDamaged, and LakeError."""
+    content = read_bytes(path, storage)
+    with decoding(path, "a file of deletion vectors"):
+        for blob in decoded_puffin(content):
+            if blob.kind == _KIND and len(DeletionVector.from_blob(blob.content)) != int(blob.properties[_CARDINALITY]):
+                raise ValueError("a vector has not as many rows as its footer says")
 
 
 def read_deletion_vectors(stored: Sequence[VectorPlace], storage: StorageOptions) -> list[DeletionVector]:

@@ -103,7 +103,9 @@ def feed_schema_of(
     """As `feed_schema`, of a table with the lake schema `plain`, without raw text columns."""
     optional = replace(
         plain,
-        fields=tuple(replace(field, name=feed_column(field.name), required=False) for field in plain.fields),
+        fields=tuple(
+            replace(field, name=feed_column(field.name), required=False) for field in plain.without_defaults.fields
+        ),
         key_ids=(),
     )
     fields = []

@@ -11,7 +11,7 @@ result, some 150 bytes a key, does not grow with the commit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Self, TypeAlias
 
@@ -113,6 +113,14 @@ class FileNumbers:
         mask[[self._numbers[path] for path in paths if path in self._numbers]] = True
         return mask
 
+    def rename(self, path: str, new_path: str) -> None:
+        """Gives a file's number to the copy that takes its place."""
+        number = self._numbers.pop(path)
+        self._paths[number] = new_path
+        self._numbers[new_path] = number
+        if path in self._partitions:
+            self._partitions[new_path] = self._partitions.pop(path)
+
     def forget(self, paths: Sequence[str]) -> None:
         """Frees the numbers of files that nothing refers to any more."""
         self._free.extend(self._numbers.pop(path) for path in paths if path in self._numbers)
@@ -132,6 +140,17 @@ class IndexPlan:
     """For each segment, indexes of its deleted keys that have no row in the index nor in an earlier segment."""
     touched: tuple[tuple[PackedKeys, Places], ...]
     """Every key that the commit touches, each once, with the place of its row after the commit; NOWHERE for none."""
+    changed: tuple[tuple[Places, Places], ...] = ()
+    """If asked for: the rows of the commit whose keys had a row before it: their places, and those of the rows
+    before."""
+
+    def renamed(self, paths: Mapping[str, str]) -> IndexPlan:
+        """The plan with other URIs of data files."""
+        if not paths:
+            return self
+        positions = {paths.get(path, path): rows for path, rows in self.positions.items()}
+        partitions = {paths.get(path, path): partition for path, partition in self.partitions.items()}
+        return replace(self, positions=positions, partitions=partitions)
 
 
 _RESULT_BYTES = 24
@@ -146,13 +165,14 @@ def plan_commit(
     segments: Sequence[KeyedSegment],
     *,
     part_keys: int = PART_KEYS,
+    with_changed: bool = False,
 ) -> IndexPlan:
     """Works out the commit, about `part_keys` keys at a time. Leaves the index unchanged until `apply_plan`, but gives
-    numbers to the new data files."""
+    numbers to the new data files. `with_changed`: the plan is to have `changed`."""
     spill = Spill(part_keys * _RESULT_BYTES)
     planned = []
     for part in _parts(segments, part_keys):
-        planned.append(spill.stored(_plan_part(index, numbers, part), part_keys * _RESULT_BYTES))
+        planned.append(spill.stored(_plan_part(index, numbers, part, with_changed), part_keys * _RESULT_BYTES))
         # All parts look at all segments, which may have been spilled.
         release_spilled()
     hidden = np.concatenate([part.hidden for part in planned])
@@ -161,7 +181,8 @@ def plan_commit(
     unknown = tuple(np.sort(np.concatenate(absent)) for absent in zip(*(part.unknown for part in planned), strict=True))
     positions = _by_file(hidden, numbers)
     partitions = numbers.partitions(positions)
-    return IndexPlan(positions, partitions, unknown, tuple(part.touched for part in planned))
+    changed = tuple(part.changed for part in planned if part.changed is not None)
+    return IndexPlan(positions, partitions, unknown, tuple(part.touched for part in planned), changed)
 
 
 @dataclass(frozen=True)
@@ -221,9 +242,12 @@ class _PlannedPart:
     """Rows to delete, each once."""
     unknown: tuple[npt.NDArray[np.int64], ...]
     touched: tuple[PackedKeys, Places]
+    changed: tuple[Places, Places] | None
 
 
-def _plan_part(index: KeyIndex, numbers: FileNumbers, segments: Sequence[_SegmentPart]) -> _PlannedPart:
+def _plan_part(
+    index: KeyIndex, numbers: FileNumbers, segments: Sequence[_SegmentPart], with_changed: bool
+) -> _PlannedPart:
     words = index.words
     row_keys, row_places, row_segments = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for number, part in enumerate(segments):
@@ -260,7 +284,13 @@ def _plan_part(index: KeyIndex, numbers: FileNumbers, segments: Sequence[_Segmen
     # A row that remains comes after every delete of its key. Each key is touched: a lost row's has a delete.
     last = np.zeros(count, np.int64)
     np.maximum.at(last, np.concatenate([deleted_codes, row_codes[~lost]]), np.arange(len(touched)))
-    return _PlannedPart(hidden, unknown, (touched.take(last), after[last]))
+    changed = None
+    if with_changed:
+        base_places = np.full(count, NOWHERE, np.int64)
+        base_places[deleted_codes] = before
+        remaining, base = places[~lost], base_places[row_codes[~lost]]
+        changed = remaining[base >= 0], base[base >= 0]
+    return _PlannedPart(hidden, unknown, (touched.take(last), after[last]), changed)
 
 
 def _places_in(part: _SegmentPart, part_indexes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

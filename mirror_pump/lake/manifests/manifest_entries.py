@@ -334,6 +334,8 @@ def inherited_row_ids(
 def existing(entry: ManifestEntry, manifest_number: int) -> ManifestEntry:
     """An added entry in the form that later manifests hold; `manifest_number` is that of its first manifest."""
     number = manifest_number if entry.file_sequence_number is None else entry.file_sequence_number
+    if entry.status is Status.EXISTING and number == entry.file_sequence_number:
+        return entry
     return replace(entry, status=Status.EXISTING, file_sequence_number=number)
 
 

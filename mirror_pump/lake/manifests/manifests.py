@@ -71,6 +71,8 @@ class Removal:
     rewritten: list[Manifest]
     """Mark the removed files as deleted. Must not be merged in the same snapshot, which would lose these marks."""
     removed: FileCounts
+    joined: bool = False
+    """Whether one of these has the new deletes, too."""
 
 
 @dataclass
@@ -250,9 +252,11 @@ class ManifestWriter:
         storage: StorageOptions,
         doomed: Callable[[ManifestEntry], bool],
         may_hold: Callable[[Manifest], bool],
+        joining: Sequence[tuple[WrittenFile, int]] = (),
     ) -> Removal:
         """Marks live files for which `doomed` is true as deleted by this snapshot. What was in several manifests is
-        written to one, as far as it could be merged into one.
+        written to one, as far as it could be merged into one. `joining`: new deletion vectors, with their data sequence
+        numbers: those that they replace are mostly in a manifest that is rewritten, so they go there, too.
 
         Reads only manifests for which `may_hold` is true, and of these only those whose entries are not in memory.
         """
@@ -286,6 +290,7 @@ class ManifestWriter:
             if not alike or len(alike[-1].entries) + len(entries) > self._full:
                 alike.append(_Rewritten(manifest, partition, kind, []))
             alike[-1].entries.extend(entries)
+        result.joined = self._join(joining, changed)
         for rewritten in (one for alike in changed.values() for one in alike):
             source = rewritten.source
             written = self._write(
@@ -294,23 +299,56 @@ class ManifestWriter:
             result.rewritten.append(replace(written, deletes=rewritten.kind))
         return result
 
+    def _join(
+        self, vectors: Sequence[tuple[WrittenFile, int]], changed: Mapping[tuple[object, ...], Sequence[_Rewritten]]
+    ) -> bool:
+        """Puts new vectors before the entries of a manifest of vectors that is rewritten. Returns whether there is one
+        for all of them."""
+        specs = {self._spec_of(file) for file, _ in vectors}
+        if len(specs) != 1:
+            return False
+        (spec_id,) = specs
+        for (content, manifest_spec, _, foreign), alike in changed.items():
+            rewritten = alike[-1]
+            has_vectors = all(entry.blob is not None for entry in rewritten.entries)
+            fits = len(rewritten.entries) + len(vectors) <= self._full
+            if (content, manifest_spec, foreign) == (ManifestContent.DELETES, spec_id, None) and has_vectors and fits:
+                rewritten.entries[:0] = self._added(vectors, spec_id)
+                rewritten.kind = FileContent.POSITION_DELETES
+                return True
+        return False
+
     def without(
-        self, manifests: Sequence[Manifest], storage: StorageOptions, files: Mapping[str, Collection[str]]
+        self,
+        manifests: Sequence[Manifest],
+        storage: StorageOptions,
+        files: Mapping[str, Collection[str]],
+        vectors: Mapping[str, Collection[tuple[str, int]]] | None = None,
     ) -> list[Manifest]:
-        """Manifests for a snapshot that is not a child of theirs, without the live files in `files` (URIs by manifest).
+        """Manifests for a snapshot that is not a child of theirs, without the live files in `files` (URIs by manifest),
+        and without `vectors` (URIs with the vectors' offsets, by manifest).
 
         The files left out are not marked as deleted. Manifests that lose nothing are carried over unchanged.
         """
         kept: list[Manifest] = []
         for manifest in manifests:
             excluded = files.get(manifest.path, ())
+            excluded_vectors = () if vectors is None else vectors.get(manifest.path, ())
             if not manifest.live_files:
                 continue
-            if not excluded:
+            if not excluded and not excluded_vectors:
                 kept.append(manifest)
                 continue
             partition, live_entries = self._existing(manifest, storage)
-            entries = [entry for entry in live_entries if entry.path not in excluded]
+            entries = [
+                entry
+                for entry in live_entries
+                if (
+                    entry.path not in excluded
+                    if entry.blob is None
+                    else (entry.path, entry.blob.offset) not in excluded_vectors
+                )
+            ]
             if entries:
                 content = ManifestContent(manifest.content)
                 kept.append(self._write(content, manifest.spec_id, partition, entries, manifest))

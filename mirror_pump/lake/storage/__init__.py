@@ -19,7 +19,7 @@ from mirror_pump.lake.storage.reading import (
 )
 from mirror_pump.lake.storage.removal import StagedFiles, delete, delete_tree, discard
 from mirror_pump.lake.storage.storage_errors import lake_errors, no_room
-from mirror_pump.lake.storage.writing import make_directory, open_output, write_all, write_bytes
+from mirror_pump.lake.storage.writing import held_writes, make_directory, open_output, write_all, write_bytes
 
 __all__ = [
     "StagedFiles",
@@ -33,6 +33,7 @@ __all__ = [
     "exists",
     "fill",
     "gathered_writes",
+    "held_writes",
     "join",
     "lake_errors",
     "list_directories",

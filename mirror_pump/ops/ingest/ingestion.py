@@ -267,11 +267,10 @@ class _Ingestion:
                 f"interrupted when the ingest had committed: all of its rows are in {self._table.name}",
                 "nothing is left to be done; `modak.op_log` has the counts",
             ) from error
-        files = [*self._journal.files, *(commit.written if commit is not None else ())]
         if not self._connection.closed and not self._connection.broken:
             with suppress(psycopg.Error):
                 self._journal.undo(self._storage)
-        discard(files, self._storage)
+        discard(self._journal.files, self._storage)
         raise error
 
     def _has_landed(self, error: BaseException) -> bool:

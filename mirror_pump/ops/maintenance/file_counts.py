@@ -22,11 +22,12 @@ class _ManifestCounts:
     sizes: list[tuple[PartitionTuple, int]]
     """Lake partition and length of each data file."""
     position_partitions: list[PartitionTuple]
-    """The lake partition of each position-delete file."""
+    """The lake partition of each position-delete file that is no deletion vector."""
     records: int = 0
     equality_files: int = 0
     equality_rows: int = 0
     position_rows: int = 0
+    vectors: int = 0
     delete_bytes: int = 0
 
 
@@ -55,10 +56,10 @@ class FileCounter:
             small_by_class=tuple(map(max, zip(*by_partition, strict=True))) if by_partition else (0,) * len(bounds),
             records=sum(count.records for count in counts),
             data_bytes=sum(map(sum, sizes.values())),
-            delete_files=sum(count.equality_files for count in counts) + positions.total(),
+            delete_files=sum(count.equality_files + count.vectors for count in counts) + positions.total(),
             equality_delete_files=sum(count.equality_files for count in counts),
             equality_delete_rows=sum(count.equality_rows for count in counts),
-            position_delete_files=positions.total(),
+            position_delete_files=positions.total() + sum(count.vectors for count in counts),
             position_delete_files_together=max(positions.values(), default=0),
             position_delete_rows=sum(count.position_rows for count in counts),
             delete_bytes=sum(count.delete_bytes for count in counts),
@@ -84,13 +85,17 @@ class FileCounter:
                 counts.sizes.append((entry.partition, entry.size_bytes))
                 counts.records += entry.records
                 continue
-            counts.delete_bytes += entry.size_bytes
+            counts.delete_bytes += entry.size_bytes if entry.blob is None else entry.blob.size
             if entry.content == FileContent.EQUALITY_DELETES:
                 counts.equality_files += 1
                 counts.equality_rows += entry.records
-            else:
+                continue
+            counts.position_rows += entry.records
+            if entry.blob is None:
                 counts.position_partitions.append(entry.partition)
-                counts.position_rows += entry.records
+            else:
+                # Each commit merges vectors, so no rewrite has to.
+                counts.vectors += 1
         return counts
 
 

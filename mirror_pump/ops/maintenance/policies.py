@@ -9,9 +9,11 @@ from typing import Any
 from mirror_pump.errors import TableError
 from mirror_pump.model import TableId
 from mirror_pump.settings.config import Settings
-from mirror_pump.settings.policy import KEYS, Policy, as_json, policy_of
+from mirror_pump.settings.policy import FORMAT_VERSION_KEY, KEYS, Policy, as_json, policy_of
 from mirror_pump.settings.policy import show as as_text
+from mirror_pump.source.catalog.catalog_slot import default_format_version
 from mirror_pump.source.catalog.maintenance import change_policy, read_tables
+from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect
 from mirror_pump.source.relations.relations import resolve_name
 
@@ -36,8 +38,9 @@ def show(settings: Settings, name: str) -> list[PolicyEntry]:
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-policy") as connection:
         table_id = _mirrored(connection, settings, name)
         overrides = read_tables(connection, settings.slot, [table_id])[0].policy
+        version_entry = _format_version(connection, settings, table_id)
     policy, defaults = policy_of(overrides), Policy()
-    return [
+    entries = [
         PolicyEntry(
             key=key,
             value=as_json(getattr(policy, key)),
@@ -47,6 +50,15 @@ def show(settings: Settings, name: str) -> list[PolicyEntry]:
         )
         for key in KEYS
     ]
+    return [*entries, version_entry]
+
+
+def _format_version(connection: PgConnection, settings: Settings, table_id: TableId) -> PolicyEntry:
+    """That of the lake table. The default is that of new tables."""
+    default = default_format_version(connection, settings.slot)
+    table = load_table(connection, table_id)
+    version = default if table is None else table.format_version
+    return PolicyEntry(FORMAT_VERSION_KEY, version, default, str(version), is_set=version != default)
 
 
 def change(settings: Settings, name: str, changes: Mapping[str, Any] | None) -> None:

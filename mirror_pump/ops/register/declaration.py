@@ -14,6 +14,7 @@ from mirror_pump.ops.register.lake_partitions import LayoutWish, altered_partiti
 from mirror_pump.ops.register.selection import select_tables
 from mirror_pump.ops.register.table_wish import refuse_difference
 from mirror_pump.settings.config import Settings
+from mirror_pump.source.catalog.catalog_slot import default_format_version
 from mirror_pump.source.catalog.change_feeds import ChangeFeed, load_feed
 from mirror_pump.source.catalog.followed import FollowedPattern, followed_patterns
 from mirror_pump.source.catalog.profiles import find_profile, profile_of
@@ -43,6 +44,8 @@ class DeclaredTables:
     """Those of the patterns by which new tables join."""
     snapshots: SnapshotPlan | None = None
     feed: FeedWish | None = None
+    format_version: int | None = None
+    """None: that of new tables, and any of registered ones."""
 
 
 class ChangeKind(StrEnum):
@@ -53,6 +56,7 @@ class ChangeKind(StrEnum):
     ALTER = "alter"
     """The lake table gets another layout (`register --alter`)."""
     ALTER_CHANGES = "alter the change feed of"
+    UPGRADE = "upgrade the format version of"
     DIFFERS = "differs"
     """The table is registered in another way, which only a new registration changes."""
     REFUSED = "refused"
@@ -77,8 +81,10 @@ class DeclaredChange:
 
     @property
     def takes_away(self) -> bool:
-        """Whether something leaves: a table leaves the mirror, or partitions leave the heap."""
-        return self.kind is ChangeKind.UNREGISTER or (self.kind is ChangeKind.REGISTER and self.sheds)
+        """Whether something leaves, or cannot be taken back: a table leaves the mirror, partitions leave the heap, or
+        a lake table leaves its format version."""
+        leaves = (ChangeKind.UNREGISTER, ChangeKind.UPGRADE)
+        return self.kind in leaves or (self.kind is ChangeKind.REGISTER and self.sheds)
 
 
 def differences(settings: Settings, declared: Sequence[DeclaredTables]) -> list[DeclaredChange]:
@@ -111,7 +117,9 @@ def _table_differences(
     alters = table.tier is None and present_layout != entry.choices
     try:
         choices = present_layout if alters else entry.choices
-        refuse_difference(connection, settings, table, choices, entry.retention, profile, entry.snapshots)
+        upgrades = entry.format_version is not None and entry.format_version > table.format_version
+        version = None if upgrades else entry.format_version
+        refuse_difference(connection, settings, table, choices, entry.retention, profile, entry.snapshots, version)
         if alters:
             altered_partitioning(table, LayoutWish(entry.choices.partition_by, entry.choices.sort_by))
     except MirrorPumpError as error:
@@ -119,6 +127,8 @@ def _table_differences(
     changes = [DeclaredChange(ChangeKind.ALTER, name, entry)] if alters else []
     if _feed_wish(load_feed(connection, table.table_id)) != entry.feed:
         changes.append(DeclaredChange(ChangeKind.ALTER_CHANGES, name, entry))
+    if upgrades:
+        changes.append(DeclaredChange(ChangeKind.UPGRADE, name, entry))
     return changes
 
 
@@ -182,6 +192,7 @@ def export(settings: Settings) -> list[dict[str, Any]]:
         followed = followed_patterns(connection, settings.slot)
         entries = [_pattern_options(pattern) for pattern in followed]
         default = find_profile(connection, None).name
+        default_version = default_format_version(connection, settings.slot)
         plain: dict[str | None, list[str]] = {}
         for table in load_tables(connection, settings.slot):
             if table.state is TableState.DROPPED:
@@ -190,6 +201,8 @@ def export(settings: Settings) -> list[dict[str, Any]]:
             profile = None if stored == default else stored
             options = _column_options(table) | _retention_options(table, read_choices(connection, table.table_id))
             options |= _feed_options(load_feed(connection, table.table_id))
+            if table.format_version != default_version:
+                options["format_version"] = table.format_version
             if options:
                 place = {} if profile is None else {"profile": profile}
                 entries.append({"tables": [str(table.name)]} | place | options)

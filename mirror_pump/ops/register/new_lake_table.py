@@ -42,13 +42,12 @@ from mirror_pump.source.retention.retention_plan import (
 from mirror_pump.table_life import TableEvent, state_after
 
 TABLE_PROPERTIES = {
-    "format-version": "2",
     "write.delete.mode": "merge-on-read",
     "write.update.mode": "merge-on-read",
     "write.merge.mode": "merge-on-read",
     **ENGINE_PROPERTIES,
 }
-"""Iceberg table properties of a mirrored table."""
+"""Iceberg table properties of a mirrored table, besides its format version."""
 
 
 def warehouse_of(profile: StorageProfile) -> str:
@@ -102,6 +101,7 @@ def new_lake_table(
     plan: RetentionPlan | None,
     mode: TableMode,
     partitioning: LakePartitioning | None,
+    format_version: int,
 ) -> tuple[MirroredTable, StagedCommit]:
     """Return the table's value and its empty lake table, which nothing refers to yet.
 
@@ -128,6 +128,7 @@ def new_lake_table(
         tier=None if plan is None else plan.tier,
         mode=mode,
         partitioning=partitioning,
+        format_version=format_version,
     )
     # This refuses a lake type chosen by the user that does not sort as the tier key does.
     CutLine.of(table, cut=0)
@@ -135,9 +136,10 @@ def new_lake_table(
         LakeSchema.of_table(table),
         location,
         storage,
-        TABLE_PROPERTIES,
+        {"format-version": str(format_version), **TABLE_PROPERTIES},
         time.time_ns() // 1_000_000,
         has_retention=table.tier is not None,
         partitioning=table.partitioning,
+        format_version=format_version,
     )
     return replace(table, data_sequence_number=staged.sequence_number), staged

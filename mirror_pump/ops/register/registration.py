@@ -64,7 +64,7 @@ from mirror_pump.pipeline.publish.publish_transaction import lake_props
 from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import StorageProfile
-from mirror_pump.source.catalog.catalog_slot import catalog_slot, no_stream
+from mirror_pump.source.catalog.catalog_slot import catalog_slot, default_format_version, no_stream
 from mirror_pump.source.catalog.change_feeds import end_feed
 from mirror_pump.source.catalog.followed import forget_refusal
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
@@ -156,6 +156,11 @@ class _Lake:
         return storage
 
     @cached_property
+    def format_version(self) -> int:
+        """Of tables for which none is chosen."""
+        return default_format_version(self._connection, self._settings.slot)
+
+    @cached_property
     def streams(self) -> bool:
         """Whether the mirror has a stream."""
         return catalog_slot(self._connection, self._settings.slot).streams
@@ -192,6 +197,7 @@ def register(
     snapshots: SnapshotPlan | None = None,
     on_refused: Callable[[RegisterOutcome], None] = lambda _: None,
     feed: FeedWish | None = None,
+    format_version: int | None = None,
 ) -> tuple[RegisterOutcome, ...]:
     """Register tables and, with `wait`, return once they are live. If one table is refused, `on_refused` is called
     before anything is copied, and the others go on.
@@ -200,10 +206,11 @@ def register(
     is being copied resumes its copy. `choices` apply to the columns of a single table: UsageError is raised if several
     tables are named. With `retention`, the tables shed old partitions once they are live. `profile` names their storage
     profile; None: the default one. With `snapshots`, their changes are not followed: once they are live, a running pump
-    or the caller pauses them (`ops/resync/snapshots.py`). With `feed`, each gets a change feed. Ctrl-C, where it raises
-    KeyboardInterrupt in this process, raises Interrupted, which says which tables are registered and which are not.
+    or the caller pauses them (`ops/resync/snapshots.py`). With `feed`, each gets a change feed. `format_version` is
+    their lake tables' one; None: what `init` set. Ctrl-C, where it raises KeyboardInterrupt in this process, raises
+    Interrupted, which says which tables are registered and which are not.
     """
-    wish = TableWish(choices, retention, profile, snapshots, feed)
+    wish = TableWish(choices, retention, profile, snapshots, feed, format_version)
     _require_consistent(wish, names)
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
@@ -373,7 +380,8 @@ def _prepare(
     )
     if plan is not None:
         partitioning = plan.partitioning
-    table, staged = new_lake_table(warehouse_of(profile), description, storage, plan, wish.mode, partitioning)
+    version = wish.format_version or lake.format_version
+    table, staged = new_lake_table(warehouse_of(profile), description, storage, plan, wish.mode, partitioning, version)
     table = replace(
         table,
         leaves_out_new=wish.choices.leaves_out_new,

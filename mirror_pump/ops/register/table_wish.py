@@ -16,7 +16,9 @@ from mirror_pump.model import (
 from mirror_pump.ops.register.feed_registration import (
     FeedWish,
 )
+from mirror_pump.ops.register.format_versions import refuse_downgrade
 from mirror_pump.settings.config import Settings
+from mirror_pump.settings.policy import FORMAT_VERSION_KEY
 from mirror_pump.source.catalog.pauses import paused_text
 from mirror_pump.source.catalog.profiles import profile_of
 from mirror_pump.source.connect import PgConnection
@@ -48,6 +50,8 @@ class TableWish:
     snapshots: SnapshotPlan | None
     feed: FeedWish | None = None
     """The change feed that it gets; None: none."""
+    format_version: int | None = None
+    """Of the lake table. None: the mirror's default."""
 
     @property
     def mode(self) -> TableMode:
@@ -62,10 +66,11 @@ def refuse_difference(
     retention: RetentionWish | None,
     profile: str | None,
     snapshots: SnapshotPlan | None,
+    format_version: int | None,
 ) -> None:
     """Raise TableError if a registered table has failed, is paused, or is not registered with just these options. A
     distance, a width and the like do not count: they may have been changed since."""
-    wish = TableWish(choices, retention, profile, snapshots)
+    wish = TableWish(choices, retention, profile, snapshots, format_version=format_version)
     refuse_otherwise(connection, settings, table, wish, in_full=True)
     stored = read_choices(connection, table.table_id)
     if retention is None and table.mode is TableMode.MIRRORED and stored is not None and stored.lag != NEVER:
@@ -125,8 +130,7 @@ def refuse_otherwise(
         raise TableError(
             f"{table.name} is registered without heap retention", "to change that, unregister and register it"
         )
-    if wish.retention is not None:
-        _refuse_other_layout(table, wish.retention)
+    _refuse_other_layout(table, wish)
     if wish.profile is not None and wish.profile != (current_profile := profile_of(connection, table.table_id)):
         raise TableError(
             f"{table.name} is registered with storage profile {current_profile}",
@@ -142,11 +146,19 @@ def _has_filter(connection: PgConnection, settings: Settings, table: MirroredTab
     return read_filter(connection, settings.publication, description, where, sheds=False) == table.row_filter
 
 
-def _refuse_other_layout(table: MirroredTable, wish: RetentionWish) -> None:
-    """Raise TableError if the lake table of a registered table is not partitioned as requested."""
+def _refuse_other_layout(table: MirroredTable, wish: TableWish) -> None:
+    """Raise TableError if the lake table of a registered table is not partitioned as requested, or has another format
+    version."""
+    if wish.format_version is not None and table.format_version != wish.format_version:
+        refuse_downgrade(table, wish.format_version)
+        raise TableError(
+            f"the lake table of {table.name} has format version {table.format_version}",
+            f"to upgrade it: mirror-pump policy set {table.name} {FORMAT_VERSION_KEY} {wish.format_version}",
+        )
+    lake_partition = None if wish.retention is None else wish.retention.lake_partition
     fields = () if table.partitioning is None else table.partitioning.fields
     transform = fields[0].transform if fields else None
-    if wish.lake_partition is None or is_present_layout(wish.lake_partition, transform):
+    if lake_partition is None or is_present_layout(lake_partition, transform):
         return
     layout = f"partitioned by {transform}" if transform is not None else "not partitioned"
     raise TableError(

@@ -1,7 +1,6 @@
 """Changes how the lake table of a plain mirrored table is partitioned and sorted, whether or not a pump runs.
 
-One transaction under the lock of the slot's row does all of it, so no publish is under way, and a kill at any moment
-leaves the table as it was or as it shall be:
+One transaction does all of it (mirror_pump.ops.resync.metadata_change):
 
 - The order of rows: a metadata file with the new sort order becomes the lake table's. Its rows, files and snapshots are
   the same, so readers and the copy of a table that is under way see nothing of it. A running pump begins a new session,
@@ -16,33 +15,28 @@ A paused table is copied again anyway when it is resumed. So there the catalog c
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from mirror_pump.engine.lake_storage import lake_storage
-from mirror_pump.errors import CommitConflict, Interrupted, MirrorPumpError, TableError
-from mirror_pump.lake.commit.catalog import load_pointer, swap_pointer
-from mirror_pump.lake.document.metadata_files import next_location, read_metadata
+from mirror_pump.errors import Interrupted, MirrorPumpError, TableError
 from mirror_pump.lake.document.next_metadata import with_sort_order
 from mirror_pump.lake.format.partitioning import same_partitions
-from mirror_pump.lake.storage import StorageOptions, discard, write_all
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import LakePartitioning, MirroredTable, SortedColumn, TableName, TableState
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
 from mirror_pump.ops.register.lake_partitions import LayoutWish, altered_partitioning
 from mirror_pump.ops.register.unregistration import registered_table
+from mirror_pump.ops.resync.metadata_change import change_metadata, replace_metadata
 from mirror_pump.ops.resync.resync import plan_resync
-from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, unobserved
-from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.settings.config import Settings
-from mirror_pump.source.catalog.layout import move_head, store_layout
+from mirror_pump.source.catalog.layout import store_layout
 from mirror_pump.source.catalog.pump_channel import RESYNC, notify_pump
 from mirror_pump.source.catalog.resync import mark_tables
-from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.partition_choices import (
     layout_text,
@@ -50,12 +44,6 @@ from mirror_pump.source.relations.partition_choices import (
     sort_choices,
 )
 from mirror_pump.source.stream.slot import wal_end
-from sql import queries
-
-_PUBLISH_SQL = queries("publish")
-
-_TRIES = 10
-"""Commits of other engines to the lake table, one after the other, after which a change of its order gives up."""
 
 
 class LayoutAction(StrEnum):
@@ -124,7 +112,13 @@ def alter_layout(
             table, partitioning = _altered_table(connection, settings, name, wish)
             if dry_run:
                 return _outcome(connection, replace(table, partitioning=partitioning), _action(table, partitioning))
-            table, action = _altered(connection, settings, table, wish, storage)
+            table, action = change_metadata(
+                connection,
+                settings,
+                table,
+                storage,
+                lambda table, written: _alter(connection, settings, table, wish, storage, written),
+            )
             going_on = table.paused_since is None and (
                 action is LayoutAction.COPY or table.state is not TableState.LIVE
             )
@@ -152,22 +146,6 @@ def _altered_table(
     return table, partitioning
 
 
-def _altered(
-    connection: PgConnection, settings: Settings, table: MirroredTable, wish: LayoutWish, storage: StorageOptions
-) -> tuple[MirroredTable, LayoutAction]:
-    """Make the change. Return the table as it is after it, and what the change leads to."""
-    for _ in range(_TRIES):
-        try:
-            # An interrupt waits until it is certain whether the COMMIT happened.
-            with deferred_interrupt(connection.cancel):
-                return _alter_locked(connection, settings, table, wish, storage)
-        except CommitConflict:
-            continue
-    raise TableError(
-        f"other engines commit to the lake table of {table.name} all the time: nothing was changed", "try again"
-    )
-
-
 def _refuse_copy(settings: Settings, name: TableName) -> None:
     """Raise the error because of which the table cannot be copied again, if there is one."""
     (planned,) = plan_resync(settings, [name.quoted]).tables
@@ -182,45 +160,40 @@ def _of_slot(connection: PgConnection, settings: Settings) -> set[int]:
     return {table_id for (table_id,) in rows}
 
 
-def _alter_locked(
-    connection: PgConnection, settings: Settings, candidate: MirroredTable, wish: LayoutWish, storage: StorageOptions
+def _alter(
+    connection: PgConnection,
+    settings: Settings,
+    table: MirroredTable,
+    wish: LayoutWish,
+    storage: StorageOptions,
+    written: list[str],
 ) -> tuple[MirroredTable, LayoutAction]:
-    """The transaction. Raises CommitConflict, having done nothing, if another engine committed to the lake table."""
-    results: list[tuple[MirroredTable, LayoutAction]] = []
-    written: list[str] = []
-
-    def attempt() -> None:
-        with source_errors(f"altering {candidate.name}"), connection.transaction():
-            limit_lock(connection, settings)
-            connection.execute(_PUBLISH_SQL["lock_slot"], {"slot": settings.slot})
-            table = load_table(connection, candidate.table_id)
-            if table is None or table.location != candidate.location:
-                raise TableError(
-                    f"{candidate.name} was unregistered meanwhile", "`mirror-pump status` lists the tables"
-                )
-            partitioning = altered_partitioning(table, wish)
-            action = _action(table, partitioning)
-            if action is not LayoutAction.NOTHING:
-                store_layout(connection, table, partitioning)
-            if _order(table, table.partitioning) != _order(table, partitioning):
-                written.extend(_sort(connection, table, _order(table, partitioning), storage))
-            if action is LayoutAction.COPY and not mark_tables(
-                connection, settings.slot, [table.table_id], wal_end(connection), gap=False
-            ):
-                raise TableError(
-                    f"the state of {table.name} changed meanwhile: nothing was done",
-                    "`mirror-pump status` shows it; try again",
-                )
-            if action is not LayoutAction.NOTHING:
-                notify_pump(connection, RESYNC)
-            results.append((replace(table, partitioning=partitioning), action))
-
-    try:
-        with_lock_retries(settings, candidate.name, attempt)
-    except (TableError, CommitConflict):
-        discard(written, storage)
-        raise
-    return results[-1]
+    """Make the change, in the transaction of `change_metadata`. Return the table as it is after it, and what the change
+    leads to."""
+    partitioning = altered_partitioning(table, wish)
+    action = _action(table, partitioning)
+    if action is LayoutAction.NOTHING:
+        return replace(table, partitioning=partitioning), action
+    store_layout(connection, table, partitioning)
+    order = _order(table, partitioning)
+    if _order(table, table.partitioning) != order:
+        # A copy that is under way takes the order over from what readers see.
+        replace_metadata(
+            connection,
+            table,
+            storage,
+            lambda metadata, old, now_ms: with_sort_order(metadata, order, old, now_ms),
+            written,
+        )
+    if action is LayoutAction.COPY and not mark_tables(
+        connection, settings.slot, [table.table_id], wal_end(connection), gap=False
+    ):
+        raise TableError(
+            f"the state of {table.name} changed meanwhile: nothing was done",
+            "`mirror-pump status` shows it; try again",
+        )
+    notify_pump(connection, RESYNC)
+    return replace(table, partitioning=partitioning), action
 
 
 def _action(table: MirroredTable, partitioning: LakePartitioning | None) -> LayoutAction:
@@ -236,28 +209,6 @@ def _order(table: MirroredTable, partitioning: LakePartitioning | None) -> tuple
     return tuple(
         column for column in (() if partitioning is None else partitioning.order) if column.field_id in columns
     )
-
-
-def _sort(
-    connection: PgConnection, table: MirroredTable, order: Sequence[SortedColumn], storage: StorageOptions
-) -> list[str]:
-    """Give the lake table another order, as readers see it; a copy that is under way takes it over. Return the location
-    of the metadata file. Raises CommitConflict if another engine committed meanwhile."""
-    old = load_pointer(connection, table.name.schema, table.lake_table)
-    if old is None:
-        raise TableError(
-            f"the lake table of {table.name} is not in the Iceberg catalog any more: another engine dropped or renamed"
-            " it",
-            "unregister the table and register it: it is copied again",
-        )
-    metadata = with_sort_order(read_metadata(old, storage), order, old, time.time_ns() // 1_000_000)
-    new = next_location(metadata, old)
-    write_all([(new, metadata.to_json())], storage)
-    if not swap_pointer(connection, table.name.schema, table.lake_table, old, new):
-        discard([new], storage)
-        raise CommitConflict(f"another engine committed to {table.name} in the lake")
-    move_head(connection, table.table_id, old, new)
-    return [new]
 
 
 def _outcome(connection: PgConnection, table: MirroredTable, action: LayoutAction) -> LayoutChange:

@@ -34,7 +34,7 @@ from mirror_pump.ops.table_locks import limit_lock
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile, overlapping
 from mirror_pump.source.catalog.catalog_schema import installed_version, latest_version, migrate
-from mirror_pump.source.catalog.catalog_slot import INIT_AGAIN
+from mirror_pump.source.catalog.catalog_slot import INIT_AGAIN, set_format_version
 from mirror_pump.source.catalog.lost_rows import (
     LostRow,
     end_lost_registration,
@@ -74,11 +74,14 @@ class Initialised:
     """Whether tables can be mirrored. Otherwise there is no slot and no publication, for tiered tables only."""
 
 
-def initialise(settings: Settings, say: Say, *, tiered_only: bool = False) -> Initialised:
+def initialise(
+    settings: Settings, say: Say, *, tiered_only: bool = False, format_version: int | None = None
+) -> Initialised:
     """Create whatever is missing. Call `say` with one line for each thing that was made, found or needs a warning.
 
     With `tiered_only`, or on a server without wal_level = logical, a mirror begins, or stays, without a stream. A
-    mirror that has none gets one where the server can stream.
+    mirror that has none gets one where the server can stream. `format_version` is Iceberg's of tables that are
+    registered from then on; None: as before.
 
     Raises SourceError if the server or an existing slot is unsuitable, LakeError if the warehouse cannot be written,
     and UsageError if the settings contradict those of the existing mirror, such as `tiered_only` if it has a stream. A
@@ -105,6 +108,8 @@ def initialise(settings: Settings, say: Say, *, tiered_only: bool = False) -> In
             say(f"warning: {warning}")
         make = _initialise_first if first else _initialise_again
         made = make(connection, settings, say, undo, streams=streams)
+        if format_version is not None and set_format_version(connection, settings.slot, format_version):
+            say(f"format version of new lake tables: {format_version}")
         undo.keep()
     return made
 

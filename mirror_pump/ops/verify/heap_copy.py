@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.raw_text_columns import (
     every_raw_text,
     narrowed,
@@ -65,7 +66,7 @@ def read_heap(
     """
     # No read prunes the scratch table, and fewer files are read faster.
     target = replace(table, location=location, partitioning=None)
-    staged = LakeTable.create(LakeSchema.of_table(table), location, storage, {}, _now_ms())
+    staged = LakeTable.create(LakeSchema.of_table(table).without_defaults, location, storage, {}, _now_ms())
     futures = [runner.submit(copy_chunk, ChunkTask(dsn, target, chunk, storage, snapshot)) for chunk in chunks]
     backdated = []
     raw_text: frozenset[int] = frozenset()
@@ -108,9 +109,7 @@ def with_changes(heap: LakeTable, changes: CatchUpTable, reader: PgConnection, s
         typed, file_schema = narrowed(typed_rows(rows, table.columns, schema), schema)
         raw_text |= raw_text_fields(file_schema)
         data = (write_data_file(typed, file_schema, heap.location, storage),)
-    positions: list[tuple[WrittenFile, bytes]] = []
-    if changes.removed:
-        positions = _removed(changes, heap, storage)
+    hidden = _removed(changes, heap, storage) if changes.removed else {}
     if changes.rows and not table.keyless:
         keys = typed_rows(list(changes.rows), table.key_columns, schema).select(schema.key.arrow.names)
         deletes = (write_equality_deletes(keys, schema, heap.location, storage),)
@@ -119,21 +118,20 @@ def with_changes(heap: LakeTable, changes: CatchUpTable, reader: PgConnection, s
     delta = RowDelta(
         (SegmentFiles(data, deletes),),
         replaces=replaces,
-        positions=tuple(file for file, _ in positions),
-        unwritten={file.path: content for file, content in positions},
+        hidden=hidden,
         schema=grown,
     )
     return heap.stage(delta, _now_ms()).table
 
 
-def _removed(changes: CatchUpTable, heap: LakeTable, storage: StorageOptions) -> list[tuple[WrittenFile, bytes]]:
-    """Position deletes of the rows of the consistent point that went. Raises Disturbed if it does not have them."""
+def _removed(changes: CatchUpTable, heap: LakeTable, storage: StorageOptions) -> Mapping[str, Positions]:
+    """The rows of the consistent point that went, by data file URI. Raises Disturbed if it does not have them."""
     schema = without_raw_text(heap.schema)
     removed = RemovedRows(every_raw_text(schema), typed_rows(changes.removed, changes.table.columns, schema))
     search = RowFinder(storage, RowHashes()).search(changes.table, heap, emptied=changes.truncated)
     if search.find(removed).rows.num_rows:
         raise Disturbed("rows of it that were deleted have not been read")
-    return search.position_deletes(heap.location)
+    return search.taken
 
 
 def changed_rows(changes: CatchUpTable, reader: PgConnection) -> list[tuple[Any, ...]]:

@@ -8,7 +8,7 @@ that a reader of that metadata sees to the places of these rows. This holds for 
   was published.
 - If the metadata location shows that another engine committed, this is noticed before a commit is planned. If that
   engine only rewrote files, no row has changed, and keys whose files are gone get their places in the new files
-  (FOLLOWING). After any other commit the index is discarded.
+  (FOLLOWING). If the snapshot is the same, so are all places. After any other commit the index is discarded.
 
 In all other cases the deletes are equality deletes, which need no index: if the table has none, if another engine's
 rewrite is running (its commit would fail because of new position deletes), and if the stream deletes a key that the
@@ -26,29 +26,34 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from mirror_pump.errors import LakeError
+from mirror_pump.errors import FileMissing, LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
+from mirror_pump.lake.contents.row_ids import RowIds
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
-from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files, write_equality_delete_files
+from mirror_pump.lake.format.partitioned_files import write_equality_delete_files
+from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import IndexPlan, KeyedSegment, PlacedFile, SegmentKeys, plan_commit
 from mirror_pump.lake.key_index.key_index import KeyIndex
 from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
+from mirror_pump.lake.manifests.manifest_list import read_list
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, write_all
 from mirror_pump.model import Lsn, MirroredTable, TableId
 from mirror_pump.pipeline.flow.backlog import Backlog
 from mirror_pump.pipeline.flow.events import IndexRead
 from mirror_pump.pipeline.flow.steps import Observer, Step
+from mirror_pump.pipeline.key_index.identified_files import IdentifiedFiles, identified_files
 from mirror_pump.pipeline.key_index.index_budget import Candidate, choose
 from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, FollowedFiles, IndexBuilder, IndexJob
 from mirror_pump.pipeline.key_index.row_hashes import RowHashes
@@ -59,6 +64,8 @@ _Value = TypeVar("_Value")
 
 _LOG_SHARE = 4
 """The log of commits during the building of an index may take at most the budget divided by this."""
+_ROW_IDS_SHARE = 4
+"""What is kept of rows' IDs, in tables that have them, may take at most the budget divided by this, besides."""
 _FAILED_PAUSE = 300.0
 """Seconds before a table whose index could not be built becomes a candidate again."""
 
@@ -72,10 +79,10 @@ class EncodedDeletes:
     """A commit's segments with the files of all deletes."""
 
     segments: tuple[SegmentFiles, ...]
-    positions: tuple[WrittenFile, ...] = ()
-    """Position-delete files of the whole commit: one, or one for each lake partition."""
-    unwritten: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """Their content by URI. They are written together with the commit's manifests."""
+    hidden: Mapping[str, Positions] = field(default_factory=dict, repr=False)
+    """Rows that the whole commit deletes by position: as `RowDelta.hidden`."""
+    partitions: Mapping[str, PartitionTuple] = field(default_factory=dict, repr=False)
+    """As `RowDelta.partitions`."""
     base: LakeTable | None = field(default=None, repr=False)
     """The state of the table on which the commit builds."""
     keyed: tuple[KeyedSegment, ...] | None = field(default=(), repr=False)
@@ -88,6 +95,8 @@ class EncodedDeletes:
     """URIs of the files that encoding wrote. They are removed if the publish certainly failed."""
     deleted: int = 0
     """Number of keys, or of whole rows, that the commit deletes."""
+    identified: IdentifiedFiles = field(default_factory=IdentifiedFiles, repr=False)
+    """Its files whose rows have IDs of rows that they replace."""
     waiting: tuple[RemovedRows, ...] = field(default=(), repr=False)
     """Deletes of rows that are not in the lake yet, as the table is being copied."""
 
@@ -130,6 +139,7 @@ class KeyIndexes:
         self._store = LeafStore(disk)
         self.row_hashes = RowHashes(self._store, rows_at_once)
         """Of tables without a key, which have no index."""
+        self._row_ids = RowIds(storage, budget // _ROW_IDS_SHARE)
         self._budget = budget
         self._look_interval = look_interval
         self._storage = storage
@@ -180,19 +190,15 @@ class KeyIndexes:
         tracked = self._of(table)
         keyed = _keyed(segments)
         plan: IndexPlan | None = None
+        ready = False
         if tracked is not None and self._usable(table.table_id, tracked, base, keyed or ()) and keyed:
             index = KeyIndex(tracked.packing.words) if emptied else tracked.index
-            plan = plan_commit(index, tracked.numbers, keyed)
-        ready = tracked is not None and tracked.phase is IndexPhase.READY
+            ready = tracked.phase is IndexPhase.READY
+            plan = plan_commit(index, tracked.numbers, keyed, with_changed=base.has_vectors)
         if awaits_index and (plan is None or (positions_allowed and not ready)):
             raise IndexNotReady(f"the key index of {table.name} does not match the table yet")
         by_position = plan if ready and positions_allowed and not _misses_keys(plan, keyed or ()) else None
         files: list[SegmentFiles] = []
-        positions = (
-            []
-            if by_position is None
-            else encoded_position_delete_files(by_position.positions, by_position.partitions, table.location)
-        )
         with StagedFiles(self._storage) as written:
             for number, segment in enumerate(segments):
                 encoded = segment.files
@@ -204,17 +210,52 @@ class KeyIndexes:
                     written.own(*(file.path for file in new))
                     encoded = replace(encoded, deletes=(*encoded.deletes, *new))
                 files.append(encoded)
+            contents = {path: content for segment in segments for path, content in segment.contents.items()}
+            identified = IdentifiedFiles()
+            if tracked is not None and plan is not None and base.has_vectors:
+                identified = self._identified(tracked, files, contents, plan, base, written)
+                plan = plan.renamed(identified.paths)
+            unwritten = [(path, content) for path, content in contents.items() if path not in identified.copies]
+            write_all(unwritten, self._storage)
+            written.own(*(path for path, _ in unwritten))
         return EncodedDeletes(
-            segments=tuple(files),
-            positions=tuple(file for file, _ in positions),
-            unwritten={file.path: content for file, content in positions},
+            segments=tuple(map(identified.in_place, files)),
+            hidden={} if by_position is None or plan is None else plan.positions,
+            partitions={} if by_position is None or plan is None else plan.partitions,
             base=base,
-            keyed=keyed,
+            keyed=identified.renamed(keyed),
             emptied=emptied,
             plan=plan,
+            identified=identified,
             written=written.locations,
             deleted=sum(segment.deleted for segment in segments),
         )
+
+    def _identified(
+        self,
+        tracked: TableIndex,
+        segments: Sequence[SegmentFiles],
+        contents: Mapping[str, bytes],
+        plan: IndexPlan,
+        base: LakeTable,
+        written: StagedFiles,
+    ) -> IdentifiedFiles:
+        """The files of a commit whose rows have the IDs of those that they replace. Files that another engine has just
+        rewritten tell them as long as they are there: a row keeps its ID wherever it is."""
+        manifests = [*base.manifests]
+        if tracked.phase is IndexPhase.FOLLOWING:
+            manifests += tracked.former_manifests
+        try:
+            identified = identified_files(
+                segments, contents, plan, tracked.numbers, base, manifests, self._row_ids, written
+            )
+        except FileMissing:
+            if tracked.phase is not IndexPhase.FOLLOWING:
+                raise
+            return IdentifiedFiles()
+        for path, copy in identified.paths.items():
+            tracked.numbers.rename(path, copy)
+        return identified
 
     def phase(self, table: MirroredTable) -> IndexPhase | None:
         """The phase of the table's index. None if it has none. Thread-safe."""
@@ -245,6 +286,9 @@ class KeyIndexes:
         it replaced others."""
         table_id = table.table_id
         self._count(table, encoded.deleted, now)
+        for path, ids in encoded.identified.ids.items():
+            self._row_ids.put(path, ids)
+        discard(encoded.identified.superseded, self._storage)
         if not self._backlog.comes_first and time.monotonic() - self._looked_at >= self._look_interval:
             self._looked_at = time.monotonic()
             self._choose()
@@ -364,6 +408,10 @@ class KeyIndexes:
             return False
         if tracked.location == base.metadata_location:
             return True
+        if tracked.phase is IndexPhase.READY and int(base.snapshot_id) == tracked.snapshot_id:
+            # The metadata alone has changed: a property, the order of rows, the format version.
+            tracked.location = base.metadata_location
+            return True
         # Another engine has committed.
         if not only_rewritten_since(base.metadata, tracked.snapshot_id):
             tracked.restart(self._next_job())
@@ -376,6 +424,10 @@ class KeyIndexes:
     def _follow(self, table_id: TableId, tracked: TableIndex, lake: LakeTable, coming: Collection[str] = ()) -> None:
         """Have new files read that replaced files of the index and hold the same rows. `coming`: files that are not
         part of `lake` yet."""
+        if tracked.phase is IndexPhase.READY and lake.has_vectors:
+            snapshot = lake.metadata.snapshot(tracked.snapshot_id)
+            with suppress(FileMissing):
+                tracked.former_manifests = () if snapshot is None else read_list(snapshot.manifest_list, self._storage)
         tracked.phase = IndexPhase.FOLLOWING
         tracked.location, tracked.snapshot_id = lake.metadata_location, int(lake.snapshot_id)
         self._submit(table_id, tracked, lake, tracked.numbers.paths().difference(coming))

@@ -16,6 +16,7 @@ import numpy as np
 
 from mirror_pump.engine.comparison.row_hashes import HashSecret
 from mirror_pump.engine.comparison.whole_rows import HashedFile
+from mirror_pump.lake.format.deletion_vectors import VectorPlace
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.leaf_store import LeafStore
@@ -41,6 +42,8 @@ class HiddenRows:
 
     read_files: frozenset[str] = frozenset()
     """URIs of the position-delete files."""
+    vectors: Mapping[str, VectorPlace] = field(default_factory=dict)
+    """The deletion vectors, by URI of the data file."""
     positions: Mapping[str, Positions] = field(default_factory=dict)
     """Sorted, by URI of the data file."""
 

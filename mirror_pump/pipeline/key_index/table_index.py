@@ -13,6 +13,7 @@ from mirror_pump.lake.key_index.index_plan import FileNumbers, IndexPlan, KeyedS
 from mirror_pump.lake.key_index.key_index import KeyIndex, place_of
 from mirror_pump.lake.key_index.leaf_store import LeafStore
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
+from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.model import Lsn
 from mirror_pump.pipeline.key_index.index_builder import BuiltIndex, FollowedFiles
 
@@ -57,6 +58,8 @@ class TableIndex:
     """Commits and merges to apply once the job is done, oldest first."""
     log_bytes: int = 0
     """Memory of the log in bytes."""
+    former_manifests: tuple[Manifest, ...] = ()
+    """In FOLLOWING, the manifests from before the rewrite; none in tables without row lineage."""
     store: LeafStore | None = None
     """Where the index keeps its leaves. None: in memory."""
 
@@ -139,6 +142,7 @@ class TableIndex:
                 # Its sources may be files that were unknown when the merge was logged.
                 self._move(happened)
         self.log, self.log_bytes, self.phase = [], 0, IndexPhase.READY
+        self.former_manifests = ()
         return True
 
     def _move(self, merged: MergedFile) -> None:
@@ -152,4 +156,4 @@ class TableIndex:
 
     def _clear(self) -> None:
         self.index, self.numbers = KeyIndex(self.packing.words, store=self.store), FileNumbers()
-        self.log, self.log_bytes = [], 0
+        self.log, self.log_bytes, self.former_manifests = [], 0, ()

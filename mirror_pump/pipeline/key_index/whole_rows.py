@@ -18,7 +18,7 @@ frontier waits with it: it promises these deletes too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,11 +31,10 @@ from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
-from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
+from mirror_pump.lake.format.deletion_vectors import DeletionVector, VectorPlace, read_deletion_vectors
 from mirror_pump.lake.format.initial_defaults import initial_values
-from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
-from mirror_pump.lake.format.partitioning import partitions_of
-from mirror_pump.lake.format.position_deletes import Positions
+from mirror_pump.lake.format.partitioning import PartitionTuple, partitions_of
+from mirror_pump.lake.format.position_deletes import PATH_ID, Positions, read_position_deletes
 from mirror_pump.lake.format.raw_text_columns import without_raw_text
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.row_ranges import RowRanges, compared_fields
@@ -77,7 +76,7 @@ class WholeRowDeletes:
         if plan.merged and (deletes or waiting):
             raise FileRewriteSuperseded(f"rows of {table.name} are deleted")
         left: tuple[RemovedRows, ...] = ()
-        files: list[tuple[WrittenFile, bytes]] = []
+        search: RowSearch | None = None
         if deletes or waiting:
             search = self._finder.search(table, base, emptied=plan.empties)
             search.add(chunk.file for chunk in plan.backdated)
@@ -86,7 +85,6 @@ class WholeRowDeletes:
                 search.add(segment.files.data)
                 if segment.deleted_rows is not None and (rows := search.find(segment.deleted_rows)).rows.num_rows:
                     left = (*left, rows)
-            files = search.position_deletes(table.location)
         if left and has_all_rows:
             raise ForeignTable(
                 f"PostgreSQL deleted or updated a row of {table.name} that its lake table does not have",
@@ -94,8 +92,8 @@ class WholeRowDeletes:
             )
         return EncodedDeletes(
             segments=tuple(segment.files for segment in plan.segments),
-            positions=tuple(file for file, _ in files),
-            unwritten={file.path: content for file, content in files},
+            hidden={} if search is None else search.taken,
+            partitions={} if search is None else search.partitions,
             deleted=sum(segment.deleted for segment in plan.segments),
             waiting=left,
         )
@@ -155,7 +153,9 @@ class RowFinder:
         hidden: Mapping[str, Positions] = {}
         if not emptied:
             listing = self._listings.of(table.table_id, base)
-            data, hidden = read_live_rows(table.table_id, base, listing, self._hashes, self._storage)
+            data, hidden = read_live_rows(
+                table.table_id, base, listing, self._hashes, self._storage, base.cache.vectors
+            )
         search = RowSearch(self, initial_values(table.columns), hidden, self._hashes.secret)
         search.add(data)
         return search
@@ -184,13 +184,17 @@ class RowFinder:
         same = [each.rows for each in rows if each.schema == rows[-1].schema]
         removed = RemovedRows(rows[-1].schema, pa.concat_tables(same)) if same else None
         ranges = None if removed is None else RowRanges(removed)
-        read_files = self._hashes.hidden(table.table_id).read_files
+        hidden = self._hashes.hidden(table.table_id)
         unread = sum(
             file.records
             for file in data
             if not self._hashes.has(file_key(file.path, schema)) and (ranges is None or ranges.may_be_in(file))
         )
-        unread += sum(file.records for file in deletes if file.path not in read_files)
+        unread += sum(
+            file.records - len(hidden.positions.get(file.about or "", ())) if file.vector is not None else file.records
+            for file in deletes
+            if file.path not in hidden.read_files
+        )
         if unread <= self._hashes.read_at_once:
             return None
         return RowReading(table, base, schema, initial_values(table.columns), removed, unread)
@@ -208,7 +212,7 @@ class RowListings:
         field_ids = frozenset(field.field_id for field in compared_fields(base.schema))
         listed_ids, listing = self._listings.get(table_id, (frozenset[int](), None))
         if listing is None or listed_ids != field_ids:
-            listing = Listing(self._storage, field_ids)
+            listing = Listing(self._storage, field_ids | {PATH_ID})
             self._listings[table_id] = field_ids, listing
         return listing
 
@@ -230,22 +234,34 @@ def live_files(base: LakeTable, listing: Listing) -> tuple[list[LiveFile], list[
 
 
 def read_live_rows(
-    table_id: TableId, base: LakeTable, listing: Listing, hashes: RowHashes, storage: StorageOptions
+    table_id: TableId,
+    base: LakeTable,
+    listing: Listing,
+    hashes: RowHashes,
+    storage: StorageOptions,
+    read_vectors: Callable[[Sequence[VectorPlace], StorageOptions], list[DeletionVector]] = read_deletion_vectors,
 ) -> tuple[list[LiveFile], Mapping[str, Positions]]:
-    """The data files, and the positions that are hidden in them. Reads only position-delete files that were not read
-    before. Raises as `live_files`."""
+    """The data files, and the positions that are hidden in them. Reads only position-delete files and vectors that were
+    not read before. Raises as `live_files`."""
     data, delete_files = live_files(base, listing)
-    deletes = frozenset(file.path for file in delete_files)
-    hidden = hashes.hidden(table_id)
-    if not hidden.read_files <= deletes:
-        hidden = HiddenRows()
     paths = {file.path for file in data}
+    deletes = frozenset(file.path for file in delete_files if file.vector is None)
+    vectors = {
+        path: file.vector for file in delete_files if file.vector is not None and (path := file.about) is not None
+    }
+    hidden = hashes.hidden(table_id)
+    if not hidden.read_files <= deletes or not paths.isdisjoint(hidden.vectors.keys() - vectors.keys()):
+        hidden = HiddenRows()
     # Of files that came since, no position delete was read before: it came later than they did.
-    new = read_deleted_rows(sorted(deletes - hidden.read_files), paths, storage)
+    new = read_position_deletes(sorted(deletes - hidden.read_files), paths, storage)
     merged = dict(hidden.positions)
     for path, positions in new.items():
         merged[path] = np.union1d(merged.get(path, NO_POSITIONS), positions)
-    hashes.put_hidden(table_id, HiddenRows(deletes, merged))
+    # A vector has all deleted rows of its file.
+    changed = {path: place for path, place in vectors.items() if hidden.vectors.get(path) != place}
+    for path, vector in zip(changed, read_vectors(list(changed.values()), storage), strict=True):
+        merged[path] = vector.positions
+    hashes.put_hidden(table_id, HiddenRows(deletes, vectors, merged))
     return data, merged
 
 
@@ -264,7 +280,7 @@ class RowSearch:
         self._hidden = hidden
         self._secret = secret
         self._files: list[LiveFile | WrittenFile] = []
-        self._taken: dict[str, Positions] = {}
+        self.taken: dict[str, Positions] = {}
         """Sorted positions of the rows that were found, by URI. No row is found twice."""
 
     def add(self, files: Iterable[LiveFile | WrittenFile]) -> None:
@@ -282,12 +298,13 @@ class RowSearch:
             if not ranges.may_be_in(file):
                 continue
             path = file.path
-            gone = np.union1d(self._hidden.get(path, NO_POSITIONS), self._taken.get(path, NO_POSITIONS))
+            gone = np.union1d(self._hidden.get(path, NO_POSITIONS), self.taken.get(path, NO_POSITIONS))
             positions = demand.take_from(self._finder.read(path, schema, self._initial), gone)
             if len(positions):
-                self._taken[path] = np.union1d(self._taken.get(path, NO_POSITIONS), positions)
+                self.taken[path] = np.union1d(self.taken.get(path, NO_POSITIONS), positions)
         return demand.left()
 
-    def position_deletes(self, location: str) -> list[tuple[WrittenFile, bytes]]:
-        """Position deletes of the rows that were found, one file for each lake partition, and their contents."""
-        return encoded_position_delete_files(self._taken, partitions_of(self._files), location)
+    @property
+    def partitions(self) -> Mapping[str, PartitionTuple]:
+        """The lake partitions of all files, by URI."""
+        return partitions_of(self._files)

@@ -1,6 +1,6 @@
 """Adds ingested rows below the cut-line, and deletes the rows that they replace.
 
-Lake: a segment of data files without deletes of its own, and position deletes of the rows that had these keys. The
+Lake: a segment of data files without deletes of its own, and the rows that had these keys are deleted by position. The
 archive branch is refreshed on top of it, since that is where readers find rows below the cut-line. Catalog: the
 ingest's row in `op_log` becomes `done`.
 
@@ -16,6 +16,7 @@ changes sides: there is nothing to copy, and nothing to prove.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import psycopg
@@ -24,6 +25,8 @@ from psycopg.types.json import Jsonb
 from mirror_pump.errors import CommitConflict, TableError
 from mirror_pump.lake.commit.row_delta import SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile
+from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.model import MirroredTable
 from mirror_pump.pipeline.operations.operation import Cursor, Operation, Recording, SegmentChange, TablePlan, refusal_of
 from mirror_pump.pipeline.operations.registrations import Registration
@@ -40,8 +43,10 @@ class IngestFiles(Operation):
     """modak.op_log.op_id, a UUID."""
     data: tuple[WrittenFile, ...]
     """Files of the rows below the cut-line."""
-    positions: tuple[WrittenFile, ...]
-    """Position deletes of the rows that they replace."""
+    replaced: Mapping[str, Positions]
+    """The rows that they replace: as `RowDelta.hidden`."""
+    partitions: Mapping[str, PartitionTuple]
+    """As `RowDelta.partitions`."""
     cut: int
     """The cut-line when the rows were divided."""
     details: tuple[tuple[str, int], ...]
@@ -53,7 +58,7 @@ class IngestFiles(Operation):
 
     @property
     def files(self) -> tuple[str, ...]:
-        return tuple(file.path for file in (*self.data, *self.positions))
+        return tuple(file.path for file in self.data)
 
     def fitting(self, table: MirroredTable, registration: Registration) -> IngestFiles | None:
         tier, written = registration.tier, {column.field_id for column in table.columns}
@@ -67,7 +72,8 @@ class IngestFiles(Operation):
         return replace(
             plan,
             segments=(*plan.segments, SegmentChange(SegmentFiles(self.data, ()))),
-            positions=(*plan.positions, *self.positions),
+            hidden=self.replaced,
+            partitions=self.partitions,
             raw_text_columns=plan.raw_text_columns | self.raw_text_columns,
             archive_due=True,
             cut=self.cut if self.begins else plan.cut,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
 import psycopg
@@ -12,7 +13,8 @@ from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.replacement import EveryFile, FilesAbove
 from mirror_pump.lake.commit.row_delta import BackdatedFile, Replacement, SegmentFiles
-from mirror_pump.lake.format.data_files import WrittenFile
+from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.model import Lsn, MirroredTable, TableState
@@ -33,6 +35,9 @@ class SegmentChange:
 
     deleted_rows: RemovedRows | None = None
     """Rows that it deletes, of a table whose rows are found by all their values."""
+
+    contents: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """The content, by URI, of those of its data files that are not written yet."""
 
     @property
     def empty(self) -> bool:
@@ -63,8 +68,10 @@ class TablePlan:
     """In stream order."""
     backdated: tuple[BackdatedFile, ...] = ()
     """Copied files with their data sequence numbers."""
-    positions: tuple[WrittenFile, ...] = ()
-    """Position-delete files that were written before, for rows of files that the table has."""
+    hidden: Mapping[str, Positions] = field(default_factory=dict, repr=False)
+    """Rows to delete by position, besides those that the segments delete: as `RowDelta.hidden`."""
+    partitions: Mapping[str, PartitionTuple] = field(default_factory=dict, repr=False)
+    """As `RowDelta.partitions`."""
     replaces: Replacement | None = None
     """The existing files that the same snapshot removes."""
     raw_text_columns: frozenset[int] = frozenset()

@@ -27,6 +27,7 @@ from dataclasses import replace
 
 from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, LakeError, TableError, about
 from mirror_pump.lake.commit.archive_branch import StagedArchive
+from mirror_pump.lake.commit.commit_cache import CommitCache
 from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles, StagedCommit
 from mirror_pump.lake.commit.schema_evolution import SchemaConflict
@@ -138,6 +139,7 @@ class Stager:
         self._missing = missing
         self._timeline = timeline
         self._tables: dict[TableId, LakeTable] = {}
+        self._cache = CommitCache()
         self._archive = ArchiveBranches(storage)
         self._whole_rows = WholeRowDeletes(storage, indexes.row_hashes)
 
@@ -145,7 +147,7 @@ class Stager:
         """Returns the state that this metadata file describes. It is in memory unless another engine committed."""
         lake = self._tables.get(table_id)
         if lake is None or lake.metadata_location != location:
-            lake = self._tables[table_id] = LakeTable.load(location, self._storage)
+            lake = self._tables[table_id] = LakeTable.load(location, self._storage, self._cache)
         return lake
 
     def stage(
@@ -437,8 +439,9 @@ def _row_delta(
         segments=segments,
         backdated=plan.backdated,
         replaces=plan.replaces,
-        positions=(*encoded.positions, *plan.positions),
-        unwritten=encoded.unwritten,
+        # An ingest is published alone, by a process without a key index.
+        hidden=plan.hidden or encoded.hidden,
+        partitions=plan.partitions if plan.hidden else encoded.partitions,
         schema=schema,
         partitioning=_partitioning_of(table, plan, lake),
         summary=summary,

@@ -306,8 +306,8 @@ def archive_is_outdated(table: LakeTable, storage: StorageOptions, age: float) -
     others = [manifest for manifest in read_list(head.manifest_list, storage) if manifest.path not in main_manifests]
     for files in Listing(storage).files(others).values():
         # The archive branch's own hiding deletes are in no other snapshot. All published snapshots of one cut-line name
-        # them.
-        if any(file.path not in main and not file.path.endswith(_POSITIONS) for file in files):
+        # them. Main replaces vectors all the time, which says nothing about rows below the cut-line.
+        if any(file.path not in main and file.vector is None and not file.path.endswith(_POSITIONS) for file in files):
             return True
     return False
 

@@ -18,7 +18,7 @@ from mirror_pump.lake.format.partitioned_files import write_data_files
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, write_all
 from mirror_pump.model import Column, Lsn, MirroredTable, SequenceNumber, TableId, TableState
 from mirror_pump.pipeline.feeds.feed_planning import FeedPart, plan_feed
 from mirror_pump.pipeline.flow.batches import BatchEnd, DecodedBatch
@@ -147,12 +147,14 @@ class BatchPlanner:
         counted = {number: result for number, result in results.items() if number >= (truncated_before or 0)}
         emptied = truncated_before is not None or (change is not None and change.copy_again)
         changes = {
-            number: SegmentChange(result.files, result.keys, result.deleted_rows) for number, result in counted.items()
+            number: SegmentChange(result.files, result.keys, result.deleted_rows, result.contents)
+            for number, result in counted.items()
         }
         raw_text_columns: frozenset[int] = frozenset().union(*(result.raw_text_columns for result in counted.values()))
         heap_read_at: Lsn | None = None
         incomplete = {number: result.incomplete for number, result in counted.items() if result.incomplete is not None}
         if incomplete:
+            changes = {number: self._with_files(change) for number, change in changes.items()}
             files = {number: change.files for number, change in changes.items()}
             versions = self._versions(table, files, in_lake=not emptied)
 
@@ -287,6 +289,11 @@ class BatchPlanner:
         if current is None:
             raise TableError(f"{table.name} is not registered any more")
         return current.data_sequence_number
+
+    def _with_files(self, change: SegmentChange) -> SegmentChange:
+        """The change with all of its files written, since rows are looked up in them."""
+        write_all(change.contents.items(), self._storage)
+        return replace(change, contents={})
 
     def _with_rows(
         self, table: MirroredTable, change: SegmentChange, rows: pa.Table

@@ -118,7 +118,7 @@ class ConvertDeletesJob:
             table=str(table.name),
             deletes=plan.deletes,
             rows_read=sum(result.rows_read for result in results),
-            positions=sum(file.record_count for result in results for file in result.files),
+            positions=sum(result.positions for result in results),
         )
         return FileRewriteReady(
             table, rewrite, Step.CONVERTED, Step.CONVERSION_REFUSED, {"deletes": plan.deletes}, began
@@ -155,13 +155,15 @@ class MergeJob:
 
     def due(self, lake: LakeTable, left: LakeTable | None, /) -> int | None:
         """Ranks tables by the number of new files. A table is due at once if more rows are deleted than there are
-        (merge_plan)."""
+        (merge_plan). Vectors are merged by each commit, so where a table has these, only position-delete files from
+        before count: when it is looked at first."""
         if lake.position_deletes > lake.records and (left is None or left.position_deletes != lake.position_deletes):
             return -lake.position_deletes
-        new = max(
-            _new_files(lake.data_files, 0 if left is None else left.data_files),
-            _new_files(lake.delete_files, 0 if left is None else left.delete_files),
-        )
+        new = _new_files(lake.data_files, 0 if left is None else left.data_files)
+        if not lake.has_vectors:
+            new = max(new, _new_files(lake.delete_files, 0 if left is None else left.delete_files))
+        elif lake.position_deletes and (left is None or not left.has_vectors):
+            return -max(new, 1)
         return -new if new >= FANOUT else None
 
     def may_become_due(self, lake: LakeTable, left: LakeTable | None, /) -> bool:

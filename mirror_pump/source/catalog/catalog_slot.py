@@ -57,6 +57,21 @@ def catalog_slot(connection: PgConnection, slot: str) -> CatalogSlot:
     return CatalogSlot(row.publication_name, identity, row.applied_lsn, row.applied_at, row.streams)
 
 
+def default_format_version(connection: PgConnection, slot: str) -> int:
+    """The Iceberg format version of tables that are registered without one. Raises SourceError if the catalog does not
+    know the slot."""
+    with source_errors("reading the mirror's slot"):
+        row = connection.execute(_SQL["format_version"], {"slot": slot}).fetchone()
+    if row is None:
+        raise SourceError(f"slot {slot} is not in the catalog", "run `mirror-pump init` first")
+    return int(row[0])
+
+
+def set_format_version(connection: PgConnection, slot: str, version: int) -> bool:
+    """Sets what `default_format_version` is. Returns whether it was another one."""
+    return connection.execute(_SQL["set_format_version"], {"slot": slot, "version": version}).rowcount > 0
+
+
 def require_stream(connection: PgConnection, slot: str, what: str) -> None:
     """Raise SourceError, with what to do, for a mirror without a stream. `what`: what takes one, for the message."""
     if not catalog_slot(connection, slot).streams:

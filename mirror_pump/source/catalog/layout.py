@@ -1,4 +1,5 @@
-"""The catalog's side of another layout of a plain mirrored table: how the lake table is partitioned and sorted.
+"""The catalog's side of changes of a mirrored table's metadata: how the lake table is partitioned and sorted, and its
+format version.
 
 What the catalog says about partitions is true of a live table's files at every moment: a publish fails a table of which
 it is not. So they change together with the mark that has the table copied again, in one transaction, and the first
@@ -31,7 +32,13 @@ def _fields(partitioning: LakePartitioning | None) -> tuple[PartitionedColumn, .
     return () if partitioning is None else partitioning.fields
 
 
-def move_head(connection: PgConnection, table_id: TableId, old: str, new: str) -> None:
+def is_copied_again(connection: PgConnection, table_id: TableId) -> bool:
+    """Whether a copy builds on metadata that readers do not see."""
+    row = connection.execute(_SQL["copied_again"], {"table_id": table_id}).fetchone()
+    return row is not None and bool(row[0])
+
+
+def move_head(connection: PgConnection, table_id: TableId, old: str, new: str, format_version: int) -> None:
     """Records that the lake table's state at `old` is that at `new`, if the mirror builds on `old`. In the transaction
     that moves the pointer."""
-    connection.execute(_SQL["head"], {"table_id": table_id, "old": old, "new": new})
+    connection.execute(_SQL["head"], {"table_id": table_id, "old": old, "new": new, "format_version": format_version})

@@ -75,6 +75,14 @@ def load_table(conn: PgConnection, table_id: TableId) -> MirroredTable | None:
     return row.table() if row is not None else None
 
 
+def wants_defaults(conn: PgConnection, table: MirroredTable) -> bool:
+    """Whether the table's policy wants the values of new columns in the metadata of its lake table
+    (`defaults_in_metadata`)."""
+    with source_errors("reading a table's policy"):
+        row = conn.execute(_SQL["wants_defaults"], {"table_id": table.table_id}).fetchone()
+    return row is not None and bool(row[0])
+
+
 def has_columns(conn: PgConnection, table: MirroredTable) -> bool:
     """Whether the catalog has the columns of `table`. If so, they stay until the open transaction of `conn` ends."""
     row = conn.execute(_SQL["columns_now"], {"table_id": table.table_id}).fetchone()
@@ -226,6 +234,7 @@ def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
             "not_null": column.not_null,
             "chosen": column.chosen,
             **({} if column.initial is None else {"initial": column.initial}),
+            **({} if column.default is None else {"default": column.default}),
         }
         for column in columns
     ]
@@ -296,6 +305,7 @@ class _MirroredTableRow:
     """See `partition_scheme`."""
     feed_mode: str | None
     feed_location: str | None
+    format_version: int
 
     def table(self) -> MirroredTable:
         return MirroredTable(
@@ -329,6 +339,7 @@ class _MirroredTableRow:
                 if self.feed_mode is not None and self.feed_location is not None
                 else None
             ),
+            format_version=self.format_version,
         )
 
 

@@ -124,7 +124,8 @@ class FileRows:
             )
         columns = [field for field in self._plan.schema.fields if field.field_id in ids]
         columns += [field for field in LINEAGE if field.field_id in self._computed]
-        needs_positions = self._computed - {FILE_COLUMN.field_id}
+        # Without any column a batch would not know how many rows it has.
+        needs_positions = self._computed - {FILE_COLUMN.field_id} or not columns
         return Schema(*columns, *([_POSITIONS] if needs_positions else []))
 
     def _hidden(self, file: PlannedFile) -> Positions | None:
@@ -201,7 +202,7 @@ class _OpenedRows:
                 f"the columns of {path} cannot be identified: {error}",
                 "set the table property schema.name-mapping.default, by which columns without field IDs are found",
             ) from error
-        pruned = prune_columns(everything, required_schema.field_ids, select_full_types=False)
+        pruned = prune_columns(everything, {field.field_id for field in required_schema.fields}, select_full_types=True)
         self._names = [field.name for field in pruned.fields]
         self.has_positions = _POSITIONS in required_schema.fields
         self.file_schema = Schema(*pruned.fields, _POSITIONS) if self.has_positions else pruned

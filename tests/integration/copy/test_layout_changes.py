@@ -19,6 +19,7 @@ from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
+from tests.support.ended_commands import ENDED
 from tests.support.killed_pump import die
 from tests.support.partitioned_orders import (
     ORDERS,
@@ -129,22 +130,12 @@ def test_an_order_changes_at_once(mirror: Mirror, database: Database) -> None:
     mirror.assert_sound()
 
 
-_ENDED = """
-CREATE FUNCTION audit.end_session() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-  IF current_setting('application_name') = 'mirror-pump-alter' THEN
-    PERFORM pg_terminate_backend(pg_backend_pid());
-    PERFORM pg_sleep(10);
-  END IF;
-  RETURN NULL; END $$
-"""
-
-
 def test_a_command_that_ends_in_the_middle_has_done_nothing(mirror: Mirror, database: Database) -> None:
     """At each of its writes the session is lost. No pump runs; the next one makes what a whole command asked for."""
     mirror.register("orders", choices=by("tenant", "n"))
     mirror.catch_up()
     before = mirror.location("public.orders")
-    database.execute(_ENDED)
+    database.execute(ENDED)
     for relation in ("modak.tables", "modak.iceberg_tables", "modak.mirror_tables"):
         database.execute(
             f"CREATE TRIGGER ends AFTER UPDATE ON {relation} FOR EACH STATEMENT EXECUTE FUNCTION audit.end_session()"

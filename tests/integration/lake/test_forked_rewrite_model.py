@@ -25,7 +25,6 @@ from mirror_pump.lake.commit.table_head import TableHead, changed_rows
 from mirror_pump.lake.contents.file_listing import LiveFile
 from mirror_pump.lake.document.metadata_files import next_location
 from mirror_pump.lake.document.next_metadata import with_snapshot
-from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import FileCounts, summarise
 from mirror_pump.lake.document.snapshot_thinning import DEFAULT_RETENTION
 from mirror_pump.lake.format.data_files import WrittenFile
@@ -57,8 +56,8 @@ _any = st.builds(PumpCommit, put=_keys, delete=_keys, merge=st.booleans(), by_po
 class ForkedTable:
     """A table, and the rows that it has to have."""
 
-    def __init__(self, location: str) -> None:
-        self.table = SmallTable(location)
+    def __init__(self, location: str, format_version: int) -> None:
+        self.table = SmallTable(location, format_version=format_version)
         self.rows: Rows = {}
         self._version = 0
 
@@ -112,23 +111,15 @@ def _forked(model: ForkedTable, chosen: Sequence[bool], *, number: int | None = 
     new = {ManifestContent.DATA: [(file, own_number) for file in made]}
     manifests = (*writer.next(removal.untouched, new, STORAGE), *removal.rewritten)
     summary = summarise(FileCounts.of(made), removal.removed, base.summary, {}, only_rewrites=True)
-    snapshot = Snapshot.new(
-        writer.snapshot_id,
-        base.metadata.current_snapshot,
-        writer.sequence_number,
-        base.metadata.last_updated_ms,
-        summary,
-        writer.list(manifests, base.snapshot_id),
-        base.metadata.current_schema_id,
-    )
+    snapshot, _ = writer.snapshot(base.metadata.current_snapshot, manifests, summary, base.metadata.last_updated_ms)
     metadata = with_snapshot(base.metadata, snapshot, base.metadata_location, (), DEFAULT_RETENTION)
     location = next_location(base.metadata, base.metadata_location)
     write_all([*writer.files, (location, metadata.to_json())], STORAGE)
     return LakeTable.load(location, STORAGE)
 
 
-def _begun(location: str, before: Sequence[PumpCommit]) -> ForkedTable:
-    model = ForkedTable(location)
+def _begun(location: str, before: Sequence[PumpCommit], format_version: int) -> ForkedTable:
+    model = ForkedTable(location, format_version)
     model.commit(PumpCommit(frozenset(range(KEYS)), frozenset()))
     for commit in before:
         model.commit(commit)
@@ -147,11 +138,17 @@ _examples = settings(
 )
 _chosen = st.lists(st.booleans(), min_size=39, max_size=39).map(lambda drawn: [True, *drawn]) | st.just([True] * 40)
 """For each data file whether it is rewritten: the first one always."""
+_versions = st.sampled_from((2, 3))
+"""The table's format version."""
 
 
 @_examples
 @given(
-    before=st.lists(_any, max_size=6), meanwhile=st.lists(_quiet, max_size=6), chosen=_chosen, looks=st.integers(0, 6)
+    before=st.lists(_any, max_size=6),
+    meanwhile=st.lists(_quiet, max_size=6),
+    chosen=_chosen,
+    looks=st.integers(0, 6),
+    version=_versions,
 )
 def test_a_rewrite_lands_on_what_a_pump_that_knows_of_it_commits(
     tmp_path_factory: pytest.TempPathFactory,
@@ -159,9 +156,10 @@ def test_a_rewrite_lands_on_what_a_pump_that_knows_of_it_commits(
     meanwhile: list[PumpCommit],
     chosen: list[bool],
     looks: int,
+    version: int,
 ) -> None:
     """`looks`: commits after which the rewrite is checked against the state of then, as before the lock is taken."""
-    model = _begun(tmp_path_factory.mktemp("lake").as_uri() + "/public/t", before)
+    model = _begun(tmp_path_factory.mktemp("lake").as_uri() + "/public/t", before, version)
     base = model.table.table
     fork = _forked(model, chosen)
     change = _difference(base, fork, chosen)
@@ -184,12 +182,21 @@ def test_a_rewrite_lands_on_what_a_pump_that_knows_of_it_commits(
 
 @pytest.mark.further
 @_examples
-@given(before=st.lists(_any, max_size=5), meanwhile=st.lists(_any, min_size=1, max_size=5), chosen=_chosen)
+@given(
+    before=st.lists(_any, max_size=5),
+    meanwhile=st.lists(_any, min_size=1, max_size=5),
+    chosen=_chosen,
+    version=_versions,
+)
 def test_whatever_is_committed_a_rewrite_loses_no_row_and_brings_none_back(
-    tmp_path_factory: pytest.TempPathFactory, before: list[PumpCommit], meanwhile: list[PumpCommit], chosen: list[bool]
+    tmp_path_factory: pytest.TempPathFactory,
+    before: list[PumpCommit],
+    meanwhile: list[PumpCommit],
+    chosen: list[bool],
+    version: int,
 ) -> None:
     """By a pump that does not know of the rewrite, too: it fits, or it is refused."""
-    model = _begun(tmp_path_factory.mktemp("lake").as_uri() + "/public/t", before)
+    model = _begun(tmp_path_factory.mktemp("lake").as_uri() + "/public/t", before, version)
     base = model.table.table
     fork = _forked(model, chosen)
     change = _difference(base, fork, chosen)
@@ -209,7 +216,7 @@ def _ids(table: LakeTable) -> list[int]:
 
 
 def test_a_position_delete_of_a_rewritten_row_is_refused_in_time_and_too_late(tmp_path: object) -> None:
-    model = _begun(f"file://{tmp_path}/public/t", [])
+    model = _begun(f"file://{tmp_path}/public/t", [], 2)
     change = _difference(model.table.table, _forked(model, [True] * 40), [True] * 40)
     model.commit(PumpCommit(frozenset(), frozenset({3}), by_position=True))
     with pytest.raises(FileRewriteSuperseded, match="deleted by position"):
@@ -220,7 +227,7 @@ def test_a_position_delete_of_a_rewritten_row_is_refused_in_time_and_too_late(tm
 
 
 def test_a_fork_that_is_no_rewrite_is_refused(tmp_path: object) -> None:
-    model = _begun(f"file://{tmp_path}/public/t", [])
+    model = _begun(f"file://{tmp_path}/public/t", [], 2)
     base = model.table.table
     wrong_number = _forked(model, [True] * 40, number=base.sequence_number + 1)
     with pytest.raises(LakeError, match="sequence number"):
@@ -233,7 +240,7 @@ def test_a_fork_that_is_no_rewrite_is_refused(tmp_path: object) -> None:
 
 def test_the_counts_show_a_rewrite_that_lost_rows(tmp_path: object) -> None:
     """The last safeguard before a rewrite lands: without deletes, every row has to be there."""
-    model = ForkedTable(f"file://{tmp_path}/public/t")
+    model = ForkedTable(f"file://{tmp_path}/public/t", 2)
     model.rows = dict.fromkeys(range(KEYS), "new")
     model.table.commit(RowDelta((SegmentFiles(model.table.data_files(model.rows), ()),)))
     head = TableHead.of(model.table.table)

@@ -54,7 +54,7 @@ from tests.unit.pipeline.operations_support import (
 REWRITE = FileRewrite((written_file("deletes"),), frozenset(), frozenset(), {}, 4, complete=True)
 CHUNK = CopiedChunk(TABLE.generation, 5, 10, (written_file("chunk"),), frozenset({9}))
 FOLD = FoldCorrections(segment("folded"), (("1", 8),), cut=100)
-INGEST = IngestFiles("1", (written_file("old rows"),), (written_file("replaced"),), 100, (), frozenset({9}))
+INGEST = IngestFiles("1", (written_file("old rows"),), {}, {}, 100, (), frozenset({9}))
 BOUNDS = PartitionBounds(1, 10, 20)
 EACH: dict[type[Operation], Operation] = {
     AdvanceCutline: AdvanceCutline("p0", 200),
@@ -141,7 +141,7 @@ def test_every_operation_names_the_files_that_were_written_for_it() -> None:
         ApplyStream: ("file:///lake/a",),
         AppendChanges: ("file:///lake/changes",),
         FoldCorrections: ("file:///lake/folded",),
-        IngestFiles: ("file:///lake/old rows", "file:///lake/replaced"),
+        IngestFiles: ("file:///lake/old rows",),
         AddChunks: ("file:///lake/chunk",),
         ReplaceDiffering: ("file:///lake/differing",),
     }

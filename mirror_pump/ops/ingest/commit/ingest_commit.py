@@ -43,7 +43,7 @@ publish that wants a partition's lock while it holds the slot's row gives up aft
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import numpy as np
@@ -52,8 +52,7 @@ import pyarrow as pa
 from psycopg.types.json import Jsonb
 
 from mirror_pump.errors import CommitConflict, TableError
-from mirror_pump.lake.format.partitioned_files import write_position_delete_files
-from mirror_pump.lake.storage import StorageOptions, discard
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.ingest.commit.corrected_keys import find_corrected, rows_at
 from mirror_pump.ops.ingest.commit.existing_rows import ReplacedRows
 from mirror_pump.ops.ingest.commit.heap_insert import insert_rows
@@ -114,8 +113,6 @@ class IngestCommit:
         self._written: set[int] = set()
         """Those of them that were written to the table."""
         self._seen_version = 0
-        self._positions: list[str] = []
-        """URIs of position-delete files that were written and may not be needed."""
         self._guest: GuestPublisher | None = None
         self._landed = CommittedRows(0, 0)
         self.may_have_landed = False
@@ -151,11 +148,6 @@ class IngestCommit:
     def landed(self) -> CommittedRows:
         """What the transaction has done, if it has landed."""
         return self._landed
-
-    @property
-    def written(self) -> Sequence[str]:
-        """URIs of files that were written here. They may be removed if the transaction certainly failed."""
-        return self._positions
 
     def _look(self) -> None:
         """Looks for rows with the same keys, outside of the transaction."""
@@ -268,17 +260,12 @@ class IngestCommit:
 
     def _request(self, lake: RowsInLake, replaced: ReplacedRows, count: int) -> PublishRequest:
         rows = self._rows
-        positions = write_position_delete_files(
-            replaced.positions, replaced.partitions, self._table.location, self._storage
-        )
-        if positions:
-            discard(self._positions, self._storage)
-            self._positions = [file.path for file in positions]
         assert rows.division.cut is not None
         operation = IngestFiles(
             rows.op_id,
             lake.files,
-            positions,
+            replaced.positions,
+            replaced.partitions,
             rows.division.cut,
             self._details(count),
             lake.raw_text_columns,

@@ -181,6 +181,6 @@ def test_metadata_is_read_compressed_or_not_and_damage_is_reported(tmp_path: Pat
         file.write_bytes(damaged)
         with pytest.raises(LakeError, match="is not valid Iceberg table metadata"):
             read_metadata(location, StorageOptions())
-    file.write_bytes(orjson.dumps({**metadata.document, "format-version": 3}))
-    with pytest.raises(LakeError, match="version 3"):
+    file.write_bytes(orjson.dumps({**metadata.document, "format-version": 4}))
+    with pytest.raises(LakeError, match="version 4"):
         read_metadata(location, StorageOptions())

@@ -14,6 +14,7 @@ from pyiceberg.table.puffin import PuffinFile
 from pyroaring import BitMap64
 
 from mirror_pump.errors import FileDamaged
+from mirror_pump.lake.commit.readable_files import is_damaged
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.deletion_vectors import (
     DeletionVector,
@@ -135,7 +136,9 @@ def test_damage_names_the_file(warehouse: str) -> None:
         write_bytes(puffin, bytes(damaged), STORAGE)
         with pytest.raises(FileDamaged, match=r"-deletes\.puffin is damaged"):
             read_deletion_vectors([VectorPlace(puffin, place, entries[0].record_count)], STORAGE)
+        assert is_damaged(puffin, STORAGE)
     write_bytes(puffin, content, STORAGE)
+    assert not is_damaged(puffin, STORAGE)
     for stored in (
         VectorPlace(puffin, place, entries[0].record_count + 1),
         VectorPlace(puffin, BlobPlace(place.offset, place.size - 1), entries[0].record_count),

@@ -31,6 +31,11 @@ def packed(keys: list[int]) -> PackedKeys:
     return PackedKeys(np.array(keys, np.int64), None)
 
 
+def place_of(numbers: FileNumbers, place: np.int64) -> tuple[str, int]:
+    places = np.array([place])
+    return numbers.path(int(files_of(places)[0])), int(positions_of(places)[0])
+
+
 def partition_of(key: int, partitioning: LakePartitioning | None) -> int:
     return 0 if partitioning is None else key // 10 * 10
 
@@ -49,6 +54,7 @@ def test_random_commits(seed: int) -> None:
         hidden: set[tuple[str, int]] = set()
         unknown: list[list[int]] = []
         known = set(live)
+        base = dict(live)
         for part in range(chance.choice([1, 1, 2, 5])):
             keys = chance.sample(range(40), chance.choice([0, 3, 12]))
             brought = [key for key in keys if chance.random() < 0.7]
@@ -67,7 +73,8 @@ def test_random_commits(seed: int) -> None:
                 PlacedFile(path, () if partitioning is None else (int(path.rpartition("-")[2]),)) for path in by_path
             )
             segments.append(KeyedSegment(files, SegmentKeys(SCHEMA, table, packed(deleted), PACKING, rows)))
-        plan = plan_commit(index, numbers, segments, part_keys=1 << 20 if commit % 3 else 1 + commit // 3)
+        part_keys = 1 << 20 if commit % 3 else 1 + commit // 3
+        plan = plan_commit(index, numbers, segments, part_keys=part_keys, with_changed=True)
         wanted = {} if partitioning is None else {path: (int(path.rpartition("-")[2]),) for path, _ in hidden}
         assert plan.partitions == wanted
         found = [(path, int(row)) for path, rows in plan.positions.items() for row in rows]
@@ -75,16 +82,20 @@ def test_random_commits(seed: int) -> None:
         assert set(found) == hidden
         assert len(found) == len(hidden)
         assert [places.tolist() for places in plan.unknown] == unknown
+        changed = [
+            (place_of(numbers, new), place_of(numbers, old))
+            for places, base_places in plan.changed
+            for new, old in zip(places, base_places, strict=True)
+        ]
+        assert sorted(changed) == sorted(
+            (place, base[key]) for key, place in live.items() if key in base and base[key] != place
+        ), "a key that had a row before the commit, and has another one after it"
         if chance.random() < 0.2:
             # A publish that failed, and is planned again.
             assert plan_commit(index, numbers, segments).positions.keys() == plan.positions.keys()
         apply_plan(index, plan)
         every = index.find(packed(list(range(40))))
-        assert {
-            key: (numbers.path(int(files_of(place))), int(positions_of(place)))
-            for key, place in enumerate(every)
-            if place >= 0
-        } == live
+        assert {key: place_of(numbers, place) for key, place in enumerate(every) if place >= 0} == live
         assert index.alive == len(live)
 
 
@@ -128,3 +139,6 @@ def test_numbers_are_used_again() -> None:
     assert numbers.paths() == {"b"}
     assert numbers.number("c") == 0
     assert (numbers.path(0), numbers.path(1)) == ("c", "b")
+    numbers.rename("b", "d")
+    assert numbers.paths() == {"c", "d"}
+    assert (numbers.path(1), numbers.number("d")) == ("d", 1)

@@ -1,0 +1,69 @@
+"""The IDs of rows by their places: columns that are kept as runs or not, files without one, and little room."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles
+from mirror_pump.lake.contents.row_ids import NO_ID, RowIds, StoredIds
+from mirror_pump.lake.format.data_files import write_data_file
+from mirror_pump.lake.format.row_lineage import with_lineage
+from tests.support.lake_tables import SCHEMA, START_MS, STORAGE
+
+_IDS = st.lists(st.tuples(st.integers(-1, 50), st.integers(1, 30)), max_size=8).map(
+    lambda runs: [begin + place if begin >= 0 else NO_ID for begin, size in runs for place in range(size)]
+)
+
+
+@given(_IDS)
+def test_a_column_has_its_values_however_it_is_kept(ids: list[int]) -> None:
+    stored = StoredIds.of(np.array(ids, np.int64))
+    assert stored.at(np.arange(len(ids))).tolist() == ids
+    assert StoredIds.of(np.arange(10**6)).nbytes == 16
+
+
+@pytest.mark.parametrize("limit", [0, 3000, 1 << 20])
+def test_files_tell_the_ids_of_their_rows(warehouse: str, limit: int) -> None:
+    drawn = random.Random(7)
+    table = LakeTable.create(SCHEMA, f"{warehouse}/t", STORAGE, {}, START_MS, format_version=3).table
+    expected: dict[str, list[int]] = {}
+    row_ids = RowIds(STORAGE, limit)
+    for _ in range(30):
+        rows = drawn.randrange(1, 50)
+        ids = [drawn.choice((None, drawn.randrange(1 << 40))) for _ in range(rows)]
+        own = pa.table({"id": range(rows), "v": pa.nulls(rows, pa.string())}, schema=SCHEMA.arrow)
+        lineage = pa.table([pa.array(ids, pa.int64()), pa.nulls(rows, pa.int64())], names=["_row_id", "updated"])
+        columns = [*own.columns, *lineage.columns] if rows % 3 else own.columns
+        schema = with_lineage(SCHEMA) if rows % 3 else SCHEMA
+        file = write_data_file(pa.table(columns, schema=schema.arrow), schema, table.location, STORAGE)
+        first = table.metadata.next_row_id
+        table = table.stage(RowDelta((SegmentFiles((file,), ()),)), START_MS).table
+        stored = ids if rows % 3 else [None] * rows
+        expected[file.path] = [first + place if value is None else value for place, value in enumerate(stored)]
+        if drawn.random() < 0.3:
+            row_ids.put(file.path, np.array([NO_ID if value is None else value for value in stored], np.int64))
+        asked = {
+            path: np.array([drawn.randrange(len(values)) for _ in range(5)])
+            for path, values in expected.items()
+            if drawn.random() < 0.5
+        }
+        found = row_ids.of(table.manifests, asked)
+        assert {path: values.tolist() for path, values in found.items()} == {
+            path: [expected[path][place] for place in places] for path, places in asked.items()
+        }
+        assert row_ids._bytes <= limit
+
+
+def test_rows_have_no_ids_before_the_first_snapshot_that_has_them(warehouse: str) -> None:
+    table = LakeTable.create(SCHEMA, f"{warehouse}/t", STORAGE, {}, START_MS).table
+    own = pa.table({"id": [1, 2], "v": ["a", "b"]}, schema=SCHEMA.arrow)
+    file = write_data_file(own, SCHEMA, table.location, STORAGE)
+    table = table.stage(RowDelta((SegmentFiles((file,), ()),)), START_MS).table
+    ids = RowIds(STORAGE, 1 << 20).of(table.manifests, {file.path: np.array([1, 0])})
+    assert ids[file.path].tolist() == [NO_ID, NO_ID]
