@@ -61,6 +61,7 @@ def test_every_read_in_every_mode_is_a_state_that_the_database_had(
         ):
             world.run(_before(min(deadline, time.monotonic() + WORLD_SECONDS)))
         seed += 1
+    assert found["upgrades"], "no lake table has got another format version"
     _require(found)
 
 

@@ -20,7 +20,7 @@ COLUMNS = ("id", "v", "_row_id", "_last_updated_sequence_number")
 _STORAGE = StorageOptions(fsync=False)
 
 
-class Change(StrEnum):
+class KeyChange(StrEnum):
     """What a transaction does to a key."""
 
     INSERT = "insert"
@@ -30,7 +30,7 @@ class Change(StrEnum):
 
 
 @dataclass
-class LineageModel:
+class MirroredLineage:
     """A table (id, v) of a mirror, whose values of v are distinct, and what its rows must have."""
 
     mirror: Mirror
@@ -46,9 +46,9 @@ class LineageModel:
     """Rows that kept their ID in an update."""
     _values: int = 0
 
-    def transaction(self, most: int = 40) -> dict[int, Change]:
+    def transaction(self, most: int = 40) -> dict[int, KeyChange]:
         """Commits random changes, and returns them by key."""
-        changes: dict[int, Change] = {}
+        changes: dict[int, KeyChange] = {}
         keys = list(self.lineage)
         self.drawn.shuffle(keys)
         with self.mirror.database.session(autocommit=False) as connection:
@@ -63,20 +63,20 @@ class LineageModel:
                 kind = self.drawn.choice("iuuuurdk")
                 if kind == "i" or key is None:
                     execute(f"INSERT INTO {self.table} (id, v) VALUES ('{new_key}', '{value}')")
-                    changes[new_key] = Change.INSERT
+                    changes[new_key] = KeyChange.INSERT
                 elif kind in "ur":
                     if kind == "r":
                         execute(f"DELETE FROM {self.table} WHERE id = '{key}'")
                         execute(f"INSERT INTO {self.table} (id, v) VALUES ('{key}', '{value}')")
                     else:
                         execute(f"UPDATE {self.table} SET v = '{value}' WHERE id = '{key}'")
-                    changes[key] = Change.UPDATE
+                    changes[key] = KeyChange.UPDATE
                 elif kind == "d":
                     execute(f"DELETE FROM {self.table} WHERE id = '{key}'")
-                    changes[key] = Change.DELETE
+                    changes[key] = KeyChange.DELETE
                 else:
                     execute(f"UPDATE {self.table} SET id = '{new_key}' WHERE id = '{key}'")
-                    changes |= {key: Change.DELETE, new_key: Change.INSERT}
+                    changes |= {key: KeyChange.DELETE, new_key: KeyChange.INSERT}
         return changes
 
     def value(self) -> str:
@@ -93,7 +93,7 @@ class LineageModel:
             row["id"] = int(row["id"])
         return int(metadata.current_snapshot.sequence_number), rows
 
-    def check(self, changes: Mapping[int, Change], *, by_position: bool = True) -> None:
+    def check(self, changes: Mapping[int, KeyChange], *, by_position: bool = True) -> None:
         """The rows after these changes, which the lake has and nothing else. `by_position`: the pump knew the places of
         rows, else rows that are updated may be new ones."""
         sequence_number, rows = self.read()
@@ -107,7 +107,7 @@ class LineageModel:
                 assert (row_id, updated) == self.lineage[key], (key, "a row that does not change keeps its lineage")
                 continue
             assert self.sequence_number < updated <= sequence_number, (key, change)
-            if change is Change.UPDATE and (by_position or row_id == self.lineage[key][0]):
+            if change is KeyChange.UPDATE and (by_position or row_id == self.lineage[key][0]):
                 assert row_id == self.lineage[key][0], (key, "a row that is updated keeps its ID")
                 self.updated += 1
             else:

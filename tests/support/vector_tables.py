@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -113,6 +114,21 @@ class VectorTable:
         share = self.drawn.choice((0, 0.05, 0.3, 1))
         return [number for number in self.rows if self.drawn.random() < share]
 
+    def add(self, keys: Iterable[int]) -> None:
+        """Commits a file of new rows."""
+        come = {key: self.value() for key in keys}
+        self.commit(RowDelta((SegmentFiles((self.data(come),), ()),)))
+        self.rows |= come
+
+    def delete(self, keys: Iterable[int]) -> None:
+        """Commits the deletion of rows by their places."""
+        places, hidden = self.places(), defaultdict[str, list[int]](list)
+        for key in keys:
+            if key in places:
+                hidden[places[key][0]].append(places[key][1])
+            self.rows.pop(key, None)
+        self.commit(RowDelta((), hidden={path: np.array(sorted(rows), np.int64) for path, rows in hidden.items()}))
+
     def change(self) -> None:
         """What a batch does: rows go, by their places and by their keys, others come; some come and go in it."""
         places, gone = self.places(), self.chosen()
@@ -150,10 +166,10 @@ class VectorTable:
         table = pa.table({"id": pa.array(keys, pa.int64())}, schema=SCHEMA.key.arrow)
         return write_equality_deletes(table, SCHEMA, self.location, STORAGE, self.partition)
 
-    def begin(self) -> None:
-        """Computes a rewrite, which lands later."""
+    def begin(self, *, merges: bool = False) -> None:
+        """Computes a rewrite, which lands later. `merges`: a merge, instead of any kind."""
         base = self.table
-        pending = self.drawn.choice((self.conversion, self.merge, self.fill))()
+        pending = self.merge() if merges else self.drawn.choice((self.conversion, self.merge, self.fill))()
         if pending is not None and self._pending is None:
             self._pending = base, pending
 

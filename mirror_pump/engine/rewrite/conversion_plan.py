@@ -13,7 +13,7 @@ from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming, paths_of
 from mirror_pump.lake.format.bounds import ordered
-from mirror_pump.lake.format.data_files import VECTOR_VERSION, FileContent
+from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple, partition_order
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.format.schema import LakeSchema
@@ -75,7 +75,7 @@ def plan_conversion(table: LakeTable, listing: Listing) -> ConversionPlan | None
     convertible = [file for file in equality if not any(map(_Ranged.of(file, schema).reaches, unsupported))]
     if not convertible:
         return None
-    with_vectors = table.metadata.format_version >= VECTOR_VERSION
+    with_vectors = table.has_vectors
     tasks = tuple(
         ConversionTask(
             data=tuple(OrderedFile.of(ranged.file) for ranged in data_files),

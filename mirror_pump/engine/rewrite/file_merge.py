@@ -67,6 +67,8 @@ class MergeTask:
     """By what the new file's rows are sorted, if these do not take more than `sorted_bytes` of memory. Larger files are
     sorted by compaction."""
     sorted_bytes: int = SORTED_BYTES
+    with_vectors: bool = False
+    """Whether the table has deletion vectors: then the deleted rows are returned, which landing compares."""
 
     @property
     def partition(self) -> PartitionTuple:
@@ -170,7 +172,7 @@ def merge_files(task: MergeTask) -> MergedFile:
         position=np.concatenate(kept),
         keys=None if task.packing is None else PackedKeys.concatenated(keys, task.packing.words),
         row=writer.row,
-        hidden=hidden,
+        hidden=hidden if task.with_vectors else {},
     )
 
 

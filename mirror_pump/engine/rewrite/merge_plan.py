@@ -16,7 +16,7 @@ from mirror_pump.lake.commit.file_rewrite import FileRewrite
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, paths_of
-from mirror_pump.lake.format.data_files import VECTOR_VERSION, FileContent
+from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.partitioning import PartitionTuple, partitions_of
 
 FANOUT = 8
@@ -187,7 +187,7 @@ def _plan(
     """Plans to merge each group of data files into one, and position-delete files besides."""
     sources = list(chain.from_iterable(groups))
     replaced = {file.path for file in sources}
-    with_vectors = table.metadata.format_version >= VECTOR_VERSION
+    with_vectors = table.has_vectors
     # Rewrites by other engines may leave position deletes that refer to data files which are already gone.
     about = current_files.paths - replaced
     stay: set[str | None] = {None, *about}
@@ -249,6 +249,7 @@ def _merge(table: LakeTable, sources: Sequence[LiveFile], positions: Iterable[Li
         location=table.location,
         storage=table.storage,
         order=table.metadata.sort_order,
+        with_vectors=table.has_vectors,
     )
 
 

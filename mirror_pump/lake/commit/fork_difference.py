@@ -9,7 +9,7 @@ from mirror_pump.lake.commit.forked_rewrite import ForkedRewrite
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, paths_of
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
-from mirror_pump.lake.format.data_files import VECTOR_VERSION, FileContent, WrittenFile
+from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry, written_file
 from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.manifests.manifests import stored_of
@@ -25,7 +25,7 @@ def fork_difference(base: LakeTable, fork: LakeTable, *, drop_deletes: bool) -> 
     Of a table with deletion vectors only data files and equality deletes count. Position deletes that the engine wrote
     say of the data files that stay what those of the base do, which stay as well.
     """
-    with_vectors = base.metadata.format_version >= VECTOR_VERSION
+    with_vectors = base.has_vectors
     if not only_rewritten_since(fork.metadata, base.snapshot_id):
         raise LakeError(f"the rewrite of {base.metadata_location} changed rows", "report it: nothing was changed")
     by_manifest = Listing(base.storage).files(base.manifests)

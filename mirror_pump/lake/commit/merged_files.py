@@ -68,7 +68,7 @@ class MergedFile:
     row: Positions | None = None
     """For each row in that order, its row number in this file, if its rows are sorted otherwise."""
     hidden: Mapping[str, Positions] = field(default_factory=dict)
-    """By URI of a source the rows of it that position deletes of the base hide, sorted."""
+    """In a table with deletion vectors, by URI of a source, its rows that the base's deletes hide, sorted."""
 
     @property
     def rows(self) -> Positions:

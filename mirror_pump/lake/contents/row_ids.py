@@ -29,8 +29,8 @@ NO_ID = -1
 """In place of the ID of a row that has none."""
 _FILE_BYTES = 200
 """Of memory that a file's name takes."""
-_REMOTE_FILES = 8
-"""Files read from an object store in parallel."""
+_PARALLEL_FILES = 8
+"""Files that are read at the same time."""
 _RUN_SHARE = 4
 """A column is kept as runs of IDs that follow each other if there are this many rows for each run."""
 
@@ -128,8 +128,8 @@ class RowIds:
         for path in columns:
             self._stored.move_to_end(path)
         missing = [path for path in paths if path not in columns]
-        if len(missing) > 1 and any(local_path(path) is None for path in missing):
-            with ThreadPoolExecutor(_REMOTE_FILES) as pool:
+        if len(missing) > _PARALLEL_FILES or any(local_path(path) is None for path in missing):
+            with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
                 read = list(pool.map(self._read, missing))
         else:
             read = list(map(self._read, missing))

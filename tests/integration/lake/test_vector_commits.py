@@ -44,6 +44,58 @@ def test_random_commits(warehouse: str, partitioning: LakePartitioning | None, f
     assert [(row["id"], row["v"]) for row in read] == sorted(table.rows.items())
 
 
+def test_a_merge_lands_though_a_source_is_gone_but_not_if_deletes_are_undone(warehouse: str) -> None:
+    table = VectorTable(f"{warehouse}/t", random.Random(0))
+    for first in range(0, 40, 10):
+        table.add(range(first, first + 10))
+    undone = table.table
+    table.delete([5, 15])
+    table.begin(merges=True)
+    table.delete(range(10, 20))
+    table.delete([25])
+    assert table.table.data_files == 3
+    table.land()
+    table.check()
+    assert (table.merges, table.moved, table.table.data_files, table.table.position_deletes) == (1, 1, 1, 10)
+    later, table.table = table.table, undone
+    table.delete([5])
+    table.begin(merges=True)
+    table.table = undone
+    table.land()
+    assert (table.merges, table.superseded) == (1, 1)
+    table.table = later
+    table.check()
+
+
+@pytest.mark.parametrize("upgraded_first", [False, True])
+def test_a_merge_from_before_rows_had_ids_does_not_land(warehouse: str, upgraded_first: bool) -> None:
+    table = VectorTable(f"{warehouse}/t", random.Random(0), format_version=2)
+    for first in range(0, 20, 10):
+        table.add(range(first, first + 10))
+    if upgraded_first:
+        table.upgrade()
+    table.begin(merges=True)
+    table.upgrade()
+    table.check()
+    table.add([100])
+    table.check()
+    table.land()
+    table.check()
+    assert (table.merges, table.superseded) == (0, 1)
+
+
+def test_rows_keep_their_lineage_when_they_are_merged_again(warehouse: str) -> None:
+    table = VectorTable(f"{warehouse}/t", random.Random(0))
+    for first in range(0, 50, 10):
+        table.add(range(first, first + 10))
+        table.check()
+        table.begin(merges=True)
+        table.delete([first + 3])
+        table.land()
+        table.check()
+    assert table.merges > 2
+
+
 def test_what_is_not_there_cannot_be_hidden(warehouse: str) -> None:
     table = VectorTable(f"{warehouse}/t", random.Random(0))
     with pytest.raises(LakeError, match="not part of the table"):

@@ -14,7 +14,7 @@ from mirror_pump.testing.mirror import Mirror, Steps
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.maintenance import MIB, Maintained, age
 from tests.support.pending_deletes import await_index
-from tests.support.row_lineage import COLUMNS, LineageModel
+from tests.support.row_lineage import COLUMNS, MirroredLineage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +39,7 @@ def test_rows_keep_their_ids_in_compactions(
     mirror.register("t", format_version=3)
     maintained = Maintained(mirror, spark)
     maintained.policy(TABLE, rewrite_target_bytes=MIB, snapshot_min_retained=1)
-    model = LineageModel(mirror, TABLE, random.Random(seed))
+    model = MirroredLineage(mirror, TABLE, random.Random(seed))
     with mirror.pumping(Steps()) as pump:
         mirror.await_live(TABLE)
         await_index(mirror, pump.steps, TABLE, "UPDATE t SET v = v WHERE id = 1")

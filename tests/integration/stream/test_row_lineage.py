@@ -20,8 +20,8 @@ from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.mirror import Mirror, RunningPump, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
-from tests.support.pending_deletes import await_converted, await_index
-from tests.support.row_lineage import LineageModel
+from tests.support.pending_deletes import assert_read, await_converted, await_index
+from tests.support.row_lineage import MirroredLineage
 
 TABLE = "public.t"
 
@@ -38,7 +38,7 @@ def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirro
 
 
 @contextmanager
-def indexed(mirror: Mirror, model: LineageModel) -> Iterator[RunningPump]:
+def indexed(mirror: Mirror, model: MirroredLineage) -> Iterator[RunningPump]:
     """A pump that has an index of the table. Until it has one, rows that are updated are new ones."""
     with mirror.pumping(Steps()) as pump:
         mirror.await_live(TABLE)
@@ -64,7 +64,7 @@ def test_random_transactions(mirror: Mirror, database: Database, key_type: str, 
     seed = int(os.environ.get("SEED", random.randrange(2**32)))
     print(f"SEED={seed}")
     database.execute(f"ALTER TABLE t ALTER id TYPE {key_type}")
-    model = LineageModel(mirror, TABLE, random.Random(seed))
+    model = MirroredLineage(mirror, TABLE, random.Random(seed))
     mirror.register("t", format_version=3, choices=parse_choices([], [], partition_by=layout))
     merges = 0
     for run in range(2):
@@ -81,6 +81,8 @@ def test_random_transactions(mirror: Mirror, database: Database, key_type: str, 
                 if number > 15 and pump.steps.count(Step.MERGED) > 1:
                     break
             merges += pump.steps.count(Step.MERGED)
+            await_converted(mirror, TABLE)
+            assert_read(mirror, pump, TABLE)
     assert merges
     assert model.updated
     mirror.assert_equal(TABLE)
@@ -92,7 +94,7 @@ def test_without_an_index_other_rows_keep_their_lineage(mirror: Mirror) -> None:
     seed = int(os.environ.get("SEED", random.randrange(2**32)))
     print(f"SEED={seed}")
     mirror = mirror.with_options(index_memory=0)
-    model = LineageModel(mirror, TABLE, random.Random(seed))
+    model = MirroredLineage(mirror, TABLE, random.Random(seed))
     mirror.register("t", format_version=3)
     with mirror.pumping(Steps()) as pump:
         mirror.await_live(TABLE)
@@ -114,7 +116,7 @@ def test_a_table_that_is_upgraded(mirror: Mirror, database: Database) -> None:
     position-delete files, also of files that no commit touches."""
     seed = int(os.environ.get("SEED", random.randrange(2**32)))
     print(f"SEED={seed}")
-    model = LineageModel(mirror, TABLE, random.Random(seed))
+    model = MirroredLineage(mirror, TABLE, random.Random(seed))
     mirror.register("t", format_version=2)
     with mirror.pumping(Steps()) as pump:
         mirror.await_live(TABLE)
