@@ -68,7 +68,7 @@ def test_a_merge_lands_though_a_source_is_gone_but_not_if_deletes_are_undone(war
 
 
 @pytest.mark.parametrize("upgraded_first", [False, True])
-def test_a_merge_from_before_rows_had_ids_does_not_land(warehouse: str, upgraded_first: bool) -> None:  # noqa: FBT001
+def test_a_merge_from_before_rows_had_ids_does_not_land(warehouse: str, upgraded_first: bool) -> None:
     table = VectorTable(f"{warehouse}/t", random.Random(0), format_version=2)
     for first in range(0, 20, 10):
         table.add(range(first, first + 10))
