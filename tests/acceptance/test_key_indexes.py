@@ -17,6 +17,8 @@ from mirror_pump.engine.lake_reads.index_keys import read_keys
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.format.deletion_vectors import read_deletion_vectors
+from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.status.status_reader import StatusReader
 from mirror_pump.ops.status.status_report import DeleteMode
@@ -50,14 +52,17 @@ def deletes_shown(mirror: Mirror) -> list[DeleteMode]:
 
 
 def live_positions(mirror: Mirror, table: str) -> tuple[int, list[tuple[str, int]]]:
-    """Records in live data files, and the positions that live position-delete files name in them. Positions in files
-    that a merge has removed stay until they are merged themselves, and have no effect."""
+    """Records in live data files, and the positions that live position-delete files or vectors name in them. Positions
+    in files that a merge has removed stay until they are merged themselves, and have no effect."""
     lake = LakeTable.load(mirror.location(table), StorageOptions())
-    files = [file for found in Listing(lake.storage).files(lake.manifests).values() for file in found]
+    files = [file for found in Listing(lake.storage, [PATH_ID]).files(lake.manifests).values() for file in found]
     data = {file.path: file.records for file in files if file.content is FileContent.DATA}
     named: list[tuple[str, int]] = []
     for file in files:
-        if file.content is FileContent.POSITION_DELETES:
+        if file.vector is not None and file.about is not None:
+            (vector,) = read_deletion_vectors([file.vector], lake.storage)
+            named += [(file.about, position) for position in vector.positions.tolist()]
+        elif file.content is FileContent.POSITION_DELETES:
             rows = pq.read_table(file.path.removeprefix("file://"), columns=["file_path", "pos"])
             named += zip(rows["file_path"].to_pylist(), rows["pos"].to_pylist(), strict=True)
     return sum(data.values()), [(path, position) for path, position in named if path in data]
