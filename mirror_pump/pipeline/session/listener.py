@@ -1,8 +1,8 @@
 """Receives what commands tell the pump by its channel (mirror_pump.source.catalog.pump_channel).
 
 `modak.wait_for` tells it by a message in the stream, since nothing else leaves a transaction that goes on. Before
-PostgreSQL 17 the server sends such a message only when a commit has flushed it, so there the listener itself
-commits something whenever WAL has waited for that through two looks.
+PostgreSQL 17 the server sends such a message only when another session's commit has flushed it, so there the listener
+itself commits something whenever WAL has waited for that through two looks.
 """
 
 from __future__ import annotations
