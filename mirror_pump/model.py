@@ -125,6 +125,14 @@ class Column:
     initial: str | None = None
     """The value, as Postgres prints it, of rows that are older than the column. Until they are filled, they are in
     files that lack the column. None: NULL."""
+    default: str | None = None
+    """The same of a column whose default the lake's schema names, by which readers give older rows the value: files
+    that lack the column stay as they are. None: the schema names none."""
+
+    @property
+    def older_value(self) -> str | None:
+        """The value, as Postgres prints it, of rows in files that lack the column. None: NULL."""
+        return self.default if self.initial is None else self.initial
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from mirror_pump.settings.config import ENV_PREFIX, FORMER_SETTINGS
 MODULES = {
     "init": "init",
     "register": "register",
-    "unregister": "register",
+    "unregister": "unregister",
     "apply": "apply",
     "export": "apply",
     "run": "run",

@@ -53,8 +53,8 @@ class _Numbers:
             case AddSchemaUpdate(schema_=schema):
                 return self._add_schema(schema)
             case SetCurrentSchemaUpdate(schema_id=number):
-                own = self._last.get("schema", number) if number == -1 else self._sent.get(number, number)
-                return update.model_copy(update={"schema_id": own})
+                schema_id = self._last.get("schema", number) if number == -1 else self._sent.get(number, number)
+                return update.model_copy(update={"schema_id": schema_id})
             case AddSnapshotUpdate(snapshot=snapshot) if snapshot.schema_id in self._sent:
                 named = {"schema_id": self._sent[snapshot.schema_id]}
                 return AddSnapshotUpdate(snapshot=snapshot.model_copy(update=named))

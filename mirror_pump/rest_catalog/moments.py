@@ -246,21 +246,21 @@ class Moments:
         pins: Sequence[int],
     ) -> ServedMoment:
         """The moment, once the snapshots in `further` are pinned as well and were still there after that."""
-        own = dict(self._catalog.pin(further, self._lease)) if further else {}
-        all_pins = (*pins, *own.values())
+        further_pins = dict(self._catalog.pin(further, self._lease)) if further else {}
+        all_pins = (*pins, *further_pins.values())
         try:
             for name, table in list(chosen.items()):
-                if table.table_id in further and not self._is_there(name, table, own):
+                if table.table_id in further and not self._is_there(name, table, further_pins):
                     del chosen[name]
                     # A sweep refuses to work while a snapshot is pinned that it does not find.
-                    self._catalog.release([own.pop(table.table_id)] if table.table_id in own else [])
+                    self._catalog.release([further_pins.pop(table.table_id)] if table.table_id in further_pins else [])
                     missing[name] = (
                         f"{'.'.join(name)} was thinned out while it was attached: {ATTACH_ANEW.format(name='mirror')}"
                     )
         except BaseException:
             self._catalog.release(all_pins)
             raise
-        return ServedMoment(attachment, chosen, missing, (*pins, *own.values()), time.monotonic())
+        return ServedMoment(attachment, chosen, missing, (*pins, *further_pins.values()), time.monotonic())
 
     def _is_there(self, name: Name, table: MomentTable, pins: Mapping[TableId, int]) -> bool:
         """Whether the table's snapshot was still there after it was pinned. Notes where."""

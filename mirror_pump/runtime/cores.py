@@ -12,21 +12,21 @@ _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 
 
-def available_cores(mounted: Path = _CONTROL_GROUPS, own: Path = _OWN_GROUPS) -> int:
+def available_cores(mounted: Path = _CONTROL_GROUPS, membership: Path = _OWN_GROUPS) -> int:
     """The cores of the process's CPU affinity, but no more than its control groups allow, rounded up; at least 1.
 
-    `mounted` is where control groups are mounted, `own` the list of the groups that the process is in (cgroups(7)).
+    `mounted` is where control groups are mounted, `membership` lists the groups that the process is in (cgroups(7)).
     """
     cores = len(os.sched_getaffinity(0))
-    for quota in _quotas(mounted, own):
+    for quota in _quotas(mounted, membership):
         cores = min(cores, math.ceil(quota))
     return max(1, cores)
 
 
-def _quotas(mounted: Path, own: Path) -> Iterator[float]:
+def _quotas(mounted: Path, membership: Path) -> Iterator[float]:
     """The limits, in cores, of the process's groups and of those around them: each of them applies."""
     try:
-        lines = own.read_text().splitlines()
+        lines = membership.read_text().splitlines()
     except OSError:
         return
     for line in lines:

@@ -103,6 +103,12 @@ class Policy(BaseModel):
         default=2000, description="Number of commits since the last sweep that makes a sweep due"
     )
 
+    defaults_in_metadata: bool = Field(
+        default=False,
+        description="In format version 3, leave the constant default of a new column to readers, instead of rewriting"
+        " the table's files: some engines read NULL then (docs/readers.md)",
+    )
+
     load_label_days: Annotated[float, Field(ge=1 / 24, le=3650)] = Field(
         default=30.0,
         description="Days that a load's label is kept; within them the same load again returns the result",

@@ -16,17 +16,23 @@ from psycopg.rows import class_row
 _Row = TypeVar("_Row")
 
 
+def execute_for(
+    connection: psycopg.Connection[Any], row_class: type[_Row], query: str | bytes, parameters: Params | None = None
+) -> psycopg.Cursor[_Row]:
+    """Executes a query for the caller to fetch its rows, of which there may be any number. In a pipeline the rows come
+    later, with those of the queries behind it. Raises psycopg.Error."""
+    return connection.cursor(row_factory=class_row(row_class)).execute(query, parameters)
+
+
 def fetch_rows(
     connection: psycopg.Connection[Any], row_class: type[_Row], query: str | bytes, parameters: Params | None = None
 ) -> list[_Row]:
     """All rows of a query. `row_class` takes the query's columns as keyword arguments. Raises psycopg.Error."""
-    with connection.cursor(row_factory=class_row(row_class)) as cursor:
-        return cursor.execute(query, parameters).fetchall()
+    return execute_for(connection, row_class, query, parameters).fetchall()
 
 
 def fetch_row(
     connection: psycopg.Connection[Any], row_class: type[_Row], query: str | bytes, parameters: Params | None = None
 ) -> _Row | None:
     """The first row of a query; None if it has none. Otherwise like `fetch_rows`."""
-    with connection.cursor(row_factory=class_row(row_class)) as cursor:
-        return cursor.execute(query, parameters).fetchone()
+    return execute_for(connection, row_class, query, parameters).fetchone()

@@ -1,15 +1,18 @@
 -- Shapes: everything about a mirrored table that decides what its rows and changes mean, as one JSON document.
 
 -- A partitioned table's whole tree, or the table itself. Unlike pg_partition_tree() it takes no locks, so neither a user's
--- command nor the mirror waits for another relation.
+-- command nor the mirror waits for another relation. Most tables are one relation: planned for a thousand, as functions are by
+-- default, all that joins it would read whole catalogs. OFFSET 0 looks each relation up, for the same reason.
 CREATE OR REPLACE FUNCTION modak.mirror_tree(root oid) RETURNS TABLE (relation oid, is_leaf boolean)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE sql STABLE ROWS 1 SET search_path = pg_catalog, pg_temp AS $$
 WITH RECURSIVE tree(relation) AS (
     SELECT root
     UNION ALL
-    SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation JOIN pg_class c ON c.oid = i.inhrelid
+    SELECT i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation
+     CROSS JOIN LATERAL (SELECT p.relispartition FROM pg_class p WHERE p.oid = i.inhrelid OFFSET 0) c
      WHERE c.relispartition AND NOT i.inhdetachpending)
-SELECT t.relation, c.relkind <> 'p' FROM tree t JOIN pg_class c ON c.oid = t.relation
+SELECT t.relation, c.is_leaf FROM tree t
+ CROSS JOIN LATERAL (SELECT p.relkind <> 'p' AS is_leaf FROM pg_class p WHERE p.oid = t.relation OFFSET 0) c
 $$;
 
 -- The replica identity of a table: its setting, the index, and the columns of the key.
@@ -65,7 +68,8 @@ $$;
 --   bound       determines, together with the table's `partition_key`, which rows it has, if its bounds tell that exactly.
 --               As the server's node tree, since pg_get_expr() would lock the partition to print the bound.
 --   attached    the transaction that attached it last, for the same reason as `altered`.
--- To plan this takes longer than to run it, and the plan is the same for every table.
+-- To plan this takes longer than to run it, and the plan is the same for every table. OFFSET 0 looks each type up: a join would
+-- read all of pg_type, which has two rows for each table of the database.
 CREATE OR REPLACE FUNCTION modak.mirror_shape(relation oid) RETURNS jsonb
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $$
 WITH RECURSIVE used(type) AS (
@@ -73,7 +77,7 @@ WITH RECURSIVE used(type) AS (
     UNION
     SELECT inner_types.type
       FROM used u
-      JOIN pg_type t ON t.oid = u.type
+      CROSS JOIN LATERAL (SELECT * FROM pg_type p WHERE p.oid = u.type OFFSET 0) t
       CROSS JOIN LATERAL (
           SELECT t.typbasetype AS type
           UNION ALL SELECT t.typelem
@@ -138,7 +142,8 @@ SELECT jsonb_build_object(
                          ELSE (SELECT jsonb_object_agg(a.attnum::text, a.atttypid::bigint)
                                  FROM pg_attribute a
                                 WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) END)
-                FROM used u JOIN pg_type t ON t.oid = u.type WHERE t.typtype IN ('e', 'c')))
+                FROM used u CROSS JOIN LATERAL (SELECT * FROM pg_type p WHERE p.oid = u.type OFFSET 0) t
+               WHERE t.typtype IN ('e', 'c')))
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace
   CROSS JOIN coverage

@@ -19,8 +19,8 @@ $$;
 
 -- Whether everything up to a WAL position (default: the present one) is readable in the lake within `timeout`. A table that is
 -- copied again counts with the frontier that its readers keep. A NOTICE names the tables that are not there, also those that
--- it does not wait for. Wakes an idle pump by a message that is in the stream at once, even if the caller's transaction is
--- rolled back. True at once for a mirror without a stream: reads of tiered tables show what is committed.
+-- it does not wait for. Wakes an idle pump by a message that is in the stream at once (before PostgreSQL 17 when the pump has
+-- flushed it, half a second later), even if the caller's transaction is rolled back. True at once for a mirror without a stream: reads of tiered tables show what is committed.
 CREATE OR REPLACE FUNCTION modak.wait_for(lsn pg_lsn DEFAULT NULL, timeout interval DEFAULT '5 seconds') RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

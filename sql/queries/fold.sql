@@ -20,6 +20,12 @@ SELECT t.table_id,
    AND EXISTS (SELECT FROM modak.delta d WHERE d.table_id = t.table_id)
  ORDER BY t.table_id;
 
+-- name: moved
+-- Tables whose cut-line has moved, of which the lake alone may have rows.
+SELECT m.table_id FROM modak.mirror_tables m JOIN modak.cutline c USING (table_id)
+ WHERE m.slot_name = %(slot)s AND c.tier_key_hi > -9223372036854775808 AND modak.moved_cut(m.table_id) IS NOT NULL
+ ORDER BY m.table_id;
+
 -- name: relation
 SELECT format('%%I.%%I', n.nspname, c.relname)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %(table_id)s::bigint::oid;

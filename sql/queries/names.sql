@@ -7,10 +7,15 @@ SELECT format('%%I.%%I', n.nspname, c.relname)
   JOIN pg_class c ON c.oid = r.relation JOIN pg_namespace n ON n.oid = c.relnamespace ORDER BY 1;
 
 -- name: lake_tables
--- Those below a location come first.
-SELECT table_namespace, table_name FROM modak.iceberg_tables
- WHERE catalog_name = 'lake' AND iceberg_type IS DISTINCT FROM 'VIEW'
- ORDER BY coalesce(starts_with(metadata_location, %(root)s), false) DESC, 1, 2;
+-- Those below a location come first; only that of a mirrored table if it is named. table_id is NULL for others.
+SELECT i.table_namespace, i.table_name, t.table_id
+  FROM modak.iceberg_tables i
+  LEFT JOIN (modak.tables t JOIN modak.mirror_tables m USING (table_id))
+    ON (t.schema_name, m.lake_table) = (i.table_namespace, i.table_name)
+ WHERE i.catalog_name = 'lake' AND i.iceberg_type IS DISTINCT FROM 'VIEW'
+   AND (%(table_id)s::bigint IS NULL OR t.table_id = %(table_id)s::bigint)
+ ORDER BY coalesce(starts_with(i.metadata_location, %(root)s), false) DESC, 1, 2
+ LIMIT 1;
 
 -- name: tables
 SELECT t.table_id, t.schema_name, t.table_name FROM modak.mirror_tables m JOIN modak.tables t USING (table_id);

@@ -1,42 +1,48 @@
 -- Compares the mirror's publication with what is recorded of it (mirror_pump/source/stream/publication.py).
+--
+-- `before_15`: pg_publication_rel has neither `prqual` nor `prattrs` before PostgreSQL 15. A name without a table is that of `r` where
+-- `r` has it, and otherwise that of `before_15`, which says that there is none.
 
--- name: changed
--- Whether the publication may have left out changes since it was recorded, or does so now. Ignores tables that wait to be
--- described, of which readers are promised nothing. `state`: a mark of all that this is computed from, which is not computed
--- again while the mark is the former one. NULL if a table has a column list, which its attributes decide too.
+-- name: state
+-- A mark of all that `changed` is computed from. That a copy is complete does not change it. NULL if a table has a column list,
+-- which its attributes decide too.
 WITH published AS (
     SELECT concat_ws(' ', p.oid, p.xmin, count(*), sum(hashoidextended(r.oid, 0)), sum(hashtid(r.ctid))) AS mark
       FROM modak.mirror_slots s JOIN pg_publication p ON p.pubname = s.publication_name
       LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid
      WHERE s.slot_name = %(slot)s GROUP BY p.oid, p.xmin),
 recorded AS (
-    SELECT concat_ws(' ', count(*), sum(hashtextextended(
-               concat_ws(' ', m.table_id, m.start_lsn, m.state, m.row_filter_mark, m.published), 0))) AS mark,
+    SELECT concat_ws(' ', count(*), sum(hashint8extended(m.start_lsn, m.table_id)), sum(hashtextextended(m.published, m.table_id)),
+                     sum(hashtextextended(m.row_filter_mark, m.table_id)),
+                     sum(hashtextextended(CASE WHEN m.state IN ('failed', 'dropped') THEN 'ended' WHEN m.state = 'waiting' THEN 'waiting'
+                                               END, m.table_id))) AS mark,
            bool_or(m.column_list) AS listed
-      FROM modak.mirror_tables m WHERE m.slot_name = %(slot)s),
-present AS (
-    SELECT CASE WHEN NOT coalesce(r.listed, false) THEN concat_ws(' ', (SELECT p.mark FROM published p), r.mark) END AS state
-      FROM recorded r)
-SELECT CASE WHEN present.state = %(state)s THEN false
-       ELSE EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n JOIN modak.mirror_tables m USING (table_id)
-                     WHERE n.present IS DISTINCT FROM m.published OR NOT (n.whole OR m.state = 'waiting')) END AS changed,
-       present.state
-  FROM present;
+      FROM modak.mirror_tables m WHERE m.slot_name = %(slot)s)
+SELECT CASE WHEN NOT coalesce(r.listed, false) THEN concat_ws(' ', (SELECT p.mark FROM published p), r.mark) END FROM recorded r;
+
+-- name: changed
+-- Whether the publication may have left out changes since it was recorded, or does so now. Ignores tables that wait to be
+-- described, of which readers are promised nothing.
+SELECT EXISTS (SELECT FROM modak.mirror_publications n JOIN modak.mirror_tables m USING (table_id)
+                WHERE n.slot_name = %(slot)s AND (n.present IS DISTINCT FROM m.published OR NOT (n.whole OR m.state = 'waiting')));
 
 -- name: altered
 -- Tables of which the publication may have left out changes, and those that it does not publish whole, unless they are paused.
-SELECT n.table_id FROM modak.mirror_published(%(slot)s) n JOIN modak.mirror_tables m USING (table_id)
- WHERE n.present IS DISTINCT FROM m.published OR NOT (n.whole OR m.paused_at IS NOT NULL)
+SELECT n.table_id FROM modak.mirror_publications n JOIN modak.mirror_tables m USING (table_id)
+ WHERE n.slot_name = %(slot)s AND (n.present IS DISTINCT FROM m.published OR NOT (n.whole OR m.paused_at IS NOT NULL))
  ORDER BY n.table_id;
 
 -- name: record
 -- A paused table that somebody published by hand is not paused any more.
 UPDATE modak.mirror_tables m SET published = n.present, paused_at = CASE WHEN NOT n.whole THEN m.paused_at END
-  FROM modak.mirror_published_of(%(slot)s, %(table_ids)s::bigint[]) n
- WHERE n.table_id = m.table_id AND m.table_id = ANY (%(table_ids)s);
+  FROM modak.mirror_publications n
+ WHERE n.slot_name = %(slot)s AND n.table_id = m.table_id AND m.table_id = ANY (%(table_ids)s);
 
 -- name: not_whole
-SELECT table_id FROM modak.mirror_published(%(slot)s) WHERE NOT whole;
+SELECT table_id FROM modak.mirror_publications WHERE slot_name = %(slot)s AND NOT whole;
+
+-- name: lacks_a_part
+SELECT EXISTS (SELECT FROM modak.mirror_publications WHERE slot_name = %(slot)s AND table_id = %(table_id)s AND NOT whole);
 
 -- name: registered
 -- The tables that belong in a publication, by their present names; or one table alone, if its number is given.
@@ -62,14 +68,16 @@ SELECT pg_get_expr(r.prqual, r.prrelid) AS condition,
              HAVING count(*) > coalesce(d.refobjsubid = ANY (r.prattrs::int2[]), false)::int) AS column_numbers,
        EXISTS (SELECT FROM pg_attribute a
                 WHERE a.attrelid = r.prrelid AND a.attnum > 0 AND NOT a.attisdropped AND a.attlen = -1) AS has_large_values
-  FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+  FROM pg_publication p CROSS JOIN (SELECT NULL::pg_node_tree AS prqual, NULL::int2vector AS prattrs) AS before_15
+  JOIN LATERAL (SELECT r.oid, r.prpubid, r.prrelid, prqual, prattrs FROM pg_publication_rel r) AS r ON r.prpubid = p.oid
  WHERE p.pubname = %(publication)s AND r.prrelid = %(table_id)s::oid;
 
 -- name: record_filter
 UPDATE modak.mirror_tables m
    SET row_filter = pg_get_expr(r.prqual, r.prrelid), row_filter_mark = modak.mirror_filter_mark(r.prqual::text)
   FROM modak.mirror_slots s JOIN pg_publication p ON p.pubname = s.publication_name
-  JOIN pg_publication_rel r ON r.prpubid = p.oid
+  CROSS JOIN (SELECT NULL::pg_node_tree AS prqual, NULL::int2vector AS prattrs) AS before_15
+  JOIN LATERAL (SELECT r.oid, r.prpubid, r.prrelid, prqual, prattrs FROM pg_publication_rel r) AS r ON r.prpubid = p.oid
  WHERE m.table_id = %(table_id)s AND s.slot_name = m.slot_name AND r.prrelid = m.table_id::oid AND r.prqual IS NOT NULL
    AND coalesce(m.row_filter_mark, modak.mirror_filter_mark(r.prqual::text)) = modak.mirror_filter_mark(r.prqual::text);
 
@@ -81,7 +89,8 @@ SELECT concat_ws(' ', p.oid, p.xmin, r.oid) AS published_mark,
        modak.mirror_filter_mark(r.prqual::text) AS mark,
        coalesce((SELECT m.rules_taken_over OR (NOT m.column_list AND m.row_filter = '')
                    FROM modak.mirror_tables m WHERE m.table_id = r.prrelid::bigint), true) AS may_be_lifted
-  FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+  FROM pg_publication p CROSS JOIN (SELECT NULL::pg_node_tree AS prqual, NULL::int2vector AS prattrs) AS before_15
+  JOIN LATERAL (SELECT r.oid, r.prpubid, r.prrelid, prqual, prattrs FROM pg_publication_rel r) AS r ON r.prpubid = p.oid
  WHERE p.pubname = %(publication)s AND r.prrelid = %(table_id)s::oid;
 
 -- name: take_over

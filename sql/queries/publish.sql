@@ -213,8 +213,8 @@ WITH moved AS (
      WHERE slot_name = %(slot)s)
 UPDATE modak.mirror_tables
    SET state = %(state)s, live_after_lsn = NULL, updated_at = now()
- WHERE slot_name = %(slot)s AND state = ANY (%(former)s) AND live_after_lsn <= %(frontier)s
-   AND columns @? '$[*] ? (@.initial != null)' AND modak.moved_cut(table_id) IS NOT NULL
+ WHERE slot_name = %(slot)s AND state IN ('waiting', 'copying', 'filling') AND state = ANY (%(former)s)
+   AND live_after_lsn <= %(frontier)s AND columns @? '$[*] ? (@.initial != null)' AND modak.moved_cut(table_id) IS NOT NULL
 RETURNING table_id;
 
 -- name: swap_in

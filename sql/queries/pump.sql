@@ -1,17 +1,23 @@
 -- What the pump reads from the catalog (mirror_pump/pipeline/session/session.py, registration.py).
 
 -- name: copying
--- Leaves out tables that wait until their owner adds a key, or until they are published again.
-SELECT count(*) FROM modak.mirror_tables m
- WHERE m.slot_name = %(slot)s AND m.state IN ('waiting', 'copying', 'filling')
-   AND NOT (m.state = 'waiting' AND (EXISTS (SELECT FROM modak.mirror_shapes s
-                                    WHERE s.table_id = m.table_id AND NOT (modak.mirror_has_key(s.shape) OR m.key = '{}'))
-                           OR EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n
-                                       WHERE n.table_id = m.table_id AND NOT n.whole)));
+-- Whether any table is being copied. Leaves out those that wait until their owner adds a key, or until they are published again.
+SELECT EXISTS (
+    SELECT FROM modak.mirror_tables m
+     WHERE m.slot_name = %(slot)s AND m.state IN ('waiting', 'copying', 'filling')
+       AND NOT (m.state = 'waiting' AND (EXISTS (SELECT FROM modak.mirror_shapes s
+                                        WHERE s.table_id = m.table_id AND NOT (modak.mirror_has_key(s.shape) OR m.key = '{}'))
+                               OR EXISTS (SELECT FROM modak.mirror_publications n WHERE n.table_id = m.table_id AND NOT n.whole))));
 
 -- name: due_to_go_live
 -- The frontier at which the next copied or filled table may go live, if all of it is in the lake, or may be filled.
 SELECT min(due_lsn) FROM modak.mirror_due(%(slot)s);
+
+-- name: masked
+-- Tables with a masked column.
+SELECT m.table_id FROM modak.mirror_tables m
+ WHERE m.slot_name = %(slot)s AND m.columns @? '$[*] ? (@.type starts with "string masked")'
+ ORDER BY m.table_id;
 
 -- name: sender_timeout
 SELECT setting::bigint FROM pg_settings WHERE name = 'wal_sender_timeout';

@@ -40,21 +40,21 @@ SELECT c.oid::bigint AS relation_id, n.nspname AS schema_name, c.relname AS rela
        has_table_privilege(c.oid, 'SELECT') AS readable
   FROM pg_class c
   JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE c.oid IN (SELECT relid FROM pg_partition_tree(%(oid)s) WHERE isleaf)
-    OR (c.oid = %(oid)s AND c.relkind <> 'p')
+ WHERE c.oid = ANY (ARRAY(SELECT relid::oid FROM pg_partition_tree(%(oid)s) WHERE isleaf UNION SELECT %(oid)s::bigint::oid))
+   AND (c.oid <> %(oid)s OR c.relkind <> 'p')
  ORDER BY c.oid;
 
 -- name: identities
 -- Follows RelationGetIndexList in the server: under `d` and `f` the mirror's key is the primary key, under `i` the chosen
--- index. Only the first indnkeyatts columns count; the INCLUDE columns after them do not.
+-- index. Only the first indnkeyatts columns count; the INCLUDE columns after them do not. Of the table and its leaf partitions.
 SELECT c.oid::bigint AS relation_id, c.relreplident::text AS setting, coalesce(i.indimmediate, true) AS immediate,
        ARRAY(SELECT a.attname::text FROM pg_attribute a
               WHERE a.attrelid = c.oid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
               ORDER BY a.attnum) AS key
   FROM pg_class c
-  LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisvalid
-       AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
- WHERE c.oid = ANY (%(oids)s);
+  LEFT JOIN LATERAL (SELECT * FROM pg_index x WHERE x.indrelid = c.oid OFFSET 0) i
+    ON i.indisvalid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+ WHERE c.oid = ANY (ARRAY(SELECT relid::oid FROM pg_partition_tree(%(oid)s) WHERE isleaf UNION SELECT %(oid)s::bigint::oid));
 
 -- name: columns
 SELECT a.attnum, a.attname AS name, a.atttypid::bigint AS type_oid, a.atttypmod AS type_modifier,
@@ -67,17 +67,18 @@ SELECT a.attnum, a.attname AS name, a.atttypid::bigint AS type_oid, a.atttypmod 
 -- name: base_types
 -- The modifier of a domain is in the domain (typtypmod), as in getBaseTypeAndTypmod of the server: the attribute has none.
 -- A type is an array only if its element names it as its array type, because name, point and int2vector have a typelem
--- too. Arrays whose elements are not separated by commas (box) stay text.
+-- too. Arrays whose elements are not separated by commas (box) stay text. OFFSET 0 looks each type up: a join would read all of
+-- pg_type, which has two rows for each table of the database.
 WITH RECURSIVE reduced(start, oid, modifier, depth) AS (
     SELECT t.oid, t.oid, -1, 0 FROM pg_type t WHERE t.oid = ANY (%(oids)s)
     UNION ALL
     SELECT r.start, t.typbasetype, t.typtypmod, r.depth + 1
-      FROM reduced r JOIN pg_type t ON t.oid = r.oid WHERE t.typtype = 'd')
+      FROM reduced r CROSS JOIN LATERAL (SELECT * FROM pg_type p WHERE p.oid = r.oid OFFSET 0) t WHERE t.typtype = 'd')
 SELECT DISTINCT ON (r.start)
        r.start::bigint AS start_oid, t.oid::bigint AS oid, CASE WHEN r.depth > 0 THEN r.modifier END AS domain_modifier,
        coalesce(e.oid, 0)::bigint AS element_oid, coalesce(x.extname || '.' || t.typname, '') AS extension_type
   FROM reduced r
-  JOIN pg_type t ON t.oid = r.oid
+ CROSS JOIN LATERAL (SELECT * FROM pg_type p WHERE p.oid = r.oid OFFSET 0) t
   LEFT JOIN pg_depend d ON d.classid = 'pg_type'::regclass AND d.objid = t.oid AND d.deptype = 'e'
   LEFT JOIN pg_extension x ON x.oid = d.refobjid
   LEFT JOIN pg_type e ON e.oid = t.typelem AND e.typarray = t.oid AND e.typdelim = ','

@@ -10,7 +10,8 @@ SELECT m.table_id FROM modak.mirror_tables m JOIN modak.tables t USING (table_id
 -- name: premade_tables
 -- Tables that get partitions ahead of their newest key.
 SELECT m.table_id FROM modak.mirror_tables m
- WHERE m.slot_name = %(slot)s AND m.state = 'live' AND (m.retention ->> 'premake')::int > 0;
+ WHERE m.slot_name = %(slot)s AND m.state = 'live' AND m.retention IS NOT NULL
+   AND (m.retention ->> 'premake')::int > 0;
 
 -- name: next_key
 -- The last value of the sequence that a column's default takes its values from; NULL for other columns. Keys of INSERTs that

@@ -13,7 +13,7 @@ SELECT secret FROM modak.mirror_secret;
 SELECT s.table_id, s.noted_at FROM modak.mirror_tables m JOIN modak.mirror_shapes s USING (table_id)
  WHERE m.slot_name = %(slot)s AND m.state NOT IN ('failed', 'dropped') AND (m.shape IS NULL OR m.state = 'waiting')
    AND (modak.mirror_has_key(s.shape) OR m.key = '{}')
-   AND NOT EXISTS (SELECT FROM modak.mirror_published(%(slot)s) n WHERE n.table_id = m.table_id AND NOT n.whole);
+   AND NOT EXISTS (SELECT FROM modak.mirror_publications n WHERE n.table_id = m.table_id AND NOT n.whole);
 
 -- name: unchanged
 -- Locks the table's shape against other notes. Returns no row if one was emitted since.
@@ -49,12 +49,45 @@ WITH written (place, xid) AS (
 SELECT concat((SELECT concat(count(*), ' ', sum(hashtextextended(w.xid::text, hashtid(w.place)))) FROM written w), ' ',
               (SELECT sum(hashtextextended(r::text, 0)) FROM pg_roles r), ' ',
               (SELECT d.datdba FROM pg_database d WHERE d.datname = current_database()), ' ',
-              (SELECT sum(hashtextextended(concat(m.table_id, m.slot_name, m.state), 0)) FROM modak.mirror_tables m));
+              (SELECT sum(hashtextextended(concat(m.table_id, m.slot_name, m.state IN ('failed', 'dropped')), 0)) FROM modak.mirror_tables m));
+
+-- name: marks
+-- For each table of the stream a number that stands for what its own shape is made of: its rows and those of its partitions in
+-- the catalogs, and what concerns all tables. `depends`: other relations and types have a part in the shape too, of which the
+-- mark says nothing.
+WITH RECURSIVE tree (root, relation) AS (
+    SELECT m.table_id, m.table_id::oid FROM modak.mirror_tables m JOIN modak.tables t USING (table_id)
+     WHERE m.slot_name = %(slot)s AND t.mode = 'mirrored' AND m.state NOT IN ('failed', 'dropped')
+    UNION ALL
+    SELECT t.root, i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation JOIN pg_class c ON c.oid = i.inhrelid
+     WHERE c.relispartition AND NOT i.inhdetachpending),
+common AS (
+    SELECT concat((SELECT sum(hashtextextended(w.xid::text, hashtid(w.place)))
+                     FROM (SELECT n.ctid, n.xmin FROM pg_namespace n WHERE n.nspname !~ '^pg_(toast_)?temp_'
+                           UNION ALL SELECT ctid, xmin FROM pg_event_trigger
+                           UNION ALL SELECT ctid, xmin FROM pg_publication
+                           UNION ALL SELECT ctid, xmin FROM pg_auth_members) AS w (place, xid)), ' ',
+                  (SELECT sum(hashtextextended(r::text, 0)) FROM pg_roles r), ' ',
+                  (SELECT d.datdba FROM pg_database d WHERE d.datname = current_database())) AS mark),
+written (root, place, xid, depends) AS (
+    SELECT t.root, c.ctid, c.xmin, c.relispartition AND c.oid = t.root::oid FROM tree t JOIN pg_class c ON c.oid = t.relation
+    UNION ALL SELECT t.root, a.ctid, a.xmin, a.atttypid >= 16384 FROM tree t JOIN pg_attribute a ON a.attrelid = t.relation AND a.attnum > 0
+    UNION ALL SELECT t.root, i.ctid, i.xmin, false FROM tree t JOIN pg_index i ON i.indrelid = t.relation
+    UNION ALL SELECT t.root, g.ctid, g.xmin, false FROM tree t JOIN pg_trigger g ON g.tgrelid = t.relation AND g.tgname = 'mirror_pump_truncate'
+    UNION ALL SELECT t.root, i.ctid, i.xmin, false FROM tree t JOIN pg_inherits i ON i.inhrelid = t.relation
+    UNION ALL SELECT t.root, i.ctid, i.xmin, false FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation
+    UNION ALL SELECT t.root, p.ctid, p.xmin, false FROM tree t JOIN pg_partitioned_table p ON p.partrelid = t.relation
+    UNION ALL SELECT t.root, r.ctid, r.xmin, false FROM tree t JOIN modak.tables r ON r.table_id = t.root AND t.relation = t.root::oid
+    UNION ALL SELECT t.root, s.ctid, s.xmin, false FROM tree t JOIN modak.mirror_shapes s ON s.table_id = t.root AND t.relation = t.root::oid)
+SELECT w.root AS table_id,
+       hashtextextended(concat(count(*), ' ', sum(hashtextextended(w.xid::text, hashtid(w.place))), ' ', min(common.mark)), 0) AS mark,
+       bool_or(w.depends) AS depends
+  FROM written w CROSS JOIN common GROUP BY w.root;
 
 -- name: differing
--- The tables for which `note` would emit a note. Reads only. Tiered tables have none in the stream.
+-- Those of the tables for which `note` would emit a note. Reads only. Tiered tables have none in the stream.
 SELECT s.table_id FROM modak.mirror_shapes s JOIN modak.mirror_tables m USING (table_id) JOIN modak.tables t USING (table_id)
- WHERE m.slot_name = %(slot)s AND t.mode = 'mirrored' AND m.state NOT IN ('failed', 'dropped')
+ WHERE s.table_id = ANY (%(table_ids)s) AND t.mode = 'mirrored' AND m.state NOT IN ('failed', 'dropped')
    AND s.shape IS DISTINCT FROM modak.mirror_shape(s.table_id::oid);
 
 -- name: tiered_differing

@@ -18,6 +18,9 @@ SELECT t.table_id, t.schema_name, t.table_name, m.columns, m.key, m.state, m.sta
 FROM modak.mirror_tables m JOIN modak.tables t USING (table_id) JOIN modak.cutline c USING (table_id)
 LEFT JOIN modak.change_feeds f ON f.feed_id = t.table_id;
 
+-- name: wants_defaults
+SELECT maintenance_policy -> 'defaults_in_metadata' = 'true' FROM modak.tables WHERE table_id = %(table_id)s;
+
 -- name: left_out
 -- Names of the generated columns of each table that are not mirrored.
 SELECT t.schema_name, t.table_name, modak.mirror_left_out(m.shape) AS columns

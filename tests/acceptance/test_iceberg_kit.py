@@ -47,6 +47,7 @@ _EXPECTED: Mapping[str, str] = {
     "testCompleteCreateOrReplaceTransactionCreate": _LOCATION,
     "testCompleteCreateOrReplaceTransactionReplace": _LOCATION,
     "testCompleteReplaceTransaction": _LOCATION,
+    "testCreateTableWithDefaultColumnValue": _LOCATION,
     # Metadata files never change, so an answer that was made once is given again.
     "testLoadTableWithMissingMetadataFile": "Expecting code to raise a throwable",
     # Its files say by number which order they have.

@@ -46,7 +46,7 @@ def test_everything_that_git_would_ship_is_in_it(wheel: Path) -> None:
         str(path.relative_to(_ROOT))
         for package in ("decoders", "mirror_pump", "sql")
         for path in (_ROOT / package).rglob("*")
-        if path.is_file() and path.suffix in {".py", ".sql", ".properties", ".typed", ".html", ".css", ".js"}
+        if path.is_file() and path.suffix in {".py", ".sql", ".properties", ".typed", ".html", ".css", ".js", ".json"}
     }
     assert {"sql/functions/pins.sql", "sql/migrations/0001_catalog.sql"} <= here
     assert shipped == here

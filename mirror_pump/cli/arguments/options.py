@@ -67,7 +67,10 @@ def command(
     def register(function: Command) -> Command:
         hints = get_type_hints(function)
         groups = {name: hint for name, hint in hints.items() if name != "settings" and hasattr(hint, _FIELDS)}
-        own = [*_parameters(function, ("settings", *groups)), *chain.from_iterable(map(_parameters, groups.values()))]
+        parameters_of_function = [
+            *_parameters(function, ("settings", *groups)),
+            *chain.from_iterable(map(_parameters, groups.values())),
+        ]
         offered = (*SOURCE, *fields, *LOGGING) if needs_dsn else (*fields, *LOGGING)
 
         @functools.wraps(function)
@@ -81,7 +84,7 @@ def command(
                 )
             raise typer.Exit(_run(function, options, config, debug, needs_dsn, arguments))
 
-        parameters = [*own, *(_setting(field) for field in offered), *_COMMON]
+        parameters = [*parameters_of_function, *(_setting(field) for field in offered), *_COMMON]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         del run.__wrapped__

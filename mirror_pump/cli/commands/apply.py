@@ -14,8 +14,8 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.arguments.register_options import RegisterOptions, require_valid
 from mirror_pump.cli.commands.alter import alter_feeds, alter_tables
-from mirror_pump.cli.commands.register import RegisterOptions, require_valid
 from mirror_pump.cli.terminal.output import remark, report_error, say
 from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.errors import MirrorPumpError, TableError, UsageError

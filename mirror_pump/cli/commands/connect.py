@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mirror_pump.cli.arguments.completion import mirrored_tables
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
 from mirror_pump.cli.terminal.output import remark, say
 from mirror_pump.settings.config import Settings
@@ -34,6 +35,15 @@ def add(app: typer.Typer) -> None:
         profile: Annotated[
             str, typer.Option("--profile", metavar="NAME", help="The storage profile whose tables are to be read")
         ] = "default",
+        table: Annotated[
+            str | None,
+            typer.Option(
+                "--table",
+                metavar="TABLE",
+                help=r"The table that the settings name \[the first]",
+                autocompletion=mirrored_tables,
+            ),
+        ] = None,
         rest: Annotated[
             str | None,
             typer.Option(
@@ -51,6 +61,9 @@ def add(app: typer.Typer) -> None:
     ) -> None:
         """Print settings to paste into an engine, for the mirror of this database. Passwords stay placeholders.
 
+        Comments before them say what the engine refuses, or reads wrongly, of the table that they name
+        (docs/readers.md).
+
         They are those of a reader's role: `mirror-pump reader ROLE` allows a role to read the mirror, without changing
         anything of it. With `--rest`,
         engines need no role and no database, but a running `mirror-pump serve`.
@@ -62,6 +75,6 @@ def add(app: typer.Typer) -> None:
             remark(f"warning: {text}")
 
         if rest is not None:
-            say(rest_snippet(complete(settings), engine.value, rest, attach, profile))
+            say(rest_snippet(complete(settings), engine.value, rest, attach, profile, table))
             return
-        say(snippet(complete(settings), engine.value, user, warn, profile))
+        say(snippet(complete(settings), engine.value, user, warn, profile, table))

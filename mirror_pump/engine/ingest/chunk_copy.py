@@ -115,8 +115,8 @@ def write_chunk(
         )
     fields = frozenset(column.field_id for column in table.columns if column.name in raw_text)
     schema = with_raw_text(LakeSchema.of_table(table), fields)
-    own = {field.field_id: field.name for field in schema.fields}
-    raw_text_names = [own[raw_text_id(column.field_id)] for column in table.columns if column.name in raw_text]
+    names_by_id = {field.field_id: field.name for field in schema.fields}
+    raw_text_names = [names_by_id[raw_text_id(column.field_id)] for column in table.columns if column.name in raw_text]
     names = [*(column.name for column in table.columns), *raw_text_names]
     rows = bytes_read = 0
     writer = PartitionedWriter(schema, table.location, task.storage, table.partitioning)

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from mirror_pump.lake.format.columns import column_names, names_by_id, plain
 from mirror_pump.lake.format.damaged_files import open_parquet
-from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.format.initial_defaults import default_array
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions, discard, join, open_input, open_output
 
 
@@ -64,8 +65,8 @@ def find_rows(task: LookupTask) -> list[Found]:
     """For each file, the rows whose first key column matches one of the keys: key columns, then `columns`.
 
     With several key columns, rows of other keys may be included; the caller compares whole keys. Columns follow the
-    schema: found by field ID, NULL if the file is older than the column, and promoted if the column was widened.
-    Raises LakeError.
+    schema: found by field ID, NULL or the default if the file is older than the column, and promoted if the column was
+    widened. Raises LakeError.
     """
     written: list[str] = []
     try:
@@ -90,7 +91,8 @@ def _find(path: str, task: LookupTask) -> pa.Table:
     names = [*task.keys.column_names, *(name for name in task.columns if name not in task.keys.column_names)]
     key_values = pc.unique(task.keys.column(first))
     schema = pa.schema([task.schema.arrow.field(name).remove_metadata() for name in names])
-    ids = {column.name: column.field_id for column in task.schema.fields}
+    fields = {column.name: column for column in task.schema.fields}
+    ids = {name: column.field_id for name, column in fields.items()}
     tables = [schema.empty_table()]
     with open_parquet(path, task.storage) as file:
         column_names(file, [ids[name] for name in task.keys.column_names], path)
@@ -102,14 +104,14 @@ def _find(path: str, task: LookupTask) -> pa.Table:
             group
             for group in range(file.num_row_groups)
             if any(
-                pc.any(pc.is_in(_typed(batch, own.get(ids[first]), kind), value_set=key_values)).as_py()
+                pc.any(pc.is_in(_typed(batch, own.get(ids[first]), fields[first], kind), value_set=key_values)).as_py()
                 for batch in file.iter_batches(row_groups=[group], columns=[own[ids[first]]])
             )
         ]
         stored_names = [name for name in stored if name is not None]
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=holding, columns=stored_names) if holding else ():
             columns = [
-                _typed(batch, source_name, schema.field(name).type)
+                _typed(batch, source_name, fields[name], schema.field(name).type)
                 for source_name, name in zip(stored, names, strict=True)
             ]
             table = pa.table(columns, schema=schema)
@@ -117,5 +119,9 @@ def _find(path: str, task: LookupTask) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def _typed(batch: pa.RecordBatch, name: str | None, arrow: pa.DataType) -> pa.Array:
-    return pa.nulls(batch.num_rows, arrow) if name is None else plain(batch.column(name)).cast(arrow)
+def _typed(batch: pa.RecordBatch, name: str | None, field: LakeField, arrow: pa.DataType) -> pa.Array:
+    if name is not None:
+        return plain(batch.column(name)).cast(arrow)
+    if field.initial_default is None:
+        return pa.nulls(batch.num_rows, arrow)
+    return pa.repeat(default_array(field.initial_default, field.type)[0], batch.num_rows).cast(arrow)

@@ -132,7 +132,7 @@ def _texts(task: RestoreTask, batch: LiveRows) -> pa.Table:
         column = restored.column
         values = batch.columns.get(column.field_id)
         if values is None:
-            text = pa.array([column.initial], pa.string())
+            text = pa.array([column.older_value], pa.string())
             printed[column.name] = text.take(pa.array(np.zeros(batch.rows, np.int64)))
             continue
         text = print_values(values, column.type, is_array=restored.is_array, trimmed=column.chosen)

@@ -22,6 +22,7 @@ from mirror_pump.lake.contents.dropped_rows import DroppedRows
 from mirror_pump.lake.format.columns import cast_to
 from mirror_pump.lake.format.data_files import DataFileWriter, WrittenFile
 from mirror_pump.lake.format.deletion_vectors import DeletionVector, read_deleted_rows
+from mirror_pump.lake.format.initial_defaults import default_array
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.format.partitioning import PartitionTuple, sort_keys, sorted_places
 from mirror_pump.lake.format.position_deletes import Positions
@@ -261,7 +262,7 @@ def merge_positions(task: PositionsTask) -> MergedPositions:
 
 
 def column_of(field: LakeField, columns: Mapping[int, pa.Array], rows: int, path: str, task: MergeTask) -> pa.Array:
-    """A column of rows that were read; `initial` or NULL if it was added since the file was written."""
+    """A column of rows that were read; `initial`, its default or NULL if it was added since the file was written."""
     if field.field_id in columns:
         return columns[field.field_id]
     if field.required:
@@ -270,6 +271,8 @@ def column_of(field: LakeField, columns: Mapping[int, pa.Array], rows: int, path
             "rewrite the table's files with the engine that wrote this one, or copy the table again",
         )
     initial = task.initial.get(field.field_id)
+    if initial is None and field.initial_default is not None:
+        initial = default_array(field.initial_default, field.type)
     if initial is None:
         return pa.nulls(rows, field.arrow.type)
     return cast_to(pa.repeat(initial[0], rows), field.arrow.type)

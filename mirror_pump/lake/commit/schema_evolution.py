@@ -93,6 +93,8 @@ def _check_fields(
             _check_new(field, past_fields.get(field.field_id), replaced=replaced)
         elif not widens(before.type, field.type) or before.list_element_id != field.list_element_id:
             raise _refused(f"column {field.name} cannot change from {before.type} to {field.type}")
+        elif before.initial_default != field.initial_default:
+            raise _refused(f"column {field.name} cannot get another initial default: older files lack it")
         elif before.type != field.type and field.field_id in key_ids and not replaced:
             raise _refused(
                 f"key column {field.name} cannot change from {before.type} to {field.type} while rows and deletes of"

@@ -103,17 +103,19 @@ def feed_schema_of(
     """As `feed_schema`, of a table with the lake schema `plain`, without raw text columns."""
     optional = replace(
         plain,
-        fields=tuple(replace(field, name=feed_column(field.name), required=False) for field in plain.fields),
+        fields=tuple(
+            replace(field, name=feed_column(field.name), required=False) for field in plain.without_defaults.fields
+        ),
         key_ids=(),
     )
-    own = []
+    fields = []
     for number, name in enumerate(FEED_COLUMNS, 1):
         if name == OLD and mode is not FeedMode.ROWS:
             continue
         children = _old_fields(with_raw_text(optional, old_raw_text)) if name == OLD else ()
         field_type = ColumnType(_KINDS[name])
-        own.append(LakeField(_FIRST_ID + number, name, field_type, name in _REQUIRED, children=children))
-    return LakeSchema(schema_id, (*own, *with_raw_text(optional, raw_text).fields), ())
+        fields.append(LakeField(_FIRST_ID + number, name, field_type, name in _REQUIRED, children=children))
+    return LakeSchema(schema_id, (*fields, *with_raw_text(optional, raw_text).fields), ())
 
 
 def feed_column(name: str) -> str:

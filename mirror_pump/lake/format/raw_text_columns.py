@@ -54,12 +54,12 @@ def with_raw_text(schema: LakeSchema, columns: Iterable[int]) -> LakeSchema:
     Each raw text column is named after its column in `schema`, so a rename renames both. If the name is taken, compared
     without case because Spark folds names, underscores are appended.
     """
-    own = without_raw_text(schema)
+    plain = without_raw_text(schema)
     field_ids = set(columns)
-    taken = {field.name.lower() for field in own.fields}
+    taken = {field.name.lower() for field in plain.fields}
     added = []
     # All columns that may ever need one take part in the naming, so a name does not depend on which came first.
-    for field in sorted(own.fields, key=lambda field: field.field_id):
+    for field in sorted(plain.fields, key=lambda field: field.field_id):
         if not field.type.holds_all:
             name = field.name + _SUFFIX
             while name.lower() in taken:
@@ -67,7 +67,7 @@ def with_raw_text(schema: LakeSchema, columns: Iterable[int]) -> LakeSchema:
             taken.add(name.lower())
             if field.field_id in field_ids:
                 added.append(LakeField(raw_text_id(field.field_id), name, _TEXT, required=False))
-    return replace(own, fields=(*own.fields, *added))
+    return replace(plain, fields=(*plain.fields, *added))
 
 
 def every_raw_text(schema: LakeSchema) -> LakeSchema:
@@ -78,10 +78,10 @@ def every_raw_text(schema: LakeSchema) -> LakeSchema:
 def widened(rows: pa.Table, raw: Mapping[str, pa.ChunkedArray], schema: LakeSchema) -> pa.Table:
     """The rows with all raw text columns of `every_raw_text(schema)`. `raw`: raw text values, by the name of their
     column."""
-    own = {raw_text_id(field.field_id): field.name for field in schema.fields}
+    names = {raw_text_id(field.field_id): field.name for field in schema.fields}
     for field in every_raw_text(schema).fields:
         if is_raw_text(field):
-            values = raw.get(own[field.field_id])
+            values = raw.get(names[field.field_id])
             rows = rows.append_column(field.name, pa.nulls(rows.num_rows, pa.string()) if values is None else values)
     return rows
 

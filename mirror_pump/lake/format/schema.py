@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
 from mirror_pump.errors import ForeignTable
+from mirror_pump.lake.format.initial_defaults import Default, default_of_text
 from mirror_pump.model import MirroredTable
 
 FIELD_ID = b"PARQUET:field_id"
@@ -33,6 +34,9 @@ class LakeField:
     """Field ID of a LIST's element if another engine chose it; None for this project's rule (`list_element_id`)."""
     children: tuple[LakeField, ...] = ()
     """The fields of a STRUCT; key and value of a MAP."""
+    initial_default: Default = None
+    """The value of rows in files that lack the column, in Iceberg's form of single values as JSON (format version 3;
+    mirror_pump.lake.format.initial_defaults). None: NULL."""
 
     @property
     def list_element_id(self) -> int:
@@ -84,13 +88,21 @@ class LakeSchema:
     def of_table(cls, table: MirroredTable, schema_id: int = 0) -> LakeSchema:
         """The lake schema of a registered table.
 
+        Its columns have defaults only if the lake table's format version has them: a column gets one there alone.
+
         Only key columns are required: a value that the typed column cannot hold is NULL there, even if the column is
         NOT NULL in Postgres (docs/types.md).
         """
         return cls(
             schema_id,
             tuple(
-                LakeField(column.field_id, column.name, column.type.unmasked, required=column.name in table.key)
+                LakeField(
+                    column.field_id,
+                    column.name,
+                    column.type.unmasked,
+                    required=column.name in table.key,
+                    initial_default=None if column.default is None else default_of_text(column.default, column.type),
+                )
                 for column in table.columns
             ),
             tuple(column.field_id for column in table.key_columns),
@@ -106,6 +118,11 @@ class LakeSchema:
         """The schema of equality-delete files: only the key columns."""
         fields = tuple(field for field in self.fields if field.field_id in self.key_ids)
         return LakeSchema(self.schema_id, fields, self.key_ids)
+
+    @property
+    def without_defaults(self) -> LakeSchema:
+        """The schema for another table, whose files all have the columns; format version 2 has no defaults."""
+        return replace(self, fields=tuple(replace(field, initial_default=None) for field in self.fields))
 
     def name_of(self, field_id: int) -> str:
         """The name of a column. Raises KeyError if the schema has no column of this ID."""
@@ -172,7 +189,11 @@ def _leaf_paths(field: LakeField) -> list[tuple[str, LakeField]]:
 
 
 def _field_json(field: LakeField) -> dict[str, Any]:
-    return {"id": field.field_id, "name": field.name, "required": field.required, "type": _type_json(field)}
+    document = {"id": field.field_id, "name": field.name, "required": field.required, "type": _type_json(field)}
+    if field.initial_default is not None:
+        # What an engine writes for a column that its statement does not name.
+        document |= {"initial-default": field.initial_default, "write-default": field.initial_default}
+    return document
 
 
 def _type_json(field: LakeField) -> str | dict[str, Any]:
@@ -230,4 +251,13 @@ def _field_from_json(document: Mapping[str, Any]) -> LakeField:
             "drop the column with the engine that added it or, if the table has failed, unregister and register it;"
             " the columns of a mirrored table may only come from Postgres",
         ) from error
-    return LakeField(document["id"], document["name"], column_type, bool(document["required"]), element_id, children)
+    default = document.get("initial-default")
+    return LakeField(
+        document["id"],
+        document["name"],
+        column_type,
+        bool(document["required"]),
+        element_id,
+        children,
+        default if isinstance(default, str | int | float) else None,
+    )

@@ -23,7 +23,9 @@ import numpy.typing as npt
 from mirror_pump.runtime.file_systems import directory_on_disk
 
 _FREE_SHARE = 10
-"""One part in this many of the file system stays free."""
+"""One part in this many of the file system stays free, ..."""
+_FREE_BYTES = 4 << 30
+"""... but no more than this: a tenth of a large disk is not little."""
 _MOST_FILES = 512
 """Each takes a file descriptor as long as it is mapped, and many systems give a process 1,024."""
 
@@ -73,7 +75,8 @@ def _written(arrays: Sequence[npt.NDArray[np.int64]], size: int, directory: Path
     with tempfile.TemporaryFile(buffering=0, dir=directory) as file:
         if sys.platform == "linux":
             space = os.fstatvfs(file.fileno())
-            if space.f_bavail * space.f_frsize < size + space.f_blocks * space.f_frsize // _FREE_SHARE:
+            reserve = min(space.f_blocks * space.f_frsize // _FREE_SHARE, _FREE_BYTES)
+            if space.f_bavail * space.f_frsize < size + reserve:
                 raise OSError("the disk is almost full")
             os.posix_fallocate(file.fileno(), 0, size)
         for array in arrays:

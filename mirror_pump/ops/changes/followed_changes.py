@@ -276,10 +276,12 @@ class _RowPrinter:
         arrays = {field.field_id: _array(rows.column(field.name)) for field in self.schema.fields}
         values = printed_rows(table_fields(self.schema), arrays, self.vectors, self.trimmed)
         old_values = self._old(rows) if OLD in rows.column_names else [None] * rows.num_rows
-        own = [rows.column(name).to_pylist() for name in (OP, LSN, SEQ, XID, COMMITTED_AT, ORIGIN)]
+        metadata_values = [rows.column(name).to_pylist() for name in (OP, LSN, SEQ, XID, COMMITTED_AT, ORIGIN)]
         return [
             RowChange(op, lsn, seq, xid, committed_at, origin, self._shown(op, row), old)
-            for op, lsn, seq, xid, committed_at, origin, row, old in zip(*own, values, old_values, strict=True)
+            for op, lsn, seq, xid, committed_at, origin, row, old in zip(
+                *metadata_values, values, old_values, strict=True
+            )
         ]
 
     def _old(self, rows: pa.Table) -> list[dict[str, Any] | None]:

@@ -25,8 +25,6 @@ from mirror_pump.ops.changes.interval_tables import (
     write_changes,
 )
 from mirror_pump.ops.changes.points import ChangeInterval, ChangePoints, resolve
-from mirror_pump.runtime.service_thread import ServiceThread
-from mirror_pump.runtime.telemetry import get_logger
 from mirror_pump.source.catalog.feed_reads import (
     ReadFeed,
     leased_feed,
@@ -36,14 +34,11 @@ from mirror_pump.source.catalog.feed_reads import (
     renew_feed_pins,
 )
 from mirror_pump.source.catalog.kept_moments import read_moments
+from mirror_pump.source.catalog.pin_keeper import PIN_SECONDS, PinKeeper
 from mirror_pump.source.connect import PgConnection, connect
 
 _TRIES = 20
 """Attempts to pin. Each fails only if the snapshot is thinned out within the milliseconds that it takes."""
-PIN_SECONDS = 900.0
-"""How long a pin outlives a reader that died. A live reader extends its pin."""
-_LOOK_INTERVAL = 1.0
-"""Seconds between two checks whether the reader still exists."""
 REGISTER = "mirror-pump register TABLE --changes"
 
 Connections = Callable[[], AbstractContextManager[PgConnection]]
@@ -211,12 +206,12 @@ class PinnedChanges:
         released."""
         self._slot = slot
         self._storage = storage
-        self._stopped = stopped
         self._pin_seconds = pin_seconds
         self._pins: list[int] = []
-        self._failure: SourceError | None = None
         self._released = False
-        self._keeper = ServiceThread("read-changes", self._keep)
+        self._keeper = PinKeeper(
+            "read-changes", pin_seconds, renew=self._renew_pins, stopped=stopped, release=self.release
+        )
         self.connection = connect(dsn, autocommit=True, application_name="mirror-pump-changes")
         try:
             self.interval, feeds = interval_of(self._connections, slot, points, storage, now_ms)
@@ -246,8 +241,7 @@ class PinnedChanges:
 
     def check(self) -> None:
         """Raises SourceError if a pin was lost while in use. Rows read since may be incomplete."""
-        if self._failure is not None:
-            raise self._failure
+        self._keeper.check()
 
     def release(self) -> None:
         """Releases the pins. Does nothing the second time."""
@@ -263,24 +257,8 @@ class PinnedChanges:
     def _connections(self) -> AbstractContextManager[PgConnection]:
         return nullcontext(self.connection)
 
-    def _keep(self) -> None:
-        interval = self._pin_seconds / 3
-        waited = 0.0
-        while not self._keeper.pause(min(_LOOK_INTERVAL, interval)):
-            if self._stopped():
-                self.release()
-                return
-            waited += min(_LOOK_INTERVAL, interval)
-            if waited < interval or not self._pins:
-                continue
-            waited = 0.0
-            try:
-                if not renew_feed_pins(self.connection, list(self._pins), self._pin_seconds):
-                    raise SourceError("a pin expired while it was in use", "read again")  # noqa: TRY301 - one way out
-            except SourceError as error:
-                self._failure = error
-                get_logger("read").warning("a pin was lost", error=str(error))
-                return
+    def _renew_pins(self) -> bool:
+        return renew_feed_pins(self.connection, list(self._pins), self._pin_seconds)
 
     def __enter__(self) -> Self:
         return self

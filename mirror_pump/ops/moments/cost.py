@@ -129,11 +129,11 @@ def _costs(group: Sequence[tuple[int, KeptTable]], storage: StorageOptions) -> l
                 others |= files.of_all(_neighbours(metadata, table)).keys()
         except LakeError as error:
             errors.setdefault(number, str(error))
-        size = own = None
+        size = unshared_size = None
         if number not in errors:
             size = sum(needed[place].values())
-            own = sum(length for path, length in needed[place].items() if path not in others)
-        costs.append((number, MomentTableCost(table, size, own, errors.get(number))))
+            unshared_size = sum(length for path, length in needed[place].items() if path not in others)
+        costs.append((number, MomentTableCost(table, size, unshared_size, errors.get(number))))
     return costs
 
 
@@ -154,15 +154,15 @@ def _snapshots(table: KeptTable, storage: StorageOptions) -> Iterator[Snapshot]:
 
 def _neighbours(metadata: TableMetadata, table: KeptTable) -> Iterator[Snapshot]:
     """The snapshots of the present history that may share files with a moment's: see the module."""
-    own = {table.snapshot_id, table.main_snapshot_id}
+    current_ids = {table.snapshot_id, table.main_snapshot_id}
     ordered = list(metadata.snapshots.oldest_first())
     main = [snapshot for snapshot in ordered if not snapshot.is_archive]
-    yield from (snapshot for snapshot in ordered if snapshot.is_archive and snapshot.snapshot_id not in own)
+    yield from (snapshot for snapshot in ordered if snapshot.is_archive and snapshot.snapshot_id not in current_ids)
     # A moment's snapshot that is current is needed without the moment.
     yield from (head for head in (metadata.current_snapshot, metadata.archive_snapshot) if head is not None)
     for place, snapshot in enumerate(main):
-        if snapshot.snapshot_id in own:
-            yield from (near for near in main[max(place - 1, 0) : place + 2] if near.snapshot_id not in own)
+        if snapshot.snapshot_id in current_ids:
+            yield from (near for near in main[max(place - 1, 0) : place + 2] if near.snapshot_id not in current_ids)
 
 
 def _sum(sizes: Iterable[int | None]) -> int | None:

@@ -224,16 +224,16 @@ class _Keeping:
             tags[main_tag] = chosen.main.snapshot_id
         after = with_tags(metadata, tags, lake.metadata_location, time.time_ns() // 1_000_000)
         location = next_location(metadata, lake.metadata_location)
-        own = self._own_file(lake, chosen.snapshot)
-        main = own if chosen.main == chosen.snapshot else self._own_file(lake, chosen.main)
-        contents = dict([own, main, (location, after.to_json())])
+        snapshot_file = self._own_file(lake, chosen.snapshot)
+        main = snapshot_file if chosen.main == chosen.snapshot else self._own_file(lake, chosen.main)
+        contents = dict([snapshot_file, main, (location, after.to_json())])
         write_all(list(contents.items()), self.storage)
         files.extend(contents)
         entry = KeptTable(
             chosen.candidate.table_id,
             chosen.candidate.lake_name,
             chosen.snapshot.snapshot_id,
-            own[0],
+            snapshot_file[0],
             chosen.main.snapshot_id,
             main[0],
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pprint
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from psycopg.conninfo import make_conninfo
@@ -22,15 +23,20 @@ from mirror_pump.engine.spark_runtime.session import (
     jdbc_catalog,
     libpq_access,
 )
-from mirror_pump.errors import UsageError
+from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.document.snapshot_summary import ARCHIVE_CUT_LINE, COPYING_PROPERTY, FRONTIER_PROPERTY
+from mirror_pump.model import TableId
 from mirror_pump.ops.reads.catalog_snippets import CatalogAddress, catalog_snippet, python_text
+from mirror_pump.ops.reads.engine_remarks import engine_remarks
 from mirror_pump.ops.reads.reader_roles import may_read, may_write, reader_roles
 from mirror_pump.ops.setup.stored_settings import REMEMBERED_STORAGE
 from mirror_pump.settings.config import Settings
 from mirror_pump.settings.storage_profiles import DEFAULT_PROFILE, StorageProfile
 from mirror_pump.source.catalog.profiles import find_profile, read_profiles
-from mirror_pump.source.connect import connect, parsed_dsn, source_errors
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import PgConnection, connect, parsed_dsn, source_errors
+from mirror_pump.source.relations.relations import resolve_name
+from mirror_pump.source.rows import fetch_row
 from sql import queries
 
 _SQL = queries("names")
@@ -63,12 +69,14 @@ def snippet(
     user: str | None = None,
     warn: Callable[[str], None] = lambda _: None,
     profile: str = DEFAULT_PROFILE,
+    table: str | None = None,
 ) -> str:
-    """Return the settings to paste into `engine` (spark, duckdb, pyiceberg, trino), for tables of a storage profile.
+    """Return the settings to paste into `engine` (spark, duckdb, pyiceberg, trino), for tables of a storage profile,
+    after what the engine cannot do with the table that they name: `table`, as Postgres reads it, or the first.
 
     The snippet connects as `user`. If that is None, it connects as a reader's role: the DSN's user if it is one, else
-    the first by name. `settings` must be completed. Raises UsageError if the role does not exist. Calls `warn` if the
-    role cannot read the catalog.
+    the first by name. `settings` must be completed. Raises UsageError if the role does not exist, and TableError if
+    `table` is not mirrored. Calls `warn` if the role cannot read the catalog.
     """
     dsn = settings.require_dsn()
     with (
@@ -77,8 +85,7 @@ def snippet(
     ):
         settings = _of_profile(settings, find_profile(connection, profile))
         others = [other.name for other in read_profiles(connection) if other.warehouse and other.name != profile]
-        root = settings.require_warehouse()
-        namespace, name = connection.execute(_SQL["lake_tables"], {"root": f"{root}/"}).fetchone() or _EXAMPLE
+        example = _example(connection, settings, engine, table)
         if user is not None and not may_read(connection, user):
             warn(f"{user} cannot read the mirror's catalog yet: run `mirror-pump reader {shlex.quote(user)}`")
         readers = reader_roles(connection)
@@ -88,24 +95,67 @@ def snippet(
     dsn = make_conninfo(_without_password(dsn), user=user)
     if others:
         advice += _OTHERS.format(profile=profile, others=", ".join(others))
-    return advice + _snippet(settings, engine, dsn, namespace, name, only=bool(others))
+    text = _snippet(settings, engine, dsn, example.namespace, example.name, only=bool(others))
+    return example.remarks + advice + text
 
 
-def rest_snippet(settings: Settings, engine: str, uri: str, warehouse: str, profile: str = DEFAULT_PROFILE) -> str:
+def rest_snippet(
+    settings: Settings,
+    engine: str,
+    uri: str,
+    warehouse: str,
+    profile: str = DEFAULT_PROFILE,
+    table: str | None = None,
+) -> str:
     """Return the settings to paste into `engine`, one of catalog_snippets.ENGINES, to read the mirror by the REST
-    catalog at `uri`, attached as `warehouse`. `settings` must be completed. Raises UsageError."""
+    catalog at `uri`, attached as `warehouse`. `table`: as for `snippet`. `settings` must be completed. Raises
+    UsageError, and TableError."""
     with (
         connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-connect") as connection,
         source_errors("reading the lake's tables"),
     ):
         settings = _of_profile(settings, find_profile(connection, profile))
-        root = settings.require_warehouse()
-        namespace, name = connection.execute(_SQL["lake_tables"], {"root": f"{root}/"}).fetchone() or _EXAMPLE
-    storage = {}
+        example = _example(connection, settings, engine, table)
+    root, storage = settings.require_warehouse(), {}
     if root.startswith("s3://"):
         properties = {"s3.endpoint": settings.storage_endpoint, "s3.region": settings.storage_region}
         storage = {"warehouse": root} | {key: value for key, value in properties.items() if value is not None}
-    return catalog_snippet(engine, CatalogAddress(uri.rstrip("/"), warehouse, namespace, name, storage))
+    address = CatalogAddress(uri.rstrip("/"), warehouse, example.namespace, example.name, storage)
+    return example.remarks + catalog_snippet(engine, address)
+
+
+@dataclass(frozen=True)
+class _NamedTable:
+    """The table that settings name."""
+
+    namespace: str
+    name: str
+    remarks: str = ""
+    """What the engine cannot do with it, as comments."""
+
+
+def _example(connection: PgConnection, settings: Settings, engine: str, table: str | None) -> _NamedTable:
+    table_id = None if table is None else resolve_name(connection, table)[1]
+    parameters = {"root": f"{settings.require_warehouse()}/", "table_id": table_id}
+    row = fetch_row(connection, _LakeTableRow, _SQL["lake_tables"], parameters)
+    if row is None:
+        if table is not None:
+            raise TableError(f"{table} is not mirrored", "`mirror-pump status` lists the tables that are.")
+        return _NamedTable(*_EXAMPLE)
+    registered = None if row.table_id is None else load_table(connection, row.table_id)
+    remarks = () if registered is None else engine_remarks(engine, registered)
+    # In all languages of the settings a comment begins like this, but in SQL.
+    comment = "--" if engine == "clickhouse" else "#"
+    return _NamedTable(row.table_namespace, row.table_name, "".join(f"{comment} {remark}.\n" for remark in remarks))
+
+
+@dataclass(frozen=True)
+class _LakeTableRow:
+    """A row of the query `lake_tables`."""
+
+    table_namespace: str
+    table_name: str
+    table_id: TableId | None
 
 
 def _of_profile(settings: Settings, profile: StorageProfile) -> Settings:
@@ -114,8 +164,8 @@ def _of_profile(settings: Settings, profile: StorageProfile) -> Settings:
         return settings
     update: dict[str, str | None] = {"warehouse": profile.warehouse}
     for key, field in REMEMBERED_STORAGE.items():
-        own = profile.options.get(key)
-        update[field] = own if own is not None or profile.credential_ref is not None else getattr(settings, field)
+        option = profile.options.get(key)
+        update[field] = option if option is not None or profile.credential_ref is not None else getattr(settings, field)
     return settings.model_copy(update=update)
 
 

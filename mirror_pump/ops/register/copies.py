@@ -26,6 +26,8 @@ _PROGRESS_INTERVAL = 0.25
 _FIRST_LOOK = 0.02
 """Seconds between the first two looks. The interval doubles up to _PROGRESS_INTERVAL: a small table is copied in
 moments."""
+_SHARE = 0.05
+"""The largest share of time spent looking. With very many tables the pauses get longer."""
 _NO_PUMP_GRACE = 5.0
 """Seconds without a leader after which `register` stops waiting for a pump and copies the tables itself."""
 
@@ -41,7 +43,9 @@ def follow_copies(
     led_at: float | None = None
     pause = _FIRST_LOOK
     while True:
+        began = time.monotonic()
         progress = copies_progress(connection, tables)
+        looking = time.monotonic() - began
         on_progress(progress)
         if not any(map(_under_way, progress)):
             return
@@ -51,7 +55,7 @@ def follow_copies(
             # No pump runs; one that is only restarting would be back by now. So this process copies the tables.
             with suppress(NotLeader), _shown(settings, tables, on_progress):
                 Pump(settings, observer=observer).run(copies=True)
-        time.sleep(pause)
+        time.sleep(max(pause, looking / _SHARE))
         pause = min(2 * pause, _PROGRESS_INTERVAL)
 
 
@@ -70,8 +74,12 @@ def _shown(
 
     def show() -> None:
         with suppress(SourceError), connect(settings.require_dsn(), autocommit=True) as connection:
-            while not done.wait(_PROGRESS_INTERVAL):
-                on_progress(copies_progress(connection, tables))
+            looking = 0.0
+            while not done.wait(max(_PROGRESS_INTERVAL, looking / _SHARE)):
+                began = time.monotonic()
+                progress = copies_progress(connection, tables)
+                looking = time.monotonic() - began
+                on_progress(progress)
 
     thread = threading.Thread(target=show, name="progress", daemon=True)
     thread.start()

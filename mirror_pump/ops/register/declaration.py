@@ -11,8 +11,8 @@ from mirror_pump.errors import MirrorPumpError, UsageError
 from mirror_pump.model import MirroredTable, SnapshotPlan, TableId, TableMode, TableState
 from mirror_pump.ops.register.feed_registration import FeedWish
 from mirror_pump.ops.register.lake_partitions import LayoutWish, altered_partitioning
-from mirror_pump.ops.register.registration import refuse_difference
 from mirror_pump.ops.register.selection import select_tables
+from mirror_pump.ops.register.table_wish import refuse_difference
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import default_format_version
 from mirror_pump.source.catalog.change_feeds import ChangeFeed, load_feed

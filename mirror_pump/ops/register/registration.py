@@ -8,49 +8,35 @@ tries, because others queue behind a waiting lock request.
 
 from __future__ import annotations
 
-import re
 import shlex
-import time
-import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 from mirror_pump.engine.lake_storage import lake_storage, refresh_profiles
 from mirror_pump.errors import (
     ConnectionLost,
-    FileMissing,
     Interrupted,
     MirrorPumpError,
     TableError,
     UsageError,
 )
 from mirror_pump.lake.commit.catalog import (
-    ENGINE_PROPERTIES,
     delete_pointer,
     ensure_namespace,
     insert_pointer,
     load_pointer,
 )
-from mirror_pump.lake.commit.presence import has_any, require_any
-from mirror_pump.lake.commit.row_delta import LakeTable, StagedCommit
+from mirror_pump.lake.commit.row_delta import StagedCommit
 from mirror_pump.lake.commit.table_head import TableHead
-from mirror_pump.lake.contents.cutline import CutLine
-from mirror_pump.lake.document.metadata_files import read_any_version
-from mirror_pump.lake.document.snapshot_summary import Total
-from mirror_pump.lake.format.schema import LakeSchema
-from mirror_pump.lake.storage import StorageOptions, delete, discard, join
+from mirror_pump.lake.storage import StorageOptions, delete, discard
 from mirror_pump.model import (
     Column,
     FeedMode,
-    LakePartitioning,
-    Lsn,
     MirroredTable,
-    SequenceNumber,
     SnapshotPlan,
     TableId,
     TableMode,
-    TableName,
     TableState,
 )
 from mirror_pump.ops.register.copies import copies_progress, follow_copies
@@ -63,24 +49,27 @@ from mirror_pump.ops.register.feed_registration import (
     require_old_rows,
     stage_feed,
 )
-from mirror_pump.ops.register.format_versions import refuse_downgrade
 from mirror_pump.ops.register.lake_partitions import partitioning_by
+from mirror_pump.ops.register.new_lake_table import (
+    new_lake_table,
+    refuse_left_over,
+    refuse_missing_warehouse,
+    warehouse_of,
+)
+from mirror_pump.ops.register.table_wish import TableWish, refuse_otherwise
 from mirror_pump.ops.table_locks import limit_lock, with_lock_retries
 from mirror_pump.ops.table_progress import TableProgress
 from mirror_pump.pipeline.flow.steps import Observer, Step, unobserved
-from mirror_pump.pipeline.missing_files.missing_files import some_stored_tables, stored_tables
 from mirror_pump.pipeline.publish.publish_transaction import lake_props
 from mirror_pump.runtime.interrupts import deferred_interrupt
 from mirror_pump.settings.config import Settings
-from mirror_pump.settings.policy import FORMAT_VERSION_KEY
 from mirror_pump.settings.storage_profiles import StorageProfile
-from mirror_pump.source.catalog.catalog_slot import default_format_version, require_stream
+from mirror_pump.source.catalog.catalog_slot import catalog_slot, default_format_version, no_stream
 from mirror_pump.source.catalog.change_feeds import end_feed
 from mirror_pump.source.catalog.followed import forget_refusal
 from mirror_pump.source.catalog.former_locations import EndedBy, note_newest_metadata, record_former_location
 from mirror_pump.source.catalog.lost_rows import is_begun, lost_registration
-from mirror_pump.source.catalog.pauses import paused_text
-from mirror_pump.source.catalog.profiles import find_profile, profile_of, require_unchanged
+from mirror_pump.source.catalog.profiles import find_profile, require_unchanged
 from mirror_pump.source.catalog.pump_channel import COPY, RETAIN, notify_pump
 from mirror_pump.source.catalog.tables import (
     delete_table,
@@ -95,19 +84,13 @@ from mirror_pump.source.relations.column_choices import (
     NO_CHOICES,
     ColumnChoices,
     chosen,
-    describe_choices,
     numbers_as_text,
     refuse_masks,
-    same_choices,
-    with_layout_of,
 )
-from mirror_pump.source.relations.lake_layout import is_present_layout
 from mirror_pump.source.relations.published_rules import published_choices
 from mirror_pump.source.relations.refusal import refuse_fixed_rows
 from mirror_pump.source.relations.relations import RelationDescription, describe, is_gone, refuse, resolve_name
 from mirror_pump.source.relations.row_filters import read_filter
-from mirror_pump.source.relations.tier_keys import NEVER
-from mirror_pump.source.retention.partitions import read_choices
 from mirror_pump.source.retention.retention_plan import (
     RetentionPlan,
     RetentionWish,
@@ -116,15 +99,14 @@ from mirror_pump.source.retention.retention_plan import (
     plan_retention,
     sheds,
 )
-from mirror_pump.source.stream.publication import how_to_restore, not_whole
 from mirror_pump.source.stream.slot import (
     add_to_publication,
     check_publication,
+    publish_whole,
     published_part,
     remove_from_publication,
     wal_end,
 )
-from mirror_pump.table_life import TableEvent, state_after
 from sql import queries
 
 _SQL = queries("copy")
@@ -133,14 +115,6 @@ _SHAPE_SQL = queries("shape")
 
 _FIRST_STATISTICS = 32
 """Number of tables registered in one call after which statistics are refreshed, and with each doubling."""
-
-TABLE_PROPERTIES = {
-    "write.delete.mode": "merge-on-read",
-    "write.update.mode": "merge-on-read",
-    "write.merge.mode": "merge-on-read",
-    **ENGINE_PROPERTIES,
-}
-"""Iceberg table properties of a mirrored table, besides its format version."""
 
 
 @dataclass(frozen=True)
@@ -161,23 +135,35 @@ class RegisterOutcome:
     """Whether its rows are found by all their values, as it has no key."""
 
 
-@dataclass(frozen=True)
-class _Wish:
-    """What the user chose for the tables of one call."""
+class _Lake:
+    """Where the tables of one call go, read once for all of them."""
 
-    choices: ColumnChoices
-    retention: RetentionWish | None
-    profile: str | None
-    """Name of a storage profile; None: the default one."""
-    snapshots: SnapshotPlan | None
-    feed: FeedWish | None = None
-    """The change feed that it gets; None: none."""
-    format_version: int | None = None
-    """Of the lake table. None: the mirror's default."""
+    def __init__(self, connection: PgConnection, settings: Settings, profile: str | None) -> None:
+        """`profile`: as in `TableWish`."""
+        self._connection = connection
+        self._settings = settings
+        self._profile = profile
 
-    @property
-    def mode(self) -> TableMode:
-        return TableMode.MIRRORED if self.retention is None else self.retention.mode
+    @cached_property
+    def profile(self) -> StorageProfile:
+        """Raises SourceError if there is none of this name. `require_unchanged` looks at it again."""
+        return find_profile(self._connection, self._profile)
+
+    @cached_property
+    def storage(self) -> StorageOptions:
+        storage = lake_storage(self._settings)
+        refresh_profiles(storage, self._connection)
+        return storage
+
+    @cached_property
+    def format_version(self) -> int:
+        """Of tables for which none is chosen."""
+        return default_format_version(self._connection, self._settings.slot)
+
+    @cached_property
+    def streams(self) -> bool:
+        """Whether the mirror has a stream."""
+        return catalog_slot(self._connection, self._settings.slot).streams
 
 
 @dataclass(frozen=True)
@@ -224,17 +210,18 @@ def register(
     their lake tables' one; None: what `init` set. Ctrl-C, where it raises KeyboardInterrupt in this process, raises
     Interrupted, which says which tables are registered and which are not.
     """
-    wish = _Wish(choices, retention, profile, snapshots, feed, format_version)
+    wish = TableWish(choices, retention, profile, snapshots, feed, format_version)
     _require_consistent(wish, names)
     outcomes: list[RegisterOutcome] = []
     registered: dict[TableId, str] = {}
     as_text: dict[str, tuple[Column, ...]] = {}
     whole_rows: dict[str, bool] = {}
     with connect(settings.require_dsn(), autocommit=True) as connection:
+        lake = _Lake(connection, settings, profile)
         try:
             for name in names:
                 try:
-                    table = _register_one(connection, settings, name, wish, registered)
+                    table = _register_one(connection, settings, lake, name, wish, registered)
                 except MirrorPumpError as error:
                     outcomes.append(RegisterOutcome(name, registered=False, error=error, rows=0))
                     on_refused(outcomes[-1])
@@ -255,7 +242,7 @@ def register(
         return (*outcomes, *_registered_outcomes(connection, list(registered), as_text, whole_rows))
 
 
-def _require_consistent(wish: _Wish, names: Sequence[str]) -> None:
+def _require_consistent(wish: TableWish, names: Sequence[str]) -> None:
     """Raise UsageError for choices that do not go together."""
     if wish.choices and len(names) != 1:
         raise UsageError(
@@ -313,25 +300,30 @@ def _interrupted(names: Sequence[str], refused: Collection[str], registered: Seq
 
 
 def _register_one(
-    connection: PgConnection, settings: Settings, name: str, wish: _Wish, registered: dict[TableId, str]
+    connection: PgConnection,
+    settings: Settings,
+    lake: _Lake,
+    name: str,
+    wish: TableWish,
+    registered: dict[TableId, str],
 ) -> MirroredTable | None:
     """Register one table, or check that it is registered as requested. Add it to `registered` at the moment it is.
     Return the table, or None if it was live before."""
     table_name, table_id = resolve_name(connection, name)
     current_table = load_table(connection, table_id)
     if current_table is not None and current_table.state is not TableState.DROPPED:
-        _refuse_otherwise(connection, settings, current_table, wish)
+        refuse_otherwise(connection, settings, current_table, wish)
         registered[table_id] = name
         return None if current_table.state is TableState.LIVE or current_table.rests else current_table
     _refuse_lost(connection, str(table_name), table_id)
     refuse_name_of_feed(connection, table_name)
-    if wish.mode is TableMode.MIRRORED:
-        require_stream(connection, settings.slot, f"{table_name} cannot be mirrored")
+    if wish.mode is TableMode.MIRRORED and not lake.streams:
+        raise no_stream(connection, f"{table_name} cannot be mirrored")
     retired_table = current_table or registered_as(connection, table_name)
     if wish.mode is TableMode.MIRRORED:
         choices = published_choices(connection, settings.publication, table_id, wish.choices)
         wish = replace(wish, choices=choices)
-    prepared = _prepare(connection, settings, table_id, retired_table, wish)
+    prepared = _prepare(connection, settings, lake, table_id, retired_table, wish)
 
     def enter() -> None:
         # An interrupt cancels the running statement, and is raised only once it is certain whether the COMMIT happened.
@@ -352,96 +344,13 @@ def _register_one(
     return prepared.table
 
 
-def refuse_difference(
+def _prepare(
     connection: PgConnection,
     settings: Settings,
-    table: MirroredTable,
-    choices: ColumnChoices,
-    retention: RetentionWish | None,
-    profile: str | None,
-    snapshots: SnapshotPlan | None,
-    format_version: int | None,
-) -> None:
-    """Raise TableError if a registered table has failed, is paused, or is not registered with just these options. A
-    distance, a width and the like do not count: they may have been changed since."""
-    wish = _Wish(choices, retention, profile, snapshots, format_version=format_version)
-    _refuse_otherwise(connection, settings, table, wish, in_full=True)
-    stored = read_choices(connection, table.table_id)
-    if retention is None and table.mode is TableMode.MIRRORED and stored is not None and stored.lag != NEVER:
-        raise TableError(
-            f"{table.name} is registered with heap retention", "to change that, unregister and register it"
-        )
-
-
-def _refuse_otherwise(
-    connection: PgConnection, settings: Settings, table: MirroredTable, wish: _Wish, *, in_full: bool = False
-) -> None:
-    """Raise TableError if a registered table has failed, or is registered in another way. `in_full`: what was not
-    chosen counts too."""
-    if table.state is TableState.FAILED:
-        raise TableError(
-            f"{table.name} is registered, but has failed",
-            "`mirror-pump status` says why. Fix that, then unregister and register the table.",
-        )
-    if table.paused_since is not None and not table.rests:
-        raise TableError(
-            f"{table.name} is registered, and {paused_text(table.paused_since)}",
-            f"mirror-pump resume {table.name}",
-        )
-    if not table.rests and table.table_id in not_whole(connection, settings.slot):
-        raise TableError(
-            f"{table.name} is registered, but not published whole: somebody changed publication {settings.publication}",
-            how_to_restore(settings.publication, table),
-        )
-    if table.no_copy and not wish.choices.no_copy:
-        raise TableError(
-            f"{table.name} is registered with --no-copy", f"`mirror-pump resync {table.name}` copies its rows"
-        )
-    if (wish.choices or in_full) and not (
-        same_choices(table, wish.choices) and _has_filter(connection, settings, table, wish.choices.where)
-    ):
-        registered_choices = describe_choices(table)
-        only_layout = same_choices(table, with_layout_of(wish.choices, table))
-        raise TableError(
-            f"{table.name} is registered with {registered_choices or 'its columns as they are'}",
-            "--alter changes --partition-by and --sort-by of a registered table"
-            if only_layout
-            else "to change that, unregister and register the table: it is copied again",
-        )
-    if (wish.snapshots is not None or in_full) and table.snapshots != wish.snapshots:
-        raise TableError(
-            f"{table.name} is registered {snapshots_text(table.snapshots)}",
-            "to change that, unregister and register the table: it is copied again",
-        )
-    if wish.feed is not None and (table.feed is None or table.feed.mode is not wish.feed.mode):
-        registered_feed = "without a change feed" if table.feed is None else f"with --changes={table.feed.mode}"
-        raise TableError(f"{table.name} is registered {registered_feed}", "--alter changes that")
-    if table.mode is not wish.mode:
-        raise TableError(
-            f"{table.name} is registered as a {table.mode} table", "to change that, unregister and register it"
-        )
-    if wish.retention is not None and read_choices(connection, table.table_id) is None:
-        raise TableError(
-            f"{table.name} is registered without heap retention", "to change that, unregister and register it"
-        )
-    _refuse_other_layout(table, wish)
-    if wish.profile is not None and wish.profile != (current_profile := profile_of(connection, table.table_id)):
-        raise TableError(
-            f"{table.name} is registered with storage profile {current_profile}",
-            "to move it, unregister and register the table: it is copied again",
-        )
-
-
-def _has_filter(connection: PgConnection, settings: Settings, table: MirroredTable, where: str) -> bool:
-    """Whether a registered table has this row filter."""
-    if not where or not table.row_filter:
-        return where == table.row_filter
-    description = describe(connection, table.table_id, settings.publication, table.mode)
-    return read_filter(connection, settings.publication, description, where, sheds=False) == table.row_filter
-
-
-def _prepare(
-    connection: PgConnection, settings: Settings, table_id: TableId, retired_table: MirroredTable | None, wish: _Wish
+    lake: _Lake,
+    table_id: TableId,
+    retired_table: MirroredTable | None,
+    wish: TableWish,
 ) -> _StagedRegistration:
     """Check a table that is not registered, and stage its empty lake table."""
     if retired_table is not None:
@@ -463,18 +372,16 @@ def _prepare(
     if wish.retention is not None:
         time_zone = partial(session_time_zone, settings.require_dsn())
         plan = plan_retention(connection, description, wish.retention, time_zone)
-    profile = find_profile(connection, wish.profile)
-    storage = lake_storage(settings)
-    refresh_profiles(storage, connection)
-    _refuse_missing_warehouse(connection, _warehouse(profile), storage)
-    _refuse_left_over(connection, description.name, storage)
+    profile, storage = lake.profile, lake.storage
+    refuse_missing_warehouse(connection, warehouse_of(profile), storage)
+    refuse_left_over(connection, description.name, storage)
     partitioning = partitioning_by(
         description.name, description.columns, wish.choices.partition_by, wish.choices.sort_by
     )
     if plan is not None:
         partitioning = plan.partitioning
-    version = wish.format_version or default_format_version(connection, settings.slot)
-    table, staged = _new_lake_table(_warehouse(profile), description, storage, plan, wish.mode, partitioning, version)
+    version = wish.format_version or lake.format_version
+    table, staged = new_lake_table(warehouse_of(profile), description, storage, plan, wish.mode, partitioning, version)
     table = replace(
         table,
         leaves_out_new=wish.choices.leaves_out_new,
@@ -483,7 +390,7 @@ def _prepare(
         snapshots=wish.snapshots,
         no_copy=wish.choices.no_copy,
     )
-    feed = None if wish.feed is None else stage_feed(table, wish.feed, _warehouse(profile), storage)
+    feed = None if wish.feed is None else stage_feed(table, wish.feed, warehouse_of(profile), storage)
     return _StagedRegistration(table, staged, description, plan, profile, retired_table, feed)
 
 
@@ -492,28 +399,6 @@ def _refuse_lost(connection: PgConnection, name: str, table_id: TableId) -> None
     lost = lost_registration(connection, table_id) if is_begun(connection, table_id) else None
     if lost is not None:
         raise TableError(f"{name} has been registered, and {lost.message}", lost.remedy)
-
-
-def _refuse_other_layout(table: MirroredTable, wish: _Wish) -> None:
-    """Raise TableError if the lake table of a registered table is not partitioned as requested, or has another format
-    version."""
-    if wish.format_version is not None and table.format_version != wish.format_version:
-        refuse_downgrade(table, wish.format_version)
-        raise TableError(
-            f"the lake table of {table.name} has format version {table.format_version}",
-            f"to upgrade it: mirror-pump policy set {table.name} {FORMAT_VERSION_KEY} {wish.format_version}",
-        )
-    lake_partition = None if wish.retention is None else wish.retention.lake_partition
-    fields = () if table.partitioning is None else table.partitioning.fields
-    transform = fields[0].transform if fields else None
-    if lake_partition is None or is_present_layout(lake_partition, transform):
-        return
-    layout = f"partitioned by {transform}" if transform is not None else "not partitioned"
-    raise TableError(
-        f"the lake table of {table.name} is {layout}, which cannot change: its files are written that way",
-        "to change that, unregister and register the table: what its heap holds is copied again. Rows that have left"
-        " the heap stay in the former lake table (docs/retention.md#tables-that-exist)",
-    )
 
 
 def _refuse_to_retire(connection: PgConnection, retired_table: MirroredTable) -> None:
@@ -548,108 +433,6 @@ def _retire(connection: PgConnection, settings: Settings, retired_table: Mirrore
     delete_table(connection, retired_table.table_id)
 
 
-def _warehouse(profile: StorageProfile) -> str:
-    if not profile.warehouse:
-        raise UsageError(
-            f"storage profile {profile.name} has no warehouse",
-            "run `mirror-pump init --warehouse URI`, or name another",
-        )
-    return profile.warehouse
-
-
-def snapshots_text(snapshots: SnapshotPlan | None) -> str:
-    """For people: how a table is registered."""
-    if snapshots is None:
-        return "to be followed"
-    return "for copies " + ("on request" if snapshots.every is None else f"every {snapshots.every}")
-
-
-def _refuse_missing_warehouse(connection: PgConnection, warehouse: str, storage: StorageOptions) -> None:
-    """Raise LakeError if the files of registered tables show that the warehouse is missing now.
-
-    Without this check, the new table would be written to the disk below the missing mount.
-    """
-    with source_errors("reading where the tables' files are"):
-        # One file is enough, and there may be thousands of tables: all are read only if none of a few has one.
-        if has_any(warehouse, some_stored_tables(connection), storage):
-            return
-        tables = stored_tables(connection)
-    require_any(warehouse, tables, storage)
-
-
-def _refuse_left_over(connection: PgConnection, name: TableName, storage: StorageOptions) -> None:
-    """Raise TableError if a lake table left by `unregister` holds rows from below a cut-line.
-
-    A new registration would take its name and put those rows out of reach. Nothing tells whether the heap had shed
-    them, or kept them or got them back. A lake table without metadata holds nothing.
-    """
-    pointer = load_pointer(connection, name.schema, name.name)
-    if pointer is None:
-        return
-    try:
-        archive = read_any_version(pointer, storage).archive_snapshot
-    except FileMissing:
-        return
-    if archive is not None and archive.summary.total(Total.RECORDS):
-        raise TableError(
-            f"the lake table {name} of a former registration holds old rows, which the heap may have shed",
-            "If the heap has all rows (it was kept, or they were brought back), or nobody needs them, have the lake"
-            f" table removed: mirror-pump unregister --former {shlex.quote(str(name))}. Otherwise rename it first, with"
-            " an engine that has the catalog (mirror-pump connect).",
-        )
-
-
-def _new_lake_table(
-    warehouse: str,
-    description: RelationDescription,
-    storage: StorageOptions,
-    plan: RetentionPlan | None,
-    mode: TableMode,
-    partitioning: LakePartitioning | None,
-    format_version: int,
-) -> tuple[MirroredTable, StagedCommit]:
-    """Return the table's value and its empty lake table, which nothing refers to yet.
-
-    The files go to a new location, so that a table that is registered again never shares a directory with its former
-    registration.
-    """
-    name = description.name
-    # Iceberg locations are not percent-encoded, and engines disagree on paths with characters other than these.
-    schema, relation = (re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in (name.schema, name.name))
-    location = join(warehouse, schema, f"{relation}-{uuid.uuid4().hex[:12]}")
-    table = MirroredTable(
-        table_id=description.table_id,
-        name=name,
-        columns=description.columns,
-        key=description.key,
-        state=state_after(None, TableEvent.REGISTERED if mode is TableMode.MIRRORED else TableEvent.REGISTERED_TIERED),
-        start_lsn=Lsn(0),
-        data_sequence_number=SequenceNumber(0),
-        generation=0,
-        lake_table=name.name,
-        location=location,
-        live_after_lsn=None,
-        excluded=description.excluded,
-        tier=None if plan is None else plan.tier,
-        mode=mode,
-        partitioning=partitioning,
-        format_version=format_version,
-    )
-    # This refuses a lake type chosen by the user that does not sort as the tier key does.
-    CutLine.of(table, cut=0)
-    staged = LakeTable.create(
-        LakeSchema.of_table(table),
-        location,
-        storage,
-        {"format-version": str(format_version), **TABLE_PROPERTIES},
-        time.time_ns() // 1_000_000,
-        has_retention=table.tier is not None,
-        partitioning=table.partitioning,
-        format_version=format_version,
-    )
-    return replace(table, data_sequence_number=staged.sequence_number), staged
-
-
 def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegistration, choices: ColumnChoices) -> None:
     """Run the registration transaction."""
     table, staged, plan = prepared.table, prepared.staged, prepared.plan
@@ -670,8 +453,12 @@ def _enter(connection: PgConnection, settings: Settings, prepared: _StagedRegist
         remove_from_publication(connection, settings.publication, table.table_id)
         if table.mode is TableMode.MIRRORED:
             part = published_part(table.column_names, table.row_filter)
-            add_to_publication(connection, settings.publication, table.name, part)
-            connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
+            if part:
+                add_to_publication(connection, settings.publication, table.name, part)
+            else:
+                publish_whole(connection, settings.publication, table.name, table.table_id)
+            if described.kind == "p":
+                connection.execute(_SHAPE_SQL["watch"], {"table_id": table.table_id})
         forget_refusal(connection, table.table_id)
         table = replace(table, start_lsn=wal_end(connection))
         ensure_namespace(connection, table.name.schema)

@@ -99,10 +99,10 @@ def unregister(
             )
         every = former_locations(connection)
         locations_of_table = {table.location, None if table.feed is None else table.feed.location}
-        own = [former_location for former_location in every if former_location.location in locations_of_table]
+        locations = [location for location in every if location.location in locations_of_table]
         _await_tasks(connection, settings)
-        remove_former_files(connection, settings.slot, own, _storage(settings))
-        left = sum(former_location.table == own[0].table for former_location in every) - 1 if own else 0
+        remove_former_files(connection, settings.slot, locations, _storage(settings))
+        left = sum(location.table == locations[0].table for location in every) - 1 if locations else 0
     removed = f"{table.name} is no longer {table.mode}{restored}; its lake table and its files were removed"
     return removed + (f" (not those of {left} former registrations: --former removes them)" if left else "")
 

@@ -66,7 +66,7 @@ def read_heap(
     """
     # No read prunes the scratch table, and fewer files are read faster.
     target = replace(table, location=location, partitioning=None)
-    staged = LakeTable.create(LakeSchema.of_table(table), location, storage, {}, _now_ms())
+    staged = LakeTable.create(LakeSchema.of_table(table).without_defaults, location, storage, {}, _now_ms())
     futures = [runner.submit(copy_chunk, ChunkTask(dsn, target, chunk, storage, snapshot)) for chunk in chunks]
     backdated = []
     raw_text: frozenset[int] = frozenset()

@@ -46,6 +46,9 @@ _SQL = queries("copy")
 
 _LOOK_INTERVAL = 2.0
 """Seconds between checks of the catalog when nothing wakes the thread. `register` wakes it."""
+_PLANNED_TOGETHER = 16
+"""Tables whose copies are planned in one transaction. Each waits for a publish to end, and publishes follow one another
+while tables are copied. Planning takes milliseconds a table, during which workers may be idle."""
 
 
 class Copier(ThreadedService):
@@ -81,30 +84,42 @@ class Copier(ThreadedService):
                 with self._shared.use() as connection:
                     unfinished = connection.execute(_SQL["unfinished"], unfinished_where).fetchall()
                 self._snapshots.keep_only([TableId(table_id) for table_id, _ in unfinished])
-                for table_id, planned in unfinished:
+                for begin in range(0, len(unfinished), _PLANNED_TOGETHER):
                     if self._thread.stopping():
                         break
                     with self._own.use() as connection:
-                        table = load_table(connection, TableId(table_id))
-                        if table is not None:
-                            self._advance(connection, table, planned=planned)
+                        self._advance(connection, unfinished[begin : begin + _PLANNED_TOGETHER])
                 self._thread.await_wake(_LOOK_INTERVAL)
 
-    def _advance(self, connection: PgConnection, table: MirroredTable, *, planned: bool) -> None:
-        """Plan the table's copy, unless it is planned, and give its chunks to tasks."""
-        snapshot = None
-        if table.keyless:
-            snapshot = self._snapshots.snapshot_of(table)
-            if snapshot is None:
+    def _advance(self, connection: PgConnection, unfinished: Sequence[tuple[int, bool]]) -> None:
+        """Plan the copies of these tables, unless they are planned, and give their chunks to tasks."""
+        loaded = [(load_table(connection, TableId(table_id)), planned) for table_id, planned in unfinished]
+        tables = [(table, planned) for table, planned in loaded if table is not None]
+        fresh = self._plans.plan_together(
+            connection, [table for table, planned in tables if not (planned or table.keyless)]
+        )
+        for table, planned in tables:
+            if self._thread.stopping():
                 return
-        if planned or self._plans.plan(
-            connection, table, awaits_writers=snapshot is None, fits=lambda leaves: self._fits(table, snapshot, leaves)
+            if table.keyless:
+                self._advance_keyless(connection, table, planned=planned)
+            elif planned or table.table_id in fresh:
+                self._copy(connection, table, None)
+
+    def _advance_keyless(self, connection: PgConnection, table: MirroredTable, *, planned: bool) -> None:
+        """As `_advance`, for a table that is read in one snapshot."""
+        snapshot = self._snapshots.snapshot_of(table)
+        if snapshot is not None and (
+            planned
+            or self._plans.plan(
+                connection, table, awaits_writers=False, fits=lambda leaves: self._fits(table, snapshot, leaves)
+            )
         ):
             self._copy(connection, table, snapshot)
 
-    def _fits(self, table: MirroredTable, snapshot: CopySnapshot | None, leaves: Sequence[HeapLeaf]) -> bool:
+    def _fits(self, table: MirroredTable, snapshot: CopySnapshot, leaves: Sequence[HeapLeaf]) -> bool:
         """Whether the table can be read in the snapshot. If not, the snapshot is released."""
-        if snapshot is None or {leaf.filenode for leaf in leaves} == snapshot.filenodes:
+        if {leaf.filenode for leaf in leaves} == snapshot.filenodes:
             return True
         self._snapshots.release(table.table_id)
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -88,57 +88,79 @@ class CopyPlans:
         visibility, so planning waits for the transactions that hold locks (`awaits_writers`). It also waits while the
         heap's columns or partitions differ from those at the stream's position, or `fits` is false.
         """
+        chunks = self._chunks(connection, table, awaits_writers=awaits_writers, fits=fits)
+        return chunks is not None and bool(self._store(connection, [(table, chunks)]))
+
+    def plan_together(self, connection: PgConnection, tables: Iterable[MirroredTable]) -> set[TableId]:
+        """As `plan`, in one transaction for all tables: it may wait for a publish to end. Returns the tables that have
+        chunks to read now."""
+        plans = [(table, self._chunks(connection, table)) for table in tables]
+        return self._store(connection, [(table, chunks) for table, chunks in plans if chunks is not None])
+
+    def _chunks(
+        self,
+        connection: PgConnection,
+        table: MirroredTable,
+        *,
+        awaits_writers: bool = True,
+        fits: Callable[[Sequence[HeapLeaf]], bool] = lambda _: True,
+    ) -> Sequence[Chunk] | None:
+        """The chunks of the heap. None if it cannot be planned yet."""
         if not self._settled(connection, table, awaits_writers=awaits_writers):
-            return False
+            return None
         try:
             with limited(connection):
                 leaves = read_leaves(connection, table.table_id)
         except SourceError as error:
             if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
-                return False
+                return None
             raise
         if not fits(leaves):
-            return False
+            return None
         settings = self._context.settings
         into_partitions = table.partitioning is not None and bool(table.partitioning.fields)
         chunk_bytes = balanced_bytes(
             leaves, settings.copy_chunk_bytes, settings.copy_workers, into_partitions=into_partitions
         )
-        chunks = chunks_of(leaves, chunk_bytes)
-        if table.lacks_rows:
-            chunks = ()
-        if not self._store(connection, table, chunks):
-            return False
-        self._context.observer(Step.COPY_PLANNED, table=str(table.name), chunks=len(chunks))
-        self._context.inbox.put(CopyPlanned(table, len(chunks)))
-        return bool(chunks) or table.where_different
+        return () if table.lacks_rows else chunks_of(leaves, chunk_bytes)
 
-    def _store(self, connection: PgConnection, table: MirroredTable, chunks: Sequence[Chunk]) -> bool:
-        """Store the chunks, unless the copy is another one now. Without a chunk the copy is complete, unless the lake
-        may have rows that the heap does not have."""
+    def _store(self, connection: PgConnection, plans: Sequence[tuple[MirroredTable, Sequence[Chunk]]]) -> set[TableId]:
+        """Store the chunks of each table, unless its copy is another one now. Returns the tables that have chunks to
+        read."""
+        if not plans:
+            return set()
         with connection.transaction():
             check_epoch(connection, self._context.slot, self._epoch)
-            who = {"table_id": table.table_id, "start_lsn": table.start_lsn, "generation": table.generation}
-            if connection.execute(_SQL["plan"], who).rowcount != 1:
-                return False
-            with connection.cursor() as cursor:
-                cursor.executemany(
-                    _SQL["plan_chunk"],
-                    [
-                        {
-                            "table_id": table.table_id,
-                            "generation": table.generation,
-                            "chunk_no": number,
-                            "relation_id": chunk.relation_id,
-                            "filenode": chunk.filenode,
-                            "lo_block": chunk.lo_block,
-                            "hi_block": chunk.hi_block,
-                        }
-                        for number, chunk in enumerate(chunks)
-                    ],
-                )
-            if not (chunks or table.where_different):
-                connection.execute(_SQL["nothing_to_copy"], {"table_id": table.table_id})
+            stored = [(table, chunks) for table, chunks in plans if self._insert(connection, table, chunks)]
+        for table, chunks in stored:
+            self._context.observer(Step.COPY_PLANNED, table=str(table.name), chunks=len(chunks))
+            self._context.inbox.put(CopyPlanned(table, len(chunks)))
+        return {table.table_id for table, chunks in stored if chunks or table.where_different}
+
+    def _insert(self, connection: PgConnection, table: MirroredTable, chunks: Sequence[Chunk]) -> bool:
+        """Insert the chunks. False if the copy is another one now. Without a chunk the copy is complete, unless the
+        lake may have rows that the heap does not have."""
+        who = {"table_id": table.table_id, "start_lsn": table.start_lsn, "generation": table.generation}
+        if connection.execute(_SQL["plan"], who).rowcount != 1:
+            return False
+        with connection.cursor() as cursor:
+            cursor.executemany(
+                _SQL["plan_chunk"],
+                [
+                    {
+                        "table_id": table.table_id,
+                        "generation": table.generation,
+                        "chunk_no": number,
+                        "relation_id": chunk.relation_id,
+                        "filenode": chunk.filenode,
+                        "lo_block": chunk.lo_block,
+                        "hi_block": chunk.hi_block,
+                    }
+                    for number, chunk in enumerate(chunks)
+                ],
+            )
+        if not (chunks or table.where_different):
+            connection.execute(_SQL["nothing_to_copy"], {"table_id": table.table_id})
         return True
 
     def _settled(self, connection: PgConnection, table: MirroredTable, *, awaits_writers: bool) -> bool:

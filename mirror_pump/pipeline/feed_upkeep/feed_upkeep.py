@@ -75,18 +75,18 @@ class FeedUpkeep(ThreadedService):
         self._thread = session_thread("feed-upkeep", self._run, context.inbox)
 
     def _run(self) -> None:
-        own = SharedConnection(self._context.connect)
-        with closing(own):
+        landing = SharedConnection(self._context.connect)
+        with closing(landing):
             while self._thread.next_round():
                 if not self._context.backlog.comes_first:
-                    self._look(own)
+                    self._look(landing)
                 self._thread.await_wake(self._context.settings.limits.upkeep_interval)
 
-    def _look(self, own: SharedConnection) -> None:
+    def _look(self, landing: SharedConnection) -> None:
         with self._shared.use() as shared:
             feeds = kept_feeds(shared, self._context.slot)
         if feeds:
-            with own.use() as connection:
+            with landing.use() as connection:
                 self._look_at(connection, feeds)
 
     def _look_at(self, connection: PgConnection, feeds: Sequence[KeptFeed]) -> None:

@@ -15,9 +15,13 @@ from mirror_pump.pipeline.flow.session_context import SessionContext, SharedConn
 from mirror_pump.pipeline.missing_files.damaged_files import forget_damage, is_repaired, record_damage, recorded_damage
 from mirror_pump.pipeline.missing_files.missing_files import stored_tables
 from mirror_pump.runtime.service_thread import ThreadedService
+from mirror_pump.source.unchanged_server import UnchangedServer
 from sql import queries
 
 _SQL = queries("publish")
+
+_SHARE = 0.01
+"""The largest share of time spent looking. With very many tables the pauses get longer."""
 
 
 class LakeWatch(ThreadedService):
@@ -36,20 +40,28 @@ class LakeWatch(ThreadedService):
     def _run(self) -> None:
         limits = self._context.settings.limits
         files_at = repairs_at = 0.0
+        unchanged, tables, outdated = UnchangedServer(), list[StoredTable](), True
         while self._thread.next_round():
+            began = time.monotonic()
+            due = began >= files_at
             with self._shared.use() as connection:
-                moved = connection.execute(_SQL["moved_by_others"], {"slot": self._context.slot}).fetchall()
-                tables = stored_tables(connection) if time.monotonic() >= files_at else []
-            for (table_id,) in moved:
-                self._inbox.put(LakeTableMoved(TableId(table_id)))
-            if tables:
+                if not unchanged.skips(connection):
+                    outdated = True
+                    moved = connection.execute(_SQL["moved_by_others"], {"slot": self._context.slot}).fetchall()
+                    for (table_id,) in moved:
+                        self._inbox.put(LakeTableMoved(TableId(table_id)))
+                    if not moved:
+                        unchanged.nothing_left()
+                if due and outdated:
+                    tables, outdated = stored_tables(connection), False
+            if due:
                 self._look(tables)
                 local = all(local_path(table.location) is not None for table in tables)
                 files_at = time.monotonic() + (0 if local else limits.lake_watch_interval_remote)
             if time.monotonic() >= repairs_at:
                 self._forget_repaired()
                 repairs_at = time.monotonic() + limits.lake_watch_interval_remote
-            self._record_damage(limits.lake_watch_interval)
+            self._record_damage(max(limits.lake_watch_interval, (time.monotonic() - began) / _SHARE))
 
     def _record_damage(self, seconds: float) -> None:
         """Records a damaged file as soon as a thread reports one within this time."""

@@ -83,35 +83,39 @@ class MissingFiles:
         """Like `failure`, for a file that was missed in some state of the table. None if the current state does not
         need it."""
         stored = self._stored()
-        own = _of(table, stored)
-        missing = None if own is None or own.failed else self._missing_of(own, suspect)
-        return None if own is None or missing is None else Failure.of(table, self._lacking(table, own, missing, stored))
+        stored_table = _of(table, stored)
+        missing = None if stored_table is None or stored_table.failed else self._missing_of(stored_table, suspect)
+        return (
+            None
+            if stored_table is None or missing is None
+            else Failure.of(table, self._lacking(table, stored_table, missing, stored))
+        )
 
     def error_of(self, table: MirroredTable, error: FileMissing) -> TableError:
         """The error of a table with a missing file. Raises LakeError if the file is back or no longer needed, or if the
         whole storage may be missing."""
         stored = self._stored()
-        own = _of(table, stored)
-        if own is None:
+        stored_table = _of(table, stored)
+        if stored_table is None:
             # The table was unregistered in the meantime, maybe with its files. This registration cannot fail any more.
             return TableError(*vanished(str(table.name), error))
-        missing = self._missing_of(own, error.location)
+        missing = self._missing_of(stored_table, error.location)
         if missing is None:
             raise missed_once(error.location)
-        return self._lacking(table, own, missing, stored)
+        return self._lacking(table, stored_table, missing, stored)
 
-    def _missing_of(self, own: StoredTable, suspect: str) -> FileMissing | None:
+    def _missing_of(self, stored_table: StoredTable, suspect: str) -> FileMissing | None:
         """Check again for the missing file. It may be back, for example on a disk that was mounted again."""
         try:
-            require_known(own, suspect, self._storage)
+            require_known(stored_table, suspect, self._storage)
         except FileMissing as error:
             return error
         return None
 
     def _lacking(
-        self, table: MirroredTable, own: StoredTable, missing: FileMissing, stored: Sequence[StoredTable]
+        self, table: MirroredTable, stored_table: StoredTable, missing: FileMissing, stored: Sequence[StoredTable]
     ) -> TableError:
-        require_warehouse(missing.location, own, stored, self._storage)
+        require_warehouse(missing.location, stored_table, stored, self._storage)
         only_copy = table.tier is not None and table.tier.moved
         return TableError(*vanished(str(table.name), missing, only_copy=only_copy))
 

@@ -51,7 +51,7 @@ from mirror_pump.pipeline.operations.operation import SegmentChange
 from mirror_pump.pipeline.operations.refresh_archive import RefreshArchive
 from mirror_pump.runtime.backoff import Backoff, Retries
 from mirror_pump.runtime.service_thread import ThreadedService
-from mirror_pump.source.catalog.tables import load_table, load_tables
+from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.retention.corrections import (
     Correction,
@@ -60,6 +60,7 @@ from mirror_pump.source.retention.corrections import (
     purge_expired,
     read_backlog,
     read_corrections,
+    tables_with_cutline,
 )
 
 _LOOK_INTERVAL = 1.0
@@ -210,11 +211,13 @@ class Folder(ThreadedService):
     def _compare(self) -> None:
         """Requests a refresh of each published snapshot that names files which main no longer has."""
         with self._shared.use() as connection:
-            tables = load_tables(connection, self._context.slot)
-        for table in tables:
+            table_ids = tables_with_cutline(connection, self._context.slot)
+        for table_id in table_ids:
             if self._thread.stopping():
                 return
-            if table.tier is None or not table.tier.moved:
+            with self._own.use() as connection:
+                table = load_table(connection, table_id)
+            if table is None:
                 continue
             turn = self._turns.setdefault(table.table_id, _FoldTurn(self._backoff))
             try:

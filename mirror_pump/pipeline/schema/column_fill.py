@@ -138,7 +138,8 @@ class FillJob:
         """The next rewrite, computed: of files whose rows lack a new column's value, or were dropped with their
         partition. None if there are no such files."""
         began = time.time()
-        initial = initial_values(table.columns)
+        # What the lake's schema names needs no file.
+        initial = initial_values(column for column in table.columns if column.initial is not None)
         needed = frozenset(field.field_id for field in lake.schema.fields) & initial.keys()
         dropped = parse_dropped(table.dropped_rows)
         kinds = {field.field_id: field.type.kind for field in lake.schema.fields}

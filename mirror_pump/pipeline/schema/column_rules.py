@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from decoders.columns import Kind
 from mirror_pump.lake.commit.schema_evolution import widens
-from mirror_pump.lake.format.initial_defaults import holds_text
+from mirror_pump.lake.format.initial_defaults import default_of_text, holds_text
 from mirror_pump.model import Column
 from mirror_pump.source.relations.change_notes import WIDENINGS
 
@@ -73,10 +73,18 @@ class NewColumn:
     """That value; None if it is NULL or not known."""
     may_fill: bool
     """Files of the table may be filled."""
+    may_default: bool
+    """The lake's schema may name a value that files lack instead."""
 
     @property
     def can_be_filled(self) -> bool:
         return self.value is not None and self.may_fill and holds_text(self.column.type, self.value)
+
+    @property
+    def default(self) -> str | None:
+        """The value that the lake's schema names, by which files need not be filled. None: it names none."""
+        named = self.may_default and self.can_be_filled and self.value is not None
+        return self.value if named and default_of_text(self.value or "", self.column.type) is not None else None
 
     @property
     def is_null(self) -> bool:
@@ -96,7 +104,7 @@ class NewColumn:
     def lake_column(self, next_field_id: int) -> Column:
         """The lake's column."""
         initial = self.value if self.rule.result is RowOutcome.FILLED else None
-        return replace(self.column, field_id=next_field_id, initial=initial)
+        return replace(self.column, field_id=next_field_id, initial=initial, default=self.default)
 
 
 @dataclass(frozen=True)
@@ -124,7 +132,7 @@ class ChangedColumn:
             or {before.type_oid, now.type_oid} <= _SAME_TEXT
             or (
                 (before.type_oid, now.type_oid) in WIDENINGS
-                and (before.initial is None or before.type.kind is not Kind.FLOAT)
+                and (before.older_value is None or before.type.kind is not Kind.FLOAT)
             )
         )
         return self.untouched and comparable and self.is_promoted
@@ -149,6 +157,7 @@ class ChangedColumn:
         """The lake's column. A type that cannot be read from old files gets another field ID."""
         before, now = self.before, self.column
         kept = before.type if self.has_same_type else now.type
+        promoted = widens(before.type, kept)
         return replace(
             before,
             name=now.name,
@@ -157,11 +166,17 @@ class ChangedColumn:
             type_sql=now.type_sql,
             not_null=now.not_null,
             type=kept,
-            field_id=before.field_id if widens(before.type, kept) else next_field_id,
+            field_id=before.field_id if promoted else next_field_id,
+            default=before.default if promoted else None,
         )
 
 
 NEW_COLUMN_RULES: tuple[Rule[NewColumn, RowOutcome], ...] = (
+    Rule(
+        "one value in all existing rows, and it is in the schema",
+        lambda new: new.default is not None,
+        RowOutcome.FOLLOWED,
+    ),
     Rule("one value in all existing rows", lambda new: new.can_be_filled, RowOutcome.FILLED),
     Rule(
         "NULL in all existing rows",

@@ -7,9 +7,10 @@ ID says, and every row that was added or removed is in the stream. The notes of
 - A column keeps its attribute number for life. So the same number under another name is a rename, and the same name
   under another number is another column, which gets a new field ID.
 - A new column without default, identity or rewrite is NULL in every existing row. Readers see the same in a data file
-  that lacks the field ID. Iceberg v2 has no initial defaults: with a volatile default the rows have to be read.
+  that lacks the field ID. With a volatile default the rows have to be read.
 - With a constant default, an existing row shows the default as the command evaluated it. Postgres keeps this value in
-  the catalog (attmissingval), and event triggers report it. So files are rewritten with that value.
+  the catalog (attmissingval), and event triggers report it. So files are rewritten with that value; or, where the
+  table's policy wants that and the format has defaults, the lake's schema names it, and older files stay as they are.
 - A type change without a rewrite of the heap leaves the stored bytes unchanged. They mean the same if only the type's
   modifier changed, or if both types are text or varchar. The lake follows if its own type stays the same or widens.
 - A rewrite by ALTER TABLE for a new type may have changed any value (USING), even if the type widens. A rewrite for a
@@ -142,9 +143,16 @@ COPY_RULES: tuple[Rule[SchemaChange, RowOutcome], ...] = (
 docs/schema-changes.md, but for the types, which are named last."""
 
 
-def decide(table: MirroredTable, note: Note, description: RelationDescription | None) -> SchemaChangeDecision:
-    """What to do about a table after a note. `description` is what the note describes, None if it describes nothing."""
-    change = SchemaChange(table, note, description)
+def decide(
+    table: MirroredTable,
+    note: Note,
+    description: RelationDescription | None,
+    *,
+    defaults_in_metadata: bool = False,
+) -> SchemaChangeDecision:
+    """What to do about a table after a note. `description` is what the note describes, None if it describes nothing.
+    `defaults_in_metadata`: the key of the table's policy."""
+    change = SchemaChange(table, note, description, defaults_in_metadata=defaults_in_metadata)
     return first_rule(DECISION_RULES, change).result(change)
 
 

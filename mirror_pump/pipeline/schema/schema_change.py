@@ -13,6 +13,7 @@ from typing import Any
 
 from mirror_pump.errors import TableError
 from mirror_pump.lake.contents.partition_bounds import PartitionBounds, bounds_of
+from mirror_pump.lake.format.data_files import VECTOR_VERSION
 from mirror_pump.lake.format.partitioning import applies
 from mirror_pump.model import (
     Column,
@@ -55,9 +56,17 @@ class DecidedColumns:
 class SchemaChange:
     """The facts about a change. Any of them may raise one of INVALID_NOTE_ERRORS if the note is invalid."""
 
-    def __init__(self, table: MirroredTable, note: Note, description: RelationDescription | None) -> None:
-        """`description`: what the note describes, None if it describes nothing."""
+    def __init__(
+        self,
+        table: MirroredTable,
+        note: Note,
+        description: RelationDescription | None,
+        *,
+        defaults_in_metadata: bool = False,
+    ) -> None:
+        """`description`: what the note describes, None if it describes nothing. `defaults_in_metadata`: the policy."""
         self.table, self.note = table, note
+        self._defaults_in_metadata = defaults_in_metadata
         self._described = description
 
     @property
@@ -201,6 +210,7 @@ class SchemaChange:
             value_known=value_known,
             value=note.missing[column.attnum] if value_known else None,
             may_fill=self._may_fill,
+            may_default=self._may_default,
         )
 
     @property
@@ -208,6 +218,14 @@ class SchemaChange:
         """Whether new columns may be filled. A table that is still being copied is filled only if it has rows below the
         cut-line, which are not copied: then it is filled afterwards. A tiered table has no other rows in the lake."""
         return (self.table.state.has_all_rows and not self.is_tiered) or self.has_old_rows
+
+    @property
+    def _may_default(self) -> bool:
+        """Whether the lake's schema may name the values of new columns in older rows: if its format has defaults, and
+        the table's owner wants them, since not all engines read them. Readers of a table with a cut-line combine rows
+        of several schemas, and get the values from the catalog."""
+        table = self.table
+        return self._defaults_in_metadata and table.format_version >= VECTOR_VERSION and table.tier is None
 
     def _changed_column(self, before: Column, column: Column) -> ChangedColumn:
         untouched = self.note.exact and not self.note.rewritten & ~REWRITTEN_WIDENED

@@ -14,7 +14,7 @@ from mirror_pump.pipeline.schema.decisions import DROPPED
 from mirror_pump.pipeline.schema.tiered_changes import differing_tiered, tiered_changes
 from mirror_pump.runtime.service_thread import ThreadedService
 from mirror_pump.source.catalog.tables import load_table
-from mirror_pump.source.connect import PgConnection, source_errors
+from mirror_pump.source.connect import PgConnection
 from mirror_pump.source.relations.change_notes import (
     CatalogLook,
     Waiting,
@@ -23,6 +23,7 @@ from mirror_pump.source.relations.change_notes import (
     watch_partitions,
 )
 from mirror_pump.source.stream.publication import PublicationCheck
+from mirror_pump.source.unchanged_server import UnchangedServer
 from mirror_pump.table_life import TableEvent, state_after
 from sql import queries
 
@@ -30,38 +31,8 @@ _SQL = queries("pump")
 
 _LOOK_INTERVAL = 2.0
 """Seconds between two looks: how long a change may go unnoticed where no event trigger reports it."""
-_ROUND_EVERY = 60.0
-"""Seconds after which a round is made although nothing was written."""
 _SHARE = 0.02
 """The largest share of time spent looking. With very many tables the pauses get longer."""
-
-
-class UnchangedServer:
-    """Tells rounds that would find nothing, as no transaction has committed since one that left nothing to do.
-
-    Invariant: `_settled` is None, or the text of a database snapshot before a round that left nothing to do. Whatever
-    commits a write has a transaction number. It was running in that snapshot, and the snapshot names it, or it is not
-    below the snapshot's end. Either way the snapshot after its commit has another text.
-    """
-
-    def __init__(self) -> None:
-        self._settled: str | None = None
-        self._current = ""
-        self._round_at = 0.0
-
-    def skips(self, connection: PgConnection) -> bool:
-        """Whether the next round may be left out. As a precaution, a round is made from time to time all the same."""
-        with source_errors("looking whether anything was written"):
-            ((self._current,),) = connection.execute("SELECT pg_current_snapshot()::text").fetchall()
-        now = time.monotonic()
-        if self._current == self._settled and now - self._round_at < _ROUND_EVERY:
-            return True
-        self._settled, self._round_at = None, now
-        return False
-
-    def nothing_left(self) -> None:
-        """The round that began with the last call of `skips` has left nothing to do."""
-        self._settled = self._current
 
 
 class SchemaWatcher(ThreadedService):

@@ -16,7 +16,7 @@ from mirror_pump.model import MirroredTable, TableId
 from mirror_pump.pipeline.flow.events import TieredTableChanged
 from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.schema.decisions import Action, SchemaChangeDecision, decide
-from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.catalog.tables import load_table, wants_defaults
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.change_notes import (
     INVALID_NOTE_ERRORS,
@@ -67,7 +67,8 @@ def _change(connection: PgConnection, table: MirroredTable, note: Note) -> Tiere
 def decide_from_note(connection: PgConnection, table: MirroredTable, note: Note) -> SchemaChangeDecision:
     """What to do about a table after a note. Queries the database for the types that the note names."""
     try:
-        return decide(table, note, describe_note(connection, note))
+        described = describe_note(connection, note)
+        return decide(table, note, described, defaults_in_metadata=wants_defaults(connection, table))
     except INVALID_NOTE_ERRORS:
         # Either the catalogs are ahead of the stream and a type no longer exists: a later note describes the table
         # without it. Or another program emitted the message. It must neither end the pump nor be trusted: the pump's

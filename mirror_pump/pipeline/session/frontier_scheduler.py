@@ -37,8 +37,9 @@ class Goal:
 class FrontierScheduler:
     """Belongs to one session. Only the loop's thread may use it.
 
-    A publish writes WAL itself, and this WAL must not trigger the next publish. So without a waiter or a goal the
-    frontier moves only once others have written `foreign_bytes` and `foreign_interval` seconds have passed.
+    A publish writes WAL itself, and this WAL must not trigger the next publish: with thousands of tables it is more
+    than others write. So without a waiter or a goal the frontier moves only once `foreign_bytes` of WAL lie behind the
+    commit of the last publish that moved it, and `foreign_interval` seconds have passed.
     """
 
     def __init__(self, goal: Goal, applied: Lsn, foreign_bytes: int, foreign_interval: float) -> None:
@@ -75,14 +76,15 @@ class FrontierScheduler:
         """No work came for `poll_interval` seconds."""
         self._poll_interval = min(2 * self._poll_interval, _IDLE_WAIT)
 
-    def due(self, frontier: Lsn) -> bool:
-        """Whether the frontier has to move from `frontier` to `caught_up`."""
+    def due(self, frontier: Lsn, recorded_at: Lsn) -> bool:
+        """Whether the frontier has to move from `frontier` to `caught_up`. `recorded_at`: a position behind the commit
+        of the last publish of this session that moved the frontier; 0 before the first."""
         until = self.goal.until
         return (
             frontier < self._awaited_lsn <= self.caught_up
             or (until is not None and frontier < until <= self.caught_up)
             or (
-                self.caught_up - frontier >= self._foreign_bytes
+                self.caught_up - max(frontier, recorded_at) >= self._foreign_bytes
                 and time.monotonic() - self._published_at >= self._foreign_interval
             )
         )

@@ -85,4 +85,4 @@ def _reached(standby: Standby, slot: str, goal: Goal, led: Led) -> bool:
         return True
     with source_errors("looking for tables that are being copied"):
         row = standby.connection.execute(_SQL["copying"], {"slot": slot}).fetchone()
-    return row is not None and row[0] == 0
+    return row == (False,)

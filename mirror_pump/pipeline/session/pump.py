@@ -189,7 +189,7 @@ class Pump:
                 self._check_start(leader, storage, run_state)
                 return_freed_memory()
                 self._spark_error = None
-                own = SparkTaskRunner.start(
+                task_runner = SparkTaskRunner.start(
                     self._settings.master,
                     _segments_at_a_time(self._settings),
                     self._spark_failed,
@@ -197,9 +197,9 @@ class Pump:
                     _SHORT_WORK_SECONDS if goal.only_copies else 0.0,
                 )
                 try:
-                    self._sessions(leader, goal, run_state, storage, own)
+                    self._sessions(leader, goal, run_state, storage, task_runner)
                 finally:
-                    own.close()
+                    task_runner.close()
         finally:
             # Sessions release the leadership themselves. This covers a run that ends before its first session.
             leader.release()

@@ -287,7 +287,7 @@ class PumpSession:
         position = self._scheduler.caught_up
         if position <= self._publisher.frontier:
             return
-        if self._scheduler.due(self._publisher.frontier) or self._copy_due(position):
+        if self._scheduler.due(self._publisher.frontier, self._publisher.recorded_at) or self._copy_due(position):
             self._scheduler.served()
             self._publisher.publish(PublishRequest(frontier=position, tables=self._chunks.take_with(())))
 
@@ -337,4 +337,4 @@ class PumpSession:
         if not goal.copies:
             return True
         row = self._services.connection.execute(_SQL["copying"], {"slot": self._slot}).fetchone()
-        return row is not None and row[0] == 0
+        return row == (False,)

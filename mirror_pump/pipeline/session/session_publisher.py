@@ -51,6 +51,8 @@ class SessionPublisher:
         self._reported_failures: set[tuple[TableId, Lsn, str]] = set()
         self._checked_at = time.monotonic()
         self.frontier = run_state.frontier = services.applied
+        self.recorded_at = Lsn(0)
+        """A position behind the commit of the last publish that moved the frontier; 0 before the first."""
 
     def publish(self, request: PublishRequest) -> LandedPublish:
         """Carries out the request. Raises as Publisher.publish."""
@@ -106,6 +108,8 @@ class SessionPublisher:
                     raise psycopg.Rollback(transaction)
 
     def _record(self, landed: LandedPublish) -> None:
+        if landed.frontier > self.frontier:
+            self.recorded_at = landed.recorded_at or self.recorded_at
         self.frontier = self._run_state.frontier = landed.frontier
         self._backlog.reached(landed.frontier)
         self._run_state.published = landed.frontier

@@ -12,7 +12,7 @@ from decoders.masks import MaskKeyUnusable
 from mirror_pump.engine.lake_storage import refresh_profiles
 from mirror_pump.errors import ConnectionLost, SourceError
 from mirror_pump.lake.storage import StorageOptions
-from mirror_pump.model import Lsn, format_lsn
+from mirror_pump.model import Lsn, TableId, format_lsn
 from mirror_pump.pipeline.flow.steps import Observer, Step
 from mirror_pump.pipeline.session.history import FollowedTimeline, follow, record_timeline, unusable_slot
 from mirror_pump.pipeline.session.run_state import RunState
@@ -20,9 +20,12 @@ from mirror_pump.pipeline.session.without_stream import follow_without_stream, n
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_schema import require_current
 from mirror_pump.source.catalog.catalog_slot import catalog_slot
-from mirror_pump.source.catalog.tables import load_tables
-from mirror_pump.source.connect import PgConnection
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.stream.slot import check_identity, check_publication, check_slot
+from sql import queries
+
+_SQL = queries("pump")
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,13 @@ def check_start(
 def _require_mask_keys(connection: PgConnection, slot: str) -> None:
     """Raises SourceError if a live table's masks lack their key: its next change would fail it, and all of it would be
     copied again. A table that is still being copied fails alone."""
-    for table in load_tables(connection, slot):
-        for column in table.masked_columns if table.state.has_all_rows else ():
+    with source_errors("looking for masked columns"):
+        masked = connection.execute(_SQL["masked"], {"slot": slot}).fetchall()
+    for (table_id,) in masked:
+        table = load_table(connection, TableId(table_id))
+        if table is None or not table.state.has_all_rows:
+            continue
+        for column in table.masked_columns:
             assert column.type.mask is not None
             try:
                 column.type.mask.require_key()

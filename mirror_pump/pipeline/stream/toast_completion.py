@@ -123,7 +123,7 @@ class Completer:
 def chains(incomplete: Mapping[int, IncompleteRows], key: Sequence[str]) -> Chains:
     """Group the rows that are linked by keys. There may be millions of rows, so this takes only some fifty bytes a
     row."""
-    before, own = _key_numbers([incomplete[segment] for segment in sorted(incomplete)], key)
+    before, new_keys = _key_numbers([incomplete[segment] for segment in sorted(incomplete)], key)
     parent: dict[int, int] = {}
 
     def root(number: int) -> int:
@@ -134,11 +134,11 @@ def chains(incomplete: Mapping[int, IncompleteRows], key: Sequence[str]) -> Chai
             parent[number], number = top, parent[number]
         return top
 
-    for row in np.flatnonzero(before != own):
-        parent[root(int(before[row]))] = root(int(own[row]))
-    roots = np.arange(max(before.max(initial=-1), own.max(initial=-1)) + 1)
+    for row in np.flatnonzero(before != new_keys):
+        parent[root(int(before[row]))] = root(int(new_keys[row]))
+    roots = np.arange(max(before.max(initial=-1), new_keys.max(initial=-1)) + 1)
     roots[list(parent)] = [root(number) for number in parent]
-    _, firsts, numbers = np.unique(roots[own], return_index=True, return_inverse=True)
+    _, firsts, numbers = np.unique(roots[new_keys], return_index=True, return_inverse=True)
     places = np.empty(len(firsts), np.int64)
     places[np.argsort(firsts)] = np.arange(len(firsts))
     chain = places[numbers]
@@ -169,9 +169,9 @@ def _take_rows(incomplete: Mapping[int, IncompleteRows], rows: Ints) -> dict[int
     for segment in sorted(incomplete):
         unfinished = incomplete[segment]
         end = begin + unfinished.rows.num_rows
-        own = rows[np.searchsorted(rows, begin) : np.searchsorted(rows, end)] - begin
-        if len(own):
-            take = pa.array(own)
+        segment_rows = rows[np.searchsorted(rows, begin) : np.searchsorted(rows, end)] - begin
+        if len(segment_rows):
+            take = pa.array(segment_rows)
             taken[segment] = IncompleteRows(
                 rows=unfinished.rows.take(take),
                 raw={name: texts.take(take) for name, texts in unfinished.raw.items()},

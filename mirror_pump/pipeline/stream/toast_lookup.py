@@ -127,12 +127,12 @@ def complete_rows(
     heap_read_at: Lsn | None = None
     for segment in sorted(incomplete):
         unfinished = incomplete[segment]
-        old_keys, own = keys_of(unfinished.lookup_keys, table.key), keys_of(unfinished.rows, table.key)
+        old_keys, new_keys = keys_of(unfinished.lookup_keys, table.key), keys_of(unfinished.rows, table.key)
         sources = [
             None
             if heap_filled is not None and before != now and heap_filled.doubtful(before)
             else versions.newest(before, before=segment)
-            for before, now in zip(old_keys, own, strict=True)
+            for before, now in zip(old_keys, new_keys, strict=True)
         ]
         absent = [row for row, source in enumerate(sources) if source is None]
         if absent:
@@ -148,8 +148,8 @@ def complete_rows(
             )
             versions.add(-1, heap)
             for row in absent:
-                sources[row] = versions.at(own[row], order=-1)
-            heap_filled.add(heap_read_at, (own[row] for row in absent))
+                sources[row] = versions.at(new_keys[row], order=-1)
+            heap_filled.add(heap_read_at, (new_keys[row] for row in absent))
         rows = versions.fill(unfinished, sources)
         completed[segment] = rows
         versions.add(segment, rows)
@@ -209,10 +209,10 @@ def _with_raw_text(incomplete: IncompleteRows, schema: LakeSchema) -> Incomplete
     """Mark the raw text column of each missing value as missing, too, because either column may hold the value."""
     rows = widened(incomplete.rows, incomplete.raw, schema)
     missing = incomplete.missing
-    own = {raw_text_id(field.field_id): field.name for field in schema.fields}
+    names = {raw_text_id(field.field_id): field.name for field in schema.fields}
     for field in every_raw_text(schema).fields:
         if is_raw_text(field):
-            missing = missing.append_column(field.name, missing.column(own[field.field_id]))
+            missing = missing.append_column(field.name, missing.column(names[field.field_id]))
     return IncompleteRows(rows=rows, raw={}, missing=missing, lookup_keys=incomplete.lookup_keys)
 
 

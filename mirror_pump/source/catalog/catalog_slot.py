@@ -75,7 +75,12 @@ def set_format_version(connection: PgConnection, slot: str, version: int) -> boo
 def require_stream(connection: PgConnection, slot: str, what: str) -> None:
     """Raise SourceError, with what to do, for a mirror without a stream. `what`: what takes one, for the message."""
     if not catalog_slot(connection, slot).streams:
-        raise SourceError(f"{what}: this mirror has no stream, for tiered tables only", how_to_stream(connection))
+        raise no_stream(connection, what)
+
+
+def no_stream(connection: PgConnection, what: str) -> SourceError:
+    """The error for a mirror without a stream, with what to do. `what`: as in `require_stream`."""
+    return SourceError(f"{what}: this mirror has no stream, for tiered tables only", how_to_stream(connection))
 
 
 def how_to_stream(connection: PgConnection) -> str:

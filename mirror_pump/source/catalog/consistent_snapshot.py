@@ -33,8 +33,7 @@ from psycopg import sql
 
 from mirror_pump.errors import SourceError, TableError, UsageError
 from mirror_pump.model import EVERYTHING_IN_HEAP, Column, Lsn, MirroredTable, SnapshotId, TableId, TableState
-from mirror_pump.runtime.service_thread import ServiceThread
-from mirror_pump.runtime.telemetry import get_logger
+from mirror_pump.source.catalog.pin_keeper import PIN_SECONDS, PinKeeper
 from mirror_pump.source.catalog.tables import formerly_registered, load_table, registered_as
 from mirror_pump.source.connect import PgConnection, connect, source_errors
 from mirror_pump.source.relations.relations import resolve_name
@@ -46,12 +45,8 @@ _SQL = queries("seam")
 TIE_PINS = _SQL["tie"]
 """Has pins end soon after the session, for readers that keep it for as long as they read."""
 
-PIN_SECONDS = 900.0
-"""How long a pin outlives a reader that died. A live reader extends its pin."""
 _TRIES = 20
 """Attempts to pin. Each fails only if the published snapshot changes within the millisecond or two that it takes."""
-_LOOK_INTERVAL = 1.0
-"""Seconds between two checks whether the reader still exists."""
 LOCK_SECONDS = 10.0
 """How long a reader waits for a lock that another session holds or queues for. Without this limit, a DDL statement that
 waits for this very reader would block itself, and everybody behind it, forever."""
@@ -182,12 +177,10 @@ class ConsistentSnapshot:
         self._dsn = dsn
         self._lock_seconds = lock_seconds
         self._pin_seconds = pin_seconds
-        self._stopped = stopped
         self._release_lock = threading.Lock()
         self._released = False
-        self._failure: SourceError | None = None
         self._pins: list[int] = []
-        self._keeper = ServiceThread("read-pin", self._keep)
+        self._keeper = PinKeeper("read-pin", pin_seconds, renew=self._renew_pins, stopped=stopped, release=self.release)
         self._pinning = connect(dsn, autocommit=True, application_name="mirror-pump-read")
         try:
             self.connection = connect(dsn, autocommit=True, application_name="mirror-pump-read")
@@ -199,7 +192,7 @@ class ConsistentSnapshot:
                 self.connection.close()
                 raise
         except BaseException:
-            self._keeper.request_stop()
+            self._keeper.stop()
             with suppress(SourceError):
                 self._drop_pins()
             self._pinning.close()
@@ -316,8 +309,7 @@ class ConsistentSnapshot:
     def check(self) -> None:
         """Raises SourceError if the snapshot was released before its reader finished. Rows read since may be
         incomplete."""
-        if self._failure is not None:
-            raise self._failure
+        self._keeper.check()
         if self._released:
             raise SourceError("the read was released already", "open another one")
 
@@ -346,27 +338,10 @@ class ConsistentSnapshot:
                     raise
         self._pins = []
 
-    def _keep(self) -> None:
-        """Extends the pins; releases the snapshot when its reader is gone."""
-        interval = self._pin_seconds / 3
-        waited = 0.0
-        while not self._keeper.pause(min(_LOOK_INTERVAL, interval)):
-            if self._stopped():
-                self.release()
-                return
-            waited += min(_LOOK_INTERVAL, interval)
-            if waited < interval:
-                continue
-            waited = 0.0
-            try:
-                with source_errors("keeping a pin"):
-                    kept = self._pinning.execute(_SQL["keep"], {"pins": self._pins, "seconds": self._pin_seconds})
-                if kept.rowcount != len(self._pins):
-                    raise SourceError("a pin expired while it was in use", "read again")  # noqa: TRY301 - one way out
-            except SourceError as error:
-                self._failure = error
-                get_logger("read").warning("a pin was lost", error=str(error))
-                return
+    def _renew_pins(self) -> bool:
+        with source_errors("keeping a pin"):
+            kept = self._pinning.execute(_SQL["keep"], {"pins": self._pins, "seconds": self._pin_seconds})
+        return kept.rowcount == len(self._pins)
 
     def __enter__(self) -> Self:
         return self

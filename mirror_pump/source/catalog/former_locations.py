@@ -122,7 +122,7 @@ def users_of(connection: PgConnection, location: FormerLocation) -> list[str]:
     itself does not count, unless a registration has its name by now."""
     where = {"location": location.location}
     registered = fetch_rows(connection, TableName, _SQL["registered"], where)
-    own = _Pointer("lake", location.table.schema, location.table.name)
+    lake_pointer = _Pointer("lake", location.table.schema, location.table.name)
     pointers = fetch_rows(connection, _Pointer, _SQL["pointers"], where)
-    others = [TableName(pointer.table_namespace, pointer.table_name) for pointer in pointers if pointer != own]
+    others = [TableName(pointer.table_namespace, pointer.table_name) for pointer in pointers if pointer != lake_pointer]
     return [f"registered table {name}" for name in registered] + [f"lake table {name}" for name in others]

@@ -75,6 +75,14 @@ def load_table(conn: PgConnection, table_id: TableId) -> MirroredTable | None:
     return row.table() if row is not None else None
 
 
+def wants_defaults(conn: PgConnection, table: MirroredTable) -> bool:
+    """Whether the table's policy wants the values of new columns in the metadata of its lake table
+    (`defaults_in_metadata`)."""
+    with source_errors("reading a table's policy"):
+        row = conn.execute(_SQL["wants_defaults"], {"table_id": table.table_id}).fetchone()
+    return row is not None and bool(row[0])
+
+
 def has_columns(conn: PgConnection, table: MirroredTable) -> bool:
     """Whether the catalog has the columns of `table`. If so, they stay until the open transaction of `conn` ends."""
     row = conn.execute(_SQL["columns_now"], {"table_id": table.table_id}).fetchone()
@@ -105,7 +113,8 @@ def insert_table(
     """
     streams = table.mode is TableMode.MIRRORED
     cut = EVERYTHING_IN_HEAP if table.tier is None else table.tier.cut
-    with source_errors(f"registering {table.name}"):
+    # Sent at once, for one answer: each of hundreds of registrations holds its locks while it waits.
+    with source_errors(f"registering {table.name}"), conn.pipeline():
         conn.execute(
             _SQL["register"],
             {
@@ -130,7 +139,8 @@ def insert_table(
         conn.execute(_SHAPE_SQL["record"], {"table_id": table.table_id})
         if streams:
             record_published(conn, slot, [table.table_id])
-            record_filter(conn, table.table_id)
+            if table.row_filter:
+                record_filter(conn, table.table_id)
 
 
 def _mirror_row(table: MirroredTable, slot: str, lake_head: Mapping[str, object] | None) -> tuple[object, ...]:
@@ -224,6 +234,7 @@ def columns_to_json(columns: tuple[Column, ...]) -> list[dict[str, Any]]:
             "not_null": column.not_null,
             "chosen": column.chosen,
             **({} if column.initial is None else {"initial": column.initial}),
+            **({} if column.default is None else {"default": column.default}),
         }
         for column in columns
     ]

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -354,18 +355,32 @@ def waiting_tables(connection: PgConnection, slot: str) -> dict[Waiting, set[str
         }
 
 
+@dataclass(frozen=True)
+class _TableMark:
+    """A row of the query `marks`."""
+
+    table_id: TableId
+    mark: int
+    depends: bool
+
+
 class CatalogLook:
-    """Finds the tables whose changes have not been noted, and compares nothing again while the catalogs stay the same.
+    """Finds the tables whose changes have not been noted. It compares only tables of which something was written since
+    the last look, and none while the catalogs stay the same.
 
     Invariant: `_state` is of catalogs in which no table differed, and was read before they were compared. Every write
-    of a row that a shape is made of changes it. As a precaution everything is compared from time to time all the same,
-    the more seldom the longer that takes.
+    of a row that a shape is made of changes it. A table's mark in `_marks` was read before the table was compared, and
+    it did not differ. Every write of a row that its shape is made of changes the mark, unless the shape depends on
+    further relations or types: such a table has no mark. As a precaution everything is compared from time to time all
+    the same, the more seldom the longer that takes.
     """
 
     def __init__(self, slot: str) -> None:
         self._slot = slot
         self._state = ""
-        self._compared_at = 0.0
+        self._marks: Mapping[TableId, int] = {}
+        self._compared_at = -math.inf
+        """When all tables were last compared: time.monotonic(), in seconds."""
         self._pause = _COMPARED_EVERY
         self.differs = False
         """Whether the last look found tables."""
@@ -374,14 +389,24 @@ class CatalogLook:
         """The tables for which `note_changes` would emit notes."""
         row = connection.execute(_SQL["catalogs"]).fetchone()
         state = "" if row is None else str(row[0])
-        now = time.monotonic()
-        if state == self._state and now - self._compared_at < self._pause:
+        began = time.monotonic()
+        compares_all = began - self._compared_at >= self._pause
+        if state == self._state and not compares_all:
             return set()
-        rows = connection.execute(_SQL["differing"], {"slot": self._slot}).fetchall()
-        self.differs = bool(rows)
-        self._state, self._compared_at = "" if rows else state, now
-        self._pause = max(_COMPARED_EVERY, (time.monotonic() - now) / _COMPARED_SHARE)
-        return {TableId(table_id) for (table_id,) in rows}
+        marks = fetch_rows(connection, _TableMark, _SQL["marks"], {"slot": self._slot})
+        former_marks = {} if compares_all else self._marks
+        written = [row.table_id for row in marks if row.depends or row.mark != former_marks.get(row.table_id)]
+        differing: set[TableId] = set()
+        if written:
+            rows = connection.execute(_SQL["differing"], {"table_ids": written}).fetchall()
+            differing = {TableId(table_id) for (table_id,) in rows}
+        self.differs = bool(differing)
+        self._state = "" if differing else state
+        self._marks = {row.table_id: row.mark for row in marks if not (row.depends or row.table_id in differing)}
+        if compares_all:
+            self._compared_at = began
+            self._pause = max(_COMPARED_EVERY, (time.monotonic() - began) / _COMPARED_SHARE)
+        return differing
 
 
 def note_changes(

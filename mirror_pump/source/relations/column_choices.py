@@ -346,17 +346,19 @@ def with_layout_of(choices: ColumnChoices, table: MirroredTable) -> ColumnChoice
     return replace(choices, partition_by=partition_choices(table), sort_by=sort_choices(table))
 
 
-def _permitted(own: ColumnType, chosen_type: ColumnType, *, numeric: bool) -> bool:
-    """Whether a column with the default lake type `own` may become `chosen_type`. `numeric`: the column's Postgres
-    type, or that of its elements, is numeric."""
-    if chosen_type in (own, _TEXT) or chosen_type.mask is not None:
+def _permitted(column_type: ColumnType, chosen_type: ColumnType, *, numeric: bool) -> bool:
+    """Whether a column with the default lake type `column_type` may become `chosen_type`. `numeric`: the column's
+    Postgres type, or that of its elements, is numeric."""
+    if chosen_type in (column_type, _TEXT) or chosen_type.mask is not None:
         return True
-    if Kind.LIST in (own.kind, chosen_type.kind):
-        both = own.kind is chosen_type.kind
-        return both and (chosen_type == _TEXTS or _permitted(_element(own), _element(chosen_type), numeric=numeric))
+    if Kind.LIST in (column_type.kind, chosen_type.kind):
+        both = column_type.kind is chosen_type.kind
+        return both and (
+            chosen_type == _TEXTS or _permitted(_element(column_type), _element(chosen_type), numeric=numeric)
+        )
     if chosen_type.kind is Kind.DECIMAL:
-        return numeric or own.kind in (Kind.INT, Kind.LONG)
-    return chosen_type.kind is Kind.LONG and own.kind is Kind.INT
+        return numeric or column_type.kind in (Kind.INT, Kind.LONG)
+    return chosen_type.kind is Kind.LONG and column_type.kind is Kind.INT
 
 
 def _element(column: ColumnType) -> ColumnType:

@@ -31,7 +31,7 @@ class PublishedRules:
     """How the publication has a table; a row of the query `rules`."""
 
     published_mark: str
-    """The mark of this state, as modak.mirror_published() gives it."""
+    """The mark of this state, as modak.mirror_publications gives it."""
     listed: list[int]
     """Attribute numbers of the column list; empty for all columns."""
     condition: str

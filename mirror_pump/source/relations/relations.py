@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from psycopg import errors as pg_errors
@@ -15,7 +15,7 @@ from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import Identity, LeafPartition, RelationDescription
 from mirror_pump.source.relations.own_path import find_relation
 from mirror_pump.source.relations.refusal import refuse
-from mirror_pump.source.rows import fetch_row, fetch_rows
+from mirror_pump.source.rows import execute_for, fetch_row, fetch_rows
 from mirror_pump.source.stream.slot import sends_generated
 from sql import queries
 
@@ -46,8 +46,7 @@ def resolve_name(conn: PgConnection, text: str) -> tuple[TableName, TableId]:
     """
     with source_errors(f"looking up {text!r}"):
         try:
-            with conn.transaction():
-                relation = fetch_row(conn, _Named, _SQL["named"], {"oid": find_relation(conn, text)})
+            relation = fetch_row(conn, _Named, _SQL["named"], {"oid": find_relation(conn, text)})
         except (pg_errors.SyntaxError, pg_errors.InvalidName, pg_errors.FeatureNotSupported) as error:
             raise UsageError(
                 f"{text!r} is not a table name: {error.diag.message_primary}",
@@ -81,13 +80,20 @@ def describe(
     Raises TableError if the relation does not exist (any more).
     """
     with source_errors(f"reading the catalogs about relation {oid}"):
-        row = fetch_row(conn, _RelationRow, _SQL["relation"], {"oid": oid})
+        stored = mode is TableMode.TIERED or sends_generated(conn, publication)
+        parameters = {"oid": oid, "stored": stored}
+        # Sent at once, for one answer: a machine that is busy lets each question wait.
+        with conn.pipeline():
+            relation_cursor = execute_for(conn, _RelationRow, _SQL["relation"], parameters)
+            leaf_cursor = execute_for(conn, _LeafRow, _SQL["leaves"], parameters)
+            identity_cursor = execute_for(conn, _IdentityRow, _SQL["identities"], parameters)
+            column_cursor = execute_for(conn, _ColumnRow, _SQL["columns"], parameters)
+        row = relation_cursor.fetchone()
         if row is None:
             raise TableError(f"there is no relation with OID {oid} (any more)", "unregister the table")
-        leaves = fetch_rows(conn, _LeafRow, _SQL["leaves"], {"oid": oid})
-        identities = _identities(conn, [oid, *(leaf.relation_id for leaf in leaves)])
-        stored = mode is TableMode.TIERED or sends_generated(conn, publication)
-        columns, generated = _columns(conn, oid, stored=stored)
+        leaves = leaf_cursor.fetchall()
+        identities = {identity.relation_id: identity.identity for identity in identity_cursor.fetchall()}
+        columns, generated = _columns(conn, column_cursor.fetchall())
     return RelationDescription(
         table_id=TableId(oid),
         name=TableName(row.schema_name, row.relation_name),
@@ -170,11 +176,6 @@ def full_needs_generated(conn: PgConnection) -> bool:
     return conn.info.server_version >= 180000
 
 
-def _identities(conn: PgConnection, oids: list[int]) -> dict[int, Identity]:
-    rows = fetch_rows(conn, _IdentityRow, _SQL["identities"], {"oids": oids})
-    return {row.relation_id: Identity(row.setting, tuple(row.key), row.immediate) for row in rows}
-
-
 @dataclass(frozen=True)
 class _IdentityRow:
     """A row of the query `identities`."""
@@ -184,11 +185,13 @@ class _IdentityRow:
     immediate: bool
     key: list[str]
 
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.setting, tuple(self.key), self.immediate)
 
-def _columns(conn: PgConnection, oid: int, *, stored: bool) -> tuple[tuple[Column, ...], tuple[str, ...]]:
-    """The published columns, and the names of the generated columns that are not published. `stored`: stored generated
-    columns are published."""
-    rows = fetch_rows(conn, _ColumnRow, _SQL["columns"], {"oid": oid, "stored": stored})
+
+def _columns(conn: PgConnection, rows: Sequence[_ColumnRow]) -> tuple[tuple[Column, ...], tuple[str, ...]]:
+    """The published columns, and the names of the generated columns that are not published."""
     published = [row for row in rows if not row.left_out]
     types = resolve_types(conn, ((row.type_oid, row.type_modifier) for row in published))
     columns = tuple(

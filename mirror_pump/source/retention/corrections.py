@@ -75,6 +75,12 @@ def read_backlog(connection: PgConnection, slot: str, rows: int) -> tuple[Correc
         return tuple(fetch_rows(connection, CorrectionBacklog, _SQL["backlog"], {"slot": slot, "rows": rows}))
 
 
+def tables_with_cutline(connection: PgConnection, slot: str) -> list[TableId]:
+    """The slot's tables whose cut-line has moved."""
+    with source_errors("looking for tables with rows below a cut-line"):
+        return [TableId(table_id) for (table_id,) in connection.execute(_SQL["moved"], {"slot": slot})]
+
+
 def read_corrections(connection: PgConnection, table: MirroredTable, limit: int) -> tuple[Correction, ...] | None:
     """The oldest corrections that are not folded, at most `limit`, ordered by version.
 

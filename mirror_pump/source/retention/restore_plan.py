@@ -59,8 +59,8 @@ def plan_ranges(
         for number, (lo, hi) in enumerate(_without((partition.lo, partition.hi), taken)):
             if hi <= floor:
                 continue
-            own = name if not number else shortened(name, f"_{number + 1}")
-            ranges.append(RestoredRange(lo, hi, own, partition.by_owner))
+            table_name = name if not number else shortened(name, f"_{number + 1}")
+            ranges.append(RestoredRange(lo, hi, table_name, partition.by_owner))
             taken.append((lo, hi))
     for lo, hi in _without((floor, cut), taken) if gaps else ():
         token = "oldest" if lo == EVERYTHING_IN_HEAP else f"p{name_token(kind, lo)}"

@@ -34,8 +34,9 @@ class PublicationCheck:
     """Refuses to go on once the publication has changed, and compares its tables one by one only if something of them
     was written since the last time.
 
-    Invariant: `_state` is None, or a mark of catalogs in which nothing had changed, read in the same database snapshot
-    as they were compared in. Every write of a row that the comparison reads changes the mark.
+    Invariant: `_state` is None, or a mark of catalogs in which nothing had changed, read before they were compared.
+    Every write that can change the comparison's result changes the mark: so one that comes between the two is compared
+    the next time, at the latest.
     """
 
     def __init__(self, slot: str) -> None:
@@ -45,9 +46,11 @@ class PublicationCheck:
     def refuse_changed(self, cursor: psycopg.Cursor[tuple[Any, ...]]) -> None:
         """Raises PublicationChanged if the publication is not as recorded, or if it does not publish a table
         completely, unless the table is waiting for that."""
-        row = cursor.execute(_SQL["changed"], {"slot": self._slot, "state": self._state}).fetchone()
-        changed, state = (True, None) if row is None else row
-        if changed:
+        parameters = {"slot": self._slot}
+        ((state,),) = cursor.execute(_SQL["state"], parameters).fetchall()
+        if state is not None and state == self._state:
+            return
+        if cursor.execute(_SQL["changed"], parameters).fetchone() != (False,):
             raise PublicationChanged(
                 "somebody changed what the mirror's publication publishes: later changes may be missing in the stream",
                 "mirror-pump copies the affected tables again by itself",
@@ -65,6 +68,12 @@ def not_whole(connection: PgConnection, slot: str) -> set[TableId]:
     """Tables that are not published with all their rows and columns, or not at all."""
     with source_errors("reading what is published"):
         return {TableId(table_id) for (table_id,) in connection.execute(_SQL["not_whole"], {"slot": slot})}
+
+
+def lacks_a_part(connection: PgConnection, slot: str, table_id: TableId) -> bool:
+    """Whether a table is not published with all its rows and columns, or not at all."""
+    with source_errors("reading what is published"):
+        return connection.execute(_SQL["lacks_a_part"], {"slot": slot, "table_id": table_id}).fetchone() == (True,)
 
 
 def record_published(

@@ -195,6 +195,15 @@ def add_to_publication(conn: PgConnection, publication: str, table: TableName, p
         return True
 
 
+def publish_whole(conn: PgConnection, publication: str, table: TableName, table_id: TableId) -> bool:
+    """As `add_to_publication`, with all columns and rows. The driver forgets all that it has prepared on the connection
+    after an ALTER of its own, so a function of the catalog executes it: hundreds of tables may be registered in a
+    row."""
+    with source_errors(f"adding {table} to publication {publication}"):
+        row = conn.execute("SELECT modak.mirror_publish(%s, %s)", (publication, table_id)).fetchone()
+    return row is not None and bool(row[0])
+
+
 def remove_from_publication(conn: PgConnection, publication: str, table_id: TableId) -> bool:
     """Removes a table, under its present name, from the publication. False if it was not in it, or was dropped."""
     with source_errors(f"removing table {table_id} from publication {publication}"):

@@ -96,8 +96,8 @@ class FileRows:
 
     def _projected(self, batch: pa.RecordBatch, opened: _OpenedRows, file: PlannedFile) -> pa.RecordBatch:
         columns = [
-            self._column(field.field_id, batch, opened, file).cast(own.type)
-            for field, own in zip(self._plan.projection.fields, self.schema, strict=True)
+            self._column(field.field_id, batch, opened, file).cast(column.type)
+            for field, column in zip(self._plan.projection.fields, self.schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -116,15 +116,16 @@ class FileRows:
         ids |= _top_level_columns(file.residual, self._plan.schema)
         for delete in file.equality_deletes:
             ids |= set(delete.equality_ids)
-        own = {field.field_id for field in self._plan.schema.fields}
-        if unknown := ids - own - set(self._plan.projection.field_ids):
+        table_ids = {field.field_id for field in self._plan.schema.fields}
+        if unknown := ids - table_ids - set(self._plan.projection.field_ids):
             raise ForeignTable(
                 f"a delete of {file.path} compares fields {sorted(unknown)}, which are no columns of the table",
                 "rewrite the table's files with the engine that wrote them",
             )
         columns = [field for field in self._plan.schema.fields if field.field_id in ids]
         columns += [field for field in LINEAGE if field.field_id in self._computed]
-        needs_positions = self._computed - {FILE_COLUMN.field_id}
+        # Without any column a batch would not know how many rows it has.
+        needs_positions = self._computed - {FILE_COLUMN.field_id} or not columns
         return Schema(*columns, *([_POSITIONS] if needs_positions else []))
 
     def _hidden(self, file: PlannedFile) -> Positions | None:
@@ -176,12 +177,12 @@ class FileRows:
                         parts[place].append(shaped.column(opened.place(field)))
         return DeletedRows([pa.concat_arrays(part) for part in parts])
 
-    def _partition_values(self, file: PlannedFile, own: Schema) -> dict[int, Any]:
+    def _partition_values(self, file: PlannedFile, file_schema: Schema) -> dict[int, Any]:
         """Values of columns that the file lacks since they are its partition's (Iceberg spec, column projection)."""
         return {
             field.source_id: value
             for field, value in zip(self._specs[file.spec_id], file.partition, strict=False)
-            if field.is_identity and field.source_id not in own.field_ids and value is not None
+            if field.is_identity and field.source_id not in file_schema.field_ids and value is not None
         }
 
 
@@ -201,7 +202,7 @@ class _OpenedRows:
                 f"the columns of {path} cannot be identified: {error}",
                 "set the table property schema.name-mapping.default, by which columns without field IDs are found",
             ) from error
-        pruned = prune_columns(everything, required_schema.field_ids, select_full_types=False)
+        pruned = prune_columns(everything, {field.field_id for field in required_schema.fields}, select_full_types=True)
         self._names = [field.name for field in pruned.fields]
         self.has_positions = _POSITIONS in required_schema.fields
         self.file_schema = Schema(*pruned.fields, _POSITIONS) if self.has_positions else pruned

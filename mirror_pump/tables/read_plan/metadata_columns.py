@@ -37,9 +37,9 @@ def projected_columns(metadata: TableMetadata, schema: Schema, columns: Sequence
     column of the table comes before one of the same name here. Raises UsageError."""
     if columns is None:
         return schema
-    own = {field.name for field in schema.fields}
-    extra = [_COLUMNS[name] for name in dict.fromkeys(columns) if name in _COLUMNS and name not in own]
-    named = [name for name in columns if name in own or name not in _COLUMNS]
+    table_columns = {field.name for field in schema.fields}
+    extra = [_COLUMNS[name] for name in dict.fromkeys(columns) if name in _COLUMNS and name not in table_columns]
+    named = [name for name in columns if name in table_columns or name not in _COLUMNS]
     if metadata.format_version < VECTOR_VERSION and any(field.field_id in LINEAGE_FIELDS for field in extra):
         raise UsageError(
             f"{metadata.location} has format version {metadata.format_version}: its rows have no lineage",

@@ -49,8 +49,8 @@ def chosen_groups(
         for group in groups
         if test(
             {
-                field: _range(file.metadata.row_group(group).column(tested_leaves[field]), kind, own.type)
-                for field, (kind, own) in kinds.items()
+                field: _range(file.metadata.row_group(group).column(tested_leaves[field]), kind, arrow_field.type)
+                for field, (kind, arrow_field) in kinds.items()
             }
         )
     ]
@@ -67,41 +67,41 @@ def _places(arrow: pa.Schema, leaves: Mapping[int, int]) -> dict[int, int]:
     return dict(leaves) if flat else {}
 
 
-def _range(chunk: pq.ColumnChunkMetaData, kind: IcebergType, own: pa.DataType) -> ValueRange:
+def _range(chunk: pq.ColumnChunkMetaData, kind: IcebergType, arrow_type: pa.DataType) -> ValueRange:
     statistics = chunk.statistics
     if statistics is None:
         return UNKNOWN
     nulls = not statistics.has_null_count or statistics.null_count != 0
     values = not statistics.has_null_count or statistics.null_count < chunk.num_values
     low = high = None
-    if statistics.has_min_max and _comparable(kind, own):
+    if statistics.has_min_max and _comparable(kind, arrow_type):
         low, high = _ordered(kind, statistics.min_raw), _ordered(kind, statistics.max_raw)
         if low != low or high != high:  # NaN differs from itself.
             low = high = None
     return ValueRange(low, high, nulls, is_float(kind), values)
 
 
-def _comparable(kind: IcebergType, own: pa.DataType) -> bool:
+def _comparable(kind: IcebergType, arrow_type: pa.DataType) -> bool:
     """Whether the file's raw statistics are values of the type, or of a narrower one."""
     match kind:
         case IntegerType() | LongType():
-            return bool(pa.types.is_signed_integer(own))
+            return bool(pa.types.is_signed_integer(arrow_type))
         case FloatType() | DoubleType():
-            return bool(pa.types.is_float32(own) or pa.types.is_float64(own))
+            return bool(pa.types.is_float32(arrow_type) or pa.types.is_float64(arrow_type))
         case StringType():
-            return bool(pa.types.is_string(own) or pa.types.is_large_string(own))
+            return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type))
         case BinaryType():
-            return bool(pa.types.is_binary(own) or pa.types.is_large_binary(own))
+            return bool(pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type))
         case TimestampType() | TimestamptzType():
-            return bool(pa.types.is_timestamp(own) and own.unit == "us")
+            return bool(pa.types.is_timestamp(arrow_type) and arrow_type.unit == "us")
         case TimeType():
-            return bool(own == pa.time64("us"))
+            return bool(arrow_type == pa.time64("us"))
         case DateType():
-            return bool(own == pa.date32())
+            return bool(arrow_type == pa.date32())
         case DecimalType():
-            return bool(pa.types.is_decimal128(own) and own.scale == kind.scale)
+            return bool(pa.types.is_decimal128(arrow_type) and arrow_type.scale == kind.scale)
         case BooleanType():
-            return bool(pa.types.is_boolean(own))
+            return bool(pa.types.is_boolean(arrow_type))
     return False
 
 

@@ -61,12 +61,12 @@ def write_rows(rows: pa.Table, metadata: TableMetadata, storage: StorageOptions)
 def _extended(schema: Schema, rows: pa.Table, last_id: int, lineage: Sequence[NestedField]) -> Schema:
     """The columns that the rows have, in the table's order, then those of their lineage."""
     fields = [field for field in schema.fields if field.name in rows.column_names]
-    own = {field.name for field in schema.fields}
-    further = [field for field in lineage if field.name in rows.column_names and field.name not in own]
-    own |= {field.name for field in further}
-    for name in {FILE_COLUMN.name, POSITION_COLUMN.name} & {*rows.column_names} - own if lineage else ():
+    columns = {field.name for field in schema.fields}
+    further = [field for field in lineage if field.name in rows.column_names and field.name not in columns]
+    columns |= {field.name for field in further}
+    for name in {FILE_COLUMN.name, POSITION_COLUMN.name} & {*rows.column_names} - columns if lineage else ():
         raise SchemaMismatch(f"{name} says where a row was, and is no column of the table", "leave it out")
-    new = [column for column in rows.schema if column.name not in own]
+    new = [column for column in rows.schema if column.name not in columns]
     if new:
         try:
             new_fields = _pyarrow_to_schema_without_ids(pa.schema(new)).fields

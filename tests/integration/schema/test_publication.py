@@ -103,6 +103,7 @@ def _copied_again(pump: RunningPump | Steps) -> list[Any]:
     return steps.details(Step.TABLE_COPIED_AGAIN, "table")
 
 
+_needs_filters = pytest.mark.skipif(major_version() < 15, reason="row filters exist since PostgreSQL 15")
 _LOST = "UPDATE t SET v = 'lost' WHERE id % 3 = 0"
 
 
@@ -110,10 +111,9 @@ _LOST = "UPDATE t SET v = 'lost' WHERE id % 3 = 0"
     "change",
     [
         ("ALTER PUBLICATION {} DROP TABLE t", _LOST, "ALTER PUBLICATION {} ADD TABLE t"),
-        (
-            "ALTER PUBLICATION {} SET TABLE u, t WHERE (id < 0)",
-            _LOST,
-            "ALTER PUBLICATION {} SET TABLE u, t",
+        pytest.param(
+            ("ALTER PUBLICATION {} SET TABLE u, t WHERE (id < 0)", _LOST, "ALTER PUBLICATION {} SET TABLE u, t"),
+            marks=_needs_filters,
         ),
     ],
     ids=["taken out and given back", "filtered for a while"],
@@ -148,6 +148,7 @@ _NOT_WHOLE = ("taken_out", "filtered")
 """Tables that the publication leaves out, or of which it leaves out rows in a way that the stream cannot follow."""
 
 
+@_needs_filters
 def test_a_table_that_is_not_published_whole_waits_at_its_last_frontier(two: Mirror) -> None:
     names = tuple(f"public.{name}" for name in _NOT_WHOLE)
     for name in _NOT_WHOLE:

@@ -14,6 +14,7 @@ from mirror_pump.settings.config import Settings
 from mirror_pump.source.connect import connect
 from mirror_pump.source.relations.change_notes import CatalogLook, note_changes
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.installation import major_version
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from sql import queries
@@ -75,13 +76,15 @@ def test_without_event_triggers_changes_are_found_and_the_table_copied_again(
     mirror.assert_sound()
 
 
+_SETTABLE = major_version() >= 17
+"""Whether a session can turn event triggers off."""
 _UNHEARD = (
     """
     ALTER EVENT TRIGGER mirror_pump_rewrite DISABLE;
     ALTER TABLE t ALTER n TYPE int USING n + 1000;
     ALTER EVENT TRIGGER mirror_pump_rewrite ENABLE ALWAYS
     """,
-    "SET event_triggers = off; ALTER TABLE t ALTER n TYPE int USING n + 2000; RESET event_triggers",
+    *(["SET event_triggers = off; ALTER TABLE t ALTER n TYPE int USING n + 2000; RESET event_triggers"] * _SETTABLE),
 )
 
 
@@ -119,7 +122,8 @@ def test_a_rewrite_while_an_event_trigger_is_off_is_known_by_what_it_leaves(data
 
 
 @pytest.mark.parametrize(
-    ("part", "untold"), [("p1", "SET event_triggers = off"), ("s", "DROP EVENT TRIGGER mirror_pump_ddl")]
+    ("part", "untold"),
+    [*([("p1", "SET event_triggers = off")] * _SETTABLE), ("s", "DROP EVENT TRIGGER mirror_pump_ddl")],
 )
 def test_an_unannounced_detach_and_attach_is_found_by_its_traces(
     database: Database, warehouse: str, part: str, untold: str
@@ -406,3 +410,71 @@ def test_whatever_a_shape_is_made_of_is_compared_again_when_it_was_written(datab
                 if after == before:
                     break
             assert after == before, statement
+
+
+_WRITTEN: tuple[tuple[str, set[str] | None], ...] = (
+    # The statement, and the tables that are compared because of it; None: all.
+    ("ALTER TABLE plain ADD COLUMN z int DEFAULT 3", {"plain"}),
+    ("ALTER TABLE plain RENAME v TO w", {"plain"}),
+    ("ALTER TABLE plain ALTER code TYPE bigint", {"plain"}),
+    ("ALTER TABLE plain REPLICA IDENTITY USING INDEX plain_code_key", {"plain"}),
+    ("ALTER TABLE plain ENABLE ROW LEVEL SECURITY", {"plain"}),
+    ("ALTER TABLE plain SET SCHEMA moved", {"plain"}),
+    ("ALTER TABLE moved.plain SET SCHEMA public", {"plain"}),
+    ("VACUUM FULL plain", {"plain"}),
+    ("CREATE TABLE child () INHERITS (plain)", {"plain"}),
+    ("ALTER TABLE p DETACH PARTITION p1", {"p"}),
+    ("ALTER TABLE p1 ADD COLUMN x int; ALTER TABLE p1 DROP COLUMN x", set()),
+    ("ALTER TABLE p2 DISABLE TRIGGER mirror_pump_truncate", {"p"}),
+    ("CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (2000) TO (3000)", {"p"}),
+    ("ALTER TYPE mood ADD VALUE 'new'", set()),
+    ("ALTER TYPE pair ADD ATTRIBUTE z int", set()),
+    ("ALTER TABLE rows RENAME TO rows_renamed", set()),
+    ("ALTER TYPE mood RENAME TO temper", set()),
+    ("CREATE TABLE unrelated (id int)", set()),
+    ("ALTER SCHEMA moved RENAME TO renamed", None),
+    ("ALTER PUBLICATION {publication} SET (publish = 'insert, update, delete, truncate')", None),
+    ("DROP TABLE plain CASCADE", {"plain"}),
+)
+
+
+def test_only_tables_of_which_something_was_written_are_compared_and_none_is_missed(
+    database: Database, warehouse: str
+) -> None:
+    """What `differing` finds in all tables is the oracle."""
+    database.execute(
+        *PARTITIONED,
+        "CREATE SCHEMA moved",
+        "CREATE TYPE mood AS ENUM ('ok', 'bad')",
+        "CREATE TYPE pair AS (x int, y int)",
+        "CREATE TABLE rows (a int)",
+        "CREATE TABLE plain (id int PRIMARY KEY, code int NOT NULL UNIQUE, v text)",
+        "CREATE TABLE other (id int PRIMARY KEY)",
+        "CREATE TABLE moody (id int PRIMARY KEY, m mood)",
+        "CREATE TABLE paired (id int PRIMARY KEY, c pair[], r rows)",
+    )
+    mirror = Mirror.create(database, warehouse, ThreadTaskRunner())
+    tables = ("p", "plain", "other", "moody", "paired")
+    mirror.register(*tables)
+    # Nothing is announced.
+    database.execute(*(f"DROP EVENT TRIGGER {name}" for name in queries("event_triggers")))
+    ids = {name: database.rows(f"SELECT '{name}'::regclass::oid::bigint")[0][0] for name in tables}
+    calls = "SELECT coalesce(sum(calls), 0)::int FROM pg_stat_xact_user_functions WHERE funcname = 'mirror_shape'"
+    with connect(database.dsn, autocommit=True) as looking, database.connect() as writing:
+        looking.execute("SET track_functions = 'all'")
+        look = CatalogLook(mirror.settings.slot)
+        while note_changes(looking, look):
+            pass
+        for statement, written in _WRITTEN:
+            writing.execute(statement.format(publication=mirror.settings.publication).encode(), prepare=False)
+            everything = looking.execute(queries("shape")["differing"], {"table_ids": list(ids.values())}).fetchall()
+            with looking.transaction():
+                ((before,),) = looking.execute(calls).fetchall()
+                differing = look.differing(looking)
+                ((after,),) = looking.execute(calls).fetchall()
+            assert differing == {table_id for (table_id,) in everything}, statement
+            # Tables with types of users depend on more than their own rows.
+            compared = len(ids) if written is None else len(written | {"moody", "paired"})
+            assert after - before == compared, statement
+            while note_changes(looking, look):
+                pass

@@ -1,11 +1,11 @@
-"""The schema watcher leaves out a round only if no write has committed since one that left nothing to do."""
+"""Looks at the catalogs are left out only if no write has committed since one that left nothing to do."""
 
 from __future__ import annotations
 
 import pytest
 
-from mirror_pump.pipeline.schema.schema_watcher import UnchangedServer
 from mirror_pump.source.connect import connect
+from mirror_pump.source.unchanged_server import UnchangedServer
 from mirror_pump.testing.database import Database
 
 

@@ -45,6 +45,7 @@ _RESULTS = {
 }
 
 FILLED = "one value in all existing rows"
+IN_SCHEMA = "one value in all existing rows, and it is in the schema"
 NULL = "NULL in all existing rows"
 OTHER = "other values in existing rows"
 SAME = "the same type"
@@ -304,10 +305,14 @@ def _documented() -> list[tuple[str, str, str]]:
     return rows
 
 
-def _change(shape: dict[str, Any], note: dict[str, Any], former: dict[str, Any], table: Any = TABLE) -> SchemaChange:
+def _change(
+    shape: dict[str, Any], note: dict[str, Any], former: dict[str, Any], table: Any = TABLE, *, defaults: bool = False
+) -> SchemaChange:
+    """`defaults`: the policy wants them in the metadata."""
     table = replace(table, shape=json.dumps(former))
     told = Note(table.table_id, **{"exact": True, **note}, shape=shape)
-    return SchemaChange(table, told, describe_shape(shape, TableId(20000), RESOLVED))
+    described = describe_shape(shape, TableId(20000), RESOLVED)
+    return SchemaChange(table, told, described, defaults_in_metadata=defaults)
 
 
 def _applying(change: SchemaChange) -> set[str]:
@@ -363,6 +368,11 @@ _MORE: list[tuple[str, SchemaChange, Action]] = [
     (OTHER, _change(_Z, _SEVEN, SHAPE, replace(TABLE, state=TableState.COPYING)), Action.COPY_AGAIN),
     (OTHER, _change(_NUMBER, {"missing": {7: "NaN"}}, SHAPE), Action.COPY_AGAIN),
     (FILLED, _change(_NUMBER, _SEVEN, SHAPE), Action.FILL),
+    # "Defaults in metadata": in format version 3, of a value that Iceberg has, and not with a cut-line.
+    (IN_SCHEMA, _change(_Z, _SEVEN, SHAPE, replace(TABLE, format_version=3), defaults=True), Action.FOLLOW),
+    (FILLED, _change(_Z, _SEVEN, SHAPE, replace(TABLE, format_version=3)), Action.FILL),
+    (FILLED, _change(_Z, _SEVEN, SHAPE, TABLE, defaults=True), Action.FILL),
+    (FILLED, _change(_Z, _SEVEN, SHAPE, replace(WITH_RETENTION, format_version=3), defaults=True), Action.FILL),
     # "With heap retention"
     ("NULL, and more happened to the heap", _change(_Z, _NULL | _USING, SHAPE, WITH_RETENTION), Action.COPY_AGAIN),
     (FILLED, _change(_Z, _SEVEN, SHAPE, replace(WITH_RETENTION, state=TableState.COPYING)), Action.FILL),

@@ -1,0 +1,51 @@
+"""What an engine cannot do with a mirrored table, by what `make engines` found and what the table has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from decoders.columns import Kind
+from mirror_pump.lake.format.data_files import VECTOR_VERSION
+from mirror_pump.model import MirroredTable
+from mirror_pump.ops.reads.engine_answers import TITLES, Feature, Verdict, engine_answers
+
+_REMARK = {
+    Verdict.REFUSED: "{engine} refuses {feature} of {table}: {text}",
+    Verdict.WRONG: "WRONG RESULTS: {engine} does not read {feature} of {table} rightly: {text}",
+}
+
+
+def engine_remarks(engine: str, table: MirroredTable) -> list[str]:
+    """A sentence for each thing that the table has, or may get by the next commits, and that the engine refuses or
+    reads wrongly. `engine`: as `connect --engine` names it."""
+    reader = engine_answers().get(engine)
+    if reader is None:
+        return []
+    answers = reader.answers.get(table.format_version, {})
+    return [
+        _REMARK[answer.verdict].format(
+            engine=reader.name, feature=TITLES[feature], table=table.name, text=answer.text.rstrip(".")
+        )
+        for feature in features(table)
+        if (answer := answers.get(feature)) is not None and answer.verdict in _REMARK
+    ]
+
+
+def features(table: MirroredTable) -> Iterator[Feature]:
+    """What readers meet in the lake table, now or after the next changes of rows and columns."""
+    yield Feature.VALUES
+    if any(column.type.kind is Kind.LIST for column in table.columns):
+        yield Feature.LISTS
+    yield Feature.CHANGED_COLUMNS
+    yield Feature.EQUALITY_DELETES
+    if table.partitioning is not None and table.partitioning.fields:
+        yield Feature.PARTITIONS
+        key = {column.field_id for column in table.key_columns}
+        if not {column.field_id for column in table.partitioning.fields} <= key:
+            yield Feature.GLOBAL_DELETES
+    if table.format_version < VECTOR_VERSION:
+        yield Feature.POSITION_DELETES
+    else:
+        yield from (Feature.VECTORS, Feature.UPGRADED, Feature.MOVED_ROWS, Feature.LINEAGE)
+    if any(column.default is not None for column in table.columns):
+        yield Feature.DEFAULTS

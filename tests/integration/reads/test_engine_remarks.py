@@ -1,0 +1,57 @@
+"""`connect` says what an engine cannot do with a table, and the REST catalog refuses no table for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mirror_pump.testing.database import Database
+from mirror_pump.testing.mirror import Mirror
+from mirror_pump.testing.program import Program
+from mirror_pump.testing.tasks import ThreadTaskRunner
+from tests.support.pending_deletes import await_index
+from tests.support.rest_catalog import served
+
+
+def comments(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if line.startswith(("#", "--")))
+
+
+def test_it_says_what_an_engine_refuses_and_reads_wrongly(
+    database: Database, warehouse: str, tasks: ThreadTaskRunner, tmp_path: Path
+) -> None:
+    database.execute(
+        "CREATE TABLE newer (id int PRIMARY KEY, v text, tags text[])",
+        "INSERT INTO newer SELECT g, 'row', NULL FROM generate_series(1, 100) g",
+        "CREATE TABLE unregistered (id int PRIMARY KEY)",
+        "CREATE TABLE older (id int PRIMARY KEY, v text)",
+        "INSERT INTO older SELECT g, 'row' FROM generate_series(1, 100) g",
+    )
+    mirror = Mirror.create(database, warehouse, tasks)
+    mirror.register("newer", format_version=3)
+    mirror.register("older")
+    with mirror.pumping() as running:
+        mirror.await_live("public.newer", "public.older")
+        await_index(mirror, running.steps, "public.newer", "UPDATE newer SET v = 'first' WHERE id = 1")
+        database.execute("UPDATE newer SET v = 'changed' WHERE id < 10", "DELETE FROM newer WHERE id > 90")
+        mirror.await_frontier()
+    program = Program(database.dsn, tmp_path, mirror.settings.environment())
+    trino, spark = (program.run("connect", "--engine", engine, "--table", "newer") for engine in ("trino", "spark"))
+    assert "refuses deletion vectors of public.newer: Unexpected PUFFIN file format." in comments(trino)
+    assert "refuses" not in comments(spark)
+    assert "WRONG" not in comments(spark)
+    assert "`public`.`newer`" in spark
+    assert "deletion vectors" not in comments(program.run("connect", "--engine", "trino", "--table", "public.older"))
+    program.run("connect", "--engine", "trino", "--table", "absent", code=2)
+    program.run("connect", "--engine", "trino", "--table", "unregistered", code=1)
+    with served(mirror.settings) as catalog:
+        rest = ("--rest", catalog.uri, "--table", "newer")
+        clickhouse = comments(program.run("connect", "--engine", "clickhouse", *rest))
+        assert "WRONG RESULTS: ClickHouse" in clickhouse
+        assert "does not read lists of public.newer rightly" in clickhouse
+        assert "refuses deletion vectors of public.newer" in clickhouse
+        # A client that reads vectors gets the table, of whatever version it is.
+        client = catalog.pyiceberg("mirror@latest")
+        for name in ("newer", "older"):
+            rows = client.load_table(("public", name)).scan().to_arrow()
+            ids = [key for (key,) in database.rows(f"SELECT id FROM {name} ORDER BY 1")]
+            assert sorted(rows["id"].to_pylist()) == ids

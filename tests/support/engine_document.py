@@ -1,0 +1,52 @@
+"""Which engine reads what, in docs/readers.md: `python -m tests.support.engine_document` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mirror_pump.ops.reads.engine_answers import TITLES, EngineAnswers, Feature, FeatureAnswer, Verdict, engine_answers
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "readers.md"
+_BEGIN, _END = "<!-- engines: begin -->\n", "<!-- engines: end -->"
+_CELLS = {Verdict.EXACT: "exact", Verdict.REFUSED: "refused", Verdict.WRONG: "**wrong**"}
+
+
+def written(page: str) -> str:
+    """The page with its generated part as it should be. Raises LookupError if the page has no such part."""
+    head, begin, rest = page.partition(_BEGIN)
+    _, end, tail = rest.partition(_END)
+    if not begin or not end:
+        raise LookupError("the page has no part about engines")
+    return "".join((head, begin, "\n".join(_lines(list(engine_answers().values()))), "\n", end, tail))
+
+
+def _lines(engines: Sequence[EngineAnswers]) -> Iterator[str]:
+    for version in sorted({version for engine in engines for version in engine.answers}):
+        yield f"| format version {version} | {' | '.join(engine.name for engine in engines)} |"
+        yield "|" + " --- |" * (len(engines) + 1)
+        for feature, title in TITLES.items():
+            answers = [engine.answers.get(version, {}).get(feature) for engine in engines]
+            if any(answers):
+                yield f"| {title} | {' | '.join('' if one is None else _CELLS[one.verdict] for one in answers)} |"
+        yield ""
+    yield "What is refused, and what is wrong:"
+    yield ""
+    for engine in engines:
+        for feature, title in TITLES.items():
+            yield from _remarks(engine, feature, title)
+
+
+def _remarks(engine: EngineAnswers, feature: Feature, title: str) -> Iterator[str]:
+    """A line for each answer that is not exact; one for all format versions in which it is the same."""
+    versions: dict[FeatureAnswer, list[str]] = {}
+    for version, answers in engine.answers.items():
+        if feature in answers and answers[feature].verdict is not Verdict.EXACT:
+            versions.setdefault(answers[feature], []).append(str(version))
+    for answer, known in versions.items():
+        text = answer.text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
+        yield f"- {engine.name}, {title} ({' and '.join(known)}): {_CELLS[answer.verdict]}, `{text}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

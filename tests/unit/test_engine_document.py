@@ -1,0 +1,20 @@
+"""What docs/readers.md says of engines is what `make engines` stored."""
+
+from __future__ import annotations
+
+from mirror_pump.cli.commands.connect import ReaderEngine
+from mirror_pump.ops.reads.engine_answers import EngineAnswers, engine_answers
+from tests.support.engine_document import PAGE, written
+
+
+def test_the_page_says_what_was_found() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert written(page) == page, "run `python -m tests.support.engine_document`"
+
+
+def test_answers_are_known_of_each_engine_that_connect_names() -> None:
+    answers = engine_answers()
+    assert {engine.value for engine in ReaderEngine} <= set(answers)
+    for known in answers.values():
+        assert EngineAnswers.from_json(known.to_json()) == known
+        assert set(known.answers) == {2, 3}
