@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from benchmarks.outcome import BenchmarkResult, Line, Options
 from benchmarks.pump_process import TABLE
@@ -115,6 +116,15 @@ class ReadBenchmark:
                 lines.append(line)
         lines += [Line("read: WRONG", text) for text in _wrong(readings)]
         return BenchmarkResult(figures, tuple(lines))
+
+
+def run_format(version: int, mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
+    """`formats`: the same load on a table of this format version, and what engines take for it."""
+    result = ReadBenchmark().run(mirror, options)
+    with_version = {name.replace("read.", f"formats.{version}_"): figure for name, figure in result.figures.items()}
+    took = Line(f"format {version}: load", f"{result.figures['read.load_seconds']:.1f} s")
+    lines = (replace(line, what=line.what.replace("read:", f"format {version}:")) for line in result.lines)
+    return BenchmarkResult({**with_version, "formats.verified": result.figures["read.verified"]}, (took, *lines))
 
 
 def _settings(options: Options) -> dict[str, object]:

@@ -58,10 +58,10 @@ USUAL = (
 BENCHMARKS = (
     *USUAL,
     *("feeds", "lag-s3", "lag-tables", "lag-copy", "tables", "serve", "conversion", "repair", "layout", "whole-rows"),
-    "cluster",
+    *("formats", "cluster"),
 )
-"""The last eleven only when they are named: tables, serve, conversion, repair, layout and whole-rows take minutes to
-make their tables, cluster is about machines that are not there, and the kinds of lag are for the figures of
+"""The last twelve only when they are named: tables, serve, conversion, repair, layout, whole-rows and formats take
+minutes to make their tables, cluster is about machines that are not there, and the kinds of lag are for the figures of
 docs/operations.md."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
@@ -116,6 +116,12 @@ class Suite:
                 self._register(plain)
                 self._register(fed)
                 self._measure("feeds", lambda mirror, options: bench_feeds.run(plain, mirror, options), fed)
+        if "formats" in self._chosen:
+            for version in (2, 3):
+                rows = bench_copy.rows_at(self._options)
+                with self._guarded("formats"), self._mirror(f"bench_format_{version}", rows) as mirror:
+                    self._register(mirror, "--format-version", str(version))
+                    self._measure("formats", partial(bench_read.run_format, version), mirror)
         if "memory" in self._chosen:
             fill = partial(bench_memory.fill, options=self._options)
             with self._guarded("memory"), self._mirror("bench_memory", 0, fill) as mirror:
@@ -189,9 +195,9 @@ class Suite:
                 mirror = stack.enter_context(self._scene.mirror(name, rows, fill))
             yield mirror
 
-    def _register(self, mirror: BenchmarkMirror) -> None:
+    def _register(self, mirror: BenchmarkMirror, *options: str) -> None:
         with self._shown(f"{mirror.name}: register"):
-            mirror.program.run("register", TABLE, timeout=1800)
+            mirror.program.run("register", TABLE, *options, timeout=1800)
 
     def _measure(
         self, name: str, benchmark: Callable[[BenchmarkMirror, Options], BenchmarkResult], mirror: BenchmarkMirror
