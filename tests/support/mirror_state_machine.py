@@ -169,8 +169,9 @@ class MirrorMachine(RuleBasedStateMachine):
             self._fault = None
             raise fault[1](f"planted at {step}")
 
+    # The first example of each round is the simplest one, with the first rule again and again: it is rejected.
     @initialize(
-        seed=st.integers(0, 2**32 - 1),
+        seed=st.integers(0, 2**32 - 1).filter(bool),
         options=OPTIONS,
         tables=st.sets(st.sampled_from(TABLES), min_size=2, max_size=4),
         hold=st.booleans(),
@@ -348,6 +349,8 @@ class MirrorMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         with self._closing:
+            if self._chance is None:
+                return
             try:
                 if self._side_open is not None:
                     self.end_side(commit=True)
