@@ -335,6 +335,9 @@ class MirrorMachine(RuleBasedStateMachine):
     def settle(self) -> None:
         """Releases everything that is held back, waits, and compares what is published by then."""
         self.resume()
+        if self._side_open is not None and SIDE in self._registered and self._mirror.state(SIDE) != "live":
+            # Its copy waits for the transaction.
+            self.end_side(commit=True)
         self._gate.let_go()
         try:
             await_true(self._settled, _SETTLE, "the mirror has caught up")
