@@ -191,8 +191,15 @@ def require_sound_deletes(table: Table) -> None:
     assert set(named) <= set(files)
 
 
-@pytest.mark.parametrize("spec", [None, BY_REGION], ids=["whole", "by region"])
-@pytest.mark.parametrize("upgraded", [False, True])
+@pytest.mark.parametrize(
+    ("spec", "upgraded"),
+    [
+        pytest.param(None, False, id="whole", marks=pytest.mark.further),
+        pytest.param(None, True, id="whole, upgraded"),
+        pytest.param(BY_REGION, False, id="by region"),
+        pytest.param(BY_REGION, True, id="by region, upgraded", marks=pytest.mark.further),
+    ],
+)
 def test_random_commits(
     warehouse: str,
     spec: PartitionSpec | None,
