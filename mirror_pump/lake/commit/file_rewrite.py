@@ -53,7 +53,7 @@ from mirror_pump.lake.format.deletion_vectors import VectorPlace
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.format.partitioning import partitions_of
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry
-from mirror_pump.lake.manifests.manifest_list import Manifest
+from mirror_pump.lake.manifests.manifest_list import Manifest, rows_have_ids
 from mirror_pump.lake.manifests.manifests import entries_of
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 
@@ -152,7 +152,7 @@ class FileRewrite:
         )
 
     def _require_row_ids(self, manifests: Sequence[Manifest]) -> None:
-        if self.merged and not self.keeps_row_ids and any(manifest.first_row_id is not None for manifest in manifests):
+        if self.merged and not self.keeps_row_ids and rows_have_ids(manifests):
             raise FileRewriteSuperseded("the table's rows have IDs now")
 
 

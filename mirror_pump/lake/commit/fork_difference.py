@@ -11,7 +11,7 @@ from mirror_pump.lake.contents.file_listing import Listing, paths_of
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry, written_file
-from mirror_pump.lake.manifests.manifest_list import Manifest
+from mirror_pump.lake.manifests.manifest_list import Manifest, rows_have_ids
 from mirror_pump.lake.manifests.manifests import stored_of
 
 
@@ -60,7 +60,7 @@ def fork_difference(base: LakeTable, fork: LakeTable, *, drop_deletes: bool) -> 
         data_number=base.sequence_number,
         drops_deletes=drop_deletes,
         live_paths=paths_of(by_manifest),
-        had_row_ids=any(manifest.first_row_id is not None for manifest in base.manifests),
+        had_row_ids=rows_have_ids(base.manifests),
     )
 
 

@@ -30,7 +30,7 @@ from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperse
 from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
-from mirror_pump.lake.manifests.manifest_list import Manifest
+from mirror_pump.lake.manifests.manifest_list import Manifest, rows_have_ids
 from mirror_pump.lake.manifests.manifests import entries_of
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 
@@ -64,7 +64,7 @@ class ForkedRewrite:
     def checked(self, manifests: Sequence[Manifest], storage: StorageOptions) -> ForkedRewrite:
         """The rewrite for a later state, with these manifests. Reads what came since the former one, so that the next
         check finds less to read. Raises FileRewriteSuperseded if it must not land there, and LakeError."""
-        if not self.had_row_ids and any(manifest.first_row_id is not None for manifest in manifests):
+        if not self.had_row_ids and rows_have_ids(manifests):
             raise FileRewriteSuperseded("the table's rows have got IDs while it was rewritten")
         unchanged = FileRewrite((), self.removed, frozenset(), self.live_paths, self.data_number, complete=False)
         since = check(unchanged, manifests, storage)

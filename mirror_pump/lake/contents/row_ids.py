@@ -86,8 +86,8 @@ class RowIds:
         for path, positions in places.items():
             inherited = positions + first[path] if path in first else np.full(len(positions), NO_ID, np.int64)
             column = stored[path]
-            own = None if column is None else column.at(positions)
-            ids[path] = inherited if own is None else np.where(own == NO_ID, inherited, own)
+            stored_ids = None if column is None else column.at(positions)
+            ids[path] = inherited if stored_ids is None else np.where(stored_ids == NO_ID, inherited, stored_ids)
         self._drop()
         return ids
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -91,6 +91,11 @@ class Manifest:
     def may_hold_data_of(self, number: int) -> bool:
         """Whether it can hold a data file of this data sequence number; no file is newer than its manifest."""
         return self.content == ManifestContent.DATA and self.min_sequence_number <= number <= self.sequence_number
+
+
+def rows_have_ids(manifests: Iterable[Manifest]) -> bool:
+    """Whether a snapshot with these manifests has assigned row IDs (format version 3, row lineage)."""
+    return any(manifest.first_row_id is not None for manifest in manifests)
 
 
 def read_list(location: str, storage: StorageOptions) -> tuple[Manifest, ...]:
