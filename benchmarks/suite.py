@@ -39,7 +39,9 @@ from benchmarks import (
     bench_serve,
     bench_tables,
     bench_tier,
+    bench_updates,
     bench_whole_rows,
+    big_table,
     comparison,
     copied_kinds,
     lake_plan,
@@ -58,11 +60,11 @@ USUAL = (
 BENCHMARKS = (
     *USUAL,
     *("feeds", "lag-s3", "lag-tables", "lag-copy", "tables", "serve", "conversion", "repair", "layout", "whole-rows"),
-    *("formats", "cluster"),
+    *("formats", "updates", "cluster"),
 )
-"""The last twelve only when they are named: tables, serve, conversion, repair, layout, whole-rows and formats take
-minutes to make their tables, cluster is about machines that are not there, and the kinds of lag are for the figures of
-docs/operations.md."""
+"""The last thirteen only when they are named: tables, serve, conversion, repair, layout, whole-rows, formats and
+updates take minutes to make their tables, cluster is about machines that are not there, and the kinds of lag are for
+the figures of docs/operations.md."""
 RESULTS = ROOT / "build" / "bench"
 DOCUMENT = ROOT / "docs" / "performance.md"
 READERS_DOCUMENT = ROOT / "docs" / "readers.md"
@@ -122,6 +124,11 @@ class Suite:
                 with self._guarded("formats"), self._mirror(f"bench_format_{version}", rows) as mirror:
                     self._register(mirror, "--format-version", str(version))
                     self._measure("formats", partial(bench_read.run_format, version), mirror)
+        if "updates" in self._chosen:
+            for version in bench_updates.VERSIONS:
+                fill = partial(big_table.fill, rows=big_table.rows_at(self._options))
+                with self._guarded("updates"), self._mirror(f"bench_updates_{version}", 0, fill) as mirror:
+                    self._measure("updates", partial(bench_updates.run, version), mirror)
         if "memory" in self._chosen:
             fill = partial(bench_memory.fill, options=self._options)
             with self._guarded("memory"), self._mirror("bench_memory", 0, fill) as mirror:
