@@ -118,13 +118,16 @@ class ReadBenchmark:
         return BenchmarkResult(figures, tuple(lines))
 
 
-def run_format(version: int, mirror: BenchmarkMirror, options: Options) -> BenchmarkResult:
-    """`formats`: the same load on a table of this format version, and what engines take for it."""
-    result = ReadBenchmark().run(mirror, options)
-    with_version = {name.replace("read.", f"formats.{version}_"): figure for name, figure in result.figures.items()}
-    took = Line(f"format {version}: load", f"{result.figures['read.load_seconds']:.1f} s")
-    lines = (replace(line, what=line.what.replace("read:", f"format {version}:")) for line in result.lines)
-    return BenchmarkResult({**with_version, "formats.verified": result.figures["read.verified"]}, (took, *lines))
+def of_format(version: int, result: BenchmarkResult) -> BenchmarkResult:
+    """`formats`: figures and lines of `read` or `commits`, as those of a table of this format version."""
+    figures: Figures = {}
+    for name, figure in result.figures.items():
+        kind, _, rest = name.partition(".")
+        figures["formats.verified" if name == "read.verified" else f"formats.{version}_{kind}_{rest}"] = figure
+    lines = [replace(line, what=f"format {version}, {line.what}") for line in result.lines]
+    if "read.load_seconds" in result.figures:
+        lines.insert(0, Line(f"format {version}, load", f"{result.figures['read.load_seconds']:.1f} s"))
+    return BenchmarkResult(figures, tuple(lines))
 
 
 def _settings(options: Options) -> dict[str, object]:

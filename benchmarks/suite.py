@@ -123,7 +123,9 @@ class Suite:
                 rows = bench_copy.rows_at(self._options)
                 with self._guarded("formats"), self._mirror(f"bench_format_{version}", rows) as mirror:
                     self._register(mirror, "--format-version", str(version))
-                    self._measure("formats", partial(bench_read.run_format, version), mirror)
+                    read = bench_read.ReadBenchmark()
+                    for benchmark in (read.run, bench_commits.run, read.run_later):
+                        self._measure_format(version, benchmark, mirror)
         if "updates" in self._chosen:
             for version in bench_updates.VERSIONS:
                 fill = partial(big_table.fill, rows=big_table.rows_at(self._options))
@@ -210,6 +212,14 @@ class Suite:
         self, name: str, benchmark: Callable[[BenchmarkMirror, Options], BenchmarkResult], mirror: BenchmarkMirror
     ) -> None:
         self._measured(name, lambda: benchmark(mirror, self._options))
+
+    def _measure_format(
+        self,
+        version: int,
+        benchmark: Callable[[BenchmarkMirror, Options], BenchmarkResult],
+        mirror: BenchmarkMirror,
+    ) -> None:
+        self._measured("formats", lambda: bench_read.of_format(version, benchmark(mirror, self._options)))
 
     def _measured(self, name: str, benchmark: Callable[[], BenchmarkResult]) -> None:
         with self._shown(name):
