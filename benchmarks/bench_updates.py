@@ -34,7 +34,7 @@ VERSIONS = (2, 3)
 SECONDS = 600
 
 
-class _Written:
+class _LakeObjects:
     """The lake's files, by name, with their sizes. Those that are removed meanwhile stay in it, so that their number
     is that of the objects which were written."""
 
@@ -74,7 +74,7 @@ def run(version: int, mirror: BenchmarkMirror, options: Options) -> BenchmarkRes
     mirror.program.run("register", TABLE, "--format-version", str(version), timeout=COPY_SECONDS)
     copied = time.monotonic() - began
     markers = mirror.directory / "updates.markers"
-    written = _Written(mirror.directory / "lake")
+    written = _LakeObjects(mirror.directory / "lake")
     with MeasuredProcess(mirror, "updates", "run", options.settings, profiling=options.profiling) as process:
         process.wait_for(Step.STREAMING)
         written.look()
@@ -141,7 +141,7 @@ def run(version: int, mirror: BenchmarkMirror, options: Options) -> BenchmarkRes
     )  # fmt: skip
 
 
-def _watch(mirror: BenchmarkMirror, process: MeasuredProcess, written: _Written, end: float) -> list[Look]:
+def _watch(mirror: BenchmarkMirror, process: MeasuredProcess, written: _LakeObjects, end: float) -> list[Look]:
     looks: list[Look] = []
     with mirror.connect() as connection:
         while time.monotonic() < end:
