@@ -215,7 +215,9 @@ class KeyIndexes:
             if tracked is not None and plan is not None and base.has_vectors:
                 identified = self._identified(tracked, files, contents, plan, base, written)
                 plan = plan.renamed(identified.paths)
-            unwritten = [(path, content) for path, content in contents.items() if path not in identified.copies]
+            unwritten = [
+                (path, memoryview(content)) for path, content in contents.items() if path not in identified.copies
+            ]
             write_all(unwritten, self._storage)
             written.own(*(path for path, _ in unwritten))
         return EncodedDeletes(
@@ -235,7 +237,7 @@ class KeyIndexes:
         self,
         tracked: TableIndex,
         segments: Sequence[SegmentFiles],
-        contents: Mapping[str, bytes],
+        contents: Mapping[str, pa.Buffer],
         plan: IndexPlan,
         base: LakeTable,
         written: StagedFiles,
