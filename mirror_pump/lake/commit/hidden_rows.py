@@ -88,11 +88,12 @@ def _with_deletes(replaced: Replaced, deletes: RowDeletes, changed: Collection[s
     """`changed`: URIs of the manifests that lose files by the deletes."""
 
     def doomed(entry: ManifestEntry | StoredEntry) -> bool:
+        if deletes.supersede(entry):
+            return True
         if entry.content == FileContent.DATA:
             return entry.path in deletes.emptied or replaced.doomed(entry)
         # By its path a vector is not known: several are in one file.
-        is_file = entry.blob is None or replaced.empties
-        return deletes.supersede(entry) or (is_file and replaced.doomed(entry))
+        return (entry.blob is None or replaced.empties) and replaced.doomed(entry)
 
     def may_hold(manifest: Manifest) -> bool:
         return manifest.path in changed or replaced.may_hold(manifest)

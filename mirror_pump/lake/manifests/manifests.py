@@ -35,7 +35,6 @@ from mirror_pump.lake.manifests.manifest_entries import (
     ManifestEntry,
     StoredEntry,
     existing_entries,
-    file_values,
     formats_of,
     stored_entries,
 )
@@ -208,7 +207,7 @@ class ManifestWriter:
         for file, _ in files:
             if len(file.partition) != len(partition.fields):
                 raise ValueError(f"{file.path} of partition {file.partition} does not fit partition spec {spec_id}")
-        encoder = formats_of(partition).data_file
+        formats = formats_of(partition)
         return tuple(
             ManifestEntry(
                 Status.ADDED,
@@ -220,7 +219,7 @@ class ManifestWriter:
                 file.record_count,
                 file.size_bytes,
                 file.partition,
-                encoder.encode(*file_values(file)),
+                formats.file(file),
                 file.referenced_data_file,
                 file.blob,
                 file.first_row_id,
@@ -277,7 +276,7 @@ class ManifestWriter:
                     result.removed.add(
                         entry.content, entry.records, entry.content_bytes, entry.partition, is_vector=is_vector
                     )
-                    entries.append(replace(entry, status=Status.DELETED, snapshot_id=self.snapshot_id))
+                    entries.append(entry._replace(status=Status.DELETED, snapshot_id=self.snapshot_id))
                 else:
                     remaining.add(entry.content)
                     entries.append(entry)
