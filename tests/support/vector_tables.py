@@ -29,6 +29,7 @@ from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles,
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.document.metadata_files import next_location, read_any_version
 from mirror_pump.lake.document.next_metadata import with_format_version
+from mirror_pump.lake.document.snapshot_stats import rows_are_exact
 from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file, write_equality_deletes
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
@@ -261,6 +262,8 @@ class VectorTable:
         assert len(set(vectors)) == len(vectors)
         assert set(vectors) <= set(data)
         assert {total: self.table.summary.total(total) for total in Total} == counted
+        if vectors and counted[Total.DELETE_FILES] == len(vectors):
+            assert rows_are_exact(self.table.metadata, self.table.summary)
 
     def _check_rows(self) -> None:
         metadata = self.table.metadata
@@ -269,6 +272,8 @@ class VectorTable:
         rows = Scan(read_plan(metadata, STORAGE, columns=columns)).to_arrow(1).to_pylist()
         assert sorted((row["id"], row["v"]) for row in rows) == sorted(self.rows.items())
         if not self.table.equality_deletes and self.format_version == 3:
+            assert self.table.live_rows == len(rows)
+        if rows_are_exact(metadata, self.table.summary):
             assert self.table.live_rows == len(rows)
         first, self.checked = self.checked, self.table.sequence_number
         if not has_ids:

@@ -99,7 +99,15 @@ def _with_deletes(replaced: Replaced, deletes: RowDeletes, changed: Collection[s
         return manifest.path in changed or replaced.may_hold(manifest)
 
     data = tuple((file, number) for file, number in replaced.data if file.path not in deletes.emptied)
-    return replace(replaced, doomed=doomed, may_hold=may_hold, data=data, positions=(), hidden={})
+    return replace(
+        replaced,
+        doomed=doomed,
+        may_hold=may_hold,
+        data=data,
+        positions=(),
+        hidden={},
+        dangling=replaced.dangling - deletes.repeated,
+    )
 
 
 def _removed_data(base: PresentFiles, replaced: Replaced) -> frozenset[str]:

@@ -18,7 +18,6 @@ from mirror_pump.errors import ForeignTable, UsageError
 from mirror_pump.lake.commit.commit_cache import CommitCache, place_of, second_vector
 from mirror_pump.lake.contents.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.lake.contents.file_listing import LiveFile
-from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.deletion_vectors import DeletionVector, FileVector, VectorPlace
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
@@ -42,6 +41,8 @@ class RowDeletes:
     """Deletes that the new vectors have, and those of files that are gone."""
     changed: frozenset[str] = frozenset()
     """URIs of the manifests that have them."""
+    repeated: int = 0
+    """Rows of new vectors, and of emptied files, that position-delete files name, too."""
 
     def supersede(self, entry: ManifestEntry | StoredEntry) -> bool:
         """Whether a live delete goes."""
@@ -122,15 +123,17 @@ def row_deletes(
     deletes = _PresentDeletes(manifests, storage, CommitCache() if cache is None else cache)
     vectors: dict[str, FileVector] = {}
     emptied = set()
+    repeated = 0
     for file, before in zip(touched, deletes.hidden(touched), strict=True):
         after = _with_rows(before, file)
+        repeated += 0 if deletes.has_vector(file.path) else len(before)
         if len(after) == file.records:
             emptied.add(file.path)
         elif len(after) > len(before) or (len(after) and not deletes.has_vector(file.path)):
             # The vector also takes the place of position-delete files, which the commit may remove.
             vectors[file.path] = FileVector(after, file.partition, file.spec_id)
     superseded, changed = deletes.about([*removed, *emptied, *vectors], name_of)
-    return RowDeletes(vectors, frozenset(emptied), superseded, changed)
+    return RowDeletes(vectors, frozenset(emptied), superseded, changed, repeated)
 
 
 def _with_rows(vector: DeletionVector, file: TouchedFile) -> DeletionVector:
@@ -150,9 +153,7 @@ class _PresentDeletes:
         self._by_manifest = {
             manifest.path: cache.deletes(manifest, storage)
             for manifest in manifests
-            if manifest.content == ManifestContent.DELETES
-            and manifest.deletes is not FileContent.EQUALITY_DELETES
-            and manifest.live_files
+            if manifest.may_hold_position_deletes
         }
         others = [file for deletes in self._by_manifest.values() for file in deletes.others]
         self._others = DeleteIndex(others, frozenset())

@@ -6,7 +6,7 @@ to the new metadata location (`mirror_pump.lake.commit.catalog`), in its own tra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -250,7 +250,7 @@ class LakeTable:
             removal = writer.remove(self.manifests, self.storage, replaced.doomed, replaced.may_hold, vectors)
         manifests = self._manifests(writer, added, removal)
         timestamp = max(now_ms, self.metadata.last_updated_ms)
-        summary = self._summary(delta, added, removal, replaced, timestamp)
+        summary = self._summary(delta, added, removal, replaced, manifests, timestamp)
         snapshot, manifests = writer.snapshot(self.metadata.current_snapshot, manifests, summary, timestamp)
         metadata = with_snapshot(self.metadata, snapshot, old_location, keep, self.retention)
         if has_retention:
@@ -319,10 +319,31 @@ class LakeTable:
         new = {ManifestContent.DATA: added.data, ManifestContent.DELETES: [*added.deletes, *positions]}
         return (*writer.next(removal.untouched, new, self.storage), *removal.rewritten)
 
+    def _has_only_vectors(self, manifests: Sequence[Manifest]) -> bool:
+        """Whether the new snapshot, which has these manifests, surely has no position-delete file."""
+        older = {manifest.path for manifest in self.manifests}
+        for manifest in manifests:
+            if not manifest.may_hold_position_deletes:
+                continue
+            if manifest.entries is not None:
+                others = [entry for entry in manifest.entries if entry.blob is None]
+                if any(entry.content == FileContent.POSITION_DELETES for entry in others):
+                    return False
+            elif manifest.path not in older or self.cache.deletes(manifest, self.storage).others:
+                return False
+        return True
+
     def _summary(
-        self, delta: RowDelta, added: _Added, removal: Removal, replaced: Replaced, timestamp: int
+        self,
+        delta: RowDelta,
+        added: _Added,
+        removal: Removal,
+        replaced: Replaced,
+        manifests: Sequence[Manifest],
+        timestamp: int,
     ) -> dict[str, str]:
-        """The new snapshot's summary. `timestamp`: the snapshot's time in milliseconds since 1970 UTC."""
+        """The new snapshot's summary. `manifests`: its manifests. `timestamp`: its time in milliseconds since 1970
+        UTC."""
         counts = added.counts()
         parent = self.metadata.current_snapshot
         summary = summarise(
@@ -339,8 +360,11 @@ class LakeTable:
             uncertain=int(counted.uncertain or replaced.uncounted),
         )
         after = counted.after(counts, removal.removed, replaced.rewritten_bytes)
-        # A vector goes with its data file.
-        counted = replace(after, dangling=counted.dangling) if self.has_vectors else after
+        if self.has_vectors:
+            # A vector goes with its data file. Position-delete files may name rows of vectors, and of files that went.
+            exact = self._has_only_vectors(manifests)
+            after = replace(after, dangling=0 if exact else counted.dangling, uncertain=int(not exact))
+        counted = after
         if SnapshotSummary(summary).total(Total.POSITION_DELETES) == (
             counts.position_deletes if replaced.empties else 0
         ):
