@@ -79,6 +79,8 @@ def lake_content(content: bytes) -> LakeContent:
             equality_delete_rows=total(Total.EQUALITY_DELETES),
             # Iceberg's summary does not distinguish the kinds of delete files.
             position_delete_files=0 if total(Total.EQUALITY_DELETES) else total(Total.DELETE_FILES),
+            # Each commit merges deletion vectors.
+            position_delete_files_together=0 if metadata.has_row_lineage else None,
             position_delete_rows=total(Total.POSITION_DELETES),
             snapshots=len(metadata.snapshots),
             metadata_bytes=len(content),
