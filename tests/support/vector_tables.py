@@ -33,7 +33,7 @@ from mirror_pump.lake.document.snapshot_stats import rows_are_exact
 from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file, write_equality_deletes
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
-from mirror_pump.lake.format.position_deletes import PATH_ID, write_position_deletes
+from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.manifests.manifest_list import read_list
 from mirror_pump.lake.manifests.manifests import stored_of
 from mirror_pump.lake.storage import write_all
@@ -157,11 +157,8 @@ class VectorTable:
         self.commit(self.delta(tuple(segments), {path: rows for path, rows in hidden.items() if rows}))
 
     def delta(self, segments: tuple[SegmentFiles, ...], hidden: Places) -> RowDelta:
-        """The hidden rows as they are, or in position-delete files."""
         rows = {path: np.array(sorted(numbers), np.int64) for path, numbers in hidden.items()}
-        if not rows or self.drawn.random() < 0.5:
-            return RowDelta(segments, hidden=rows, partitions=dict.fromkeys(rows, self.partition))
-        return RowDelta(segments, positions=(write_position_deletes(rows, self.location, STORAGE, self.partition),))
+        return RowDelta(segments, hidden=rows, partitions=dict.fromkeys(rows, self.partition))
 
     def deletes(self, keys: Sequence[int]) -> WrittenFile:
         table = pa.table({"id": pa.array(keys, pa.int64())}, schema=SCHEMA.key.arrow)

@@ -20,7 +20,7 @@ from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.forked_rewrite import ForkedRewrite
-from mirror_pump.lake.commit.hidden_rows import rows_of_files, vector_commit
+from mirror_pump.lake.commit.hidden_rows import vector_commit
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove, PresentFiles, Replaced
 from mirror_pump.lake.commit.schema_evolution import evolved
 from mirror_pump.lake.contents.file_listing import LiveFile, live_data_files, live_equality_deletes
@@ -77,12 +77,10 @@ class RowDelta:
     backdated: tuple[BackdatedFile, ...] = ()
     replaces: Replacement | None = None
     """The earlier files to remove in the same snapshot."""
-    positions: tuple[WrittenFile, ...] = ()
-    """Position-delete files, for rows of older files and of the segments' own files. They apply in any order. Staging
-    reads them, and writes deletion vectors in their place, if the table's format version has these."""
     hidden: Mapping[str, Positions] = field(default_factory=dict, repr=False)
-    """As `positions`, as sorted row numbers by data file URI: staging writes deletion vectors, or else position-delete
-    files, one for each lake partition."""
+    """Rows to delete, of older files and of the segments' own files: sorted row numbers by data file URI. Staging
+    writes deletion vectors or, if the table's format version has none, a position-delete file for each lake
+    partition."""
     partitions: Mapping[str, PartitionTuple] = field(default_factory=dict, repr=False)
     """The lake partitions of these data files, by URI; those of an unpartitioned table may be left out."""
     schema: LakeSchema | None = None
@@ -96,9 +94,7 @@ class RowDelta:
 
     def __post_init__(self) -> None:
         rewrite = self.replaces
-        if isinstance(rewrite, FileRewrite) and (
-            self.backdated or (rewrite.merged and (self.segments or self.positions or self.hidden))
-        ):
+        if isinstance(rewrite, FileRewrite) and (self.backdated or (rewrite.merged and (self.segments or self.hidden))):
             # Position deletes of the segments could name rows that a merge moves.
             raise ValueError("a rewrite goes with segments only, and one that merges data files alone")
         if self.partitioning is not None and not isinstance(rewrite, EveryFile):
@@ -274,9 +270,11 @@ class LakeTable:
         replaced = _NOTHING_REPLACED
         if delta.replaces is not None:
             replaced = delta.replaces.replaced(self._present_files, written)
-        added.positions.extend((file, sequence_number) for file in (*delta.positions, *replaced.positions))
         if self.has_vectors:
+            if replaced.positions:
+                raise FileRewriteSuperseded(f"{self.location} has deletion vectors now")
             return self._with_vectors(delta, added, replaced, sequence_number)
+        added.positions.extend((file, sequence_number) for file in replaced.positions)
         if replaced.hidden and replaced.partitions is None:
             raise FileRewriteSuperseded(f"{self.location} has no deletion vectors any more")
         deletes = [
@@ -289,13 +287,9 @@ class LakeTable:
     def _with_vectors(
         self, delta: RowDelta, added: _Added, replaced: Replaced, sequence_number: int
     ) -> tuple[Replaced, list[tuple[str, bytes]]]:
-        """Puts deletion vectors in the place of the position-delete files in `added`. Returns what the commit removes,
-        and the files that hold the vectors."""
-        hidden = rows_of_files((file for file, _ in added.positions), self.storage)
+        """Adds deletion vectors to `added`. Returns what the commit removes, and the files that hold the vectors."""
         data = [*added.data, *replaced.data]
-        changed = vector_commit(
-            self._present_files, [delta.hidden, replaced.hidden, *hidden], data, self.spec_id, replaced
-        )
+        changed = vector_commit(self._present_files, [delta.hidden, replaced.hidden], data, self.spec_id, replaced)
         added.positions[:] = [(vector, sequence_number) for vector in changed.vectors]
         added.data[:] = [(file, number) for file, number in added.data if file.path not in changed.emptied]
         return changed.replaced, [*changed.files]
