@@ -34,8 +34,8 @@ from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file, write_equality_deletes
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import read_list
-from mirror_pump.lake.manifests.manifests import stored_of
 from mirror_pump.lake.storage import write_all
 from mirror_pump.model import LakePartitioning, PartitionedColumn
 from mirror_pump.tables.read_plan.plan import read_plan

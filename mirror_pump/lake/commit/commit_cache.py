@@ -19,8 +19,8 @@ from mirror_pump.lake.format.deletion_vectors import DeletionVector, VectorPlace
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, StoredEntry
+from mirror_pump.lake.manifests.manifest_files import entries_of, stored_of
 from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.manifests.manifests import entries_of, stored_of
 from mirror_pump.lake.storage import StorageOptions
 
 _MOST_ENTRIES = 200_000

@@ -20,8 +20,8 @@ from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.deletion_vectors import VectorPlace, encoded_deletion_vectors
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, StoredEntry
+from mirror_pump.lake.manifests.manifest_files import entries_of
 from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.manifests.manifests import entries_of
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.row_lineage import ROW_ID_FIELD
 from mirror_pump.lake.manifests.manifest_entries import existing_entries
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.manifests.manifests import stored_of
 from mirror_pump.lake.storage import StorageOptions, local_path
 
 NO_ID = -1

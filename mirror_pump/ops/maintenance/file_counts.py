@@ -10,8 +10,8 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.manifests.manifests import stored_of
 from mirror_pump.lake.storage import StorageOptions
 
 
