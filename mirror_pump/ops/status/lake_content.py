@@ -34,8 +34,8 @@ class LakeContent:
     """Files that merges and conversions of equality deletes have written in addition; Spark's rewrites are not in it.
     (`written_bytes` + `rewritten_bytes`) / `written_bytes` is the write amplification."""
     rows_exact: bool = True
-    """False while there are equality deletes, and after another engine's rewrite until no position delete from before
-    is left."""
+    """False while there are equality deletes, and after another engine's rewrite or an upgrade to format version 3
+    until no position-delete file from before is left."""
     partitioned: bool = False
     """Whether the lake table is partitioned: only files of one partition are merged."""
     same_rows: frozenset[int] = frozenset()
