@@ -136,12 +136,13 @@ class Settings(BaseSettings):
 
     index_memory: SizeOrNone = Field(
         default=ByteSize(1024 * _MIB),
-        description="Memory for key indexes, which let deletes be written by position at once; 0 switches them off",
+        description="Memory for key indexes, which let deletes be written by position at once, and for rows' IDs"
+        " (format version 3); 0 switches indexes off",
     )
     index_disk: SizeOrNone = Field(
         default=ByteSize(8192 * _MIB),
-        description="Room for key indexes that do not fit into index_memory, and for hashes of rows without a key, in"
-        " TMPDIR or /var/tmp; 0: none",
+        description="Room for key indexes and rows' IDs that do not fit into index_memory, and for hashes of rows"
+        " without a key, in TMPDIR or /var/tmp; 0: none",
     )
 
     idle_publish_bytes: Size = Field(

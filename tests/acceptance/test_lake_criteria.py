@@ -18,8 +18,8 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import IdentityTransform
 
 from mirror_pump.lake.manifests.entry_reader import Status
+from mirror_pump.lake.manifests.manifest_files import entries_of
 from mirror_pump.lake.manifests.manifest_list import read_list
-from mirror_pump.lake.manifests.manifests import entries_of
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.tables.catalogs.lake_catalog import (
     LakeCatalog,

@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import LiteralString
 
+import psycopg
+
+from mirror_pump.database.search_path import PINNED_PATH
+from mirror_pump.lake.commit.catalog import CATALOG, swap_pointer
+from mirror_pump.tables.catalogs.lake_catalog import MetadataPointer, PointerChange, TableMoved, staged_metadata
+from mirror_pump.tables.catalogs.postgres_catalog import PostgresCatalog
 from mirror_pump.testing.database import Database
+
+
+class ForeignCatalog(PostgresCatalog):
+    """The mirror's catalog as the library of tables without a server has it, which commits to mirrored tables as well:
+    another engine, of any format version."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__(dsn, "file:///nowhere")
+        self._server = dsn
+
+    def commit(self, changes: Sequence[PointerChange]) -> Sequence[MetadataPointer | None]:
+        with (
+            staged_metadata(changes, self.storage) as pointers,
+            psycopg.connect(self._server, options=f"-c search_path={PINNED_PATH}") as connection,
+        ):
+            for change, pointer in zip(changes, pointers, strict=True):
+                assert change.base is not None
+                assert pointer is not None
+                old, new = change.base.metadata_location, pointer.metadata_location
+                if not swap_pointer(connection, change.table.namespace, change.table.name, old, new, CATALOG):
+                    raise TableMoved([change.table])
+        return pointers
 
 
 def without_triggers(database: Database, *statements: LiteralString) -> None:

@@ -29,12 +29,13 @@ from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta, SegmentFiles,
 from mirror_pump.lake.contents.file_listing import Listing
 from mirror_pump.lake.document.metadata_files import next_location, read_any_version
 from mirror_pump.lake.document.next_metadata import with_format_version
+from mirror_pump.lake.document.snapshot_stats import rows_are_exact
 from mirror_pump.lake.document.snapshot_summary import Total
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile, write_data_file, write_equality_deletes
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
-from mirror_pump.lake.format.position_deletes import PATH_ID, write_position_deletes
+from mirror_pump.lake.format.position_deletes import PATH_ID
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import read_list
-from mirror_pump.lake.manifests.manifests import stored_of
 from mirror_pump.lake.storage import write_all
 from mirror_pump.model import LakePartitioning, PartitionedColumn
 from mirror_pump.tables.read_plan.plan import read_plan
@@ -156,11 +157,8 @@ class VectorTable:
         self.commit(self.delta(tuple(segments), {path: rows for path, rows in hidden.items() if rows}))
 
     def delta(self, segments: tuple[SegmentFiles, ...], hidden: Places) -> RowDelta:
-        """The hidden rows as they are, or in position-delete files."""
         rows = {path: np.array(sorted(numbers), np.int64) for path, numbers in hidden.items()}
-        if not rows or self.drawn.random() < 0.5:
-            return RowDelta(segments, hidden=rows, partitions=dict.fromkeys(rows, self.partition))
-        return RowDelta(segments, positions=(write_position_deletes(rows, self.location, STORAGE, self.partition),))
+        return RowDelta(segments, hidden=rows, partitions=dict.fromkeys(rows, self.partition))
 
     def deletes(self, keys: Sequence[int]) -> WrittenFile:
         table = pa.table({"id": pa.array(keys, pa.int64())}, schema=SCHEMA.key.arrow)
@@ -261,6 +259,8 @@ class VectorTable:
         assert len(set(vectors)) == len(vectors)
         assert set(vectors) <= set(data)
         assert {total: self.table.summary.total(total) for total in Total} == counted
+        if vectors and counted[Total.DELETE_FILES] == len(vectors):
+            assert rows_are_exact(self.table.metadata, self.table.summary)
 
     def _check_rows(self) -> None:
         metadata = self.table.metadata
@@ -269,6 +269,8 @@ class VectorTable:
         rows = Scan(read_plan(metadata, STORAGE, columns=columns)).to_arrow(1).to_pylist()
         assert sorted((row["id"], row["v"]) for row in rows) == sorted(self.rows.items())
         if not self.table.equality_deletes and self.format_version == 3:
+            assert self.table.live_rows == len(rows)
+        if rows_are_exact(metadata, self.table.summary):
             assert self.table.live_rows == len(rows)
         first, self.checked = self.checked, self.table.sequence_number
         if not has_ids:

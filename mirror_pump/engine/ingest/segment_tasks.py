@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -31,11 +31,8 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.index_plan import SegmentKeys
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, gathered_writes, held_writes, write_all
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, gathered_writes, held_writes
 from mirror_pump.model import FeedMode, LakePartitioning, MirroredTable, TableFeed, TableId, TableState
-
-_HELD_BYTES = 1 << 20
-"""Larger files are written by their tasks."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class SegmentTable:
     feed: TableFeed | None = None
     """Where all changes are written, too."""
     holds_files: bool = False
-    """Whether small files of rows are returned instead of written: their rows may get IDs of those that they replace
+    """Whether files of rows are returned instead of written if their rows may get the IDs of those that they replace
     (mirror_pump.pipeline.key_index.identified_files)."""
 
 
@@ -99,13 +96,18 @@ class TableResult:
     """The file that could not be written because its directory is gone. Then nothing else counts."""
     feed: FeedSegment | None = None
     """What was written to the table's change feed. None: the segment was decoded without one."""
-    contents: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    contents: Mapping[str, pa.Buffer] = field(default_factory=dict, repr=False)
     """The content, by URI, of those of the data files that are not written yet."""
 
     @property
     def written(self) -> tuple[WrittenFile, ...]:
         """All files that were written for it."""
         return (*self.files.data, *self.files.deletes, *(() if self.feed is None else self.feed.files))
+
+    @property
+    def looks_rows_up(self) -> bool:
+        """Whether rows, of the table or its change feed, get values that are looked up in files."""
+        return self.incomplete is not None or (self.feed is not None and self.feed.incomplete is not None)
 
     @property
     def nbytes(self) -> int:
@@ -162,7 +164,7 @@ def segment_table(table: MirroredTable, packing: KeyPacking | None = None) -> Se
         table.partitioning,
         table.lacks_rows,
         feed,
-        holds_files=packing is not None and feed is None and table.format_version >= VECTOR_VERSION,
+        holds_files=packing is not None and table.format_version >= VECTOR_VERSION,
     )
 
 
@@ -234,14 +236,10 @@ def _write(changes: TableChanges, table: SegmentTable, storage: StorageOptions, 
     if rows.num_rows and changes.raw:
         rows, schema = narrowed(widened(rows, changes.raw, schema), schema)
         raw_text_ids = raw_text_fields(schema)
-    contents: dict[str, bytes] = {}
-    if table.holds_files:
-        with held_writes() as contents:
-            data = write_data_files(rows, schema, table.location, storage, table.partitioning)
-        large = {path: content for path, content in contents.items() if len(content) > _HELD_BYTES}
-        write_all(large.items(), storage)
-        contents = {path: content for path, content in contents.items() if path not in large}
-    else:
+    # A segment that deletes no key replaces no row, but for rows that an earlier one of its batch deletes.
+    holds = table.holds_files and changes.deleted_keys.num_rows > 0
+    block: AbstractContextManager[dict[str, pa.Buffer]] = held_writes() if holds else nullcontext({})
+    with block as contents:
         data = write_data_files(rows, schema, table.location, storage, table.partitioning)
     written.own(*(file.path for file in data))
     if table.packing is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mirror_pump.lake.contents.row_ids import StoredIds, stored_ids
 from mirror_pump.lake.format.columns import column_names
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
@@ -28,6 +29,8 @@ class KeysTask:
     """The table's schema."""
     packing: KeyPacking
     storage: StorageOptions
+    with_ids: bool = False
+    """Whether to read the rows' IDs, too."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class FileKeys:
     keys: PackedKeys
     rows: Positions | None
     """Positions of the rows; None for all rows of the file."""
+    ids: StoredIds | None = None
+    """The IDs of all rows of the file. None if it has no column of them, or they are not asked for."""
 
     @property
     def positions(self) -> Positions:
@@ -46,7 +51,8 @@ class FileKeys:
 
 
 def read_keys(task: KeysTask) -> list[FileKeys]:
-    """Reads only the key columns, file by file. Memory: 16 bytes per row. Raises LakeError."""
+    """Reads only the key columns, and that of row IDs, file by file. Memory: 16 bytes per row, and 8 for its ID. Raises
+    LakeError."""
     hidden = read_deleted_rows(task.positions, task.files, task.storage)
     file_keys = []
     ids = [field.field_id for field in task.schema.key.fields]
@@ -58,10 +64,11 @@ def read_keys(task: KeysTask) -> list[FileKeys]:
                 task.packing.pack([batch.column(name) for name in names])
                 for batch in file.iter_batches(columns=names, use_threads=False)
             )
+            row_ids = stored_ids(file) if task.with_ids else None
         keys = PackedKeys.concatenated(parts, task.packing.words)
         rows = None
         if path in hidden:
             rows = np.flatnonzero(live_rows(hidden[path], 0, len(keys)))
             keys = keys.take(rows)
-        file_keys.append(FileKeys(path, keys, rows))
+        file_keys.append(FileKeys(path, keys, rows, row_ids))
     return file_keys

@@ -57,6 +57,11 @@ def write_string(encoded: bytearray, value: str) -> None:
     write_binary(encoded, value.encode())
 
 
+def write_optional_string(encoded: bytearray, value: str | None) -> None:
+    """A union of null and string."""
+    _optional(write_string)(encoded, value)
+
+
 def write_strings(encoded: bytearray, values: Mapping[str, str]) -> None:
     """A map of strings."""
     _map(write_string, write_string)(encoded, values)

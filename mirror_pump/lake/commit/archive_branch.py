@@ -29,12 +29,12 @@ scan a metadata file.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyiceberg.manifest import ManifestContent
 
-from mirror_pump.lake.commit.row_deletes import RowDeletes, TouchedFile, row_deletes
+from mirror_pump.lake.commit.row_deletes import NO_DELETES, RowDeletes, TouchedFile, row_deletes
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.cutline import CutLine, Division, Side, divide
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile
@@ -47,11 +47,12 @@ from mirror_pump.lake.document.next_metadata import seam_metadata, with_archive_
 from mirror_pump.lake.document.snapshot_summary import FileCounts, archive_summary
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.deletion_vectors import DeletionVector, encoded_deletion_vectors
-from mirror_pump.lake.format.partitioning import by_partition
-from mirror_pump.lake.format.position_deletes import PATH_ID, write_position_deletes
+from mirror_pump.lake.format.partitioned_files import encoded_position_delete_files
+from mirror_pump.lake.format.partitioning import partitions_of
+from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.manifests.manifest_list import Manifest
 from mirror_pump.lake.manifests.manifests import ManifestWriter
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, make_directory, write_all
+from mirror_pump.lake.storage import StorageOptions, make_directory, write_all
 from mirror_pump.model import EVERYTHING_IN_HEAP, SequenceNumber, SnapshotId
 
 
@@ -82,11 +83,8 @@ class ArchiveBranch:
         self._listing: Listing | None = None
         self._sides: Mapping[str, Side] = {}
         """By URI of a data file, on which side of this cut-line its rows are."""
-        self._hiding: dict[str, WrittenFile] = {}
-        """By URI of a data file, the position-delete file that hides its rows at or above the cut-line. Several data
-        files may share one."""
         self._rows_above: dict[str, DeletionVector] = {}
-        """With deletion vectors: by URI of a data file with rows on both sides, those at or above the cut-line."""
+        """By URI of a data file with rows on both sides, those at or above the cut-line."""
 
     def stage(
         self,
@@ -102,24 +100,6 @@ class ArchiveBranch:
         `now_ms` is milliseconds since 1970 UTC. Snapshots in `keep` stay in the history. `summary` is added to the
         snapshot's summary. Raises LakeError if the storage fails. Leaves no file behind after any error.
         """
-        try:
-            with StagedFiles(self._storage) as written:
-                return self._written(table, line, now_ms, keep, summary, written)
-        except BaseException:
-            # The cache may refer to files that were just removed.
-            self.forget()
-            raise
-
-    def _written(
-        self,
-        table: LakeTable,
-        line: CutLine | None,
-        now_ms: int,
-        keep: frozenset[int],
-        summary: Mapping[str, str] | None,
-        written: StagedFiles,
-    ) -> StagedArchive:
-        """Stages the published snapshot. `written` owns each file as soon as it exists."""
         metadata = table.metadata
         writer = ManifestWriter(metadata)
         seam_at = seam_location(metadata, writer.sequence_number)
@@ -127,14 +107,14 @@ class ArchiveBranch:
         if parent is None or parent.summary.seam_metadata is None:
             # The table's first published snapshot. A directory that is missing later was removed by another program.
             make_directory(seam_directory(metadata), self._storage)
-        manifests, counts, vectors = self._content(table, line, writer, written)
+        manifests, counts, deletes = self._content(table, line, writer)
         cut = line.cut if line is not None else EVERYTHING_IN_HEAP
         content = archive_summary(counts, cut, seam_at, summary or {})
         snapshot, _ = writer.snapshot(parent, manifests, content, max(now_ms, metadata.last_updated_ms))
         after = with_archive_snapshot(metadata, snapshot, table.metadata_location, keep, table.retention)
         location = next_location(metadata, table.metadata_location)
         files = [
-            *vectors,
+            *deletes,
             *writer.files,
             (seam_at, seam_metadata(after, snapshot).to_json()),
             (location, after.to_json()),
@@ -146,82 +126,60 @@ class ArchiveBranch:
             snapshot_id=SnapshotId(writer.snapshot_id),
             sequence_number=SequenceNumber(writer.sequence_number),
             seam_location=seam_at,
-            files=(*(location for location, _ in files), *written.locations),
+            files=tuple(location for location, _ in files),
         )
 
-    def forget(self) -> None:
-        """Forget files that were removed, because the last staged snapshot certainly was not published."""
-        self._hiding.clear()
-
     def _content(
-        self, table: LakeTable, line: CutLine | None, writer: ManifestWriter, written: StagedFiles
-    ) -> tuple[list[Manifest], FileCounts, tuple[tuple[str, bytes], ...]]:
-        """The published snapshot's manifests, the counts of their files, and URI and content of the file that has its
-        own deletion vectors, which is still to be written. `written` owns new position-delete files."""
+        self, table: LakeTable, line: CutLine | None, writer: ManifestWriter
+    ) -> tuple[list[Manifest], FileCounts, Sequence[tuple[str, bytes]]]:
+        """The published snapshot's manifests, the counts of their files, and URI and content of the files with its own
+        deletes, which are still to be written."""
         counts = FileCounts()
         if line is None:
             return [], counts, ()
         if self._line != line or self._listing is None:
             self._line, self._listing = line, Listing(self._storage, (line.field_id, PATH_ID))
-            self._sides, self._hiding, self._rows_above = {}, {}, {}
-        has_vectors = table.has_vectors
-        # A file that was found to have rows on both sides is read again unless it is certain what hides these.
-        certain = self._rows_above.keys() if has_vectors else self._hiding.keys()
-        sides = {path: side for path, side in self._sides.items() if side is not Side.BOTH or path in certain}
+            self._sides, self._rows_above = {}, {}
+        # A file that was found to have rows on both sides is read again unless these are in memory.
+        sides = {path: side for path, side in self._sides.items() if side is not Side.BOTH or path in self._rows_above}
         division = divide(table.manifests, line, self._listing, self._storage, sides)
+        self._sides = division.sides
+        rows_above = self._rows_above | {path: DeletionVector.of(rows) for path, rows in division.hidden.items()}
+        self._rows_above = {path: vector for path, vector in rows_above.items() if path in division.sides}
+        divided = [
+            file
+            for files in division.files.values()
+            for file in files
+            if file.content is FileContent.DATA and file.path in self._rows_above
+        ]
         above = division.above
         gone = {
             manifest.path: {file.path for file in division.files.get(manifest.path, ()) if _above(file, line, above)}
             for manifest in table.manifests
         }
-        if has_vectors:
-            return self._with_vectors(table, division, gone, writer, counts)
-        kept = writer.without(table.manifests, self._storage, gone)
-        for path, files in division.files.items():
-            for live in files:
-                if live.path not in gone[path]:
-                    counts.add(live.content, live.records, live.size_bytes)
-        self._sides = division.sides
-        self._hiding = {path: file for path, file in self._hiding.items() if path in division.sides}
-        for partition, hidden in by_partition(division.hidden, division.partitions):
-            file = write_position_deletes(hidden, table.location, self._storage, partition)
-            written.own(file.path)
-            self._hiding |= dict.fromkeys(hidden, file)
-        hiding = list({file.path: file for file in self._hiding.values()}.values())
-        new = {ManifestContent.DELETES: [(file, writer.sequence_number) for file in hiding]}
-        added = writer.next((), new, self._storage)
-        for file in hiding:
-            counts.add(file.content, file.record_count, file.size_bytes)
-        return [*added, *kept], counts, ()
-
-    def _with_vectors(
-        self,
-        table: LakeTable,
-        division: Division,
-        gone: Mapping[str, Collection[str]],
-        writer: ManifestWriter,
-        counts: FileCounts,
-    ) -> tuple[list[Manifest], FileCounts, tuple[tuple[str, bytes], ...]]:
-        """As `_content`. `gone`: URIs of the files of main that the snapshot does not have, by manifest. For vectors,
-        which share files, that is decided here."""
-        self._sides = division.sides
-        rows_above = self._rows_above | {path: DeletionVector.of(rows) for path, rows in division.hidden.items()}
-        self._rows_above = {path: vector for path, vector in rows_above.items() if path in division.sides}
-        touched = [
-            _touched(file, self._rows_above[file.path])
-            for files in division.files.values()
-            for file in files
-            if file.content is FileContent.DATA and file.path in self._rows_above
-        ]
-        deletes = row_deletes(table.manifests, touched, division.above, self._storage, cache=table.cache)
+        deletes, added, files = self._hiding(table, divided, above)
         kept = writer.without(table.manifests, self._storage, *_left_out(division, gone, deletes, counts))
+        for file in added:
+            counts.add(file.content, file.record_count, file.content_bytes, is_vector=file.blob is not None)
+        new = {ManifestContent.DELETES: [(file, writer.sequence_number) for file in added]}
+        return [*writer.next((), new, self._storage), *kept], counts, files
+
+    def _hiding(
+        self, table: LakeTable, divided: Sequence[LiveFile], above: Collection[str]
+    ) -> tuple[RowDeletes, Sequence[WrittenFile], Sequence[tuple[str, bytes]]]:
+        """What hides the rows at or above the cut-line of files with rows on both sides: what becomes of main's
+        deletes, the entries of new ones, and URI and content of their files. `above`: URIs of the data files that are
+        left out."""
+        if not table.has_vectors:
+            hidden = {file.path: self._rows_above[file.path].positions for file in divided}
+            encoded = encoded_position_delete_files(hidden, partitions_of(divided), table.location)
+            return NO_DELETES, [file for file, _ in encoded], [(file.path, content) for file, content in encoded]
+        touched = [_touched(file, self._rows_above[file.path]) for file in divided]
+        deletes = row_deletes(table.manifests, touched, above, self._storage, cache=table.cache)
         if not deletes.vectors:
-            return kept, counts, ()
+            return deletes, (), ()
         vectors, puffin = encoded_deletion_vectors(deletes.vectors, table.location)
-        for vector in vectors:
-            counts.add(vector.content, vector.record_count, vector.content_bytes, is_vector=True)
-        new = {ManifestContent.DELETES: [(vector, writer.sequence_number) for vector in vectors]}
-        return [*writer.next((), new, self._storage), *kept], counts, (puffin,)
+        return deletes, vectors, (puffin,)
 
 
 def _left_out(

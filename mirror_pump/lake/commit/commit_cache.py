@@ -19,8 +19,8 @@ from mirror_pump.lake.format.deletion_vectors import DeletionVector, VectorPlace
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, StoredEntry
+from mirror_pump.lake.manifests.manifest_files import entries_of, stored_of
 from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.manifests.manifests import entries_of, stored_of
 from mirror_pump.lake.storage import StorageOptions
 
 _MOST_ENTRIES = 200_000
@@ -32,6 +32,8 @@ _OVERHEAD = 200
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
+VectorEntry: TypeAlias = ManifestEntry | StoredEntry
+"""That of a deletion vector."""
 _VectorKey: TypeAlias = tuple[str, int]
 """URI of a Puffin file, and the offset of a vector in it."""
 
@@ -51,7 +53,7 @@ class DataEntry:
 class ManifestDeletes:
     """The live position deletes of a manifest."""
 
-    vectors: Mapping[str, DeleteFile]
+    vectors: Mapping[str, VectorEntry]
     """By data file URI."""
     others: tuple[DeleteFile, ...]
     """Position-delete files."""
@@ -80,13 +82,9 @@ class CommitCache:
         """Raises LakeError, also for a manifest with two vectors of a data file."""
         deletes = self._deletes.kept(manifest.path)
         if deletes is None:
-            files = [
-                _delete_file(entry, manifest.spec_id)
-                for entry in _delete_entries(manifest, storage)
-                if entry.content == FileContent.POSITION_DELETES
-            ]
-            deletes = ManifestDeletes(_by_data_file(files), tuple(file for file in files if file.blob is None))
-            self._deletes.put(manifest.path, deletes, len(files))
+            vectors, others = _position_deletes(manifest, storage)
+            deletes = ManifestDeletes(_by_data_file(vectors), others)
+            self._deletes.put(manifest.path, deletes, len(vectors) + len(others))
         return deletes
 
     def vectors(self, stored: Sequence[VectorPlace], storage: StorageOptions) -> list[DeletionVector]:
@@ -132,44 +130,53 @@ class _Bounded(Generic[_Key, _Value]):
             self._size -= self._values.popitem(last=False)[1][1]
 
 
-def _by_data_file(files: Iterable[DeleteFile]) -> dict[str, DeleteFile]:
-    """The vectors. Raises LakeError."""
-    vectors: dict[str, DeleteFile] = {}
-    for file in files:
-        if file.blob is not None:
-            path = file.referenced_path
-            if path is None or path in vectors:
-                raise second_vector(file)
-            vectors[path] = file
+def place_of(vector: VectorEntry) -> VectorPlace:
+    """Where a deletion vector is stored."""
+    blob = vector.blob
+    assert blob is not None
+    return VectorPlace(vector.path, blob, vector.records)
+
+
+def _by_data_file(entries: Iterable[VectorEntry]) -> dict[str, VectorEntry]:
+    """Vectors. Raises LakeError."""
+    vectors: dict[str, VectorEntry] = {}
+    for entry in entries:
+        path = entry.referenced_data_file
+        if path is None or path in vectors:
+            raise second_vector(entry)
+        vectors[path] = entry
     return vectors
 
 
-def second_vector(file: DeleteFile) -> LakeError:
+def second_vector(entry: VectorEntry) -> LakeError:
     """The error of a table with a vector that is of no data file, or the second one."""
     return LakeError(
-        f"{file.path} has a deletion vector of no data file, or the second one of {file.referenced_path}",
+        f"{entry.path} has a deletion vector of no data file, or the second one of {entry.referenced_data_file}",
         "repair the table's metadata with the engine that wrote it",
     )
 
 
-def _delete_entries(manifest: Manifest, storage: StorageOptions) -> Sequence[ManifestEntry | StoredEntry]:
-    """The live entries, from memory if they tell enough there: of files that are not vectors the bounds are needed."""
+def _position_deletes(
+    manifest: Manifest, storage: StorageOptions
+) -> tuple[Sequence[VectorEntry], tuple[DeleteFile, ...]]:
+    """The live vectors of a manifest, and its position-delete files."""
     entries = manifest.entries
     if entries is not None and all(entry.blob is not None for entry in entries):
-        return entries
-    return stored_of(manifest, storage)
+        return entries, ()
+    # Of files that are not vectors the bounds are needed.
+    stored = [entry for entry in stored_of(manifest, storage) if entry.content == FileContent.POSITION_DELETES]
+    others = tuple(_delete_file(entry, manifest.spec_id) for entry in stored if entry.blob is None)
+    return [entry for entry in stored if entry.blob is not None], others
 
 
-def _delete_file(entry: ManifestEntry | StoredEntry, spec_id: int) -> DeleteFile:
-    lowest = highest = None
+def _delete_file(entry: StoredEntry, spec_id: int) -> DeleteFile:
+    lowest, highest = entry.lower_bounds.get(PATH_ID), entry.upper_bounds.get(PATH_ID)
     if entry.referenced_data_file is not None:
         lowest = highest = entry.referenced_data_file.encode("utf-8", "surrogatepass")
-    elif isinstance(entry, StoredEntry):
-        lowest, highest = entry.lower_bounds.get(PATH_ID), entry.upper_bounds.get(PATH_ID)
     return DeleteFile(
         FileContent.POSITION_DELETES,
         entry.path,
-        entry.format if isinstance(entry, StoredEntry) else "PUFFIN",
+        entry.format,
         entry.records,
         entry.size_bytes,
         entry.sequence_number,
@@ -177,5 +184,4 @@ def _delete_file(entry: ManifestEntry | StoredEntry, spec_id: int) -> DeleteFile
         entry.partition,
         lowest_path=lowest,
         highest_path=highest,
-        blob=entry.blob,
     )

@@ -53,8 +53,8 @@ from mirror_pump.lake.format.deletion_vectors import VectorPlace
 from mirror_pump.lake.format.partitioned_files import write_position_delete_files
 from mirror_pump.lake.format.partitioning import partitions_of
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry
+from mirror_pump.lake.manifests.manifest_files import entries_of
 from mirror_pump.lake.manifests.manifest_list import Manifest, rows_have_ids
-from mirror_pump.lake.manifests.manifests import entries_of
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 
 

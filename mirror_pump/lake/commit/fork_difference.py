@@ -11,8 +11,8 @@ from mirror_pump.lake.contents.file_listing import Listing, paths_of
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry, written_file
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import Manifest, rows_have_ids
-from mirror_pump.lake.manifests.manifests import stored_of
 
 
 def fork_difference(base: LakeTable, fork: LakeTable, *, drop_deletes: bool) -> ForkedRewrite | None:

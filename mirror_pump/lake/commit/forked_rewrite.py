@@ -30,8 +30,8 @@ from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperse
 from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.deletion_vectors import read_deleted_rows
+from mirror_pump.lake.manifests.manifest_files import entries_of
 from mirror_pump.lake.manifests.manifest_list import Manifest, rows_have_ids
-from mirror_pump.lake.manifests.manifests import entries_of
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 
 

@@ -7,7 +7,7 @@ vectors: those of removed data files go, and no others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,14 +16,12 @@ from pyiceberg.manifest import ManifestContent
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.replacement import PresentFiles, Replaced
 from mirror_pump.lake.commit.row_deletes import RowDeletes, TouchedFile, row_deletes, touched_files
-from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.deletion_vectors import VectorPlace, encoded_deletion_vectors
-from mirror_pump.lake.format.position_deletes import Positions, decoded_position_deletes
+from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, StoredEntry
+from mirror_pump.lake.manifests.manifest_files import entries_of
 from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.manifests.manifests import entries_of
-from mirror_pump.lake.storage import StorageOptions, read_bytes
 
 
 @dataclass(frozen=True)
@@ -37,16 +35,6 @@ class VectorCommit:
     """URI and content of the Puffin file with the vectors, which is still to be written; none without vectors."""
     emptied: frozenset[str]
     """Data files of which no row is left: those that the commit would add are not to be added."""
-
-
-def rows_of_files(files: Iterable[WrittenFile], storage: StorageOptions) -> list[Mapping[str, Positions]]:
-    """The row numbers that position-delete files name, by data file URI. Raises LakeError."""
-    rows: list[Mapping[str, Positions]] = []
-    for file in files:
-        content = read_bytes(file.path, storage)
-        with decoding(file.path, "a readable position-delete file"):
-            rows.append(decoded_position_deletes(content))
-    return rows
 
 
 def vector_commit(
@@ -88,17 +76,26 @@ def _with_deletes(replaced: Replaced, deletes: RowDeletes, changed: Collection[s
     """`changed`: URIs of the manifests that lose files by the deletes."""
 
     def doomed(entry: ManifestEntry | StoredEntry) -> bool:
+        if deletes.supersede(entry):
+            return True
         if entry.content == FileContent.DATA:
             return entry.path in deletes.emptied or replaced.doomed(entry)
         # By its path a vector is not known: several are in one file.
-        is_file = entry.blob is None or replaced.empties
-        return deletes.supersede(entry) or (is_file and replaced.doomed(entry))
+        return (entry.blob is None or replaced.empties) and replaced.doomed(entry)
 
     def may_hold(manifest: Manifest) -> bool:
         return manifest.path in changed or replaced.may_hold(manifest)
 
     data = tuple((file, number) for file, number in replaced.data if file.path not in deletes.emptied)
-    return replace(replaced, doomed=doomed, may_hold=may_hold, data=data, positions=(), hidden={})
+    return replace(
+        replaced,
+        doomed=doomed,
+        may_hold=may_hold,
+        data=data,
+        positions=(),
+        hidden={},
+        dangling=replaced.dangling - deletes.repeated,
+    )
 
 
 def _removed_data(base: PresentFiles, replaced: Replaced) -> frozenset[str]:

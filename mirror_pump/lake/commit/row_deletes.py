@@ -8,16 +8,16 @@ row is left goes as a whole.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.errors import ForeignTable, UsageError
-from mirror_pump.lake.commit.commit_cache import CommitCache, second_vector
+from mirror_pump.lake.commit.commit_cache import CommitCache, place_of, second_vector
 from mirror_pump.lake.contents.delete_index import DeleteFile, DeleteIndex
 from mirror_pump.lake.contents.file_listing import LiveFile
-from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.deletion_vectors import DeletionVector, FileVector, VectorPlace
 from mirror_pump.lake.format.partitioning import PartitionTuple
 from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
@@ -41,6 +41,8 @@ class RowDeletes:
     """Deletes that the new vectors have, and those of files that are gone."""
     changed: frozenset[str] = frozenset()
     """URIs of the manifests that have them."""
+    repeated: int = 0
+    """Rows of new vectors, and of emptied files, that position-delete files name, too."""
 
     def supersede(self, entry: ManifestEntry | StoredEntry) -> bool:
         """Whether a live delete goes."""
@@ -121,22 +123,25 @@ def row_deletes(
     deletes = _PresentDeletes(manifests, storage, CommitCache() if cache is None else cache)
     vectors: dict[str, FileVector] = {}
     emptied = set()
+    repeated = 0
     for file, before in zip(touched, deletes.hidden(touched), strict=True):
-        _require_rows(file)
-        after = DeletionVector.of(file.positions).union(before)
+        after = _with_rows(before, file)
+        repeated += 0 if deletes.has_vector(file.path) else len(before)
         if len(after) == file.records:
             emptied.add(file.path)
         elif len(after) > len(before) or (len(after) and not deletes.has_vector(file.path)):
             # The vector also takes the place of position-delete files, which the commit may remove.
             vectors[file.path] = FileVector(after, file.partition, file.spec_id)
     superseded, changed = deletes.about([*removed, *emptied, *vectors], name_of)
-    return RowDeletes(vectors, frozenset(emptied), superseded, changed)
+    return RowDeletes(vectors, frozenset(emptied), superseded, changed, repeated)
 
 
-def _require_rows(file: TouchedFile) -> None:
-    positions = file.positions
-    if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < file.records:
-        raise UsageError(f"{file.path} has {file.records} rows, numbered from 0", "delete rows that it has")
+def _with_rows(vector: DeletionVector, file: TouchedFile) -> DeletionVector:
+    with suppress(OverflowError):
+        after = vector.with_rows(file.positions)
+        if after.end <= file.records:
+            return after
+    raise UsageError(f"{file.path} has {file.records} rows, numbered from 0", "delete rows that it has")
 
 
 class _PresentDeletes:
@@ -148,9 +153,7 @@ class _PresentDeletes:
         self._by_manifest = {
             manifest.path: cache.deletes(manifest, storage)
             for manifest in manifests
-            if manifest.content == ManifestContent.DELETES
-            and manifest.deletes is not FileContent.EQUALITY_DELETES
-            and manifest.live_files
+            if manifest.may_hold_position_deletes
         }
         others = [file for deletes in self._by_manifest.values() for file in deletes.others]
         self._others = DeleteIndex(others, frozenset())
@@ -158,13 +161,15 @@ class _PresentDeletes:
     def has_vector(self, path: str) -> bool:
         return any(path in deletes.vectors for deletes in self._by_manifest.values())
 
-    def of(self, file: TouchedFile | LiveFile) -> tuple[DeleteFile, ...]:
-        """As DeleteIndex.position_deletes."""
+    def vector(self, file: TouchedFile | LiveFile) -> VectorPlace | None:
+        """The vector of a data file."""
         vectors = [deletes.vectors[file.path] for deletes in self._by_manifest.values() if file.path in deletes.vectors]
         if len(vectors) > 1:
             raise second_vector(vectors[1])
-        if vectors and vectors[0].sequence_number >= file.sequence_number:
-            return (vectors[0],)
+        return place_of(vectors[0]) if vectors and vectors[0].sequence_number >= file.sequence_number else None
+
+    def others(self, file: TouchedFile | LiveFile) -> tuple[DeleteFile, ...]:
+        """As DeleteIndex.position_deletes, of a data file without a vector."""
         return self._others.position_deletes(file.path, file.sequence_number, file.spec_id, file.partition)
 
     def hidden(self, files: Sequence[TouchedFile | LiveFile]) -> list[DeletionVector]:
@@ -172,13 +177,14 @@ class _PresentDeletes:
         hidden = [DeletionVector.empty()] * len(files)
         stored: dict[int, VectorPlace] = {}
         for number, file in enumerate(files):
-            deletes = self.of(file)
-            if deletes and (blob := deletes[0].blob) is not None:
-                stored[number] = VectorPlace(deletes[0].path, blob, deletes[0].records)
-            elif deletes:
+            vector = self.vector(file)
+            if vector is not None:
+                stored[number] = vector
+            elif deletes := self.others(file):
                 hidden[number] = _hidden_by_files(file.path, deletes, self._storage)
-        for number, vector in zip(stored, self._cache.vectors(list(stored.values()), self._storage), strict=True):
-            hidden[number] = vector
+        vectors = self._cache.vectors(list(stored.values()), self._storage)
+        for number, rows in zip(stored, vectors, strict=True):
+            hidden[number] = rows
         return hidden
 
     def about(
@@ -190,16 +196,17 @@ class _PresentDeletes:
         changed = set()
         for path, deletes in self._by_manifest.items():
             if name_of is None:
-                inside = [deletes.vectors[name] for name in names & deletes.vectors.keys()]
+                vectors = [deletes.vectors[name] for name in names & deletes.vectors.keys()]
             else:
-                inside = [file for name, file in deletes.vectors.items() if name_of(name) in names]
+                vectors = [file for name, file in deletes.vectors.items() if name_of(name) in names]
+            inside = {_key(vector) for vector in vectors}
             for file in deletes.others:
                 name = file.referenced_path
                 if name is not None and (name if name_of is None else name_of(name)) in names:
-                    inside.append(file)
+                    inside.add((file.path, None))
             if inside:
                 changed.add(path)
-                concerned |= {_delete_key(file) for file in inside}
+                concerned |= inside
         return frozenset(concerned), frozenset(changed)
 
 
@@ -215,10 +222,6 @@ def _key(entry: ManifestEntry | StoredEntry) -> _DeleteKey:
     return entry.path, None if entry.blob is None else entry.blob.offset
 
 
-def _delete_key(file: DeleteFile) -> _DeleteKey:
-    return file.path, None if file.blob is None else file.blob.offset
-
-
 def later_deletes(
     manifests: Sequence[Manifest],
     files: Sequence[LiveFile],
@@ -231,9 +234,8 @@ def later_deletes(
     deletes = _PresentDeletes(manifests if files else (), storage, CommitCache() if cache is None else cache)
     changed = []
     for file in files:
-        places = [None if delete.blob is None else (delete.path, delete.blob) for delete in deletes.of(file)]
-        place = base.get(file.path)
-        if places != ([] if place is None else [(place.path, place.place)]):
+        vector = deletes.vector(file)
+        if vector != base.get(file.path) or (vector is None and deletes.others(file)):
             changed.append(file)
     hidden = deletes.hidden(changed)
     return {file.path: vector.positions for file, vector in zip(changed, hidden, strict=True)}

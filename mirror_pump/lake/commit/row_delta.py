@@ -6,7 +6,7 @@ to the new metadata location (`mirror_pump.lake.commit.catalog`), in its own tra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -20,7 +20,7 @@ from mirror_pump.lake.commit.expired_rows import RowsBelow
 from mirror_pump.lake.commit.feed_rewrite import FeedRewrite
 from mirror_pump.lake.commit.file_rewrite import FileRewrite, FileRewriteSuperseded
 from mirror_pump.lake.commit.forked_rewrite import ForkedRewrite
-from mirror_pump.lake.commit.hidden_rows import rows_of_files, vector_commit
+from mirror_pump.lake.commit.hidden_rows import vector_commit
 from mirror_pump.lake.commit.replacement import CopiedFiles, EveryFile, FilesAbove, PresentFiles, Replaced
 from mirror_pump.lake.commit.schema_evolution import evolved
 from mirror_pump.lake.contents.file_listing import LiveFile, live_data_files, live_equality_deletes
@@ -77,12 +77,10 @@ class RowDelta:
     backdated: tuple[BackdatedFile, ...] = ()
     replaces: Replacement | None = None
     """The earlier files to remove in the same snapshot."""
-    positions: tuple[WrittenFile, ...] = ()
-    """Position-delete files, for rows of older files and of the segments' own files. They apply in any order. Staging
-    reads them, and writes deletion vectors in their place, if the table's format version has these."""
     hidden: Mapping[str, Positions] = field(default_factory=dict, repr=False)
-    """As `positions`, as sorted row numbers by data file URI: staging writes deletion vectors, or else position-delete
-    files, one for each lake partition."""
+    """Rows to delete, of older files and of the segments' own files: sorted row numbers by data file URI. Staging
+    writes deletion vectors or, if the table's format version has none, a position-delete file for each lake
+    partition."""
     partitions: Mapping[str, PartitionTuple] = field(default_factory=dict, repr=False)
     """The lake partitions of these data files, by URI; those of an unpartitioned table may be left out."""
     schema: LakeSchema | None = None
@@ -96,9 +94,7 @@ class RowDelta:
 
     def __post_init__(self) -> None:
         rewrite = self.replaces
-        if isinstance(rewrite, FileRewrite) and (
-            self.backdated or (rewrite.merged and (self.segments or self.positions or self.hidden))
-        ):
+        if isinstance(rewrite, FileRewrite) and (self.backdated or (rewrite.merged and (self.segments or self.hidden))):
             # Position deletes of the segments could name rows that a merge moves.
             raise ValueError("a rewrite goes with segments only, and one that merges data files alone")
         if self.partitioning is not None and not isinstance(rewrite, EveryFile):
@@ -250,7 +246,7 @@ class LakeTable:
             removal = writer.remove(self.manifests, self.storage, replaced.doomed, replaced.may_hold, vectors)
         manifests = self._manifests(writer, added, removal)
         timestamp = max(now_ms, self.metadata.last_updated_ms)
-        summary = self._summary(delta, added, removal, replaced, timestamp)
+        summary = self._summary(delta, added, removal, replaced, manifests, timestamp)
         snapshot, manifests = writer.snapshot(self.metadata.current_snapshot, manifests, summary, timestamp)
         metadata = with_snapshot(self.metadata, snapshot, old_location, keep, self.retention)
         if has_retention:
@@ -274,9 +270,11 @@ class LakeTable:
         replaced = _NOTHING_REPLACED
         if delta.replaces is not None:
             replaced = delta.replaces.replaced(self._present_files, written)
-        added.positions.extend((file, sequence_number) for file in (*delta.positions, *replaced.positions))
         if self.has_vectors:
+            if replaced.positions:
+                raise FileRewriteSuperseded(f"{self.location} has deletion vectors now")
             return self._with_vectors(delta, added, replaced, sequence_number)
+        added.positions.extend((file, sequence_number) for file in replaced.positions)
         if replaced.hidden and replaced.partitions is None:
             raise FileRewriteSuperseded(f"{self.location} has no deletion vectors any more")
         deletes = [
@@ -289,13 +287,9 @@ class LakeTable:
     def _with_vectors(
         self, delta: RowDelta, added: _Added, replaced: Replaced, sequence_number: int
     ) -> tuple[Replaced, list[tuple[str, bytes]]]:
-        """Puts deletion vectors in the place of the position-delete files in `added`. Returns what the commit removes,
-        and the files that hold the vectors."""
-        hidden = rows_of_files((file for file, _ in added.positions), self.storage)
+        """Adds deletion vectors to `added`. Returns what the commit removes, and the files that hold the vectors."""
         data = [*added.data, *replaced.data]
-        changed = vector_commit(
-            self._present_files, [delta.hidden, replaced.hidden, *hidden], data, self.spec_id, replaced
-        )
+        changed = vector_commit(self._present_files, [delta.hidden, replaced.hidden], data, self.spec_id, replaced)
         added.positions[:] = [(vector, sequence_number) for vector in changed.vectors]
         added.data[:] = [(file, number) for file, number in added.data if file.path not in changed.emptied]
         return changed.replaced, [*changed.files]
@@ -319,10 +313,31 @@ class LakeTable:
         new = {ManifestContent.DATA: added.data, ManifestContent.DELETES: [*added.deletes, *positions]}
         return (*writer.next(removal.untouched, new, self.storage), *removal.rewritten)
 
+    def _has_only_vectors(self, manifests: Sequence[Manifest]) -> bool:
+        """Whether the new snapshot, which has these manifests, surely has no position-delete file."""
+        older = {manifest.path for manifest in self.manifests}
+        for manifest in manifests:
+            if not manifest.may_hold_position_deletes:
+                continue
+            if manifest.entries is not None:
+                others = [entry for entry in manifest.entries if entry.blob is None]
+                if any(entry.content == FileContent.POSITION_DELETES for entry in others):
+                    return False
+            elif manifest.path not in older or self.cache.deletes(manifest, self.storage).others:
+                return False
+        return True
+
     def _summary(
-        self, delta: RowDelta, added: _Added, removal: Removal, replaced: Replaced, timestamp: int
+        self,
+        delta: RowDelta,
+        added: _Added,
+        removal: Removal,
+        replaced: Replaced,
+        manifests: Sequence[Manifest],
+        timestamp: int,
     ) -> dict[str, str]:
-        """The new snapshot's summary. `timestamp`: the snapshot's time in milliseconds since 1970 UTC."""
+        """The new snapshot's summary. `manifests`: its manifests. `timestamp`: its time in milliseconds since 1970
+        UTC."""
         counts = added.counts()
         parent = self.metadata.current_snapshot
         summary = summarise(
@@ -339,8 +354,11 @@ class LakeTable:
             uncertain=int(counted.uncertain or replaced.uncounted),
         )
         after = counted.after(counts, removal.removed, replaced.rewritten_bytes)
-        # A vector goes with its data file.
-        counted = replace(after, dangling=counted.dangling) if self.has_vectors else after
+        if self.has_vectors:
+            # A vector goes with its data file. Position-delete files may name rows of vectors, and of files that went.
+            exact = self._has_only_vectors(manifests)
+            after = replace(after, dangling=0 if exact else counted.dangling, uncertain=int(not exact))
+        counted = after
         if SnapshotSummary(summary).total(Total.POSITION_DELETES) == (
             counts.position_deletes if replaced.empties else 0
         ):

@@ -26,8 +26,9 @@ from mirror_pump.lake.document.snapshot_summary import FileCounts, summarise
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
-from mirror_pump.lake.manifests.manifests import ManifestWriter, stored_of
+from mirror_pump.lake.manifests.manifests import ManifestWriter
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, make_directory, write_all, write_bytes
 
 _PARALLEL_SLICES = 4

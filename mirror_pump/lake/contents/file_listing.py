@@ -12,8 +12,8 @@ from mirror_pump.lake.format.deletion_vectors import VectorPlace
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.position_deletes import PATH_ID
 from mirror_pump.lake.manifests.manifest_entries import StoredEntry
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.manifests.manifests import stored_of
 from mirror_pump.lake.storage import StorageOptions
 
 _READABLE = ("PARQUET", "PUFFIN")

@@ -2,18 +2,23 @@
 
 A row's ID is in a column of its file or, without a value there, follows from the ID of the file's first row, which is
 in its manifest entry. Files never change, and a file's first row ID stays once it is assigned. So what was read is
-kept, up to a limit, whichever snapshot it was read for.
+kept, whichever snapshot it was read for: in memory up to a limit, then in files without names. What has room in neither
+is read again when it is needed.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import mmap
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyiceberg.manifest import ManifestContent
 
 from mirror_pump.lake.format.columns import names_by_id
@@ -21,8 +26,8 @@ from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.row_lineage import ROW_ID_FIELD
 from mirror_pump.lake.manifests.manifest_entries import existing_entries
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.manifests.manifests import stored_of
 from mirror_pump.lake.storage import StorageOptions, local_path
 
 NO_ID = -1
@@ -33,6 +38,15 @@ _PARALLEL_FILES = 8
 """Files that are read at the same time."""
 _RUN_SHARE = 4
 """A column is kept as runs of IDs that follow each other if there are this many rows for each run."""
+_MOVED_SHARE = 4
+"""One part in this many of what is in memory moves to a file at a time."""
+_LEAST_MOVED_BYTES = 1 << 20
+"""Less is read again sooner than a file descriptor is worth."""
+_MOST_FILES = 64
+"""Each takes a file descriptor."""
+
+Store: TypeAlias = Callable[[Sequence[Positions]], mmap.mmap | None]
+"""LeafStore.stored of mirror_pump.lake.key_index."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +57,8 @@ class StoredIds:
     """The ID of each row; NO_ID for one without a value. Of runs that of each one's first row."""
     begins: Positions | None = None
     """Of runs the row number of each one's first row."""
+    file: mmap.mmap | None = field(default=None, compare=False, repr=False)
+    """The file that the arrays are in. None: they are in memory."""
 
     @classmethod
     def of(cls, ids: Positions) -> StoredIds:
@@ -53,29 +69,71 @@ class StoredIds:
         return cls(ids[begins], begins)
 
     @property
+    def arrays(self) -> list[Positions]:
+        return [self.ids] if self.begins is None else [self.ids, self.begins]
+
+    @property
     def nbytes(self) -> int:
-        return self.ids.nbytes + (0 if self.begins is None else self.begins.nbytes)
+        return sum(array.nbytes for array in self.arrays)
 
     def at(self, positions: Positions) -> Positions:
         """The IDs of rows by their numbers."""
         if self.begins is None:
-            return self.ids[positions]
-        runs = np.searchsorted(self.begins, positions, "right") - 1
-        return self.ids[runs] + positions - self.begins[runs]
+            ids = self.ids[positions]
+        else:
+            runs = np.searchsorted(self.begins, positions, "right") - 1
+            ids = self.ids[runs] + positions - self.begins[runs]
+        if self.file is not None:
+            # What was looked at stays in the page cache.
+            self.file.madvise(mmap.MADV_DONTNEED)
+        return ids
+
+
+def stored_ids(file: pq.ParquetFile) -> StoredIds | None:
+    """The column of an open data file; None if it has none. Raises LakeError."""
+    name = names_by_id(file).get(ROW_ID_FIELD)
+    if name is None:
+        return None
+    column = file.read([name], use_threads=False).column(0)
+    return StoredIds.of(pc.fill_null(column, NO_ID).to_numpy())
 
 
 class RowIds:
-    """What is kept of the files of all tables. Owned by one thread."""
+    """What is kept of the files of all tables. Thread-safe."""
 
-    def __init__(self, storage: StorageOptions, limit: int) -> None:
-        """`limit`: bytes to keep. What has no room is read again."""
+    def __init__(self, storage: StorageOptions, limit: int, store: Store | None = None, disk_limit: int = 0) -> None:
+        """`limit`: bytes to keep in memory. `store`: makes the files for columns for which memory has no room, up to
+        `disk_limit` bytes."""
         self._storage = storage
         self._limit = limit
-        self._bytes = 0
+        self._store = store
+        self._disk_limit = disk_limit
+        self._bytes = self._disk_bytes = 0
         self._first: OrderedDict[str, int] = OrderedDict()
         """The ID of each file's first row, those that were asked for longest ago first."""
         self._stored: OrderedDict[str, StoredIds | None] = OrderedDict()
         """The column of each file, None for a file without one, in the same order."""
+        self._moved: dict[str, StoredIds] = {}
+        """The columns that are in files."""
+        self._files: deque[tuple[tuple[str, ...], int]] = deque()
+        """Whose columns are in each of these, and its size in bytes, oldest first."""
+        self._lock = threading.RLock()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory."""
+        return self._bytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """Size of the files."""
+        return self._disk_bytes
+
+    def resize(self, limit: int, disk_limit: int) -> None:
+        """Sets how many bytes there may be in memory, and in files."""
+        with self._lock:
+            self._limit, self._disk_limit = limit, disk_limit
+            self._make_room()
 
     def of(self, manifests: Sequence[Manifest], places: Mapping[str, Positions]) -> dict[str, Positions]:
         """The IDs of rows, given by their numbers, by URI of their data file, which is live in a snapshot with these
@@ -86,34 +144,61 @@ class RowIds:
         for path, positions in places.items():
             inherited = positions + first[path] if path in first else np.full(len(positions), NO_ID, np.int64)
             column = stored[path]
-            stored_ids = None if column is None else column.at(positions)
-            ids[path] = inherited if stored_ids is None else np.where(stored_ids == NO_ID, inherited, stored_ids)
-        self._drop()
+            own_ids = None if column is None else column.at(positions)
+            ids[path] = inherited if own_ids is None else np.where(own_ids == NO_ID, inherited, own_ids)
+        with self._lock:
+            self._make_room()
         return ids
 
-    def put(self, path: str, ids: Positions | None) -> None:
-        """A file was written with these IDs, NO_ID for rows that get theirs when it lands; None: without the column."""
-        self._keep(path, None if ids is None else StoredIds.of(ids))
+    def put(self, path: str, column: StoredIds | None) -> None:
+        """Keeps what is in a data file, None for one without the column."""
+        with self._lock:
+            self._keep(path, column)
+            self._make_room()
+
+    def forget(self, paths: Collection[str]) -> None:
+        """These data files are not part of a table any more."""
+        with self._lock:
+            for path in paths:
+                if path in self._stored:
+                    self._bytes -= _size(self._stored.pop(path))
+                if self._first.pop(path, None) is not None:
+                    self._bytes -= _FILE_BYTES
+                self._moved.pop(path, None)
+
+    def read_first(self, manifests: Sequence[Manifest]) -> None:
+        """Reads the first row IDs of all data files of a snapshot. Raises LakeError."""
+        for manifest in manifests:
+            self._list(manifest)
+        with self._lock:
+            self._make_room()
 
     def _first_row_ids(self, manifests: Sequence[Manifest], paths: Collection[str]) -> dict[str, int]:
-        first = {path: self._first[path] for path in paths if path in self._first}
-        for path in first:
-            self._first.move_to_end(path)
+        with self._lock:
+            first = {path: self._first[path] for path in paths if path in self._first}
+            for path in first:
+                self._first.move_to_end(path)
         missing = set(paths) - first.keys()
         # New files are in the first manifests, which are in memory.
         for manifest in manifests:
             if not missing:
                 break
-            if manifest.content == ManifestContent.DATA and manifest.live_files and manifest.first_row_id is not None:
-                for path, row_id in self._listed(manifest):
-                    self._bytes += _FILE_BYTES * (path not in self._first)
-                    self._first[path] = row_id
-                    if path in missing:
-                        first[path] = row_id
-                        missing.remove(path)
+            listed = self._list(manifest)
+            first |= {path: listed[path] for path in missing & listed.keys()}
+            missing -= listed.keys()
         return first
 
-    def _listed(self, manifest: Manifest) -> Iterator[tuple[str, int]]:
+    def _list(self, manifest: Manifest) -> dict[str, int]:
+        """Reads the first row IDs of a manifest's data files, and keeps them."""
+        if manifest.content != ManifestContent.DATA or not manifest.live_files or manifest.first_row_id is None:
+            return {}
+        listed = dict(self._entries(manifest))
+        with self._lock:
+            self._bytes += _FILE_BYTES * len(listed.keys() - self._first.keys())
+            self._first |= listed
+        return listed
+
+    def _entries(self, manifest: Manifest) -> Iterator[tuple[str, int]]:
         entries = (
             stored_of(manifest, self._storage)
             if manifest.entries is None
@@ -124,27 +209,29 @@ class RowIds:
                 yield entry.path, entry.first_row_id
 
     def _columns(self, paths: Collection[str]) -> dict[str, StoredIds | None]:
-        columns = {path: self._stored[path] for path in paths if path in self._stored}
-        for path in columns:
-            self._stored.move_to_end(path)
+        columns: dict[str, StoredIds | None] = {}
+        with self._lock:
+            for path in paths:
+                if path in self._stored:
+                    columns[path] = self._stored[path]
+                    self._stored.move_to_end(path)
+                elif path in self._moved:
+                    columns[path] = self._moved[path]
         missing = [path for path in paths if path not in columns]
         if len(missing) > _PARALLEL_FILES or any(local_path(path) is None for path in missing):
             with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
                 read = list(pool.map(self._read, missing))
         else:
             read = list(map(self._read, missing))
-        for path, column in zip(missing, read, strict=True):
-            columns[path] = column
-            self._keep(path, column)
+        with self._lock:
+            for path, column in zip(missing, read, strict=True):
+                columns[path] = column
+                self._keep(path, column)
         return columns
 
     def _read(self, path: str) -> StoredIds | None:
         with open_parquet(path, self._storage) as file:
-            name = names_by_id(file).get(ROW_ID_FIELD)
-            if name is None:
-                return None
-            column = file.read([name], use_threads=False).column(0)
-            return StoredIds.of(pc.fill_null(column, NO_ID).to_numpy())
+            return stored_ids(file)
 
     def _keep(self, path: str, column: StoredIds | None) -> None:
         if path in self._stored:
@@ -152,12 +239,47 @@ class RowIds:
         self._stored[path] = column
         self._bytes += _size(column)
 
-    def _drop(self) -> None:
-        while self._bytes > self._limit and self._stored:
-            self._bytes -= _size(self._stored.popitem(last=False)[1])
+    def _make_room(self) -> None:
+        """Moves columns out of memory that is full, and drops what has no room in files either."""
+        while self._files and (self._disk_bytes > self._disk_limit or len(self._files) > _MOST_FILES):
+            self._drop_file()
+        if self._bytes > self._limit:
+            least = self._limit - self._limit // _MOVED_SHARE
+            oldest: dict[str, StoredIds] = {}
+            while self._bytes > least and self._stored:
+                path, column = self._stored.popitem(last=False)
+                self._bytes -= _size(column)
+                if column is not None:
+                    oldest[path] = column
+            self._move(oldest)
         while self._bytes > self._limit and self._first:
             self._first.popitem(last=False)
             self._bytes -= _FILE_BYTES
+
+    def _move(self, columns: Mapping[str, StoredIds]) -> None:
+        """Puts columns into one file, in the place of the oldest files, if it has room there."""
+        arrays = [array for column in columns.values() for array in column.arrays]
+        size = sum(array.nbytes for array in arrays)
+        if self._store is None or not _LEAST_MOVED_BYTES <= size <= self._disk_limit:
+            return
+        while self._files and (self._disk_bytes + size > self._disk_limit or len(self._files) >= _MOST_FILES):
+            self._drop_file()
+        file = self._store(arrays)
+        if file is None:
+            return
+        ends = np.cumsum([len(array) for array in arrays])
+        parts = iter(np.split(np.frombuffer(file, np.int64), ends[:-1]))
+        for path, column in columns.items():
+            self._moved[path] = StoredIds(next(parts), None if column.begins is None else next(parts), file)
+        self._files.append((tuple(columns), size))
+        self._disk_bytes += size
+        file.madvise(mmap.MADV_DONTNEED)
+
+    def _drop_file(self) -> None:
+        paths, size = self._files.popleft()
+        self._disk_bytes -= size
+        for path in paths:
+            self._moved.pop(path, None)
 
 
 def _size(column: StoredIds | None) -> int:

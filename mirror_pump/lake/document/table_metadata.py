@@ -128,6 +128,11 @@ class TableMetadata:
         return SequenceNumber(int(self.document.get("last-sequence-number", 0)))
 
     @property
+    def has_row_lineage(self) -> bool:
+        """Whether rows have IDs, and deletes by position are deletion vectors: of format version 3."""
+        return "next-row-id" in self.document
+
+    @property
     def next_row_id(self) -> int:
         """The first row ID that the next snapshot may assign; 0 in a table without row lineage."""
         return int(self.document.get("next-row-id") or 0)

@@ -15,7 +15,8 @@ import zlib
 from array import array
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from pyroaring import BitMap64
@@ -49,11 +50,7 @@ class DeletionVector:
     @classmethod
     def of(cls, positions: Positions) -> DeletionVector:
         """A vector of row numbers, in any order, of which none is negative (OverflowError)."""
-        if len(positions) and int(positions.min()) < 0:
-            raise OverflowError("row numbers begin at 0")
-        bitmap = BitMap64(array("Q", positions.astype(np.int64, copy=False).tobytes()))
-        bitmap.run_optimize()
-        return cls(bitmap)
+        return cls.empty().with_rows(positions)
 
     @classmethod
     def empty(cls) -> DeletionVector:
@@ -83,6 +80,19 @@ class DeletionVector:
     def positions(self) -> Positions:
         """The row numbers, in order."""
         return np.frombuffer(self._bitmap.to_array(), np.uint64).astype(np.int64)
+
+    def with_rows(self, positions: Positions) -> DeletionVector:
+        """This vector's rows, and others, as of `of`."""
+        bitmap = BitMap64(array("Q", positions.astype(np.int64, copy=False).tobytes())) | self._bitmap
+        if bitmap and bitmap.max() >> 63:
+            raise OverflowError("row numbers begin at 0")
+        bitmap.run_optimize()
+        return DeletionVector(bitmap)
+
+    @property
+    def end(self) -> int:
+        """The number after the greatest row number; 0 of a vector of no rows."""
+        return int(self._bitmap.max()) + 1 if self._bitmap else 0
 
     def union(self, other: DeletionVector) -> DeletionVector:
         """What either has."""
@@ -138,11 +148,19 @@ def encoded_deletion_vectors(
     ]
     content, places = encoded_puffin(blobs)
     puffin = data_location(location, f"{uuid.uuid4().hex}-deletes{PUFFIN_SUFFIX}")
-    common = WrittenFile(FileContent.POSITION_DELETES, puffin, 0, len(content), {}, {}, {}, {}, {})
+    nothing: Mapping[int, Any] = {}
     entries = tuple(
-        replace(
-            common,
-            record_count=len(file.vector),
+        WrittenFile(
+            FileContent.POSITION_DELETES,
+            puffin,
+            len(file.vector),
+            len(content),
+            nothing,
+            nothing,
+            nothing,
+            nothing,
+            nothing,
+            nan_counts=nothing,
             referenced_data_file=path,
             partition=file.partition,
             spec_id=file.spec_id,

@@ -29,7 +29,7 @@ _LONG_LIST = 15
 """From this size on a list's size follows its head."""
 
 
-def with_column(content: bytes, field: pa.Field, values: pa.Array) -> bytes:
+def with_column(content: bytes | memoryview, field: pa.Field, values: pa.Array) -> bytes:
     """The content of a Parquet file with one more column, the last one. `values`: for each row of the file, in order.
 
     `field` has the metadata PARQUET:field_id. Time and memory: those of a copy, and what the column takes. Raises
@@ -73,12 +73,12 @@ def _column_file(field: pa.Field, values: pa.Array, rows: list[int]) -> bytes:
     return sink.getvalue()
 
 
-def _footer(content: bytes) -> tuple[int, _Struct]:
+def _footer(content: bytes | memoryview) -> tuple[int, _Struct]:
     """Where the footer begins, and the footer."""
     if content[:4] != _MAGIC or content[-4:] != _MAGIC:
         raise ValueError("it is no Parquet file")
     begin = len(content) - _ENDING - int.from_bytes(content[-_ENDING:-4], "little")
-    return begin, _Struct.of(content[begin:-_ENDING])
+    return begin, _Struct.of(bytes(content[begin:-_ENDING]))
 
 
 def _joined(group: _Struct, column: _Struct, shift: int) -> _Struct:

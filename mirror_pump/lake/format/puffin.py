@@ -29,7 +29,7 @@ class Blob:
     """Its type, such as `deletion-vector-v1`."""
     fields: tuple[int, ...]
     """IDs of the fields that it is about."""
-    properties: Mapping[str, str]
+    properties: dict[str, str]
     content: bytes
 
 
@@ -53,12 +53,12 @@ def encoded_puffin(blobs: Sequence[Blob]) -> tuple[bytes, tuple[BlobPlace, ...]]
         entries.append(
             {
                 "type": blob.kind,
-                "fields": list(blob.fields),
+                "fields": blob.fields,
                 "snapshot-id": _NOT_YET,
                 "sequence-number": _NOT_YET,
                 "offset": place.offset,
                 "length": place.size,
-                "properties": dict(blob.properties),
+                "properties": blob.properties,
             }
         )
     footer = orjson.dumps({"blobs": entries, "properties": {}})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from pyiceberg.manifest import DATA_FILE_TYPE, MANIFEST_ENTRY_SCHEMAS, manifest_entry_schema_with_data_file
@@ -18,10 +18,10 @@ from pyiceberg.types import IntegerType, ListType, LongType, NestedField, String
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from mirror_pump.lake.avro.container_files import schema_json
-from mirror_pump.lake.avro.record_encoder import Encoder
+from mirror_pump.lake.avro.record_encoder import Encoder, write_integer, write_optional_string
 from mirror_pump.lake.document.partition_specs import NO_PARTITION
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION, FileContent, WrittenFile
-from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.format.partitioning import PartitionTuple, partition_key
 from mirror_pump.lake.format.puffin import BlobPlace
 from mirror_pump.lake.manifests.entry_reader import (
     CONTENT_OFFSET,
@@ -41,8 +41,7 @@ from mirror_pump.lake.manifests.entry_reader import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestEntry:
+class ManifestEntry(NamedTuple):
     """A manifest entry. The file's description is kept as the encoded bytes that go into the manifest."""
 
     status: Status
@@ -77,21 +76,41 @@ class Formats:
     def __init__(self, partition: StructType, version: int = FORMAT_VERSION) -> None:
         data_file = _data_file_type(partition)
         self.data_file = Encoder(data_file)
-        self._last = Encoder(_LAST_FIELDS) if version >= VECTOR_VERSION else None
-        if self._last is not None:
+        self._vector_parts = Encoder(StructType(*data_file.fields[:4])), Encoder(StructType(*data_file.fields[5:16]))
+        self._vectors: dict[tuple[object, ...], tuple[bytes, bytes]] = {}
+        """By what a vector has in common with others, the encoding of that before and after its number of rows."""
+        self._has_last = version >= VECTOR_VERSION
+        if self._has_last:
             data_file = StructType(*data_file.fields, *_LAST_FIELDS.fields)
         schema = manifest_entry_schema_with_data_file(FORMAT_VERSION, data_file)
         self.schema = schema_json(schema, "manifest_entry")
-        self._head = Encoder(StructType(*MANIFEST_ENTRY_SCHEMAS[FORMAT_VERSION].fields[:4]))
+
+    def file(self, file: WrittenFile) -> bytes:
+        """A new file as a manifest's bytes. The vectors of a Puffin file differ in two fields."""
+        if file.blob is None:
+            return self.data_file.encode(*file_values(file))
+        common = file.path, file.size_bytes, partition_key(file.partition)
+        parts = self._vectors.get(common)
+        if parts is None:
+            if len(self._vectors) >= _VECTOR_PARTS:
+                self._vectors.clear()
+            before, after = self._vector_parts
+            values = file_values(file)
+            parts = self._vectors[common] = before.encode(*values[:4]), after.encode(*values[5:16])
+        encoded = bytearray(parts[0])
+        write_integer(encoded, file.record_count)
+        encoded += parts[1]
+        write_optional_string(encoded, file.referenced_data_file)
+        return bytes(encoded)
 
     def entry(self, entry: ManifestEntry) -> bytes:
         """The entry's Avro record: its encoded head, followed by the file's bytes."""
-        head = self._head.encode(entry.status, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
-        if self._last is None:
+        head = _head(entry.status, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
+        if not self._has_last:
             return head + entry.data_file
         blob = entry.blob
-        offset, size = (None, None) if blob is None else (blob.offset, blob.size)
-        return head + entry.data_file + self._last.encode(entry.first_row_id, offset, size)
+        last = _last(entry.first_row_id) if blob is None else _last(entry.first_row_id, blob.offset, blob.size)
+        return head + entry.data_file + last
 
 
 _LAST_FIELDS = StructType(
@@ -100,6 +119,31 @@ _LAST_FIELDS = StructType(
     NestedField(CONTENT_SIZE, "content_size_in_bytes", LongType(), required=False),
 )
 """The fields of format version 3."""
+_VECTOR_PARTS = 1_000
+"""Lake partitions, or Puffin files, for which `Formats` keeps what their vectors have in common."""
+_ENCODED_PARTS = 16_384
+"""Of entries, which are kept encoded. A commit with thousands of deletion vectors writes most of their entries again,
+and many have a part in common."""
+
+
+@lru_cache(maxsize=1)
+def _head_encoder() -> Encoder:
+    return Encoder(StructType(*MANIFEST_ENTRY_SCHEMAS[FORMAT_VERSION].fields[:4]))
+
+
+@lru_cache(maxsize=_ENCODED_PARTS)
+def _head(status: Status, snapshot_id: int, sequence_number: int, file_sequence_number: int | None) -> bytes:
+    return _head_encoder().encode(status, snapshot_id, sequence_number, file_sequence_number)
+
+
+@lru_cache(maxsize=1)
+def _last_encoder() -> Encoder:
+    return Encoder(_LAST_FIELDS)
+
+
+@lru_cache(maxsize=_ENCODED_PARTS)
+def _last(first_row_id: int | None, offset: int | None = None, size: int | None = None) -> bytes:
+    return _last_encoder().encode(first_row_id, offset, size)
 
 
 @lru_cache(maxsize=32)
@@ -336,7 +380,7 @@ def existing(entry: ManifestEntry, manifest_number: int) -> ManifestEntry:
     number = manifest_number if entry.file_sequence_number is None else entry.file_sequence_number
     if entry.status is Status.EXISTING and number == entry.file_sequence_number:
         return entry
-    return replace(entry, status=Status.EXISTING, file_sequence_number=number)
+    return entry._replace(status=Status.EXISTING, file_sequence_number=number)
 
 
 def existing_entries(
@@ -344,10 +388,12 @@ def existing_entries(
 ) -> list[ManifestEntry]:
     """As `existing`, of all live entries of a manifest, in its order, with the row IDs that they inherit of it."""
     carried = [existing(entry, manifest_number) for entry in entries]
+    if first_row_id is None and all(entry.first_row_id is None for entry in carried):
+        return carried
     ids = inherited_row_ids(
         [entry.first_row_id for entry in entries], [entry.records for entry in entries], first_row_id
     )
     return [
-        entry if entry.first_row_id == row_id else replace(entry, first_row_id=row_id)
+        entry if entry.first_row_id == row_id else entry._replace(first_row_id=row_id)
         for entry, row_id in zip(carried, ids, strict=True)
     ]

@@ -4,44 +4,31 @@ A snapshot of format version 3 assigns IDs to the rows of data files that have n
 the ID of the first such row (`ManifestWriter.snapshot`). An entry has its file's first row ID from the next manifest
 on. So a row keeps its ID however often its file's entry is carried over.
 
-Entries are passed on as encoded bytes. Most manifests that a commit merges were written here, so merging them means
-joining bytes, and the cost of a commit does not depend on the number of earlier commits.
+Most manifests that a commit merges were written here, so merging them means joining bytes
+(mirror_pump.lake.manifests.manifest_files), and the cost of a commit does not depend on the number of earlier commits.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-import orjson
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.types import StructType
 
-from mirror_pump.errors import ForeignTable
-from mirror_pump.lake.avro.container_files import container_of_block, raw_records
 from mirror_pump.lake.document.metadata_files import metadata_directory
 from mirror_pump.lake.document.snapshot import Snapshot
 from mirror_pump.lake.document.snapshot_summary import FileCounts
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.format.damaged_files import decoding
-from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION, FileContent, WrittenFile
-from mirror_pump.lake.format.partitioning import UNPARTITIONED
+from mirror_pump.lake.format.data_files import VECTOR_VERSION, FileContent, WrittenFile
 from mirror_pump.lake.manifests.entry_reader import Status
-from mirror_pump.lake.manifests.manifest_entries import (
-    Formats,
-    ManifestEntry,
-    StoredEntry,
-    existing_entries,
-    file_values,
-    formats_of,
-    stored_entries,
-)
-from mirror_pump.lake.manifests.manifest_list import Manifest, encoded_list, with_line
-from mirror_pump.lake.manifests.partition_summaries import Summaries, can_unite, summaries_of, united
-from mirror_pump.lake.storage import StorageOptions, join, read_bytes
+from mirror_pump.lake.manifests.manifest_entries import ManifestEntry
+from mirror_pump.lake.manifests.manifest_files import Group, ManifestEncoder, kind_of
+from mirror_pump.lake.manifests.manifest_list import Manifest, encoded_list
+from mirror_pump.lake.storage import StorageOptions, join
 
 FANOUT = 10
 """This many manifests of one size class are merged into one of the next class. So an entry is rewritten once per power
@@ -49,15 +36,6 @@ of ten, and a list names at most nine manifests per class and content."""
 
 FULL = 10_000
 """Manifests with this many entries are no longer merged: at some 2 MB, engines can skip them by their bounds."""
-
-HELD = 100
-"""A new manifest keeps its live entries in memory up to this many: most small manifests are merged, or lose files,
-within minutes. Of deletion vectors it keeps all, since the next commit that hides rows of the same files replaces
-them."""
-
-
-_Group: TypeAlias = tuple[ManifestContent, int, FileContent | None]
-"""What manifests should have in common to be merged: content, partition spec, and the kind of their deletes."""
 
 _SizeClasses: TypeAlias = dict[int, list[Manifest]]
 """Manifests by size class."""
@@ -109,14 +87,17 @@ class ManifestWriter:
         under a spec of the table, None for one that cannot be written; by default only the mirror's own can.
         `directory`: where its files are to be, by default where the table's metadata is."""
         self._metadata = metadata
-        self._partition_types = partition_types or metadata.partition_type
-        self._directory = directory or metadata_directory(metadata)
         self._full = full
-        self._version = max(metadata.format_version, FORMAT_VERSION)
         self.snapshot_id = metadata.new_snapshot_id() if snapshot_id is None else snapshot_id
         self.sequence_number = metadata.last_sequence_number + 1 if sequence_number is None else sequence_number
-        self.files: list[tuple[str, bytes]] = []
+        self._encoder = ManifestEncoder(
+            metadata, self.snapshot_id, self.sequence_number, partition_types, directory or metadata_directory(metadata)
+        )
+
+    @property
+    def files(self) -> list[tuple[str, bytes]]:
         """Location and content of every file encoded so far; none is written yet."""
+        return self._encoder.files
 
     def next(
         self,
@@ -139,11 +120,11 @@ class ManifestWriter:
         written: list[Manifest] = []
         for content in ManifestContent:
             merged: set[str] = set()
-            for spec_id, files in self._by_spec(added.get(content, ())):
-                entries = self._added(files, spec_id)
+            for spec_id, files in self._encoder.by_spec(added.get(content, ())):
+                entries = self._encoder.added(files, spec_id)
                 group, due = self._due(content, spec_id, entries, groups)
                 if entries or due:
-                    written.append(self._merged(group, entries, due, storage))
+                    written.append(self._encoder.merged(group, entries, due, storage))
                 merged |= {manifest.path for manifest in due}
             for group_key, classes in groups.items():
                 if group_key[0] is content:
@@ -159,9 +140,9 @@ class ManifestWriter:
             for manifest in (one for members in classes.values() for one in members):
                 pending.append(manifest)
                 if sum(one.live_files for one in pending) >= self._full:
-                    carried.append(self._merged(group, (), pending, storage))
+                    carried.append(self._encoder.merged(group, (), pending, storage))
                     pending = []
-            carried += pending if len(pending) <= 1 else [self._merged(group, (), pending, storage)]
+            carried += pending if len(pending) <= 1 else [self._encoder.merged(group, (), pending, storage)]
         return carried
 
     def _due(
@@ -169,11 +150,11 @@ class ManifestWriter:
         content: ManifestContent,
         spec_id: int,
         entries: Sequence[ManifestEntry],
-        groups: Mapping[_Group, _SizeClasses],
-    ) -> tuple[_Group, list[Manifest]]:
+        groups: Mapping[Group, _SizeClasses],
+    ) -> tuple[Group, list[Manifest]]:
         """The manifests to merge into one now, together with new entries, if there are any, and what the merged one
         has in common with others."""
-        own = content, spec_id, _kind(content, {entry.content for entry in entries})
+        own = content, spec_id, kind_of(content, {entry.content for entry in entries})
         if own in groups and (due := _overfull(groups[own], len(entries))):
             return own, due
         for group in groups:
@@ -182,13 +163,15 @@ class ManifestWriter:
                 return (group if not entries else (content, own[1], None)), due
         return own, []
 
-    def _grouped(self, manifests: Sequence[Manifest]) -> tuple[list[Manifest], Mapping[_Group, _SizeClasses]]:
+    def _grouped(self, manifests: Sequence[Manifest]) -> tuple[list[Manifest], Mapping[Group, _SizeClasses]]:
         """Manifests that are never merged, and the others by what they must have in common and by size class."""
         own_specs = {
-            spec.spec_id for spec in self._metadata.partition_specs if self._partition_types(spec.spec_id) is not None
+            spec.spec_id
+            for spec in self._metadata.partition_specs
+            if self._encoder.partition_types(spec.spec_id) is not None
         }
         never: list[Manifest] = []
-        groups: dict[_Group, _SizeClasses] = defaultdict(lambda: defaultdict(list))
+        groups: dict[Group, _SizeClasses] = defaultdict(lambda: defaultdict(list))
         for manifest in manifests:
             if not manifest.live_files:
                 continue
@@ -199,52 +182,6 @@ class ManifestWriter:
             else:
                 never.append(manifest)
         return never, groups
-
-    def _added(self, files: Sequence[tuple[WrittenFile, int]], spec_id: int) -> tuple[ManifestEntry, ...]:
-        """The entries of new files of a partition spec."""
-        if not files:
-            return ()
-        partition = self._partition_type(spec_id)
-        for file, _ in files:
-            if len(file.partition) != len(partition.fields):
-                raise ValueError(f"{file.path} of partition {file.partition} does not fit partition spec {spec_id}")
-        encoder = formats_of(partition).data_file
-        return tuple(
-            ManifestEntry(
-                Status.ADDED,
-                self.snapshot_id,
-                sequence,
-                None,
-                file.content,
-                file.path,
-                file.record_count,
-                file.size_bytes,
-                file.partition,
-                encoder.encode(*file_values(file)),
-                file.referenced_data_file,
-                file.blob,
-                file.first_row_id,
-            )
-            for file, sequence in files
-        )
-
-    def _spec_of(self, file: WrittenFile) -> int:
-        """The partition spec of a new file: its own, or else that of data files, but for equality deletes that apply to
-        every partition."""
-        if file.spec_id is not None:
-            return file.spec_id
-        if file.content is FileContent.EQUALITY_DELETES and file.partition == UNPARTITIONED:
-            without = self._metadata.global_spec_id
-            if without is not None and without in self._metadata.own_spec_ids:
-                return without
-        return self._metadata.default_spec_id
-
-    def _by_spec(self, files: Sequence[tuple[WrittenFile, int]]) -> Iterator[tuple[int, list[tuple[WrittenFile, int]]]]:
-        """The files by their partition specs; the default one, and an empty list, for none."""
-        specs: dict[int, list[tuple[WrittenFile, int]]] = defaultdict(list)
-        for file in files:
-            specs[self._spec_of(file[0])].append(file)
-        yield from specs.items() or [(self._metadata.default_spec_id, [])]
 
     def remove(
         self,
@@ -268,7 +205,7 @@ class ManifestWriter:
             if not may_hold(manifest):
                 result.untouched.append(manifest)
                 continue
-            partition, live_entries = self._existing(manifest, storage)
+            partition, live_entries = self._encoder.existing(manifest, storage)
             entries = []
             remaining: set[int] = set()
             for entry in live_entries:
@@ -277,15 +214,15 @@ class ManifestWriter:
                     result.removed.add(
                         entry.content, entry.records, entry.content_bytes, entry.partition, is_vector=is_vector
                     )
-                    entries.append(replace(entry, status=Status.DELETED, snapshot_id=self.snapshot_id))
+                    entries.append(entry._replace(status=Status.DELETED, snapshot_id=self.snapshot_id))
                 else:
                     remaining.add(entry.content)
                     entries.append(entry)
-            kind = _kind(manifest.content, remaining)
+            kind = kind_of(manifest.content, remaining)
             if remaining and all(entry.status is Status.EXISTING for entry in entries):
                 result.untouched.append(replace(manifest, deletes=kind))
                 continue
-            foreign = manifest.path if self._partition_types(manifest.spec_id) is None else None
+            foreign = manifest.path if self._encoder.partition_types(manifest.spec_id) is None else None
             alike = changed[manifest.content, manifest.spec_id, kind, foreign]
             if not alike or len(alike[-1].entries) + len(entries) > self._full:
                 alike.append(_Rewritten(manifest, partition, kind, []))
@@ -293,7 +230,7 @@ class ManifestWriter:
         result.joined = self._join(joining, changed)
         for rewritten in (one for alike in changed.values() for one in alike):
             source = rewritten.source
-            written = self._write(
+            written = self._encoder.written(
                 ManifestContent(source.content), source.spec_id, rewritten.partition, rewritten.entries, source
             )
             result.rewritten.append(replace(written, deletes=rewritten.kind))
@@ -304,7 +241,7 @@ class ManifestWriter:
     ) -> bool:
         """Puts new vectors before the entries of a manifest of vectors that is rewritten. Returns whether there is one
         for all of them."""
-        specs = {self._spec_of(file) for file, _ in vectors}
+        specs = {self._encoder.spec_of(file) for file, _ in vectors}
         if len(specs) != 1:
             return False
         (spec_id,) = specs
@@ -313,7 +250,7 @@ class ManifestWriter:
             has_vectors = all(entry.blob is not None for entry in rewritten.entries)
             fits = len(rewritten.entries) + len(vectors) <= self._full
             if (content, manifest_spec, foreign) == (ManifestContent.DELETES, spec_id, None) and has_vectors and fits:
-                rewritten.entries[:0] = self._added(vectors, spec_id)
+                rewritten.entries[:0] = self._encoder.added(vectors, spec_id)
                 rewritten.kind = FileContent.POSITION_DELETES
                 return True
         return False
@@ -339,7 +276,7 @@ class ManifestWriter:
             if not excluded and not excluded_vectors:
                 kept.append(manifest)
                 continue
-            partition, live_entries = self._existing(manifest, storage)
+            partition, live_entries = self._encoder.existing(manifest, storage)
             entries = [
                 entry
                 for entry in live_entries
@@ -351,7 +288,7 @@ class ManifestWriter:
             ]
             if entries:
                 content = ManifestContent(manifest.content)
-                kept.append(self._write(content, manifest.spec_id, partition, entries, manifest))
+                kept.append(self._encoder.written(content, manifest.spec_id, partition, entries, manifest))
         return kept
 
     def snapshot(
@@ -360,7 +297,7 @@ class ManifestWriter:
         """The snapshot of these manifests, and the manifests as it has them: with the row IDs that it assigns, if the
         table has row lineage. Also encodes its manifest list. `timestamp_ms`: milliseconds since 1970 UTC."""
         row_ids = None
-        if self._version >= VECTOR_VERSION:
+        if self._encoder.version >= VECTOR_VERSION:
             manifests, row_ids = _with_row_ids(manifests, self._metadata.next_row_id)
         manifest_list = self.list(manifests, None if parent is None else parent.snapshot_id)
         snapshot = Snapshot.new(
@@ -377,168 +314,15 @@ class ManifestWriter:
 
     def list(self, manifests: Sequence[Manifest], parent_id: int | None) -> str:
         """Encodes the manifest list and returns its location."""
-        location = join(self._directory, f"snap-{self.snapshot_id}-{uuid.uuid4().hex}.avro")
+        location = join(self._encoder.directory, f"snap-{self.snapshot_id}-{uuid.uuid4().hex}.avro")
         metadata = {
             "snapshot-id": str(self.snapshot_id),
             "parent-snapshot-id": "null" if parent_id is None else str(parent_id),
             "sequence-number": str(self.sequence_number),
-            "format-version": str(self._version),
+            "format-version": str(self._encoder.version),
         }
-        self.files.append((location, encoded_list(metadata, manifests, self._version)))
+        self.files.append((location, encoded_list(metadata, manifests, self._encoder.version)))
         return location
-
-    def _existing(self, manifest: Manifest, storage: StorageOptions) -> tuple[StructType, Sequence[ManifestEntry]]:
-        """Partition type and live entries, in the form that later manifests hold."""
-        if manifest.entries is not None:
-            # Only manifests written here keep their entries.
-            entries = existing_entries(manifest.entries, manifest.sequence_number, manifest.first_row_id)
-            return self._partition_type(manifest.spec_id), entries
-        partition, stored = _stored(manifest, storage)
-        return partition, [entry.encoded(partition) for entry in stored]
-
-    def _partition_type(self, spec_id: int) -> StructType:
-        """The partition type of a spec. Raises ForeignTable for one that cannot be written."""
-        partition = self._partition_types(spec_id)
-        if partition is None:
-            raise ForeignTable(
-                f"partition spec {spec_id} of {self._metadata.location} is not the mirror's",
-                "unregister and register the table; no other engine may partition its lake table",
-            )
-        return partition
-
-    def _merged(
-        self,
-        group: _Group,
-        added: Sequence[ManifestEntry],
-        manifests: Sequence[Manifest],
-        storage: StorageOptions,
-    ) -> Manifest:
-        """One manifest of new entries, which come first, and all live entries of several manifests, which keep their
-        sequence numbers, with status existing."""
-        content, spec_id, deletes = group
-        partition = self._partition_type(spec_id)
-        formats = formats_of(partition, self._version)
-        cached: list[ManifestEntry] | None = list(added)
-        payloads = list(map(formats.entry, added))
-        summaries = [summaries_of(partition, [entry.partition for entry in added])] if added else []
-        count = rows = 0
-        unassigned = _rows_without_ids(content, added)
-        for manifest in manifests:
-            if manifest.entries is None:
-                cached = None
-                number, payload, summary, without_ids = _carried(manifest, storage, partition, formats)
-                payloads.append(payload)
-                unassigned += without_ids
-            else:
-                entries = existing_entries(manifest.entries, manifest.sequence_number, manifest.first_row_id)
-                unassigned += _rows_without_ids(content, entries)
-                payloads.extend(map(formats.entry, entries))
-                number = len(entries)
-                summary = summaries_of(partition, [entry.partition for entry in entries])
-                if cached is not None:
-                    cached.extend(entries)
-            count += number
-            summaries.append(summary)
-            rows += manifest.rows[0] + manifest.rows[1]
-        numbers = [entry.sequence_number for entry in added]
-        numbers += [manifest.min_sequence_number for manifest in manifests]
-        location, length = self._encode(content, spec_id, partition, len(added) + count, b"".join(payloads))
-        return with_line(
-            Manifest(
-                location,
-                length,
-                spec_id,
-                content,
-                self.sequence_number,
-                min(numbers),
-                self.snapshot_id,
-                (len(added), count, 0),
-                (sum(entry.records for entry in added), rows, 0),
-                united(partition, summaries),
-                entries=tuple(cached) if cached is not None and _is_kept(cached) else None,
-                first_entries=tuple(added) if len(added) <= HELD else (),
-                deletes=deletes,
-                unassigned_rows=unassigned,
-            )
-        )
-
-    def _write(
-        self,
-        content: ManifestContent,
-        spec_id: int,
-        partition: StructType,
-        entries: Sequence[ManifestEntry],
-        source: Manifest | None = None,
-    ) -> Manifest:
-        """A manifest of these entries. `source`: the manifest that had them before, if there was one."""
-        formats = formats_of(partition, self._version)
-        payload = b"".join(formats.entry(entry) for entry in entries)
-        location, length = self._encode(content, spec_id, partition, len(entries), payload)
-        files = dict.fromkeys(Status, 0)
-        rows = dict.fromkeys(Status, 0)
-        for entry in entries:
-            files[entry.status] += 1
-            rows[entry.status] += entry.records
-        live = tuple(entry for entry in entries if entry.status is not Status.DELETED)
-        summaries = summaries_of(partition, [entry.partition for entry in entries])
-        if summaries is None and source is not None:
-            # Another engine's spec. What holds for all entries holds for some of them.
-            summaries = source.partitions
-        order = (Status.ADDED, Status.EXISTING, Status.DELETED)
-        return with_line(
-            Manifest(
-                location,
-                length,
-                spec_id,
-                content,
-                self.sequence_number,
-                min((entry.sequence_number for entry in live), default=self.sequence_number),
-                self.snapshot_id,
-                (files[order[0]], files[order[1]], files[order[2]]),
-                (rows[order[0]], rows[order[1]], rows[order[2]]),
-                summaries,
-                entries=live if _is_kept(live) and self._partition_types(spec_id) is not None else None,
-                unassigned_rows=_rows_without_ids(content, live),
-            )
-        )
-
-    def _encode(
-        self, content: ManifestContent, spec_id: int, partition: StructType, count: int, payload: bytes
-    ) -> tuple[str, int]:
-        spec = next(spec for spec in self._metadata.partition_specs if spec.spec_id == spec_id)
-        schema = self._metadata.schema_document(self._metadata.current_schema_id)
-        header = {
-            "schema": orjson.dumps(schema).decode(),
-            "partition-spec": orjson.dumps(spec.fields).decode(),
-            "partition-spec-id": str(spec_id),
-            "format-version": str(self._version),
-            "content": "deletes" if content == ManifestContent.DELETES else "data",
-        }
-        location = join(self._directory, f"{uuid.uuid4().hex}-m{len(self.files)}.avro")
-        encoded = container_of_block(formats_of(partition, self._version).schema, header, count, payload)
-        self.files.append((location, encoded))
-        return location, len(encoded)
-
-
-def stored_of(manifest: Manifest, storage: StorageOptions) -> list[StoredEntry]:
-    """The manifest's live entries, with inherited sequence numbers filled in. Raises LakeError."""
-    return _stored(manifest, storage)[1]
-
-
-def entries_of(manifest: Manifest, storage: StorageOptions) -> Sequence[ManifestEntry | StoredEntry]:
-    """The manifest's live entries, from memory or else read from storage. Raises LakeError."""
-    return stored_of(manifest, storage) if manifest.entries is None else manifest.entries
-
-
-def _kind(content: int, kinds: Collection[int]) -> FileContent | None:
-    """The kind of deletes of a manifest if all its live entries are of one kind, else None."""
-    return FileContent(next(iter(kinds))) if content == ManifestContent.DELETES and len(kinds) == 1 else None
-
-
-def _stored(manifest: Manifest, storage: StorageOptions) -> tuple[StructType, list[StoredEntry]]:
-    content = read_bytes(manifest.path, storage)
-    with decoding(manifest.path, "a readable manifest"):
-        return stored_entries(content, manifest.added_snapshot_id, manifest.sequence_number, manifest.first_row_id)
 
 
 def _with_row_ids(manifests: Sequence[Manifest], next_row_id: int) -> tuple[list[Manifest], tuple[int, int]]:
@@ -557,17 +341,6 @@ def _with_row_ids(manifests: Sequence[Manifest], next_row_id: int) -> tuple[list
     return assigned, (first, next_row_id - first)
 
 
-def _is_kept(entries: Sequence[ManifestEntry]) -> bool:
-    return len(entries) <= HELD or all(entry.blob is not None for entry in entries)
-
-
-def _rows_without_ids(content: int, entries: Sequence[ManifestEntry]) -> int:
-    """Rows of live data files whose entries have no first row ID."""
-    if content != ManifestContent.DATA:
-        return 0
-    return sum(entry.records for entry in entries if entry.first_row_id is None)
-
-
 def _overfull(classes: Mapping[int, Sequence[Manifest]], added: int) -> list[Manifest]:
     """The manifests, by size class, that are to be merged into one now, together with this many new entries."""
     due: list[Manifest] = []
@@ -580,48 +353,6 @@ def _overfull(classes: Mapping[int, Sequence[Manifest]], added: int) -> list[Man
             due += members
             entries += sum(manifest.live_files for manifest in members)
     return due
-
-
-class _Carried(NamedTuple):
-    """The live entries of a manifest file, with status existing."""
-
-    number: int
-    payload: bytes
-    """Their encoding."""
-    summaries: Summaries | None
-    """Of their partitions."""
-    rows_without_ids: int
-    """As `Manifest.unassigned_rows`."""
-
-
-def _carried(manifest: Manifest, storage: StorageOptions, partition: StructType, formats: Formats) -> _Carried:
-    first = manifest.first_entries
-    added, _, deleted = manifest.files
-    inherit = manifest.content == ManifestContent.DATA and manifest.first_row_id is not None
-    # Without row IDs of their own, entries that are not in memory would need those that they inherit.
-    only_first = not inherit or manifest.unassigned_rows == _rows_without_ids(manifest.content, first)
-    if added == len(first) and not deleted and only_first and can_unite(partition, manifest.partitions):
-        raw = _raw(manifest, storage, formats.schema)
-        if raw is not None:
-            number, payload = raw
-            entries = existing_entries(first, manifest.sequence_number, manifest.first_row_id)
-            changed = b"".join(map(formats.entry, entries))
-            # All other entries are what they were, so their bytes stay.
-            rest = payload[sum(len(formats.entry(entry)) for entry in first) :]
-            unassigned = 0 if inherit else manifest.unassigned_rows or 0
-            return _Carried(number, changed + rest, manifest.partitions, unassigned)
-    _, stored = _stored(manifest, storage)
-    entries = [entry.encoded(partition) for entry in stored]
-    payload = b"".join(map(formats.entry, entries))
-    summaries = summaries_of(partition, [entry.partition for entry in entries])
-    return _Carried(len(entries), payload, summaries, _rows_without_ids(manifest.content, entries))
-
-
-def _raw(manifest: Manifest, storage: StorageOptions, schema: str) -> tuple[int, bytes] | None:
-    """The manifest's entries as they are encoded; None if it has another schema. Raises LakeError."""
-    content = read_bytes(manifest.path, storage)
-    with decoding(manifest.path, "a readable manifest"):
-        return raw_records(content, schema)
 
 
 def _size_class(files: int) -> int:

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.storage.local_files import flush_paths
-from mirror_pump.lake.storage.options import StorageOptions
+from mirror_pump.lake.storage.options import Content, StorageOptions
 from mirror_pump.lake.storage.remote_files import write_object
 
 _REQUESTS = 16
@@ -39,7 +39,7 @@ class GatheredWrites:
         """Adds a local file that is whole, has its name, and is not flushed."""
         self._unflushed[location] = path
 
-    def request(self, location: str, content: bytes, storage: StorageOptions) -> None:
+    def request(self, location: str, content: Content, storage: StorageOptions) -> None:
         """Begins to write a remote file. Raises LakeError of an earlier one."""
         self._pool = self._pool or ThreadPoolExecutor(_REQUESTS, thread_name_prefix="gathered")
         self._requests[location] = self._pool.submit(write_object, (location, content), storage), len(content)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mirror_pump.errors import FileMissing, LakeError
-from mirror_pump.lake.storage.options import StorageOptions
+from mirror_pump.lake.storage.options import Content, StorageOptions
 from mirror_pump.lake.storage.storage_errors import REMEDY, lake_errors
 
 _Item = TypeVar("_Item")
@@ -26,7 +26,7 @@ thousands, which the journal of a file system takes together."""
 
 
 def write_local(
-    files: Sequence[tuple[str, Path, bytes]], storage: StorageOptions, named: Callable[[str], None]
+    files: Sequence[tuple[str, Path, Content]], storage: StorageOptions, named: Callable[[str], None]
 ) -> None:
     """Writes local files: the content of all, then their names, each of which is flushed to disk in one go. Calls
     `named` with each location once the file is there."""
@@ -63,7 +63,7 @@ def write_local(
         _raise_first(_at_once(sync_directory, list({path.parent for _, path, _ in files})))
 
 
-def name_local(location: str, path: str, content: bytes, storage: StorageOptions) -> None:
+def name_local(location: str, path: str, content: Content, storage: StorageOptions) -> None:
     """Writes a local file under a name that no other writer has, which appears with the whole content, and flushes
     neither. Raises LakeError, and leaves nothing then."""
     # Without pathlib, which takes longer than the system calls: a publish writes thousands.
@@ -147,7 +147,7 @@ def _flushing(_process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_PARALLEL_FLUSHES, thread_name_prefix="flush")
 
 
-def fill(descriptor: int, content: bytes, storage: StorageOptions) -> None:
+def fill(descriptor: int, content: Content, storage: StorageOptions) -> None:
     """Writes the whole content to an open local file, durably, and closes it. Raises OSError."""
     try:
         write_whole(descriptor, content)
@@ -157,7 +157,7 @@ def fill(descriptor: int, content: bytes, storage: StorageOptions) -> None:
         os.close(descriptor)
 
 
-def write_whole(descriptor: int, content: bytes) -> None:
+def write_whole(descriptor: int, content: Content) -> None:
     """Writes the whole content to an open local file. A single write may be partial if storage becomes full; the next
     one then fails. Raises OSError."""
     remaining = memoryview(content)

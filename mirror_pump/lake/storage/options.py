@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from mirror_pump.settings.config import Settings
+
+Content: TypeAlias = bytes | memoryview
+"""Of a file."""
 
 LOCAL = "file://"
 _REFUSED_REMEDY = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from mirror_pump.lake.storage.options import StorageOptions
+from mirror_pump.lake.storage.options import Content, StorageOptions
 from mirror_pump.lake.storage.remote_store import open_store, repeated
 from mirror_pump.lake.storage.storage_errors import lake_errors
 
@@ -46,7 +46,7 @@ def read_whole(filesystem: Any, key: str) -> bytes:
         raise OSError(f"the answer was cut off: {key} has {size} bytes")
 
 
-def write_object(file: tuple[str, bytes], storage: StorageOptions) -> None:
+def write_object(file: tuple[str, Content], storage: StorageOptions) -> None:
     """Writes one object, given as location and content. Raises LakeError."""
     location, content = file
 

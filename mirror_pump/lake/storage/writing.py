@@ -19,7 +19,7 @@ from mirror_pump.lake.storage.local_files import (
     temporary_path,
     write_local,
 )
-from mirror_pump.lake.storage.options import StorageOptions, local_name, local_path
+from mirror_pump.lake.storage.options import Content, StorageOptions, local_name, local_path
 from mirror_pump.lake.storage.remote_files import remote_file, write_object
 from mirror_pump.lake.storage.removal import StagedFiles
 from mirror_pump.lake.storage.storage_errors import lake_errors, stream_errors
@@ -31,7 +31,7 @@ _PARALLEL_WRITES = 8
 """Parallel writes to a remote store. A commit writes five small objects, each of which takes a round trip of some
 20 ms."""
 
-_HELD: ContextVar[dict[str, bytes] | None] = ContextVar("held writes", default=None)
+_HELD: ContextVar[dict[str, pa.Buffer] | None] = ContextVar("held writes", default=None)
 """The files of this thread's block of `held_writes`."""
 
 
@@ -44,13 +44,13 @@ def make_directory(location: str, storage: StorageOptions) -> None:
             make_local_directory(path, storage)
 
 
-def write_bytes(location: str, content: bytes, storage: StorageOptions) -> None:
+def write_bytes(location: str, content: Content, storage: StorageOptions) -> None:
     """Writes one file atomically: a reader sees all of it or nothing. Others may write under the same name meanwhile:
     one of the contents is there then, whole. Raises LakeError, and never removes what is there already."""
     _write_all([(location, content)], storage, StagedFiles(storage))
 
 
-def write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions) -> None:
+def write_all(files: Iterable[tuple[str, Content]], storage: StorageOptions) -> None:
     """Writes several files like `write_bytes`, under names that no other writer has, and all at once: together they
     take about as long as one. On return all are durable; in a block of `gathered_writes`, at its end. After an error
     none is left. Raises LakeError."""
@@ -63,7 +63,7 @@ def write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions) -> No
 
 
 def _gather(
-    files: Iterable[tuple[str, bytes]], storage: StorageOptions, written: StagedFiles, writes: GatheredWrites
+    files: Iterable[tuple[str, Content]], storage: StorageOptions, written: StagedFiles, writes: GatheredWrites
 ) -> None:
     for location, content in files:
         path = local_name(location)
@@ -76,10 +76,10 @@ def _gather(
                 writes.named(location, path)
 
 
-def _write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions, written: StagedFiles) -> None:
+def _write_all(files: Iterable[tuple[str, Content]], storage: StorageOptions, written: StagedFiles) -> None:
     """Writes the files. Records each location in `written` once something of ours may be there."""
-    local: list[tuple[str, Path, bytes]] = []
-    remote: list[tuple[str, bytes]] = []
+    local: list[tuple[str, Path, Content]] = []
+    remote: list[tuple[str, Content]] = []
     for location, content in files:
         path = local_path(location)
         if path is None:
@@ -98,9 +98,9 @@ def _write_all(files: Iterable[tuple[str, bytes]], storage: StorageOptions, writ
 
 
 @contextmanager
-def held_writes() -> Iterator[dict[str, bytes]]:
+def held_writes() -> Iterator[dict[str, pa.Buffer]]:
     """Has `open_output` in the block, in this thread, write no file. Yields the contents, by location."""
-    contents: dict[str, bytes] = {}
+    contents: dict[str, pa.Buffer] = {}
     token = _HELD.set(contents)
     try:
         yield contents
@@ -122,7 +122,7 @@ def open_output(location: str, storage: StorageOptions) -> Iterator[pa.NativeFil
     if contents is not None:
         sink = pa.BufferOutputStream()
         yield sink
-        contents[location] = sink.getvalue().to_pybytes()
+        contents[location] = sink.getvalue()
         return
     path = local_path(location)
     if path is None:

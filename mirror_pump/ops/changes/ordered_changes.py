@@ -16,7 +16,7 @@ from mirror_pump.lake.format.columns import cast_to, places_by_id
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.feed_schema import LSN_ID
 from mirror_pump.lake.format.schema import FIELD_ID, LakeField, LakeSchema
-from mirror_pump.lake.manifests.manifests import stored_of
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.ops.changes.points import ChangeInterval
 

@@ -10,8 +10,8 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.table_stats import TableStats, class_bounds
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.partitioning import PartitionTuple
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import Manifest
-from mirror_pump.lake.manifests.manifests import stored_of
 from mirror_pump.lake.storage import StorageOptions
 
 
@@ -60,7 +60,8 @@ class FileCounter:
             equality_delete_files=sum(count.equality_files for count in counts),
             equality_delete_rows=sum(count.equality_rows for count in counts),
             position_delete_files=positions.total() + sum(count.vectors for count in counts),
-            position_delete_files_together=max(positions.values(), default=0),
+            # With vectors the pump itself replaces those from before, and each commit those of its files.
+            position_delete_files_together=0 if table.has_vectors else max(positions.values(), default=0),
             position_delete_rows=sum(count.position_rows for count in counts),
             delete_bytes=sum(count.delete_bytes for count in counts),
             manifests=len(live),

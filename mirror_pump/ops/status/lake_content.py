@@ -34,8 +34,8 @@ class LakeContent:
     """Files that merges and conversions of equality deletes have written in addition; Spark's rewrites are not in it.
     (`written_bytes` + `rewritten_bytes`) / `written_bytes` is the write amplification."""
     rows_exact: bool = True
-    """False while there are equality deletes, and after another engine's rewrite until no position delete from before
-    is left."""
+    """False while there are equality deletes, and after another engine's rewrite or an upgrade to format version 3
+    until no position-delete file from before is left."""
     partitioned: bool = False
     """Whether the lake table is partitioned: only files of one partition are merged."""
     same_rows: frozenset[int] = frozenset()
@@ -79,6 +79,8 @@ def lake_content(content: bytes) -> LakeContent:
             equality_delete_rows=total(Total.EQUALITY_DELETES),
             # Iceberg's summary does not distinguish the kinds of delete files.
             position_delete_files=0 if total(Total.EQUALITY_DELETES) else total(Total.DELETE_FILES),
+            # Each commit merges deletion vectors.
+            position_delete_files_together=0 if metadata.has_row_lineage else None,
             position_delete_rows=total(Total.POSITION_DELETES),
             snapshots=len(metadata.snapshots),
             metadata_bytes=len(content),

@@ -7,8 +7,8 @@ publish.
 
 Tasks make files before the index says which rows they replace. A file with such rows gets a copy with one more column,
 which takes its place in the commit; a file of new rows stays. The copy has the file's bytes, so that its cost is little
-more than that of writing it (mirror_pump.lake.format.joined_columns). Of small files tasks hand over the content, so
-that they are written once.
+more than that of writing it (mirror_pump.lake.format.joined_columns). Tasks hand over the content of files that may
+have such rows, so that these are written once.
 
 Rows get new IDs where the pump does not know the places of their former ones, as the spec allows: while a table has no
 key index, and in tables without a key. A row whose key changes is a new row.
@@ -70,7 +70,7 @@ class IdentifiedFiles:
 
 def identified_files(
     segments: Sequence[SegmentFiles],
-    contents: Mapping[str, bytes],
+    contents: Mapping[str, pa.Buffer],
     plan: IndexPlan,
     numbers: FileNumbers,
     base: LakeTable,
@@ -88,7 +88,7 @@ def identified_files(
         file = data[path]
         column = np.full(file.record_count, NO_ID, np.int64)
         column[positions] = own_ids
-        content = contents[path] if path in contents else read_bytes(path, base.storage)
+        content = memoryview(contents[path] if path in contents else read_bytes(path, base.storage))
         copies[path] = copy = _copied(file, content, column, base)
         written.own(copy.path)
         del ids[path]
@@ -124,18 +124,18 @@ def _by_file(places: Places) -> Iterator[tuple[int, slice]]:
             yield int(files[begin]), slice(begin, end)
 
 
-def _copied(file: WrittenFile, content: bytes, ids: Positions, base: LakeTable) -> WrittenFile:
+def _copied(file: WrittenFile, content: memoryview, ids: Positions, base: LakeTable) -> WrittenFile:
     """A copy of a file with these IDs of its rows."""
     with decoding(file.path, "a readable data file"):
-        content = with_column(content, row_id_field(base.schema), pa.array(ids, mask=ids == NO_ID))
+        joined = with_column(content, row_id_field(base.schema), pa.array(ids, mask=ids == NO_ID))
     path = data_location(base.location, f"{uuid.uuid4().hex}.parquet")
-    write_all([(path, content)], base.storage)
+    write_all([(path, joined)], base.storage)
     nulls = int(np.count_nonzero(ids == NO_ID))
     return replace(
         file,
         path=path,
-        column_sizes={**file.column_sizes, ROW_ID_FIELD: len(content) - file.size_bytes},
+        column_sizes={**file.column_sizes, ROW_ID_FIELD: len(joined) - file.size_bytes},
         value_counts={**file.value_counts, ROW_ID_FIELD: len(ids)},
         null_counts={**file.null_counts, ROW_ID_FIELD: nulls},
-        size_bytes=len(content),
+        size_bytes=len(joined),
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from mirror_pump.engine.lake_reads.index_keys import FileKeys, KeysTask, read_ke
 from mirror_pump.errors import LakeError, TaskFailed
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.contents.file_listing import Listing, LiveFile, listed, naming
+from mirror_pump.lake.contents.row_ids import RowIds
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.partitioning import PartitionTuple, partitions_of
 from mirror_pump.lake.format.position_deletes import PATH_ID
@@ -57,6 +58,8 @@ class IndexJob:
     """Maximum memory of a new index in bytes."""
     store: LeafStore | None = None
     """Where a new index keeps its leaves. None: in memory."""
+    row_ids: RowIds | None = None
+    """Where to keep the IDs of the files' rows, so that no commit has to read them. None: the rows have none."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,8 @@ class IndexBuilder(ThreadedService):
         """Index the newest row of each key, unless a newer delete hides it. In a live table this is the key's only live
         row, because a delete always comes between two rows of a key."""
         data, equality, positions = _files(job.lake)
+        if job.row_ids is not None:
+            job.row_ids.read_first(job.lake.manifests)
         index, numbers = KeyIndex(job.packing.words, store=job.store), FileNumbers()
         sequence = {file.path: file.sequence_number for file in (*data, *equality)}
         partitions = partitions_of(data)
@@ -132,7 +137,7 @@ class IndexBuilder(ThreadedService):
                 )
         if equality:
             by_number = np.array([sequence[numbers.path(number)] for number in range(len(numbers.paths()))], np.int64)
-            for read in self._read(job, equality, ()):
+            for read in self._read(replace(job, row_ids=None), equality, ()):
                 for file in read:
                     places = index.find(file.keys)
                     hidden = (places >= 0) & (by_number[files_of(np.maximum(places, 0))] < sequence[file.path])
@@ -155,12 +160,28 @@ class IndexBuilder(ThreadedService):
         running: deque[Future[list[FileKeys]]] = deque()
         for group in _groups(files):
             paths = tuple(file.path for file in group)
-            task = KeysTask(paths, naming(positions, paths), job.lake.schema, job.packing, job.lake.storage)
+            task = KeysTask(
+                paths,
+                naming(positions, paths),
+                job.lake.schema,
+                job.packing,
+                job.lake.storage,
+                with_ids=job.row_ids is not None,
+            )
             running.append(self._tasks.runner.submit(read_keys, task))
             if len(running) > _AHEAD:
-                yield self._tasks.result(running.popleft())
+                yield self._keys(job, running.popleft())
         while running:
-            yield self._tasks.result(running.popleft())
+            yield self._keys(job, running.popleft())
+
+    def _keys(self, job: IndexJob, reading: Future[list[FileKeys]]) -> list[FileKeys]:
+        """What a task has read. The rows' IDs are kept."""
+        files = self._tasks.result(reading)
+        if job.row_ids is None:
+            return files
+        for file in files:
+            job.row_ids.put(file.path, file.ids)
+        return [replace(file, ids=None) for file in files]
 
 
 def _files(lake: LakeTable) -> tuple[list[LiveFile], list[LiveFile], list[LiveFile]]:

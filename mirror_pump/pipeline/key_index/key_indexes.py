@@ -36,7 +36,7 @@ import pyarrow as pa
 from mirror_pump.errors import FileMissing, LakeError
 from mirror_pump.lake.commit.merged_files import MergedFile
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
-from mirror_pump.lake.contents.row_ids import RowIds
+from mirror_pump.lake.contents.row_ids import RowIds, StoredIds
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
 from mirror_pump.lake.format.partitioned_files import write_equality_delete_files
 from mirror_pump.lake.format.partitioning import PartitionTuple
@@ -65,7 +65,8 @@ _Value = TypeVar("_Value")
 _LOG_SHARE = 4
 """The log of commits during the building of an index may take at most the budget divided by this."""
 _ROW_IDS_SHARE = 4
-"""What is kept of rows' IDs, in tables that have them, may take at most the budget divided by this, besides."""
+"""What is kept of rows' IDs, in tables that have them, may take at most the budget divided by this, in memory and in
+files; and that much of the share always, however large the indexes are."""
 _FAILED_PAUSE = 300.0
 """Seconds before a table whose index could not be built becomes a candidate again."""
 
@@ -139,7 +140,9 @@ class KeyIndexes:
         self._store = LeafStore(disk)
         self.row_hashes = RowHashes(self._store, rows_at_once)
         """Of tables without a key, which have no index."""
-        self._row_ids = RowIds(storage, budget // _ROW_IDS_SHARE)
+        self._row_ids = RowIds(
+            storage, budget // _ROW_IDS_SHARE, self._store.stored, self._store.limit // _ROW_IDS_SHARE
+        )
         self._budget = budget
         self._look_interval = look_interval
         self._storage = storage
@@ -215,7 +218,9 @@ class KeyIndexes:
             if tracked is not None and plan is not None and base.has_vectors:
                 identified = self._identified(tracked, files, contents, plan, base, written)
                 plan = plan.renamed(identified.paths)
-            unwritten = [(path, content) for path, content in contents.items() if path not in identified.copies]
+            unwritten = [
+                (path, memoryview(content)) for path, content in contents.items() if path not in identified.copies
+            ]
             write_all(unwritten, self._storage)
             written.own(*(path for path, _ in unwritten))
         return EncodedDeletes(
@@ -235,7 +240,7 @@ class KeyIndexes:
         self,
         tracked: TableIndex,
         segments: Sequence[SegmentFiles],
-        contents: Mapping[str, bytes],
+        contents: Mapping[str, pa.Buffer],
         plan: IndexPlan,
         base: LakeTable,
         written: StagedFiles,
@@ -287,7 +292,7 @@ class KeyIndexes:
         table_id = table.table_id
         self._count(table, encoded.deleted, now)
         for path, ids in encoded.identified.ids.items():
-            self._row_ids.put(path, ids)
+            self._row_ids.put(path, None if ids is None else StoredIds.of(ids))
         discard(encoded.identified.superseded, self._storage)
         if not self._backlog.comes_first and time.monotonic() - self._looked_at >= self._look_interval:
             self._looked_at = time.monotonic()
@@ -313,6 +318,7 @@ class KeyIndexes:
         elif encoded.plan is not None:
             tracked.landed(encoded.plan)
         tracked.location, tracked.snapshot_id = now.metadata_location, int(now.snapshot_id)
+        self._row_ids.forget([path for file in merged for path in file.sources])
         if merged and tracked.phase is not IndexPhase.WANTED:
             self._merged(table_id, tracked, merged, now)
 
@@ -456,7 +462,10 @@ class KeyIndexes:
     ) -> None:
         assert self._builder is not None
         tracked.job = self._next_job()
-        job = IndexJob(table_id, tracked.job, lake, tracked.packing, indexed_paths, self._budget, tracked.store)
+        row_ids = self._row_ids if lake.has_vectors else None
+        job = IndexJob(
+            table_id, tracked.job, lake, tracked.packing, indexed_paths, self._budget, tracked.store, row_ids
+        )
         self._builder.submit(job)
 
     def _count(self, table: MirroredTable, deletes: int, now: LakeTable) -> None:
@@ -492,6 +501,16 @@ class KeyIndexes:
             now,
         )
         self._place(allowed, in_memory, in_files)
+        self._resize_row_ids()
+
+    def _resize_row_ids(self) -> None:
+        """Gives what is kept of rows' IDs a part of what indexes leave. Indexes come first: without its index a table
+        has deletes by key, while an ID is read again."""
+        in_memory = sum(tracked.nbytes for tracked in self._tracked.values() if tracked.store is None)
+        share = self._budget // _ROW_IDS_SHARE
+        left = max(min(share, self._budget - in_memory), share // _ROW_IDS_SHARE)
+        left_on_disk = self._store.limit - (self._store.used - self._row_ids.disk_bytes)
+        self._row_ids.resize(left, max(min(self._store.limit, left_on_disk), 0) // _ROW_IDS_SHARE)
 
     def _place(
         self, allowed: Mapping[TableId, Candidate], in_memory: Collection[TableId], in_files: Collection[TableId]

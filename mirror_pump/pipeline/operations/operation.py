@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeAlias
 
 import psycopg
+import pyarrow as pa
 
 from mirror_pump.lake.commit.archive_branch import StagedArchive
 from mirror_pump.lake.commit.file_rewrite import FileRewrite
@@ -36,7 +37,7 @@ class SegmentChange:
     deleted_rows: RemovedRows | None = None
     """Rows that it deletes, of a table whose rows are found by all their values."""
 
-    contents: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    contents: Mapping[str, pa.Buffer] = field(default_factory=dict, repr=False)
     """The content, by URI, of those of its data files that are not written yet."""
 
     @property

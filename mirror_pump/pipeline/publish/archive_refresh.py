@@ -35,11 +35,6 @@ class ArchiveBranches:
         branch = self._branches.setdefault(table_id, ArchiveBranch(self._storage))
         return branch.stage(table, line, time.time_ns() // 1_000_000, pinned, summary)
 
-    def forget(self, table_id: TableId) -> None:
-        """Forgets what was staged last. Call it only if that was certainly not published."""
-        if table_id in self._branches:
-            self._branches[table_id].forget()
-
 
 def archive_refresh_due(tier: Tier | None, published: int, lake: LakeTable, *, required: bool) -> bool:
     """Returns whether a publish has to refresh the archive branch. `published` is the branch's snapshot that readers

@@ -219,8 +219,6 @@ class Stager:
             discard(swap.files, self._storage)
         for accepted in staged.accepted:
             discard(accepted.files, self._storage)
-            if accepted.archive is not None:
-                self._archive.forget(accepted.request.table.table_id)
             if accepted.encoded is not None:
                 self._indexes.discard(accepted.encoded)
 

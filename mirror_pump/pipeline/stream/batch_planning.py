@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 
 import pyarrow as pa
@@ -13,12 +13,13 @@ from mirror_pump.engine.ingest.segment_tasks import TableResult, keys_by_file
 from mirror_pump.engine.spark_runtime.runner import TaskRunner
 from mirror_pump.errors import FileDamaged, FileMissing, ForeignTable, TableError, about
 from mirror_pump.lake.commit.row_delta import LakeTable, SegmentFiles
+from mirror_pump.lake.format.data_files import VECTOR_VERSION
 from mirror_pump.lake.format.initial_defaults import initial_scalar
 from mirror_pump.lake.format.partitioned_files import write_data_files
 from mirror_pump.lake.format.raw_text_columns import narrowed, raw_text_fields
 from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
-from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, write_all
+from mirror_pump.lake.storage import StagedFiles, StorageOptions, discard, held_writes, write_all
 from mirror_pump.model import Column, Lsn, MirroredTable, SequenceNumber, TableId, TableState
 from mirror_pump.pipeline.feeds.feed_planning import FeedPart, plan_feed
 from mirror_pump.pipeline.flow.batches import BatchEnd, DecodedBatch
@@ -34,6 +35,7 @@ from mirror_pump.pipeline.operations.table_changes import Failure, TableChange
 from mirror_pump.pipeline.operations.truncate import Truncate
 from mirror_pump.pipeline.stream.toast_completion import Completer
 from mirror_pump.pipeline.stream.toast_lookup import Completed, VersionedFile
+from mirror_pump.runtime.spill import Spill
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection
 
@@ -59,13 +61,16 @@ class BatchPlanner:
         self._missing = missing
         self._written: list[str] = []
         """URIs of the files with completed rows of the current batch."""
+        self._part_bytes = part_bytes
+        self._spill = Spill(part_bytes)
+        """Has the content of those that are not written yet."""
         self._frontier = Lsn(0)
         """The frontier when the current batch began, as far as known."""
 
     def plan(self, batch: DecodedBatch) -> PublishRequest:
         """What a publish does with the batch. Raises LakeError if the storage fails. Leaves no file of its own behind
         after an error."""
-        self._written = []
+        self._written, self._spill = [], Spill(self._part_bytes)
         try:
             planned = self._plan(batch)
         except BaseException:
@@ -112,6 +117,8 @@ class BatchPlanner:
             table, by_segment = final_tables[table_id], by_table.get(table_id, {})
             by_segment = {number: _under(result, tables[number], table) for number, result in by_segment.items()}
             try:
+                if any(result.looks_rows_up for result in by_segment.values()):
+                    by_segment = {number: self._with_files(result) for number, result in by_segment.items()}
                 table_request = self._table_request(
                     table, by_segment, truncated.get(table_id), changes.get(table_id), end.xids
                 )
@@ -154,7 +161,6 @@ class BatchPlanner:
         heap_read_at: Lsn | None = None
         incomplete = {number: result.incomplete for number, result in counted.items() if result.incomplete is not None}
         if incomplete:
-            changes = {number: self._with_files(change) for number, change in changes.items()}
             files = {number: change.files for number, change in changes.items()}
             versions = self._versions(table, files, in_lake=not emptied)
 
@@ -290,10 +296,10 @@ class BatchPlanner:
             raise TableError(f"{table.name} is not registered any more")
         return current.data_sequence_number
 
-    def _with_files(self, change: SegmentChange) -> SegmentChange:
-        """The change with all of its files written, since rows are looked up in them."""
-        write_all(change.contents.items(), self._storage)
-        return replace(change, contents={})
+    def _with_files(self, result: TableResult) -> TableResult:
+        """The result with all of its files written, since rows are looked up in them."""
+        write_all(((path, memoryview(content)) for path, content in result.contents.items()), self._storage)
+        return replace(result, contents={})
 
     def _with_rows(
         self, table: MirroredTable, change: SegmentChange, rows: pa.Table
@@ -303,15 +309,21 @@ class BatchPlanner:
         if not rows.num_rows:
             return change, frozenset()
         rows, schema = narrowed(rows, LakeSchema.of_table(table))
-        written = write_data_files(rows, schema, table.location, self._storage, table.partitioning)
-        self._written.extend(file.path for file in written)
         keys = change.keys
+        # Such rows replace others. So their files are written with the IDs of these, if a key index may tell them.
+        holds = keys is not None and table.format_version >= VECTOR_VERSION
+        block: AbstractContextManager[dict[str, pa.Buffer]] = held_writes() if holds else nullcontext({})
+        with block as contents:
+            written = write_data_files(rows, schema, table.location, self._storage, table.partitioning)
+        self._written.extend(file.path for file in written)
         if keys is not None:
             # The segment may have been packed for other columns. In that case no key index uses its keys.
             packing = KeyPacking.of(schema, keys.packing.secret) or keys.packing
             packed = keys_by_file(rows, schema, packing, table.partitioning)
             keys = replace(keys, rows=(*keys.rows, *packed))
-        return SegmentChange(replace(change.files, data=(*change.files.data, *written)), keys), raw_text_fields(schema)
+        contents = {**change.contents, **self._spill.stored(contents, sum(map(len, contents.values())))}
+        files = replace(change.files, data=(*change.files.data, *written))
+        return replace(change, files=files, keys=keys, contents=contents), raw_text_fields(schema)
 
 
 def _final_tables(end: BatchEnd, tables: Sequence[Sequence[MirroredTable]]) -> dict[TableId, MirroredTable]:

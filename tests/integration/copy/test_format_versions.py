@@ -14,8 +14,8 @@ from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.document.metadata_files import next_location, read_metadata
 from mirror_pump.lake.document.next_metadata import with_format_version
 from mirror_pump.lake.format.data_files import FileContent
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import read_list
-from mirror_pump.lake.manifests.manifests import stored_of
 from mirror_pump.lake.storage import StorageOptions, write_all
 from mirror_pump.ops.resync.format_upgrade import upgrade
 from mirror_pump.pipeline.flow.steps import Step

@@ -28,7 +28,6 @@ from mirror_pump.lake.document.next_metadata import with_snapshot
 from mirror_pump.lake.document.snapshot_summary import FileCounts, summarise
 from mirror_pump.lake.document.snapshot_thinning import DEFAULT_RETENTION
 from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.position_deletes import write_position_deletes
 from mirror_pump.lake.manifests.manifests import ManifestWriter
 from mirror_pump.lake.storage import local_path, write_all
 from tests.support.lake_tables import STORAGE, Rows, SmallTable
@@ -71,9 +70,8 @@ class ForkedTable:
         new: Rows = {key: f"{key} in {self._version}" for key in commit.put}
         if commit.by_position:
             places = _places(table.table, self.rows, gone)
-            positions = (write_position_deletes(places, table.location, STORAGE),) if places else ()
             segments = (table.segment(new),) if new else ()
-            table.commit(RowDelta(segments, positions=positions))
+            table.commit(RowDelta(segments, hidden=places))
         else:
             table.commit(RowDelta((table.segment(new, sorted(gone)),)))
         self.rows = {key: value for key, value in self.rows.items() if key not in gone} | new

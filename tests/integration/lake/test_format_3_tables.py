@@ -26,7 +26,8 @@ from mirror_pump.lake.document.snapshot_summary import FileCounts, summarise
 from mirror_pump.lake.document.snapshot_thinning import HistoryRetention
 from mirror_pump.lake.format.data_files import FileContent
 from mirror_pump.lake.format.position_deletes import encoded_position_deletes
-from mirror_pump.lake.manifests.manifests import ManifestWriter, stored_of
+from mirror_pump.lake.manifests.manifest_files import stored_of
+from mirror_pump.lake.manifests.manifests import ManifestWriter
 from mirror_pump.lake.storage import StorageOptions, write_all
 from mirror_pump.tables.catalogs.lake_catalog import PointerChange
 from mirror_pump.tables.catalogs.memory_catalog import MemoryCatalog

@@ -12,8 +12,12 @@ import pytest
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable, RowDelta
 from mirror_pump.model import LakePartitioning
+from mirror_pump.ops.maintenance.file_counts import FileCounter
+from mirror_pump.ops.maintenance.plan import position_deletes_of
+from mirror_pump.ops.status.lake_content import lake_content
+from mirror_pump.settings.policy import Policy
 from mirror_pump.testing.lake import read_duckdb
-from tests.support.lake_tables import SCHEMA, START_MS, STORAGE
+from tests.support.lake_tables import SCHEMA, START_MS, STORAGE, TARGET
 from tests.support.vector_tables import BY_ID, VectorTable
 
 
@@ -103,3 +107,26 @@ def test_what_is_not_there_cannot_be_hidden(warehouse: str) -> None:
     old = LakeTable.create(SCHEMA, f"{warehouse}/old", STORAGE, {}, START_MS).table
     staged = old.stage(RowDelta((), hidden={"file:///gone.parquet": np.array([1])}), START_MS)
     assert staged.table.position_deletes == 1, "tables of version 2 are not looked at: this file hides nothing"
+
+
+@pytest.mark.parametrize("format_version", [2, 3])
+def test_vectors_are_no_backlog(warehouse: str, format_version: int) -> None:
+    """Of position-delete files many in one partition are due for a rewrite; vectors never, nor what is left from before
+    an upgrade: the pump itself replaces it."""
+    table = VectorTable(f"{warehouse}/t", random.Random(0), format_version=format_version)
+    policy = Policy(position_delete_rewrite_min_files=5)
+    for first in range(0, 50, 10):
+        table.add(range(first, first + 10))
+        table.delete([first])
+    assert table.table.delete_files == 5
+
+    def due() -> list[bool]:
+        content = lake_content(table.table.metadata.to_json())
+        figures = (FileCounter(STORAGE).measure(table.table, TARGET), content.figures)
+        return [position_deletes_of(each, policy, requested=False) is not None for each in figures]
+
+    assert due() == 2 * [format_version == 2]
+    if format_version == 2:
+        table.upgrade()
+        table.add([1000])
+        assert due() == [False, False]

@@ -15,7 +15,6 @@ from mirror_pump.lake.commit.file_rewrite import FileRewriteSuperseded, check
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, RowDelta, SegmentFiles
 from mirror_pump.lake.document.snapshot_stats import live_rows
-from mirror_pump.lake.format.position_deletes import write_position_deletes
 from mirror_pump.lake.storage import write_bytes
 from mirror_pump.testing.lake import read_duckdb
 from tests.support.lake_tables import STORAGE, Rows, SmallTable, by_key
@@ -380,8 +379,7 @@ def test_a_file_with_many_deleted_rows_stays_while_a_delete_of_its_number_is_pen
     number = file_table.table.sequence_number
     # The younger file's only row is deleted by position, while the delete with its sequence number is pending.
     (young,) = [file for file in file_table.table.live_data_files() if file.sequence_number == number]
-    hidden = write_position_deletes({young.path: np.array([0])}, file_table.location, STORAGE)
-    file_table.commit(RowDelta((), positions=(hidden,)))
+    file_table.commit(RowDelta((), hidden={young.path: np.array([0])}))
     assert file_table.merge() is None
     assert file_table.duckdb() == {2: "a"}
     file_table.convert()

@@ -9,7 +9,7 @@ import pytest
 
 from mirror_pump.lake.commit.catalog import ENGINE_PROPERTIES
 from mirror_pump.lake.format.data_files import FileContent
-from mirror_pump.lake.manifests.manifests import stored_of
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.ops.maintenance.maintenance_pass import PassResult
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.catalog.maintenance import rewriting

@@ -12,6 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from mirror_pump.engine.ingest.segment_tasks import TableResult
+from mirror_pump.lake.commit.row_delta import SegmentFiles
+from mirror_pump.model import TableId
 from mirror_pump.runtime.spill import Spill, release_spilled
 
 
@@ -108,3 +111,15 @@ def test_without_room_values_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> 
     again = stored.stored(kept, 1)
     assert again is not kept
     assert again[0].equals(kept[0])
+
+
+def test_files_that_tasks_hand_over_do_not_stay_in_memory(spilled_to: Path) -> None:
+    content = os.urandom(1 << 20)
+    contents = {"file:///lake/t/data/a.parquet": pa.py_buffer(content)}
+    result = TableResult(TableId(1), 1, SegmentFiles((), ()), None, None, contents=contents)
+    assert result.nbytes == len(content)
+    stored = Spill(kept_bytes=0).stored(result, result.nbytes)
+    assert [bytes(memoryview(part)) for part in stored.contents.values()] == [content]
+    assert resident(spilled_to) >= len(content)
+    release_spilled()
+    assert resident(spilled_to) < len(content)

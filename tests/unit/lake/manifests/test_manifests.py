@@ -21,8 +21,9 @@ from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.manifests.manifest_entries import ManifestEntry, stored_entries
+from mirror_pump.lake.manifests.manifest_files import HELD
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
-from mirror_pump.lake.manifests.manifests import FULL, HELD, ManifestWriter
+from mirror_pump.lake.manifests.manifests import FULL, ManifestWriter
 from mirror_pump.lake.manifests.partition_summaries import summaries_of, united
 from mirror_pump.lake.storage import StorageOptions, read_bytes, write_all
 from mirror_pump.model import LakePartitioning
@@ -142,7 +143,7 @@ def test_large_manifests_are_merged_as_bytes(tmp_path: Path, monkeypatch: pytest
     commits = Commits(tmp_path)
     for _ in range(100):
         commits.commit(9, 1)
-    monkeypatch.setattr("mirror_pump.lake.manifests.manifests.stored_entries", None)
+    monkeypatch.setattr("mirror_pump.lake.manifests.manifest_files.stored_entries", None)
     for _ in range(1000):
         commits.commit(9, 1)
     monkeypatch.undo()

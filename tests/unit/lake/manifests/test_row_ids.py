@@ -16,8 +16,9 @@ from mirror_pump.lake.document.snapshot_thinning import HistoryRetention
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import FileContent, WrittenFile
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.manifests.manifest_files import stored_of
 from mirror_pump.lake.manifests.manifest_list import Manifest, read_list
-from mirror_pump.lake.manifests.manifests import ManifestWriter, stored_of
+from mirror_pump.lake.manifests.manifests import ManifestWriter
 from mirror_pump.lake.storage import StorageOptions, write_all
 
 SCHEMA = LakeSchema(0, (LakeField(1, "id", ColumnType(Kind.LONG), required=True),), (1,))

@@ -194,3 +194,27 @@ def test_a_file_without_what_each_has_is_no_manifest(field_id: int) -> None:
     assert schema != formats_of(PARTITION).schema
     with pytest.raises(KeyError):
         stored_entries(container(schema, {}, []), 8, 11)
+
+
+def test_vectors_are_encoded_as_other_files_are() -> None:
+    """What vectors have in common is encoded once: of one Puffin file, and of partitions that compare as equal."""
+    vector = WrittenFile(FileContent.POSITION_DELETES, "file:/a.puffin", 1, 9, {}, {}, {}, {}, {})
+    partition = StructType(NestedField(1000, "p", DoubleType(), required=False))
+    formats = formats_of(partition)
+    encodings = set()
+    for path, size in (("file:/a.puffin", 9), ("file:/b.puffin", 9), ("file:/b.puffin", 2**40)):
+        for value in (None, 0.0, -0.0, 1.0, float("nan")):
+            for records, data_file in ((1, "file:/für"), (2**40, "file:/d"), (1, None)):
+                file = replace(
+                    vector,
+                    path=path,
+                    size_bytes=size,
+                    partition=(value,),
+                    record_count=records,
+                    referenced_data_file=data_file,
+                    blob=BlobPlace(records, size),
+                )
+                encoded = formats.file(file)
+                assert encoded == formats.data_file.encode(*file_values(file))
+                encodings.add(encoded)
+    assert len(encodings) == 3 * 5 * 3

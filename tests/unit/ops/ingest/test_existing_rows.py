@@ -11,7 +11,6 @@ import pytest
 
 from mirror_pump.lake.commit.row_delta import RowDelta, SegmentFiles
 from mirror_pump.lake.format.data_files import WrittenFile
-from mirror_pump.lake.format.position_deletes import write_position_deletes
 from mirror_pump.lake.key_index.packed_keys import KeyPacking, PackedKeys
 from mirror_pump.ops.ingest.commit.existing_rows import ExistingRows
 from mirror_pump.ops.ingest.write.ingested_keys import IngestedKeys
@@ -57,11 +56,8 @@ def test_what_is_replaced_is_what_readers_see(tmp_path: Path, seed: int) -> None
             for key in deleted:
                 if key in live:
                     positions.setdefault(live[key][0], []).append(live[key][1])
-        hidden: tuple[WrittenFile, ...] = ()
-        if positions:
-            ordered = {path: np.array(sorted(numbers)) for path, numbers in positions.items()}
-            hidden = (write_position_deletes(ordered, table.location, STORAGE),)
-        table.commit(RowDelta((SegmentFiles((data,), deletes),), positions=hidden))
+        hidden = {path: np.array(sorted(numbers)) for path, numbers in positions.items()}
+        table.commit(RowDelta((SegmentFiles((data,), deletes),), hidden=hidden))
         for key in deleted:
             live.pop(key, None)
         rows[data.path] = added
@@ -101,12 +97,9 @@ def _work(directory: Path, files: int) -> int:
     table = SmallTable((directory / "t").as_uri())
     each = 500
     written = [table.data(dict.fromkeys(range(number * each, (number + 1) * each))) for number in range(files)]
-    deletes = [
-        write_position_deletes({file.path: np.arange(10) for file in written}, table.location, STORAGE)
-        for _ in range(2)
-    ]
     table.commit(RowDelta((SegmentFiles(tuple(written), ()),)))
-    table.commit(RowDelta((), positions=tuple(deletes)))
+    for _ in range(2):
+        table.commit(RowDelta((), hidden={file.path: np.arange(10) for file in written}))
     keys = _ingested(range(files * each))
     existing = _existing(keys, written, read_rows=each)
     before = _bytes_read()
