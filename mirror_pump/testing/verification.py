@@ -135,8 +135,8 @@ def equal_at_rest(connection: PgConnection, settings: Settings, engine: Comparis
 
 @contextmanager
 def _without_mistakes() -> Iterator[None]:
-    """A statement that the driver cannot even send is a mistake of this module: were it taken for a mirror that cannot be
-    compared, each test would start a pump at its end."""
+    """A statement that the driver cannot even send is a mistake of this module: were it taken for a mirror that cannot
+    be compared, each test would start a pump at its end."""
     try:
         yield
     except psycopg.ProgrammingError as error:
