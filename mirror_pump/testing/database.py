@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any, LiteralString, TypeAlias
 
 import psycopg
 
-from mirror_pump.testing.postgres import EmbeddedPostgres
+from mirror_pump.testing.postgres import EmbeddedPostgres, has_ended
 
 _Connections: TypeAlias = dict[str, psycopg.Connection[Any]]
 
@@ -68,7 +67,7 @@ class Database:
             return
         # It is not kept during the block: a session within the block is another one.
         connection = kept.pop(self.dsn) if self.dsn in kept else self.connect()
-        if _ended(connection):
+        if has_ended(connection):
             connection.close()
             connection = self.connect()
         # The driver would not notice that DISCARD ALL forgets what it has prepared.
@@ -107,12 +106,3 @@ class Database:
     def lsn(self) -> int:
         """The WAL insert position, in bytes from 0/0."""
         return int(self.rows("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")[0][0])
-
-
-def _ended(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server has ended an idle session: a test does that, alone or together with the whole server."""
-    if connection.closed:
-        return True
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))

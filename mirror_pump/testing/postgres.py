@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -80,6 +81,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def has_ended(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the server has ended an idle session: a test does that, alone or together with the whole server."""
+    if connection.closed:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
 class EmbeddedPostgres:
     """A private PostgreSQL server, as a context manager. Superuser `postgres` with a random password.
 
@@ -107,6 +117,8 @@ class EmbeddedPostgres:
         self._settings = {**_SETTINGS, "fsync": "on" if fsync else "off", **(settings or {})}
         self._install = install_directory()
         self._guard: subprocess.Popen[bytes] | None = None
+        self._idle: list[psycopg.Connection[Any]] = []
+        """Connections by which databases are created and dropped, while they are not in use."""
         self.port = 0
         self.password = ""
 
@@ -184,6 +196,8 @@ class EmbeddedPostgres:
 
     def close(self) -> None:
         """Stops the server for good and removes a temporary directory. A second call does nothing."""
+        while self._idle:
+            self._idle.pop().close()
         try:
             # A temporary server's data is discarded, so a shutdown checkpoint would be wasted.
             self.stop("immediate" if self._temporary else "fast")
@@ -196,7 +210,7 @@ class EmbeddedPostgres:
     def create_database(self, name: str, encoding: str = "UTF8", template: str = "template0") -> str:
         """Creates a copy of the database `template`, by default an empty one, and returns its DSN. No session may be
         connected to the template. With an encoding other than UTF8 it has the locale C."""
-        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+        with self._administering() as connection:
             create = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
             if major_version() >= 15:
                 # Its checkpoints cost less CPU than 9 MB of WAL.
@@ -209,7 +223,7 @@ class EmbeddedPostgres:
     def drop_database(self, name: str, *, timeout: float = 20.0) -> None:
         """Drops a database and its replication slots, and ends all connections. TimeoutError after `timeout` s."""
         deadline = time.monotonic() + timeout
-        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+        with self._administering() as connection:
             while True:
                 connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
                 # An active slot cannot be dropped. Its walsender has just been terminated and needs a moment.
@@ -239,6 +253,24 @@ class EmbeddedPostgres:
         finally:
             if self._running():
                 self.drop_database(name)
+
+    @contextlib.contextmanager
+    def _administering(self) -> Iterator[psycopg.Connection[Any]]:
+        """A connection for the block, which the next one uses again: tests create and drop a database each."""
+        connection = None
+        with contextlib.suppress(IndexError):
+            connection = self._idle.pop()
+        if connection is not None and has_ended(connection):
+            connection.close()
+            connection = None
+        if connection is None:
+            connection = psycopg.connect(self.dsn(), autocommit=True)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
 
     def _initialise(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)

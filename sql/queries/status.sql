@@ -103,6 +103,9 @@ SELECT resync_since AS since, bool_or(resync_gap) AS slot_lost, count(*) AS tabl
   FROM copied
  GROUP BY resync_since ORDER BY resync_since;
 
+-- name: applied
+SELECT applied_lsn FROM modak.mirror_slots WHERE slot_name = %(slot)s;
+
 -- name: frontier
 -- `promised` leaves out tables that are copied again on request or after a schema change: others need not wait for them.
 -- `behind` names all tables that are not at the target.

@@ -44,8 +44,8 @@ class Cost:
 
 
 class CpuClock:
-    """CPU seconds of this process, of its Java and of all processes that it started and that have ended; and of the
-    sessions that have ended in a PostgreSQL, which is no child of ours. Orphans of killed processes are missing."""
+    """CPU seconds of this process, of its Java and of all processes that it started and that have ended; and of a
+    PostgreSQL with its sessions, which is no child of ours. Orphans of killed processes are missing."""
 
     def __init__(self) -> None:
         self.postmaster: Path | None = None
@@ -57,7 +57,11 @@ class CpuClock:
 
     def _server(self) -> float:
         try:
-            return _process_seconds(int(self.postmaster.read_text().split()[0])) if self.postmaster else 0.0
+            if self.postmaster is None:
+                return 0.0
+            server = int(self.postmaster.read_text().split()[0])
+            sessions = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+            return _process_seconds(server) + sum(_process_seconds(int(session)) for session in sessions)
         except (OSError, ValueError, IndexError):
             return 0.0
 

@@ -4,7 +4,7 @@ mirror at the other."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +31,6 @@ SELECT s.applied_lsn, t.schema_name || '.' || t.table_name, t.table_id, m.state 
 """
 
 _REPLAY = """
-CREATE OR REPLACE TEMP VIEW between_frontiers AS SELECT * FROM feed WHERE _lsn >= {since} AND _lsn < {until};
 CREATE OR REPLACE TEMP VIEW truncated AS
 SELECT _lsn, _seq FROM between_frontiers WHERE _op = 'truncate' ORDER BY _lsn DESC, _seq DESC LIMIT 1;
 CREATE OR REPLACE TEMP VIEW last_changes AS
@@ -46,7 +45,6 @@ UNION ALL SELECT {columns} FROM last_changes WHERE _op <> 'delete'
 """
 
 _REPLAY_ROWS = """
-CREATE OR REPLACE TEMP VIEW between_frontiers AS SELECT * FROM feed WHERE _lsn >= {since} AND _lsn < {until};
 CREATE OR REPLACE TEMP VIEW truncated AS
 SELECT _lsn, _seq FROM between_frontiers WHERE _op = 'truncate' ORDER BY _lsn DESC, _seq DESC LIMIT 1;
 CREATE OR REPLACE TEMP VIEW later AS
@@ -102,6 +100,8 @@ class FeedReplay:
 
     def __init__(self) -> None:
         self._duckdb: DuckDBPyConnection = duckdb_connection()
+        self._latest: dict[str, pa.Table] = {}
+        """Rows of the two mirrors that were read last, by location."""
         self.resets = self.compared = self.changes = 0
 
     def check(self, trail: FrontierTrail) -> None:
@@ -127,32 +127,31 @@ class FeedReplay:
         columns = list(names.values())
         # A copy may have brought values that only a raw text column holds, and the stream none.
         absent = "".join(f', NULL AS "{name}"' for name in columns if name not in feed_columns)
-        duckdb.execute(f"CREATE OR REPLACE TEMP VIEW feed AS SELECT *{absent} FROM iceberg_scan('{after.feed}')")
-        ops = dict(
-            duckdb.execute(
-                f"SELECT _op, count(*) FROM feed WHERE _lsn >= {since} AND _lsn < {until} GROUP BY 1"
-            ).fetchall()
+        # Scanned once: to plan a scan costs more than to read these rows.
+        duckdb.execute(
+            f"CREATE OR REPLACE TEMP TABLE scanned AS SELECT * FROM iceberg_scan('{after.feed}')"
+            f" WHERE _lsn >= {since} AND _lsn < {until}"
         )
+        duckdb.execute(f"CREATE OR REPLACE TEMP VIEW between_frontiers AS SELECT *{absent} FROM scanned")
+        ops = dict(duckdb.execute("SELECT _op, count(*) FROM scanned GROUP BY 1").fetchall())
         self.changes += sum(ops.values())
         if ops.get("reset"):
             self.resets += 1
             return False
-        former = _read(duckdb, before.mirror)
-        duckdb.register("before_rows", _as_in(former, _names(before.mirror), after.mirror, columns, duckdb))
+        former, expected = self._read(before.mirror), self._read(after.mirror)
+        duckdb.register("before_rows", _as_in(former, _names(before.mirror), expected.schema, names))
         duckdb.execute("CREATE OR REPLACE TEMP VIEW before AS SELECT * FROM before_rows")
         has_old = "_old" in feed_columns
         for query in ([_REPLAY] if after.key else []) + ([_REPLAY_ROWS] if has_old else []):
-            self._replay(query, before, after, columns, f"{after.name}, {before} to {after}, {ops}")
+            self._replay(query, after, expected.select(columns), f"{after.name}, {before} to {after}, {ops}")
         duckdb.unregister("before_rows")
         self.compared += 1
         return True
 
-    def _replay(self, query: str, before: TableAt, after: TableAt, columns: Sequence[str], what: str) -> None:
-        duckdb = self._duckdb
+    def _replay(self, query: str, after: TableAt, expected: pa.Table, what: str) -> None:
+        duckdb, columns = self._duckdb, expected.column_names
         old_fields = _old_names(after.feed)
         statements = query.format(
-            since=before.frontier,
-            until=after.frontier,
             key=", ".join(f'"{name}"' for name in after.key),
             columns=", ".join(f'"{name}"' for name in columns),
             # A raw text column may have come with new rows alone.
@@ -162,12 +161,16 @@ class FeedReplay:
         for statement in statements[:-1]:
             duckdb.execute(statement)
         replayed = duckdb.execute(statements[-1]).to_arrow_table()
-        expected = _read(duckdb, after.mirror)
-        assert_same(_rows(expected.select(columns)), _rows(replayed), what)
+        assert_same(_rows(expected), _rows(replayed), what)
 
-
-def _read(duckdb: DuckDBPyConnection, location: str) -> pa.Table:
-    return duckdb.execute(f"SELECT * FROM iceberg_scan('{location}')").to_arrow_table()
+    def _read(self, location: str) -> pa.Table:
+        """The rows of the mirror there. The latest are kept: most frontiers are the end of a replay and the beginning
+        of the next."""
+        rows = self._latest.pop(location, None)
+        if rows is None:
+            rows = self._duckdb.execute(f"SELECT * FROM iceberg_scan('{location}')").to_arrow_table()
+        self._latest = {**dict(list(self._latest.items())[-1:]), location: rows}
+        return rows
 
 
 def _rows(table: pa.Table) -> list[tuple[object, ...]]:
@@ -188,17 +191,13 @@ def _old_names(location: str) -> set[str]:
     return set() if old is None else {column["name"] for column in old["type"]["fields"]}
 
 
-def _as_in(
-    rows: pa.Table, former: dict[int, str], location: str, columns: Sequence[str], duckdb: DuckDBPyConnection
-) -> pa.Table:
-    """Rows of an earlier state with the columns of the state at `location`."""
-    types = duckdb.execute(f"SELECT * FROM iceberg_scan('{location}') LIMIT 0").to_arrow_table().schema
-    ids = {name: field_id for field_id, name in _names(location).items()}
+def _as_in(rows: pa.Table, former: Mapping[int, str], schema: pa.Schema, names: Mapping[int, str]) -> pa.Table:
+    """Rows of an earlier state with the columns `names` (by field ID) of a state that has `schema`."""
     return pa.table(
         {
-            name: rows.column(former[ids[name]]).cast(types.field(name).type)
-            if ids[name] in former
-            else pa.nulls(rows.num_rows, types.field(name).type)
-            for name in columns
+            name: rows.column(former[field_id]).cast(schema.field(name).type)
+            if field_id in former
+            else pa.nulls(rows.num_rows, schema.field(name).type)
+            for field_id, name in names.items()
         }
     )

@@ -16,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 import sql as scripts
 from mirror_pump.testing.database import Database
+from mirror_pump.testing.installation import major_version
 
 SCRIPTS = Path(scripts.__file__).parent
 _PASSWORD = "a role's password"
@@ -84,7 +85,18 @@ class Roles:
 
     def grant(self, role: str) -> None:
         """Runs roles.sql as this role."""
-        done = self.psql(role, "roles.sql")
+        # Before PostgreSQL 16 only a superuser gives the attribute REPLICATION. Managed services have servers that let
+        # their master user do it, and nothing else.
+        lacks_right = role == self.master and major_version() < 16
+        name = sql.Identifier(role)
+        with self.database.connect() as connection:
+            if lacks_right:
+                connection.execute(sql.SQL("ALTER ROLE {} SUPERUSER").format(name))
+            try:
+                done = self.psql(role, "roles.sql")
+            finally:
+                if lacks_right:
+                    connection.execute(sql.SQL("ALTER ROLE {} NOSUPERUSER").format(name))
         assert done.returncode == 0, done.stderr
 
 

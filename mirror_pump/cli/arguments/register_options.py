@@ -34,6 +34,11 @@ SHORTEST_INTERVAL = timedelta(minutes=1)
 """Of `--snapshot-every`."""
 
 
+NoWait = Annotated[
+    bool, typer.Option("--no-wait", help="Return once the tables are registered; a running pump copies them")
+]
+
+
 @dataclass(frozen=True)
 class RegisterOptions:
     """The options of `register` about tables, as typed."""
@@ -62,9 +67,7 @@ class RegisterOptions:
             show_default=False,
         ),
     ] = None
-    no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Return once the tables are registered; a running pump copies them")
-    ] = False
+    no_wait: NoWait = False
     column: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=TYPE", help="Use another lake type for a column: string, decimal(38,9), ..."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -13,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
-from mirror_pump.cli.arguments.register_options import RegisterOptions, require_valid
+from mirror_pump.cli.arguments.options import COPIES, SLOT, command
+from mirror_pump.cli.arguments.register_options import NoWait, RegisterOptions, require_valid
 from mirror_pump.cli.commands.alter import alter_feeds, alter_tables
+from mirror_pump.cli.terminal.confirmation import confirm
 from mirror_pump.cli.terminal.output import remark, report_error, say
 from mirror_pump.cli.terminal.progress import copy_progress
-from mirror_pump.errors import MirrorPumpError, TableError, UsageError
+from mirror_pump.errors import MirrorPumpError, UsageError
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
@@ -44,17 +44,14 @@ _OPTIONS: TypeAdapter[RegisterOptions] = TypeAdapter(RegisterOptions)
 
 
 def add(app: typer.Typer) -> None:
-    fields_of_apply = (*SLOT, "copy_workers", "copy_chunk_bytes", "copy_rate_bytes", "lock_timeout", "master", *STORAGE)
-    command(app, "apply", fields_of_apply)(apply)
+    command(app, "apply", COPIES)(apply)
     command(app, "export", SLOT)(export)
 
 
 def apply(
     settings: Settings,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `mirror-pump export` prints, as it should be")],
-    no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Return once the tables are registered; a running pump copies them")
-    ] = False,
+    no_wait: NoWait = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what differs")] = False,
     yes: Annotated[
         bool,
@@ -84,7 +81,12 @@ def apply(
     if dry_run or not changes:
         return int(failed)
     if any(change.takes_away for change in changes) and not yes:
-        _confirm()
+        confirm(
+            "Apply?",
+            about_to="tables leave the mirror, partitions the heap, or lake tables their format version",
+            remedy="check with --dry-run, then give --yes",
+            refused="nothing was changed",
+        )
     return int(_carry_out(settings, changes, wait=not no_wait) or failed)
 
 
@@ -150,18 +152,6 @@ def _show(changes: Sequence[DeclaredChange]) -> bool:
             leaves = ", partitions leave its heap" if change.sheds else ""
             say(f"{change.kind.value} {change.subject}{leaves}")
     return failed
-
-
-def _confirm() -> None:
-    """Asks for confirmation. Raises TableError if refused, UsageError without a terminal to ask on."""
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "tables leave the mirror, partitions the heap, or lake tables their format version, and there is no"
-            " terminal to ask for confirmation",
-            "check with --dry-run, then give --yes",
-        )
-    if not typer.confirm("Apply?", default=False, err=True):
-        raise TableError("nothing was changed")
 
 
 def _carry_out(settings: Settings, changes: Sequence[DeclaredChange], *, wait: bool) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from mirror_pump.cli.arguments.completion import kept_moments
 from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
+from mirror_pump.cli.terminal.confirmation import confirm
 from mirror_pump.cli.terminal.output import bytes_text, count_text, one_line, remark, say, write_json
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.settings.config import Settings
@@ -203,7 +203,12 @@ def drop(
 
     settings = complete(settings)
     if not yes:
-        _confirm(name)
+        confirm(
+            f"Drop the moment {name}, which cannot be had again?",
+            about_to=f"the moment {name} is about to be dropped",
+            remedy="give --yes",
+            refused="nothing was dropped",
+        )
     moment = drop_moment(settings, name)
     say(f"moment {name}: dropped")
     for table in moment.tables:
@@ -213,13 +218,3 @@ def drop(
                 " `--former` removes them"
             )
     return 0
-
-
-def _confirm(name: str) -> None:
-    """Asks for confirmation. Raises TableError if refused, UsageError without a terminal to ask on."""
-    if not sys.stdin.isatty():
-        raise UsageError(
-            f"the moment {name} is about to be dropped, and there is no terminal to ask for confirmation", "give --yes"
-        )
-    if not typer.confirm(f"Drop the moment {name}, which cannot be had again?", default=False, err=True):
-        raise TableError("nothing was dropped")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mirror_pump.cli.arguments.completion import tables_argument
-from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.arguments.options import COPIES, SLOT, command
 from mirror_pump.cli.terminal.output import count_text, each_table, report_error, say
 from mirror_pump.cli.terminal.progress import copy_progress
 from mirror_pump.errors import TableError
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 def add(app: typer.Typer) -> None:
     command(app, "pause", (*SLOT, "lock_timeout"))(pause)
-    fields = (*SLOT, "copy_workers", "copy_chunk_bytes", "copy_rate_bytes", "lock_timeout", "master", *STORAGE)
-    command(app, "resume", fields)(resume)
+    command(app, "resume", COPIES)(resume)
 
 
 _Tables = Annotated[list[str], tables_argument("Table names as Postgres reads them")]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
-from mirror_pump.cli.arguments.options import SLOT, STORAGE, command
+from mirror_pump.cli.arguments.options import COPIES, command
 from mirror_pump.cli.arguments.register_options import RegisterOptions, require_valid
 from mirror_pump.cli.commands.alter import alter_feeds, alter_tables
+from mirror_pump.cli.terminal.confirmation import confirm
 from mirror_pump.cli.terminal.output import count_text, remark, report_error, say
 from mirror_pump.cli.terminal.progress import copy_progress
-from mirror_pump.errors import TableError, UsageError
+from mirror_pump.errors import TableError
 from mirror_pump.settings.config import Settings
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 def add(app: typer.Typer) -> None:
-    fields = (*SLOT, "copy_workers", "copy_chunk_bytes", "copy_rate_bytes", "lock_timeout", "master", *STORAGE)
-    command(app, "register", fields, bare={"--changes": "keys"})(register)
+    command(app, "register", COPIES, bare={"--changes": "keys"})(register)
 
 
 def register(settings: Settings, options: RegisterOptions) -> int:
@@ -75,7 +74,12 @@ def register(settings: Settings, options: RegisterOptions) -> int:
         previews = preview(settings, selected.names, choices, retention)
         if any(table.retention is not None for table in previews):
             _show(previews)
-            _confirm()
+            confirm(
+                "Register?",
+                about_to="partitions are about to leave the heap",
+                remedy="check with --dry-run, then give --yes",
+                refused="nothing was registered",
+            )
     if options.follow_new is not None:
         follow(settings, options.followed, options.exclude or (), options.profile, ends=not options.follow_new)
     outcomes = _carry_out(settings, selected.names, options, choices, retention, snapshots, feed)
@@ -206,14 +210,3 @@ def _show(previews: Sequence[TablePreview]) -> int:
         if table.error is not None:
             report_error(table.error, "would not be registered", table.table)
     return 1 if any(table.error is not None for table in previews) else 0
-
-
-def _confirm() -> None:
-    """Asks for confirmation. Raises TableError if refused, UsageError without a terminal to ask on."""
-    if not sys.stdin.isatty():
-        raise UsageError(
-            "partitions are about to leave the heap, and there is no terminal to ask for confirmation",
-            "check with --dry-run, then give --yes",
-        )
-    if not typer.confirm("Register?", default=False, err=True):
-        raise TableError("nothing was registered")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mirror_pump.cli.arguments.completion import tables_argument
-from mirror_pump.cli.arguments.options import SLOT, STORAGE, AsJson, command
+from mirror_pump.cli.arguments.options import COPIES, AsJson, command
 from mirror_pump.cli.terminal.output import bytes_text, count_text, remark, report_error, say, write_json
 from mirror_pump.cli.terminal.progress import copy_progress, verify_progress
 from mirror_pump.errors import UsageError
@@ -23,7 +23,7 @@ def add(app: typer.Typer) -> None:
     @command(
         app,
         "resync",
-        (*SLOT, "copy_workers", "copy_chunk_bytes", "copy_rate_bytes", "lock_timeout", "master", *STORAGE),
+        COPIES,
     )
     def resync(
         settings: Settings,

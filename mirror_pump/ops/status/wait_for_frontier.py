@@ -24,7 +24,7 @@ from sql import queries
 _SQL = queries("status")
 
 POLL_INTERVAL = 0.05
-"""Seconds between two polls. A poll is one indexed query, and the interval is short compared with a commit."""
+"""Seconds between two polls. A poll is one row by its key, and the interval is short compared with a commit."""
 _FIRST_POLL = 0.005
 """Seconds between the first two polls. The interval doubles up to POLL_INTERVAL: an idle pump answers within
 milliseconds."""
@@ -123,8 +123,22 @@ def _wait(
                 ask_at = now + ask_pause
                 ask_pause = min(2 * ask_pause, ASK_INTERVAL)
                 notify_pump(connection, format_lsn(target))
-            time.sleep(min(pause, max(0.0, deadline - now)))
-            pause = min(2 * pause, poll)
+            pause = _await_applied(connection, slot, target, min(ask_at, deadline), pause, poll)
+
+
+def _await_applied(
+    connection: PgConnection, slot: str, target: Lsn, until: float, pause: float, longest_pause: float
+) -> float:
+    """Sleep for `pause`, and on until the stream has passed `target` or the time has come. Return the next pause.
+    Before that no table is readable at the target, and to look at all of them would cost much more."""
+    while True:
+        time.sleep(max(0.0, min(pause, until - time.monotonic())))
+        pause = min(2 * pause, longest_pause)
+        if time.monotonic() >= until:
+            return pause
+        row = connection.execute(_SQL["applied"], {"slot": slot}).fetchone()
+        if row is None or row[0] >= target:
+            return pause
 
 
 def _frontier(connection: PgConnection, slot: str, target: Lsn) -> _FrontierRow:

@@ -93,6 +93,7 @@ def test_wrong_usage_is_exit_code_2(run: RunCommand) -> None:
     assert run("doctor", "--slot", "Not A Slot").exit_code == 2
 
 
+@pytest.mark.empty_database
 def test_a_server_before_init(run: RunCommand, database: Database, tmp_path: Path) -> None:
     """Doctor can tell whether a server is suitable before init. The missing mirror is no failure, and nothing is left
     behind."""
@@ -201,6 +202,7 @@ def test_a_lost_slot(run: RunCommand, mirror: Mirror) -> None:
     assert checks["storage"]["outcome"] == checks["publication"]["outcome"] == "ok"
 
 
+@pytest.mark.empty_database
 def test_storage_that_refuses(database: Database, run: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     del database
     with s3_server() as server:
@@ -217,6 +219,7 @@ def test_storage_that_refuses(database: Database, run: RunCommand, monkeypatch: 
         assert checks["storage"]["findings"][0]["remedy"]
 
 
+@pytest.mark.empty_database
 def test_a_warehouse_that_is_not_there_yet(run: RunCommand, tmp_path: Path) -> None:
     code, checks = doctor(run, "--warehouse", str(tmp_path / "new" / "lake"))
     assert code == 0

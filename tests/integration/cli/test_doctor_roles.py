@@ -22,7 +22,7 @@ from tests.support.cli import RunCommand
 from tests.support.retention_table import at_once
 from tests.support.roles import Roles, roles_of
 
-pytestmark = pytest.mark.unverified("no pump runs, so that nothing is mirrored")
+pytestmark = [pytest.mark.empty_database, pytest.mark.unverified("no pump runs, so that nothing is mirrored")]
 
 
 @pytest.fixture

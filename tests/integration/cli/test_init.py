@@ -10,6 +10,8 @@ from mirror_pump.model import format_lsn
 from mirror_pump.testing.database import Database
 from tests.support.cli import RunCommand, register_by_hand
 
+pytestmark = pytest.mark.empty_database
+
 
 def test_init_makes_everything_and_says_so(run: RunCommand, database: Database, slot: str, tmp_path: Path) -> None:
     result = run("init", "--warehouse", str(tmp_path / "lake"), "--slot", slot)

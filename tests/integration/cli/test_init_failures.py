@@ -17,6 +17,8 @@ from mirror_pump.testing.postgres import EmbeddedPostgres
 from tests.support.cli import RunCommand
 from tests.support.memory import in_memory
 
+pytestmark = pytest.mark.empty_database
+
 _LEFT = """
 SELECT 'schema', nspname FROM pg_namespace WHERE nspname = 'modak'
 UNION ALL SELECT 'publication', pubname FROM pg_publication

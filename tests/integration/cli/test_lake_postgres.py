@@ -7,8 +7,11 @@ from pathlib import Path
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from tests.support.cli import RunCommand
+
+pytestmark = pytest.mark.empty_database
 
 
 def test_tables_beside_the_mirror(run: RunCommand, slot: str, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ from tests.support.roles import Roles, roles_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.empty_database
+
 TABLES = (
     "CREATE TABLE public.orders (id bigint PRIMARY KEY, v text)",
     "INSERT INTO public.orders SELECT g, 'v' || g FROM generate_series(1, 50) g",

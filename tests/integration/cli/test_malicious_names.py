@@ -26,6 +26,8 @@ from mirror_pump.testing.mirror import Mirror, assert_same, await_true, lake_row
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand
 
+pytestmark = pytest.mark.empty_database
+
 _ATTACKS = (
     # PostgreSQL, whose statements would be seen in the table.
     "INSERT INTO public.c VALUES(1)",

@@ -19,6 +19,8 @@ from tests.support.retention_table import RetentionTable, at_once
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.empty_database
+
 _READABLE = {
     "change_feeds",
     "cutline",

@@ -143,6 +143,7 @@ def test_bad_tables_are_refused_and_the_good_one_catches_up(
     assert (compared["heap_rows"], compared["lake_rows"], compared["differences"]) == (49, 49, [])
 
 
+@pytest.mark.empty_database
 @pytest.mark.slow
 def test_the_first_mirror_of_the_readme(database: Database, slot: str, tmp_path: Path) -> None:
     """The README's lines, unchanged except for directory and DSN, print what it says. Tasks run in threads here; `make

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.settings.config import Settings
 from mirror_pump.testing.database import Database
@@ -16,6 +18,8 @@ from mirror_pump.testing.tasks import ThreadTaskRunner
 from tests.support.cli import RunCommand, install_threaded
 from tests.support.database_catalogs import catalogs
 from tests.support.retention_table import RetentionTable, at_once
+
+pytestmark = pytest.mark.empty_database
 
 _ROOT = Path(__file__).parents[3]
 _PAGE = _ROOT / "docs" / "operations.md"

@@ -29,6 +29,8 @@ from tests.support.roles import roles_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.empty_database
+
 _SUPPORT = Path(__file__).parents[2] / "support"
 _PASSWORD = "a role's password"
 _TABLES = (_SUPPORT / "hostile_tables.sql").read_text()

@@ -16,8 +16,6 @@ from mirror_pump.testing.mirror import Mirror
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified, equal_at_rest
 
-pytestmark = pytest.mark.further
-
 
 @pytest.fixture
 def mirror(database: Database, warehouse: str, tasks: ThreadTaskRunner) -> Mirror:
