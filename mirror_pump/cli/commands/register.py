@@ -66,13 +66,13 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     selected = select_tables(settings, options.names, options.exclude or ())
     unmatched = _tell_left_out(selected, follows=bool(options.follow_new))
     if options.dry_run:
-        previews = preview(settings, selected.names, choices, retention)
+        previews = preview(settings, selected.names, choices, retention, options.format_version)
         refused = _show(previews)
         for line in estimate(settings, previews):
             say(line)
         return refused or unmatched
     if retention is not None and not options.keep_heap and not options.yes:
-        previews = preview(settings, selected.names, choices, retention)
+        previews = preview(settings, selected.names, choices, retention, options.format_version)
         if any(table.retention is not None for table in previews):
             _show(previews)
             _confirm()

@@ -11,7 +11,7 @@ from mirror_pump.errors import MirrorPumpError
 from mirror_pump.model import Column, TableId, TableMode
 from mirror_pump.ops.retain.retention import grace_text, when_due
 from mirror_pump.settings.config import Settings
-from mirror_pump.source.catalog.catalog_slot import require_stream
+from mirror_pump.source.catalog.catalog_slot import default_format_version, require_stream
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.heap.block_reader import balanced_bytes, chunks_of, read_leaves
@@ -21,6 +21,7 @@ from mirror_pump.source.relations.column_choices import (
     decimal_option,
     numbers_as_text,
     refuse_masks,
+    refuse_variants,
 )
 from mirror_pump.source.relations.published_rules import published_choices
 from mirror_pump.source.relations.refusal import refuse_fixed_rows
@@ -125,18 +126,27 @@ def as_text(column: Column) -> str:
 
 
 def preview(
-    settings: Settings, names: Sequence[str], choices: ColumnChoices, retention: RetentionWish | None
+    settings: Settings,
+    names: Sequence[str],
+    choices: ColumnChoices,
+    retention: RetentionWish | None,
+    format_version: int | None = None,
 ) -> tuple[TablePreview, ...]:
-    """Return what `register` would do with each of these tables, in their order.
+    """Return what `register` would do with each of these tables, in their order. `format_version`: as in `register`.
 
     Raises ConnectionLost. Raises UsageError for invalid options of heap retention.
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-register") as connection:
-        return tuple(_preview(connection, settings, name, choices, retention) for name in names)
+        return tuple(_preview(connection, settings, name, choices, retention, format_version) for name in names)
 
 
 def _preview(
-    connection: PgConnection, settings: Settings, name: str, choices: ColumnChoices, wish: RetentionWish | None
+    connection: PgConnection,
+    settings: Settings,
+    name: str,
+    choices: ColumnChoices,
+    wish: RetentionWish | None,
+    format_version: int | None,
 ) -> TablePreview:
     """What registering one table would do, or the error that would refuse it. Leaves nothing behind."""
     try:
@@ -151,6 +161,9 @@ def _preview(
         refuse(description, mode, append_only=choices.append_only)
         refuse_fixed_rows(description)
         refuse_masks(description, choices, sheds=wish is not None)
+        if choices.has_variants:
+            version = format_version or default_format_version(connection, settings.slot)
+            refuse_variants(description, version, sheds=wish is not None)
         row_filter = read_filter(connection, settings.publication, description, choices.where, sheds=wish is not None)
         leaving = None
         if wish is not None:

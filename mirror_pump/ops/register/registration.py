@@ -86,6 +86,7 @@ from mirror_pump.source.relations.column_choices import (
     chosen,
     numbers_as_text,
     refuse_masks,
+    refuse_variants,
 )
 from mirror_pump.source.relations.published_rules import published_choices
 from mirror_pump.source.relations.refusal import refuse_fixed_rows
@@ -381,6 +382,7 @@ def _prepare(
     if plan is not None:
         partitioning = plan.partitioning
     version = wish.format_version or lake.format_version
+    refuse_variants(description, version, sheds=wish.retention is not None)
     table, staged = new_lake_table(warehouse_of(profile), description, storage, plan, wish.mode, partitioning, version)
     table = replace(
         table,
