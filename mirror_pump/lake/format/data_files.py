@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from decoders.columns import Kind
 from decoders.variant import VARIANT_ARROW
 from mirror_pump.lake.format.bounds import ColumnStatistics, split_offsets
 from mirror_pump.lake.format.columns import whole_variants
-from mirror_pump.lake.format.footers import with_variants
+from mirror_pump.lake.format.footers import VariantFile
 from mirror_pump.lake.format.gathered_rows import GatheredRows
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.puffin import BlobPlace
@@ -167,38 +167,6 @@ def data_location(location: str, name: str) -> str:
     return join(location, "data", name)
 
 
-class _VariantFile:
-    """A file whose last bytes, from `begin_footer` on, are held back, so that its footer can get what pyarrow does not
-    write: the annotation of variants."""
-
-    def __init__(self, sink: Any) -> None:
-        self._sink = sink
-        self._footer: bytearray | None = None
-        self.closed = False
-
-    def write(self, content: Any) -> int:
-        if self._footer is None:
-            self._sink.write(content)
-        else:
-            self._footer += content
-        return len(content)
-
-    def tell(self) -> int:
-        return int(self._sink.tell()) + len(self._footer or b"")
-
-    def flush(self) -> None:
-        """Nothing: the file ends with its owner's block."""
-
-    def begin_footer(self) -> None:
-        """The file's rows are complete."""
-        self._footer = bytearray()
-
-    def end(self, variants: Collection[str]) -> None:
-        """Writes the footer. `variants`: names of the columns that are such."""
-        assert self._footer is not None
-        self._sink.write(with_variants(bytes(self._footer), variants))
-
-
 class DataFileWriter:
     """Streams record batches into one Parquet file; a context manager.
 
@@ -234,7 +202,7 @@ class DataFileWriter:
         self._variants = [column.name for column in schema.fields if column.type.kind is Kind.VARIANT]
         self._stack = ExitStack()
         self._writer: pq.ParquetWriter | None = None
-        self._variant_file: _VariantFile | None = None
+        self._variant_file: VariantFile | None = None
         self._gathered = GatheredRows(schema, row_group_rows, row_group_bytes)
         self._written: WrittenFile | None = None
 
@@ -292,7 +260,7 @@ class DataFileWriter:
         table = self._gathered.take()
         if self._writer is None:
             if self._variants:
-                self._variant_file = _VariantFile(self._sink)
+                self._variant_file = VariantFile(self._sink)
             self._writer = pq.ParquetWriter(
                 self._sink if self._variant_file is None else pa.PythonFile(self._variant_file, "w"),
                 self._file_schema,

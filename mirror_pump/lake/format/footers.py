@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 MAGIC = b"PAR1"
 _ENDING = 8
@@ -62,6 +62,38 @@ def with_variants(ending: bytes, names: Collection[str]) -> bytes:
         nested += (column.integer(_CHILDREN) if column.has(_CHILDREN) else 0) - (1 if nested else 0)
         annotated.append(column.encoded())
     return ended(footer.with_items(_SCHEMA, annotated))
+
+
+class VariantFile:
+    """A file for pyarrow's writer whose footer, what is written from `begin_footer` on, is held back: it gets what
+    pyarrow does not write, the annotation of variants."""
+
+    def __init__(self, sink: Any) -> None:
+        self._sink = sink
+        self._footer: bytearray | None = None
+        self.closed = False
+
+    def write(self, content: Any) -> int:
+        if self._footer is None:
+            self._sink.write(content)
+        else:
+            self._footer += content
+        return len(content)
+
+    def tell(self) -> int:
+        return int(self._sink.tell()) + len(self._footer or b"")
+
+    def flush(self) -> None:
+        """Nothing: the file ends with its owner's block."""
+
+    def begin_footer(self) -> None:
+        """The file's rows are complete."""
+        self._footer = bytearray()
+
+    def end(self, variants: Collection[str]) -> None:
+        """Writes the footer. `variants`: names of the columns that are such."""
+        assert self._footer is not None
+        self._sink.write(with_variants(bytes(self._footer), variants))
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,15 @@ of its own. What pyiceberg prints of it is `variant` again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
 import orjson
 from pydantic import Field
-from pyiceberg.schema import Schema
-from pyiceberg.types import PrimitiveType
+from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.types import NestedField, PrimitiveType
 
+from mirror_pump.errors import ForeignTable
 from mirror_pump.lake.format.data_files import VECTOR_VERSION
 
 _VARIANT: Final = "variant"
@@ -38,7 +39,9 @@ def with_variant_types(kind: Any) -> Any:
     result = dict(kind)
     if isinstance(kind.get("fields"), list):
         result["fields"] = [
-            {**field, "type": with_variant_types(field["type"])} if "type" in field else field
+            {**field, "type": with_variant_types(field["type"])}
+            if isinstance(field, Mapping) and "type" in field
+            else field
             for field in kind["fields"]
         ]
     for part in ("element", "key", "value"):
@@ -52,7 +55,7 @@ def with_variant_schemas(document: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(document)
     if "schema" in document:
         result["schema"] = with_variant_types(document["schema"])
-    if "schemas" in document:
+    if isinstance(document.get("schemas"), list):
         result["schemas"] = [with_variant_types(schema) for schema in document["schemas"]]
     return result
 
@@ -65,3 +68,24 @@ def schema_of(document: bytes) -> Schema:
 def is_variant(kind: Any) -> bool:
     """Whether a type is variant."""
     return isinstance(kind, VariantType)
+
+
+def without_variants(fields: Iterable[NestedField]) -> list[NestedField]:
+    """The columns of other types."""
+    return [field for field in fields if not is_variant(field.field_type)]
+
+
+def variants_of(schema: Schema) -> frozenset[int]:
+    """Field IDs of the columns that are variants. Raises ForeignTable for one within a column of another type."""
+    for field in schema.fields:
+        if not field.field_type.is_primitive and any(is_variant(inner.field_type) for inner in _fields(field)):
+            raise ForeignTable(
+                f"column {field.name} has variants within a {type(field.field_type).__name__}",
+                "read the table with an engine that knows them",
+            )
+    return frozenset(field.field_id for field in schema.fields if is_variant(field.field_type))
+
+
+def _fields(field: NestedField) -> Iterable[NestedField]:
+    """The field and all in it."""
+    return index_by_id(Schema(field)).values()
