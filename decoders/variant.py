@@ -2,22 +2,28 @@
 
 A variant holds a document exactly, or not at all: numbers with all digits and their scale, strings, the set of keys. It
 does not hold numbers of more than 38 digits, the character U+0000, lone surrogates and repeated keys; only json has the
-last three. White space and the order of keys, which jsonb has neither of, are lost. Documents that jsonb prints equally
-have equal bytes, so that variants are compared as bytes.
+last three. Nor does it hold what ends Spark's queries: documents of more than 500 levels or, as a variant, 128 MiB.
+White space and the order of keys, which jsonb has neither of, are lost. Documents that jsonb prints equally have equal
+bytes, so that variants are compared as bytes.
 """
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
-from decoders.variant_encoding import EncodedVariant, UnheldDocument, encode_document
+from decoders.variant_encoding import LONG_TEXT, EncodedVariant, UnheldDocument, encode_tree
+from decoders.variant_stream import encode_long_document
 from decoders.variant_texts import document_text
 
 VARIANT_ARROW: pa.StructType = ColumnType(Kind.VARIANT).arrow
 """struct<metadata: binary not null, value: binary not null>, as the Parquet group of a variant."""
 
+_ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+"""A backslash before it would be one that is escaped."""
 _NOTHING = EncodedVariant(b"", b"")
 """In place of NULL: the fields of the struct have no NULLs."""
 
@@ -32,7 +38,7 @@ def encoded_documents(texts: pa.Array) -> tuple[pa.StructArray, pa.Array | None]
     unheld = []
     for place, text in enumerate(texts.to_pylist()):
         try:
-            variants.append(None if text is None else encode_document(text))
+            variants.append(None if text is None else _encoded_document(text))
         except UnheldDocument:
             variants.append(None)
             unheld.append(place)
@@ -45,6 +51,24 @@ def encoded_documents(texts: pa.Array) -> tuple[pa.StructArray, pa.Array | None]
     flags = np.zeros(len(variants), bool)
     flags[unheld] = True
     return documents, pa.array(flags)
+
+
+def _encoded_document(text: str) -> EncodedVariant:
+    """Raises UnheldDocument, or ValueError if the text is not JSON."""
+    if "\\u0000" in text and _ESCAPED_NUL.search(text):
+        raise UnheldDocument
+    try:
+        if len(text) < LONG_TEXT:
+            try:
+                return encode_tree(text)
+            except RecursionError:
+                pass
+        return encode_long_document(text)
+    except UnicodeEncodeError:
+        # A lone surrogate.
+        raise UnheldDocument from None
+    except ValueError as error:
+        raise ValueError(f"{text[:200]!r} is not JSON: {error}") from error
 
 
 def document_texts(values: pa.StructArray) -> pa.StringArray:

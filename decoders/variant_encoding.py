@@ -20,6 +20,12 @@ import numpy as np
 
 MOST_DIGITS = 38
 """Of a decimal, and the largest scale."""
+MOST_LEVELS = 500
+"""Arrays and objects in each other. Spark's to_json() calls itself for each, and ends its process beyond a thousand."""
+MOST_BYTES = 128 << 20
+"""Of the metadata, and of the value: Spark reads no larger ones."""
+LONG_TEXT = 1 << 20
+"""Characters from which on a text is encoded without a tree of its values."""
 _LONG_STRING = 64
 """Bytes from which on a string does not fit the short form."""
 _CACHED_NAMES = 256
@@ -27,10 +33,10 @@ _CACHED_NAMES = 256
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?)0*([0-9]+))?")
 _LONGEST_EXPONENT = 9
 """Digits of an exponent that is computed with: Postgres's numeric has smaller ones only."""
-_ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 _SHORT_STRING, _OBJECT, _ARRAY = 1, 2, 3
-_NULL, _TRUE, _FALSE = bytes([0 << 2]), bytes([1 << 2]), bytes([2 << 2])
+LITERALS = {"null": bytes([0 << 2]), "true": bytes([1 << 2]), "false": bytes([2 << 2])}
+"""The bytes of what has no others."""
 _INT8, _INT16, _INT32, _INT64 = (type_id << 2 for type_id in (3, 4, 5, 6))
 _DECIMAL4, _DECIMAL8, _DECIMAL16 = (type_id << 2 for type_id in (8, 9, 10))
 _STRING = 16 << 2
@@ -48,10 +54,9 @@ class UnheldDocument(Exception):
     """A variant cannot hold the document."""
 
 
-def encode_document(text: str) -> EncodedVariant:
-    """The variant of a text. Raises UnheldDocument, or ValueError if the text is not JSON."""
-    if "\\u0000" in text and _ESCAPED_NUL.search(text):
-        raise UnheldDocument
+def encode_tree(text: str) -> EncodedVariant:
+    """The variant of a text. Raises UnheldDocument, UnicodeEncodeError for a lone surrogate, RecursionError, or
+    ValueError if the text is not JSON."""
     names: set[str] = set()
 
     def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -62,17 +67,25 @@ def encode_document(text: str) -> EncodedVariant:
         return document
 
     decoder = JSONDecoder(
-        object_pairs_hook=fields, parse_int=_number, parse_float=_number, parse_constant=_refuse_constant
+        object_pairs_hook=fields,
+        parse_int=encoded_number,
+        parse_float=encoded_number,
+        parse_constant=_refuse_constant,
     )
-    try:
-        tree = decoder.decode(text)
-        dictionary = _dictionary(tuple(sorted(names)))
-        return EncodedVariant(dictionary.metadata, _encoded(tree, dictionary))
-    except (UnicodeEncodeError, RecursionError):
-        # A lone surrogate.
-        raise UnheldDocument from None
-    except ValueError as error:
-        raise ValueError(f"{text[:200]!r} is not JSON: {error}") from error
+    tree = decoder.decode(text)
+    if text.count("[") + text.count("{") > MOST_LEVELS:
+        _check_levels(tree)
+    dictionary = _dictionary(tuple(sorted(names)))
+    return EncodedVariant(dictionary.metadata, _encoded(tree, dictionary))
+
+
+def _check_levels(tree: Any) -> None:
+    level, count = [tree], 0
+    while containers := [value for value in level if type(value) in (dict, list)]:
+        count += 1
+        if count > MOST_LEVELS:
+            raise UnheldDocument
+        level = [value for parent in containers for value in (parent.values() if type(parent) is dict else parent)]
 
 
 def _refuse_constant(name: str) -> None:
@@ -80,7 +93,7 @@ def _refuse_constant(name: str) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _number(text: str) -> bytes:
+def encoded_number(text: str) -> bytes:
     """A number, encoded. Raises UnheldDocument if it has too many digits."""
     match = _NUMBER.fullmatch(text)
     assert match is not None
@@ -123,29 +136,45 @@ def _integer(value: int) -> bytes:
     return bytes([_DECIMAL16, 0]) + value.to_bytes(16, "little", signed=True)
 
 
-class _ObjectLayout(NamedTuple):
+class ObjectLayout(NamedTuple):
     """What objects with the same names in the same order have in common."""
 
     names: tuple[str, ...]
     """In the order of the fields."""
-    head: int
-    """The first byte, if offsets have one byte each."""
+    first_byte: int
+    """If offsets have one byte each."""
     count_and_ids: bytes
 
+    def head(self, ends: Sequence[int]) -> bytes:
+        """All that comes before the values, which end at `ends` (the first is 0) behind it."""
+        size = _byte_size(ends[-1])
+        return bytes([self.first_byte | size - 1 << 2]) + self.count_and_ids + _packed(ends, size)
 
-class _Dictionary:
+
+def array_head(ends: Sequence[int]) -> bytes:
+    """All that comes before the elements of an array, which end at `ends` (the first is 0) behind it."""
+    size, count = _byte_size(ends[-1]), len(ends) - 1
+    large = count > 255
+    return (
+        bytes([(large << 2 | size - 1) << 2 | _ARRAY])
+        + count.to_bytes(4 if large else 1, "little")
+        + _packed(ends, size)
+    )
+
+
+class Dictionary:
     """The names of a document."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._ids = {name: place for place, name in enumerate(names)}
-        self._layouts: dict[tuple[str, ...], _ObjectLayout] = {}
+        self._layouts: dict[tuple[str, ...], ObjectLayout] = {}
         contents = [name.encode() for name in names]
         ends = list(accumulate(map(len, contents), initial=0))
         size = _byte_size(max(ends[-1], len(names)))
         head = bytes([1 | 1 << 4 | (size - 1) << 6])
         self.metadata = b"".join([head, len(names).to_bytes(size, "little"), _packed(ends, size), *contents])
 
-    def layout(self, names: tuple[str, ...]) -> _ObjectLayout:
+    def layout(self, names: tuple[str, ...]) -> ObjectLayout:
         """Of an object with these names, in any order."""
         layout = self._layouts.get(names)
         if layout is None:
@@ -154,46 +183,41 @@ class _Dictionary:
             size = _byte_size(ids[-1] if ids else 0)
             large = len(ids) > 255
             count = len(ids).to_bytes(4 if large else 1, "little")
-            layout = _ObjectLayout(ordered, (large << 4 | (size - 1) << 2) << 2 | _OBJECT, count + _packed(ids, size))
+            layout = ObjectLayout(ordered, (large << 4 | (size - 1) << 2) << 2 | _OBJECT, count + _packed(ids, size))
             if len(self._layouts) < _CACHED_NAMES:
                 self._layouts[names] = layout
         return layout
 
 
 @lru_cache(maxsize=256)
-def _kept_dictionary(names: tuple[str, ...]) -> _Dictionary:
-    return _Dictionary(names)
+def _kept_dictionary(names: tuple[str, ...]) -> Dictionary:
+    return Dictionary(names)
 
 
-def _dictionary(names: tuple[str, ...]) -> _Dictionary:
-    return _kept_dictionary(names) if len(names) <= _CACHED_NAMES else _Dictionary(names)
+def _dictionary(names: tuple[str, ...]) -> Dictionary:
+    return _kept_dictionary(names) if len(names) <= _CACHED_NAMES else Dictionary(names)
 
 
-def _encoded(value: Any, dictionary: _Dictionary) -> bytes:
+def _encoded(value: Any, dictionary: Dictionary) -> bytes:
     """A parsed value, whose numbers are encoded already."""
     kind = type(value)
     if kind is bytes:
         return value  # type: ignore[no-any-return]
     if kind is str:
-        return _string(value)
+        return encoded_string(value)
     if kind is dict:
         layout = dictionary.layout(tuple(value))
         parts = [_encoded(value[name], dictionary) for name in layout.names]
         ends = list(accumulate(map(len, parts), initial=0))
-        size = _byte_size(ends[-1])
-        head = bytes([layout.head | (size - 1) << 2])
-        return b"".join([head, layout.count_and_ids, _packed(ends, size), *parts])
+        return b"".join([layout.head(ends), *parts])
     if kind is list:
         parts = [_encoded(element, dictionary) for element in value]
         ends = list(accumulate(map(len, parts), initial=0))
-        size = _byte_size(ends[-1])
-        large = len(parts) > 255
-        head = bytes([(large << 2 | size - 1) << 2 | _ARRAY])
-        return b"".join([head, len(parts).to_bytes(4 if large else 1, "little"), _packed(ends, size), *parts])
-    return _NULL if value is None else _TRUE if value else _FALSE
+        return b"".join([array_head(ends), *parts])
+    return LITERALS["null" if value is None else "true" if value else "false"]
 
 
-def _string(value: str) -> bytes:
+def encoded_string(value: str) -> bytes:
     content = value.encode()
     if len(content) < _LONG_STRING:
         return _SHORT_HEADS[len(content)] + content
@@ -207,8 +231,6 @@ def _byte_size(largest: int) -> int:
 
 def _packed(numbers: Sequence[int], size: int) -> bytes:
     """Unsigned numbers of `size` bytes each, little-endian."""
-    if size == 1:
-        return bytes(numbers)
-    if size == 2:
-        return pack(f"<{len(numbers)}H", *numbers)
-    return np.array(numbers, "<u4").view(np.uint8).reshape(-1, 4)[:, :size].tobytes()
+    if size <= 2:
+        return pack(f"<{len(numbers)}{'BH'[size - 1]}", *numbers)
+    return np.asarray(numbers, "<u4").view(np.uint8).reshape(-1, 4)[:, :size].tobytes()

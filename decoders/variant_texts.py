@@ -21,10 +21,15 @@ import numpy as np
 
 from decoders.variant_encoding import MOST_DIGITS
 
+_Ints = Sequence[int] | memoryview
 _VERSION = 1
 _PRIMITIVE, _SHORT_STRING, _OBJECT, _ARRAY = range(4)
 _KEPT_METADATA = 1 << 14
 """Bytes of the largest metadata that is kept decoded for the next document."""
+_JOINED_PARTS = 1 << 16
+"""Parts of a text that wait to be joined, so that memory does not grow with their number."""
+_FEW = 256
+"""Children of the largest object or array whose places are computed without numpy."""
 _KEPT_ORDERS = 256
 """Objects of the same names, per kept metadata."""
 
@@ -32,6 +37,7 @@ _KEPT_ORDERS = 256
 def document_text(metadata: bytes, value: bytes) -> str:
     """Raises ValueError for bytes that are no variant."""
     names = _kept_names(metadata) if len(metadata) <= _KEPT_METADATA else _FieldNames(metadata)
+    chunks: list[str] = []
     parts: list[str] = []
     append = parts.append
     open_containers: list[tuple[Iterator[tuple[str, int, int]], str]] = []
@@ -40,6 +46,9 @@ def document_text(metadata: bytes, value: bytes) -> str:
     while True:
         for prefix, start, end in children:
             append(prefix)
+            if len(parts) > _JOINED_PARTS:
+                chunks.append("".join(parts))
+                parts.clear()
             if start >= end:
                 raise _damaged(start)
             head = value[start]
@@ -63,7 +72,7 @@ def document_text(metadata: bytes, value: bytes) -> str:
         else:
             append(closing)
             if not open_containers:
-                return "".join(parts)
+                return "".join(chunks + parts)
             children, closing = open_containers.pop()
 
 
@@ -134,35 +143,35 @@ def _count(value: bytes, start: int, end: int, *, large: bool) -> tuple[int, int
     return int.from_bytes(value[start + 1 : after], "little"), after
 
 
-def _extents(value: bytes, offsets_at: int, size: int, count: int, end: int) -> tuple[Sequence[int], Sequence[int]]:
+def _extents(value: bytes, offsets_at: int, size: int, count: int, end: int) -> tuple[_Ints, _Ints]:
     """Where each child starts, and where the next one in the bytes does."""
     begin = offsets_at + size * (count + 1)
     if begin > end:
         raise _damaged(offsets_at)
-    places = [begin + offset for offset in _numbers(value, offsets_at, size, count + 1)]
-    if places[-1] > end:
+    offsets = _numbers(value, offsets_at, size, count + 1)
+    if begin + offsets[-1] > end:
         raise _damaged(offsets_at)
-    starts, ends = places[:-1], places[1:]
-    if any(map(int.__gt__, starts, ends)):
-        following = sorted(places)
-        next_start = dict(pairwise(following))
-        if len(next_start) < count or following[-1] != places[-1]:
-            raise _damaged(offsets_at)
-        ends = [next_start[place] for place in starts]
-    return starts, ends
+    if count < _FEW:
+        places = [begin + offset for offset in offsets]
+        starts, ends = places[:-1], places[1:]
+        if not any(map(int.__gt__, starts, ends)):
+            return starts, ends
+    all_places = np.asarray(offsets, np.int64) + begin
+    following = np.sort(all_places)
+    if following[-1] != all_places[-1] or (following[1:] == following[:-1]).any():
+        raise _damaged(offsets_at)
+    return all_places[:-1].data, following[np.searchsorted(following, all_places[:-1]) + 1].data
 
 
-def _numbers(content: bytes, start: int, size: int, count: int) -> Sequence[int]:
+def _numbers(content: bytes, start: int, size: int, count: int) -> _Ints:
     """`count` unsigned numbers of `size` bytes each."""
-    end = start + size * count
     if size == 1:
-        return list(content[start:end])
+        return content[start : start + count]
     if size == 2:
         return unpack_from(f"<{count}H", content, start)
     octets = np.zeros((count, 4), np.uint8)
     octets[:, :size] = np.frombuffer(content, np.uint8, size * count, start).reshape(count, size)
-    numbers: list[int] = octets.view("<u4").ravel().tolist()
-    return numbers
+    return octets.view("<u4").ravel().data
 
 
 def _string(content: bytes) -> str:
