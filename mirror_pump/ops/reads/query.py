@@ -53,7 +53,7 @@ from mirror_pump.ops.reads.table_reads import (
     streams,
 )
 from mirror_pump.ops.reads.time_travel import PastPoint, history, snapshots_at
-from mirror_pump.ops.reads.views import create_schema, create_view, fill_heaps
+from mirror_pump.ops.reads.views import create_schema, create_view, fill_tables
 from mirror_pump.ops.status.wait_for_frontier import wait_for
 from mirror_pump.pipeline.missing_files.missing_files import explain_failed_read
 from mirror_pump.runtime.cores import available_cores
@@ -128,7 +128,8 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
                 for name in read_names:
                     create_schema(connection, name)
                     connection.execute(f"CREATE VIEW {name} AS FROM {made}")
-            fill_heaps(connection, scope.dsn, [read for read, _ in reads], query.statement, available_cores())
+            tables = [read for read, _ in reads]
+            fill_tables(connection, scope.dsn, tables, query.statement, available_cores(), scope.storage)
             yield connection
         for moment in scope.moments:
             moment.check()

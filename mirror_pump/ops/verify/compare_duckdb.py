@@ -11,8 +11,8 @@ from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.ops.document_rows import document_rows, has_variants, with_documents, without_variants
 from mirror_pump.ops.verify.comparison import SHOWN_ROWS, Comparison, difference, is_floating, is_temporal
-from mirror_pump.ops.verify.document_rows import document_rows, has_variants, with_documents, without_variants
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -16,10 +16,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from decoders.variant_texts import document_text
+from mirror_pump.errors import TableError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions, local_path
+from mirror_pump.model import FeedMode
 from mirror_pump.ops.ingest.ingest_request import IngestRequest
 from mirror_pump.ops.ingest.ingestion import ingest
+from mirror_pump.ops.reads.query import Query
+from mirror_pump.ops.reads.query_results import run_query
+from mirror_pump.ops.reads.table_reads import ReadMode
+from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.verify import compare_duckdb
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import verify
@@ -27,7 +34,7 @@ from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import parse_choices
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.drift import drift
-from mirror_pump.testing.lake import duckdb_connection
+from mirror_pump.testing.lake import duckdb_connection, read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified, spark_report
@@ -180,10 +187,66 @@ def test_rows_take_every_way(mirror: Mirror, database: Database, warehouse: str,
         assert report.comparison.different_rows == 1
         (difference,) = report.comparison.differences
         assert difference["columns"]["doc"] == {"heap": '{"a": 2, "b": 100}', "lake": '{"a": 2, "b": 101}'}
-        assert resynced(mirror, "t", wait=True, where_different=True)
+        resynced(mirror, "t", wait=True, where_different=True)
         assert_verified(database)
         database.execute("ALTER TABLE t ADD more jsonb", "UPDATE t SET more = '{\"a\": 1}' WHERE id = 900")
         database.execute("ALTER TABLE t ALTER text TYPE jsonb USING replace(text::text, '\\u0000', '')::jsonb")
         mirror.await_frontier()
     assert lake_types(mirror)["more"] == "string"
     assert_annotated(warehouse)
+
+
+def test_reads_by_sql_and_feeds(mirror: Mirror, database: Database, warehouse: str, tmp_path: Path) -> None:
+    """`sql` prints documents as PostgreSQL does, NULL apart from JSON's null; feeds have them as texts."""
+    database.execute("CREATE TABLE w (doc jsonb, n int)", "ALTER TABLE w REPLICA IDENTITY FULL")
+    database.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+    big = DOCUMENTS[8]
+    mirror.register(
+        "t",
+        choices=parse_choices(["doc=variant", "text=variant"], []),
+        format_version=3,
+        feed=FeedWish(FeedMode.ROWS),
+    )
+    mirror.register("w", choices=parse_choices(["doc=variant"], []), format_version=3)
+    mirror.catch_up()
+    database.execute(
+        """INSERT INTO t VALUES (1, '{"b": 1.50, "a": null}', '[1,  2]'), (2, 'null', NULL), (3, NULL, NULL)""",
+        f"INSERT INTO t VALUES (4, '{big}')",
+        """INSERT INTO w VALUES ('{"a": 1}', 1), ('{"a": 1}', 1), ('{"a": 1.0}', 1), (NULL, 1), ('null', 1)""",
+    )
+    mirror.catch_up()
+    database.execute(
+        "UPDATE t SET note = 'x' WHERE id = 1",
+        "DELETE FROM t WHERE id = 2",
+        "DELETE FROM w WHERE ctid = (SELECT min(ctid) FROM w)",
+        "UPDATE w SET n = 2 WHERE doc IS NULL",
+    )
+    mirror.catch_up()
+    assert queried(mirror, "SELECT id, doc, text, doc__raw, note FROM t ORDER BY id", tmp_path) == [
+        {"id": 1, "doc": '{"a": null, "b": 1.50}', "text": "[1, 2]", "doc__raw": None, "note": "x"},
+        {"id": 3, "doc": None, "text": None, "doc__raw": None, "note": None},
+        {"id": 4, "doc": None, "text": None, "doc__raw": big, "note": None},
+    ]
+    rows = queried(mirror, "SELECT a.doc, b.n FROM w a JOIN w b ON a.doc = b.doc ORDER BY 1, 2", tmp_path)
+    assert rows == [{"doc": text, "n": 1} for text in ("null", '{"a": 1.0}', '{"a": 1}')]
+    assert queried(mirror, "SELECT count(*) AS n FROM t", tmp_path) == [{"n": 3}]
+    with pytest.raises(TableError, match="variant"):
+        queried(mirror, "SELECT doc FROM t", tmp_path, mode=ReadMode.HEAP)
+    location = mirror.location("public.t__changes")
+    changes = read_duckdb(location, "SELECT _op, id, doc, _old.doc AS old FROM lake ORDER BY _lsn, _seq").to_pylist()
+    assert [tuple(change.values()) for change in changes[1:]] == [
+        ("insert", 1, '{"a": null, "b": 1.50}', None),
+        ("insert", 2, "null", None),
+        ("insert", 3, None, None),
+        ("insert", 4, big, None),
+        ("update", 1, '{"a": null, "b": 1.50}', '{"a": null, "b": 1.50}'),
+        ("delete", 2, None, "null"),
+    ]
+
+
+def queried(mirror: Mirror, statement: str, directory: Path, mode: ReadMode = ReadMode.SEAM) -> list[dict[str, object]]:
+    """What `mirror-pump sql` prints as JSON."""
+    output = directory / "result.json"
+    run_query(complete(mirror.settings), Query(statement, mode), "json", output, lambda _: None)
+    rows: list[dict[str, object]] = json.loads(output.read_text())
+    return rows
