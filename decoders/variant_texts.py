@@ -156,7 +156,7 @@ def _extents(value: bytes, offsets_at: int, size: int, count: int, end: int) -> 
         starts, ends = places[:-1], places[1:]
         if not any(map(int.__gt__, starts, ends)):
             return starts, ends
-    all_places = np.asarray(offsets, np.int64) + begin
+    all_places = np.array([*offsets], np.int64) + begin
     following = np.sort(all_places)
     if following[-1] != all_places[-1] or (following[1:] == following[:-1]).any():
         raise _damaged(offsets_at)
