@@ -31,8 +31,8 @@ _LONG_STRING = 64
 _CACHED_NAMES = 256
 """Names of the largest dictionary that is kept for the next document."""
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?)0*([0-9]+))?")
-_LONGEST_EXPONENT = 9
-"""Digits of an exponent that is computed with: Postgres's numeric has smaller ones only."""
+_EXPONENTS_BELOW = (2**31 - 1) // 2
+"""Of json only: Postgres's numeric refuses larger ones, even of zero."""
 
 _SHORT_STRING, _OBJECT, _ARRAY = 1, 2, 3
 LITERALS = {"null": bytes([0 << 2]), "true": bytes([1 << 2]), "false": bytes([2 << 2])}
@@ -101,7 +101,7 @@ def encoded_number(text: str) -> bytes:
     digits = (whole + fraction).lstrip("0")
     scale = len(fraction)
     if exponent:
-        if len(exponent) > _LONGEST_EXPONENT:
+        if len(exponent) > len(str(_EXPONENTS_BELOW)) or int(exponent) >= _EXPONENTS_BELOW:
             raise UnheldDocument
         scale += int(exponent) if exponent_sign == "-" else -int(exponent)
     if scale < 0:
