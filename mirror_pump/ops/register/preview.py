@@ -22,6 +22,7 @@ from mirror_pump.source.relations.column_choices import (
     numbers_as_text,
     refuse_masks,
     refuse_variants,
+    variant_columns,
 )
 from mirror_pump.source.relations.published_rules import published_choices
 from mirror_pump.source.relations.refusal import refuse_fixed_rows
@@ -89,6 +90,7 @@ class TablePreview:
     types: tuple[str, ...] = ()
     """Of each column its name, its type and its lake type, for people."""
     numbers_as_text: tuple[Column, ...] = ()
+    variants: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     size_bytes: int = 0
     """Of the heap, which a copy reads; 0 for a tiered table, whose partitions are copied when they leave, and
@@ -186,6 +188,7 @@ def _preview(
         columns=len(description.columns),
         types=tuple(f"{column.name} {column.type} ({column.type_sql})" for column in description.columns),
         numbers_as_text=texts,
+        variants=variant_columns(description.columns),
         left_out=tuple(column.name for column in description.excluded),
         size_bytes=sum(leaf.blocks * leaf.block_bytes for leaf in leaves),
         chunks=len(chunks_of(leaves, chunk_bytes)),

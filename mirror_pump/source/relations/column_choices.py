@@ -273,10 +273,15 @@ def refuse_masks(relation: RelationDescription, choices: ColumnChoices, *, sheds
         )
 
 
+def variant_columns(columns: Sequence[Column]) -> tuple[str, ...]:
+    """Names of the columns that are variants in the lake."""
+    return tuple(column.name for column in columns if column.type.kind is Kind.VARIANT)
+
+
 def refuse_variants(relation: RelationDescription, format_version: int, *, sheds: bool) -> None:
     """Raises TableError if columns are to be variants in a lake table of this format version that has none, or of a
     table that sheds rows: readers unite such a table's heap with its lake, which would need variants of both."""
-    variants = [column.name for column in relation.columns if column.type.kind is Kind.VARIANT]
+    variants = variant_columns(relation.columns)
     if not variants:
         return
     if format_version < VECTOR_VERSION:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.expressions import EqualTo, In
 
 from decoders.variant import document_texts, encoded_documents
 from mirror_pump.errors import ForeignTable, UsageError
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 DOCUMENTS = ['{"b": [1, 2.50, true], "a": {"c": null}}', "null", None, '"x"', "12345678901234567890123456789012345678"]
 
 
-def texts(table: Table, predicate: str = "", **options: list[str]) -> dict[int, str | None]:
-    rows = (table.scan(predicate, **options) if predicate else table.scan(**options)).to_arrow()
+def texts(table: Table, predicate: str = "id >= 0", columns: list[str] | None = None) -> dict[int, str | None]:
+    rows = table.scan(predicate, columns).to_arrow()
     return dict(zip(rows["id"].to_pylist(), document_texts(rows["doc"].combine_chunks()).to_pylist(), strict=True))
 
 
@@ -52,7 +51,7 @@ def test_rows_are_appended_scanned_and_deleted(table: Table) -> None:
     table.append(pa.table({"id": [11], "note": ["none"]}))
     table.delete("doc is null and id < 5")
     assert texts(table) == {0: EXPECTED[0], 1: "null", 3: '"x"', 4: EXPECTED[4], 10: EXPECTED[0], 11: None}
-    for predicate in ("doc = 'x'", EqualTo("doc", "x"), In("doc", ["x", "y"]), "doc > 5"):
+    for predicate in ("doc = 'x'", "doc in ('x', 'y')", "doc > 5"):
         with pytest.raises(UsageError, match="variants do not compare"):
             table.scan(predicate)
     with pytest.raises(SchemaMismatch, match="no variant holds"):
