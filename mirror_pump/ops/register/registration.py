@@ -373,6 +373,8 @@ def _prepare(
             require_old_rows(connection, settings, description)
             description = chosen(connection, describe(connection, table_id, settings.publication), wish.choices)
     refuse_masks(description, wish.choices, sheds=wish.retention is not None)
+    version = wish.format_version or lake.format_version
+    refuse_variants(description, version, sheds=wish.retention is not None)
     row_filter = read_filter(
         connection, settings.publication, description, wish.choices.where, sheds=wish.retention is not None
     )
@@ -388,8 +390,6 @@ def _prepare(
     )
     if plan is not None:
         partitioning = plan.partitioning
-    version = wish.format_version or lake.format_version
-    refuse_variants(description, version, sheds=wish.retention is not None)
     table, staged = new_lake_table(warehouse_of(profile), description, storage, plan, wish.mode, partitioning, version)
     table = replace(
         table,

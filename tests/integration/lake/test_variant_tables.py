@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import JsonValue
 
 from decoders.variant import document_texts, encoded_documents
 from mirror_pump.errors import ForeignTable, UsageError
+from mirror_pump.rest_catalog.catalog_requests import sent_document
+from mirror_pump.rest_catalog.protocol import ProtocolError
+from mirror_pump.rest_catalog.table_commits import CreateTableRequest, TableCommits, TableUpdates, UpdateTableRequest
+from mirror_pump.tables.catalogs.lake_catalog import TableIdentifier
 from mirror_pump.tables.catalogs.path_catalog import PathCatalog
 from mirror_pump.tables.table.column_texts import schema_of
 from mirror_pump.tables.table.table import Table
@@ -114,3 +119,36 @@ def test_structs_are_variants(table: Table) -> None:
     documents, _ = encoded_documents(pa.array(["[5]", None]))
     table.append(pa.table({"id": [50, 51], "doc": documents}))
     assert texts(table, "id >= 50") == {50: "[5]", 51: None}
+
+
+def test_clients_of_the_rest_catalog_make_and_change_tables(tmp_path: Path) -> None:
+    catalog = PathCatalog(tmp_path.as_uri())
+    commits = TableCommits(catalog)
+    name = TableIdentifier("db", "made")
+    column: JsonValue = {"id": 1, "name": "id", "type": "long", "required": True}
+    request: dict[str, JsonValue] = {
+        "name": "made",
+        "schema": {"type": "struct", "fields": [column]},
+        "properties": {"format-version": "3"},
+    }
+    commits.create(name, commits.prepared(name, sent_document(CreateTableRequest, request)))
+    fields: JsonValue = [column, {"id": 2, "name": "doc", "type": "variant", "required": False}]
+    schema: JsonValue = {"type": "struct", "schema-id": 1, "fields": fields}
+    updates: list[JsonValue] = [
+        {"action": "add-schema", "schema": schema},
+        {"action": "set-current-schema", "schema-id": -1},
+    ]
+    properties: list[JsonValue] = [{"action": "set-properties", "updates": {"a": "b"}}]
+    for changes in (updates, properties):
+        update = sent_document(UpdateTableRequest, {"requirements": [], "updates": changes})
+        commits.commit([TableUpdates(name, update)])
+    table = Table.open(catalog, name)
+    assert str(table.schema.find_field("doc").field_type) == "variant"
+    assert table.metadata.properties["a"] == "b"
+    table.append(pa.table({"id": [1], "doc": ["[1]"]}))
+    assert texts(table) == {1: "[1]"}
+    made: dict[str, JsonValue] = {**request, "name": "other", "schema": schema}
+    table_metadata = commits.prepared(TableIdentifier("db", "other"), sent_document(CreateTableRequest, made))
+    assert table_metadata.schema_documents[0]["fields"][1]["type"] == "variant"
+    with pytest.raises(ProtocolError, match="variant"):
+        commits.prepared(name, sent_document(CreateTableRequest, {**made, "properties": {"format-version": "2"}}))

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from decoders.variant_texts import document_text
-from mirror_pump.errors import TableError
+from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.model import FeedMode
@@ -25,20 +26,25 @@ from mirror_pump.ops.ingest.ingestion import ingest
 from mirror_pump.ops.reads.query import Query
 from mirror_pump.ops.reads.query_results import run_query
 from mirror_pump.ops.reads.table_reads import ReadMode
+from mirror_pump.ops.register.declaration import export
 from mirror_pump.ops.register.feed_registration import FeedWish
+from mirror_pump.ops.register.preview import preview
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.verify import compare_duckdb
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
 from mirror_pump.ops.verify.verification import verify
 from mirror_pump.pipeline.flow.steps import Step
 from mirror_pump.source.relations.column_choices import parse_choices
+from mirror_pump.source.retention.retention_plan import RetentionWish
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.drift import drift
 from mirror_pump.testing.lake import duckdb_connection, read_duckdb
 from mirror_pump.testing.mirror import Mirror, Steps, await_true
 from mirror_pump.testing.tasks import ThreadTaskRunner
 from mirror_pump.testing.verification import assert_verified, spark_report
+from tests.support.cli import RunCommand
 from tests.support.error_bounds import printed_seed
+from tests.support.maintenance import Maintained
 from tests.support.resyncs import resynced
 
 if TYPE_CHECKING:
@@ -139,17 +145,30 @@ def test_documents_by_copy_and_stream(mirror: Mirror, database: Database, wareho
     assert_annotated(warehouse)
     frame = spark.read.format("iceberg").load(mirror.location("public.t"))
     for column in ("doc", "text"):
-        read = {
-            row["id"]: row[f"{column}__raw"]
-            if row[column] is None
-            else document_text(bytes(row[column].metadata), bytes(row[column].value))
-            for row in frame.collect()
-        }
-        expected = dict(database.rows(f"SELECT id, {column}::text FROM t"))
-        assert read.keys() == expected.keys()
-        assert column == "text" or read == expected
+        typed, raw = {}, {}
+        for row in frame.collect():
+            if row[column] is not None:
+                typed[row["id"]] = document_text(bytes(row[column].metadata), bytes(row[column].value))
+            else:
+                raw[row["id"]] = row[f"{column}__raw"]
+        with database.connect() as connection:
+            printed = f"SELECT id, {column}::text::jsonb::text FROM t WHERE id = ANY (%s)"
+            assert typed == dict(connection.execute(printed.encode(), (list(typed),)).fetchall())
+            printed = f"SELECT id, {column}::text FROM t WHERE id = ANY (%s)"
+            assert raw == dict(connection.execute(printed.encode(), (list(raw),)).fetchall())
+        assert typed.keys() | raw.keys() == {key for (key,) in database.rows("SELECT id FROM t")}
+        # 39 digits and, of json, what jsonb does not take as it is.
+        assert len([text for text in raw.values() if text is not None]) == (2 if column == "doc" else 8)
+    number = "variant_get(doc, '$.b.c', 'decimal(38,0)') = 12345678901234567890123456789012345678"
+    assert frame.where(number).count() == 2
     report = spark_report(mirror.settings, spark)
     assert report["tables"][0]["equal"], report
+    # Spark compacts the files, and the pump goes on with those.
+    maintained = Maintained(mirror, spark)
+    assert maintained.maintain("public.t").errors == []
+    assert_annotated(warehouse)
+    database.execute("UPDATE t SET note = 'y' WHERE id % 5 = 0", "DELETE FROM t WHERE id = 105")
+    mirror.catch_up()
     assert assert_verified(database) == 1
 
 
@@ -250,3 +269,61 @@ def queried(mirror: Mirror, statement: str, directory: Path, mode: ReadMode = Re
     run_query(complete(mirror.settings), Query(statement, mode), "json", output, lambda _: None)
     rows: list[dict[str, object]] = json.loads(output.read_text())
     return rows
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        (["doc=variant"], {"format_version": 2}, "format version 2.*--format-version 3"),
+        (["note=variant"], {}, "column note is text; not every value"),
+        (["id=variant"], {}, "column id is integer; not every value"),
+        (["code=variant"], {}, "key column code of public.keyed cannot be a variant"),
+        (["doc=variant"], {"partition_by": "doc"}, "no partition of public.t, since column doc is variant"),
+        (["doc=variant"], {"partition_by": "bucket(16, doc)"}, "no partition"),
+        (["doc=variant"], {"sort_by": "doc"}, "cannot be sorted by doc, which is variant"),
+        (["doc=variant"], {"retention": RetentionWish(lag="10")}, "rows leave the heap"),
+    ],
+)
+def test_refusals(mirror: Mirror, columns: list[str], options: dict[str, Any], message: str) -> None:
+    mirror.database.execute("CREATE TABLE keyed (code jsonb PRIMARY KEY)")
+    layout = {name: options.pop(name) for name in ("partition_by", "sort_by") if name in options}
+    table = "keyed" if "code=variant" in columns else "t"
+    choices = parse_choices(columns, [], **layout)
+    with pytest.raises(TableError) as refused:
+        mirror.register(table, choices=choices, **{"format_version": 3, **options})
+    assert re.search(message, f"{refused.value} {refused.value.remedy}")
+    if not layout:
+        (shown,) = preview(
+            mirror.settings, [table], choices, options.get("retention"), options.get("format_version", 3)
+        )
+        assert re.search(message, f"{shown.error} {shown.error and shown.error.remedy}")
+
+
+def test_a_list_has_no_variants() -> None:
+    with pytest.raises(UsageError, match="not a lake type"):
+        parse_choices(["docs=list<variant>"], [])
+
+
+def test_registration_says_what_readers_lose(mirror: Mirror, database: Database, run: RunCommand) -> None:
+    """Of a domain over jsonb too. What is exported declares the same table."""
+    database.execute("CREATE DOMAIN object AS jsonb CHECK (jsonb_typeof(VALUE) = 'object')")
+    database.execute("CREATE TABLE d (id int PRIMARY KEY, doc object)", """INSERT INTO d VALUES (1, '{"a": 1}')""")
+    options = ["--slot", mirror.settings.slot, "d", "--column", "doc=variant", "--format-version", "3"]
+    shown = run("register", *options, "--dry-run")
+    assert "doc variant (public.object)" in shown.output
+    assert "column doc is a variant: pyiceberg" in shown.output
+    registered = run("register", *options, "--no-wait")
+    assert registered.exit_code == 0, registered.output
+    assert "cannot read the table at all" in registered.output
+    assert "--column doc=string" in registered.output
+    mirror.catch_up()
+    assert run("register", *options, "--no-wait").exit_code == 0
+    (entry,) = export(mirror.settings)
+    assert entry == {"tables": ["public.d"], "column": ["doc=variant"], "format_version": 3}
+    assert "refuses variant columns" in run("connect", "--slot", mirror.settings.slot, "--engine", "pyiceberg").output
+    database.execute("ALTER TABLE d ALTER doc TYPE text")
+    mirror.catch_up()
+    with database.connect() as connection:
+        (document,) = connection.execute("SELECT metadata_location FROM modak.iceberg_tables").fetchall()
+    fields = LakeTable.load(document[0], StorageOptions()).schema.fields
+    assert [str(field.type) for field in fields] == ["int", "string"]
