@@ -156,7 +156,7 @@ def _extents(value: bytes, offsets_at: int, size: int, count: int, end: int) -> 
         starts, ends = places[:-1], places[1:]
         if not any(map(int.__gt__, starts, ends)):
             return starts, ends
-    all_places = np.array([*offsets], np.int64) + begin
+    all_places = np.fromiter(offsets, np.int64, count + 1) + begin
     following = np.sort(all_places)
     if following[-1] != all_places[-1] or (following[1:] == following[:-1]).any():
         raise _damaged(offsets_at)
@@ -262,7 +262,9 @@ def _time(content: bytes) -> str:
 def _calendar(day: int) -> str:
     """The date that is so many days after 1970-01-01, as Java prints it."""
     text = str(np.datetime64(day, "D"))
-    return f"+{text}" if text.index("-", 1) > 4 and day > 0 else text
+    year = int(text[: -len("-01-01")])
+    sign = "-" if year < 0 else "+" if year > 9999 else ""
+    return f"{sign}{abs(year):04}{text[-len('-01-01') :]}"
 
 
 def _clock(second: int, fraction: int, per_second: int) -> str:
