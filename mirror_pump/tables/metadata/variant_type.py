@@ -78,9 +78,10 @@ def without_variants(fields: Iterable[NestedField]) -> list[NestedField]:
 def variants_of(schema: Schema) -> frozenset[int]:
     """Field IDs of the columns that are variants. Raises ForeignTable for one within a column of another type."""
     for field in schema.fields:
+        kind = type(field.field_type).__name__.removesuffix("Type").lower()
         if not field.field_type.is_primitive and any(is_variant(inner.field_type) for inner in _fields(field)):
             raise ForeignTable(
-                f"column {field.name} has variants within a {type(field.field_type).__name__}",
+                f"column {field.name} has variants within a {kind}",
                 "read the table with an engine that knows them",
             )
     return frozenset(field.field_id for field in schema.fields if is_variant(field.field_type))
