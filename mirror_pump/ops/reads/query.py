@@ -110,17 +110,18 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
         if not names and not past:
             yield connection
             return
-        reach_storage(connection, reachable_warehouses(lake_storage(settings)))
+        storage = lake_storage(settings, fsync=False)
+        reach_storage(connection, reachable_warehouses(storage))
         if query.at is not None and query.at.name is not None:
             past[query.at] = {**past.get(query.at, {}), **names}
             names = {}
         for when in [when for when in past if when.name is not None]:
-            for text in create_kept_views(connection, moments[str(when.name)], past.pop(when)):
+            for text in create_kept_views(connection, moments[str(when.name)], past.pop(when), storage):
                 warn(text)
         if not names and not past:
             yield connection
             return
-        scope = ReadScope(settings, lake_storage(settings, fsync=False), stack, warn)
+        scope = ReadScope(settings, storage, stack, warn)
         with explained_failures(settings, [*names, *(table_id for views in past.values() for table_id in views)]):
             reads = _reads(scope, query, names, past)
             for read, read_names in reads:

@@ -23,9 +23,12 @@ from mirror_pump.lake.storage import StorageOptions, local_path
 from mirror_pump.model import FeedMode
 from mirror_pump.ops.ingest.ingest_request import IngestRequest
 from mirror_pump.ops.ingest.ingestion import ingest
+from mirror_pump.ops.moments.checking import CheckResult, check
+from mirror_pump.ops.moments.keeping import MomentWish, keep
 from mirror_pump.ops.reads.query import Query
 from mirror_pump.ops.reads.query_results import run_query
 from mirror_pump.ops.reads.table_reads import ReadMode
+from mirror_pump.ops.reads.time_travel import PastPoint
 from mirror_pump.ops.register.declaration import export
 from mirror_pump.ops.register.feed_registration import FeedWish
 from mirror_pump.ops.register.preview import preview
@@ -251,6 +254,15 @@ def test_reads_by_sql_and_feeds(mirror: Mirror, database: Database, warehouse: s
     assert queried(mirror, "SELECT count(*) AS n FROM t", tmp_path) == [{"n": 3}]
     with pytest.raises(TableError, match="variant"):
         queried(mirror, "SELECT doc FROM t", tmp_path, mode=ReadMode.HEAP)
+    keep(mirror.settings, MomentWish("kept"))
+    checks = {part.table: part for part in check(mirror.settings, "kept", None)}
+    assert checks["public.w"].heap is CheckResult.EQUAL, checks["public.w"].notes
+    assert "white space of json (text)" in checks["public.t"].notes[0]
+    database.execute("DELETE FROM t")
+    mirror.catch_up()
+    past = "SELECT id, doc FROM t WHERE id < 4 ORDER BY id"
+    rows = queried(mirror, past, tmp_path, at=PastPoint(None, None, "kept"))
+    assert rows == [{"id": 1, "doc": '{"a": null, "b": 1.50}'}, {"id": 3, "doc": None}]
     location = mirror.location("public.t__changes")
     changes = read_duckdb(location, "SELECT _op, id, doc, _old.doc AS old FROM lake ORDER BY _lsn, _seq").to_pylist()
     assert [tuple(change.values()) for change in changes[1:]] == [
@@ -260,13 +272,18 @@ def test_reads_by_sql_and_feeds(mirror: Mirror, database: Database, warehouse: s
         ("insert", 4, big, None),
         ("update", 1, '{"a": null, "b": 1.50}', '{"a": null, "b": 1.50}'),
         ("delete", 2, None, "null"),
+        ("delete", 3, None, None),
+        ("delete", 4, None, big),
+        ("delete", 1, None, '{"a": null, "b": 1.50}'),
     ]
 
 
-def queried(mirror: Mirror, statement: str, directory: Path, mode: ReadMode = ReadMode.SEAM) -> list[dict[str, object]]:
+def queried(
+    mirror: Mirror, statement: str, directory: Path, mode: ReadMode = ReadMode.SEAM, at: PastPoint | None = None
+) -> list[dict[str, object]]:
     """What `mirror-pump sql` prints as JSON."""
     output = directory / "result.json"
-    run_query(complete(mirror.settings), Query(statement, mode), "json", output, lambda _: None)
+    run_query(complete(mirror.settings), Query(statement, mode, at), "json", output, lambda _: None)
     rows: list[dict[str, object]] = json.loads(output.read_text())
     return rows
 
