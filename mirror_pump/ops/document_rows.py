@@ -7,33 +7,26 @@ sides, is the text of our decoder.
 from __future__ import annotations
 
 import secrets
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
 from decoders.printing import print_values
-from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.engine.comparison.live_rows import KeySet, live_rows
 from mirror_pump.engine.comparison.tier_files import NO_END, tier_ranges
 from mirror_pump.errors import LakeError
 from mirror_pump.lake.commit.row_delta import LakeTable
-from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.document.next_metadata import seam_metadata
 from mirror_pump.lake.format.columns import cast_to
 from mirror_pump.lake.format.initial_defaults import Default, default_array
-from mirror_pump.lake.format.raw_text_columns import every_raw_text, without_raw_text
+from mirror_pump.lake.format.raw_text_columns import every_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.key_index.packed_keys import KeyPacking
 from mirror_pump.lake.manifests.manifest_list import read_list
 from mirror_pump.lake.storage import StorageOptions
-
-if TYPE_CHECKING:
-    import duckdb
 
 _TASK_BYTES = 64 << 20
 
@@ -64,20 +57,6 @@ def document_rows(
     if snapshot_id is not None and snapshot_id != lake.metadata.current_snapshot_id:
         lake = _at(lake, snapshot_id)
     return pa.RecordBatchReader.from_batches(arrow, _batches(lake, every_raw_text(schema), arrow))
-
-
-def lake_relation(connection: duckdb.DuckDBPyConnection, location: str, storage: StorageOptions) -> str:
-    """The SQL of a relation with the rows of the table with this metadata file, as DuckDB reads it. If it has variants,
-    all rows are loaded first. Raises LakeError."""
-    schema = read_metadata(location, storage).current_schema
-    if not has_variants(schema):
-        return f"iceberg_scan({literal(location)})"
-    name = f"documents_{uuid.uuid4().hex}"
-    listed = ", ".join(identifier(field.name) for field in schema.fields)
-    connection.register(f"read_{name}", document_rows(location, without_raw_text(schema), storage))
-    connection.execute(f"CREATE TABLE {name} AS SELECT {listed} FROM read_{name}")
-    connection.unregister(f"read_{name}")
-    return name
 
 
 def _at(lake: LakeTable, snapshot_id: int) -> LakeTable:

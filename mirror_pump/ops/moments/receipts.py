@@ -19,8 +19,7 @@ from mirror_pump.errors import LakeError, TableError, UsageError
 from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import format_lsn
-from mirror_pump.ops.document_rows import lake_relation
-from mirror_pump.ops.duckdb_connection import open_duckdb, reach_storage
+from mirror_pump.ops.duckdb_connection import lake_relation, open_duckdb, reach_storage
 from mirror_pump.ops.moments.digests import (
     DigestColumn,
     RangeDigest,

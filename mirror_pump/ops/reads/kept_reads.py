@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId, format_lsn
-from mirror_pump.ops.document_rows import lake_relation
+from mirror_pump.ops.duckdb_connection import lake_relation
 from mirror_pump.ops.reads.views import create_schema
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.kept_moments import KeptMoment, read_moments

@@ -167,8 +167,8 @@ def _fill_lake(
     """Load these columns of the lake's rows, or all, but at least one."""
     lake = read.lake
     assert lake is not None
-    present = [column for column in read.columns if column.lake_name is not None]
-    columns = [column for column in present if scanned is None or column.name in scanned] or present[:1]
+    lake_columns = [column for column in read.columns if column.lake_name is not None]
+    columns = [column for column in lake_columns if scanned is None or column.name in scanned] or lake_columns[:1]
     listed = ", ".join(identifier(column.name) for column in columns)
     snapshot_id = None if lake.snapshot_id == -1 else lake.snapshot_id
     for batch in document_rows(lake.location, LakeSchema.of_table(read.table), storage, snapshot_id):

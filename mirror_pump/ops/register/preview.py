@@ -9,6 +9,7 @@ from functools import partial
 
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.model import Column, TableId, TableMode
+from mirror_pump.ops.register.format_versions import refuse_variants
 from mirror_pump.ops.retain.retention import grace_text, when_due
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.catalog_slot import default_format_version, require_stream
@@ -21,7 +22,6 @@ from mirror_pump.source.relations.column_choices import (
     decimal_option,
     numbers_as_text,
     refuse_masks,
-    refuse_variants,
     variant_columns,
 )
 from mirror_pump.source.relations.published_rules import published_choices

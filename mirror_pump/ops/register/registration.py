@@ -49,6 +49,7 @@ from mirror_pump.ops.register.feed_registration import (
     require_old_rows,
     stage_feed,
 )
+from mirror_pump.ops.register.format_versions import refuse_variants
 from mirror_pump.ops.register.lake_partitions import partitioning_by
 from mirror_pump.ops.register.new_lake_table import (
     new_lake_table,
@@ -86,7 +87,6 @@ from mirror_pump.source.relations.column_choices import (
     chosen,
     numbers_as_text,
     refuse_masks,
-    refuse_variants,
     variant_columns,
 )
 from mirror_pump.source.relations.published_rules import published_choices

@@ -110,11 +110,11 @@ def _exact(field: LakeField) -> Column:
 
 def _document(column: Column) -> Column:
     """The texts of documents by the mirror's own decoder: Spark prints numbers in another way."""
-    return f.udf(_text_of, "string", useArrow=False)(column)
 
+    def text_of(variant: VariantVal | None) -> str | None:
+        return None if variant is None else document_text(bytes(variant.metadata), bytes(variant.value))
 
-def _text_of(variant: VariantVal | None) -> str | None:
-    return None if variant is None else document_text(bytes(variant.metadata), bytes(variant.value))
+    return f.udf(text_of, "string", useArrow=False)(column)
 
 
 def _printable(schema: LakeSchema) -> list[Column]:

@@ -16,7 +16,6 @@ from decoders.columns import ColumnType, Kind
 from decoders.masks import Mask, MaskKeyUnusable
 from decoders.pgtypes import DOCUMENTS
 from mirror_pump.errors import TableError, UsageError
-from mirror_pump.lake.format.data_files import VECTOR_VERSION
 from mirror_pump.model import Column, ExcludedColumn, MirroredTable
 from mirror_pump.source.connect import PgConnection, source_errors
 from mirror_pump.source.relations.description import RelationDescription
@@ -276,26 +275,6 @@ def refuse_masks(relation: RelationDescription, choices: ColumnChoices, *, sheds
 def variant_columns(columns: Sequence[Column]) -> tuple[str, ...]:
     """Names of the columns that are variants in the lake."""
     return tuple(column.name for column in columns if column.type.kind is Kind.VARIANT)
-
-
-def refuse_variants(relation: RelationDescription, format_version: int, *, sheds: bool) -> None:
-    """Raises TableError if columns are to be variants in a lake table of this format version that has none, or of a
-    table that sheds rows: readers unite such a table's heap with its lake, which would need variants of both."""
-    variants = variant_columns(relation.columns)
-    if not variants:
-        return
-    if format_version < VECTOR_VERSION:
-        raise TableError(
-            f"{relation.name}: column {variants[0]} cannot be a variant in a lake table of Iceberg's format version"
-            f" {format_version}",
-            f"register it with --format-version {VECTOR_VERSION}, or keep string",
-        )
-    if sheds:
-        raise TableError(
-            f"{relation.name}: column {variants[0]} cannot be a variant in a table whose rows leave the heap: reads"
-            " unite both, and other engines do not print documents as PostgreSQL does",
-            "keep string, or leave out --heap-retention and --mode tiered",
-        )
 
 
 def still_chosen(relation: RelationDescription, table: MirroredTable) -> RelationDescription:

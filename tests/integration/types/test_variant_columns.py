@@ -20,7 +20,7 @@ from decoders.variant_texts import document_text
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.commit.row_delta import LakeTable
 from mirror_pump.lake.storage import StorageOptions, local_path
-from mirror_pump.model import FeedMode
+from mirror_pump.model import FeedMode, MirroredTable
 from mirror_pump.ops.ingest.ingest_request import IngestRequest
 from mirror_pump.ops.ingest.ingestion import ingest
 from mirror_pump.ops.moments.checking import CheckResult, check
@@ -35,10 +35,15 @@ from mirror_pump.ops.register.preview import preview
 from mirror_pump.ops.setup.stored_settings import complete
 from mirror_pump.ops.verify import compare_duckdb
 from mirror_pump.ops.verify.comparison_engines import ComparisonEngine
+from mirror_pump.ops.verify.repair import repair
 from mirror_pump.ops.verify.verification import verify
 from mirror_pump.pipeline.flow.steps import Step
+from mirror_pump.source.catalog.tables import load_table
+from mirror_pump.source.connect import connect
 from mirror_pump.source.relations.column_choices import parse_choices
+from mirror_pump.source.relations.relations import resolve_name
 from mirror_pump.source.retention.retention_plan import RetentionWish
+from mirror_pump.spark.reader import read
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.drift import drift
 from mirror_pump.testing.lake import duckdb_connection, read_duckdb
@@ -119,6 +124,12 @@ def random_document(chance: random.Random, depth: int = 0) -> str:
     return "{" + ", ".join(f"{json.dumps('k' + str(chance.randrange(400)))}: {item}" for item in items) + "}"
 
 
+def registered(mirror: Mirror, name: str) -> list[MirroredTable]:
+    with connect(mirror.settings.require_dsn(), autocommit=True) as connection:
+        table = load_table(connection, resolve_name(connection, name)[1])
+    return [] if table is None else [table]
+
+
 def by_duckdb(mirror: Mirror) -> ComparisonEngine:
     return ComparisonEngine(mirror.runner, partial(compare_duckdb.compare, duckdb_connection()))
 
@@ -164,6 +175,10 @@ def test_documents_by_copy_and_stream(mirror: Mirror, database: Database, wareho
         assert len([text for text in raw.values() if text is not None]) == (2 if column == "doc" else 8)
     number = "variant_get(doc, '$.b.c', 'decimal(38,0)') = 12345678901234567890123456789012345678"
     assert frame.where(number).count() == 2
+    with read(spark, "t", settings=mirror.settings) as pinned:
+        assert pinned.where(number).count() == 2
+    with pytest.raises(TableError, match="variant"):
+        read(spark, "t", mode="heap", settings=mirror.settings)
     report = spark_report(mirror.settings, spark)
     assert report["tables"][0]["equal"], report
     # Spark compacts the files, and the pump goes on with those.
@@ -210,6 +225,10 @@ def test_rows_take_every_way(mirror: Mirror, database: Database, warehouse: str,
         (difference,) = report.comparison.differences
         assert difference["columns"]["doc"] == {"heap": '{"a": 2, "b": 100}', "lake": '{"a": 2, "b": 101}'}
         resynced(mirror, "t", wait=True, where_different=True)
+        assert_verified(database)
+        drift(mirror.settings, "t", removed=[("901",)], added=[("901", None, None, None)])
+        (repaired,) = repair(mirror.settings, registered(mirror, "t"), runner=mirror.runner)
+        assert (repaired.different, repaired.repaired) == (1, True), "JSON's null is not NULL"
         assert_verified(database)
         database.execute("ALTER TABLE t ADD more jsonb", "UPDATE t SET more = '{\"a\": 1}' WHERE id = 900")
         database.execute("ALTER TABLE t ALTER text TYPE jsonb USING replace(text::text, '\\u0000', '')::jsonb")
