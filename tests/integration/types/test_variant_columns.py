@@ -185,6 +185,8 @@ def test_documents_by_copy_and_stream(mirror: Mirror, database: Database, wareho
     maintained = Maintained(mirror, spark)
     assert maintained.maintain("public.t").errors == []
     assert_annotated(warehouse)
+    (compared,) = repair(mirror.settings, registered(mirror, "t"), dry_run=True, runner=mirror.runner)
+    assert (compared.differing, compared.lake_rows) == (0, frame.count()), "the bytes are the same"
     database.execute("UPDATE t SET note = 'y' WHERE id % 5 = 0", "DELETE FROM t WHERE id = 105")
     mirror.catch_up()
     assert assert_verified(database) == 1
