@@ -110,7 +110,7 @@ class _OpenObject:
         return [head, *chunks], len(head) + ends[-1]
 
 
-class _Reader:
+class _TokenReader:
     """Reads the tokens of a text into containers."""
 
     def __init__(self, text: str, dictionary: Dictionary) -> None:
@@ -218,7 +218,7 @@ def encode_long_document(text: str) -> EncodedVariant:
     dictionary = Dictionary(tuple(sorted(_names(text))))
     if len(dictionary.metadata) > MOST_BYTES:
         raise UnheldDocument
-    return EncodedVariant(dictionary.metadata, _Reader(text, dictionary).value())
+    return EncodedVariant(dictionary.metadata, _TokenReader(text, dictionary).value())
 
 
 def _names(text: str) -> set[str]:
