@@ -9,11 +9,11 @@ digits, and for the scale too, as readers check. No number becomes a double.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from json import JSONDecoder
-from struct import pack
+from json import JSONDecodeError, JSONDecoder
+from struct import Struct, pack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,12 +22,14 @@ MOST_DIGITS = 38
 """Of a decimal, and the largest scale."""
 MOST_LEVELS = 500
 """Arrays and objects in each other. Spark's to_json() calls itself for each, and ends its process beyond a thousand."""
+_LEVELS_OF_TREES = 100
 MOST_BYTES = 128 << 20
 """Of the metadata, and of the value: Spark reads no larger ones."""
+_SPACE = " \t\n\r"
 LONG_TEXT = 1 << 20
 """Characters from which on a text is encoded without a tree of its values."""
-_LONG_STRING = 64
-"""Bytes from which on a string does not fit the short form."""
+LONGEST_SHORT_STRING = 63
+"""Bytes."""
 _CACHED_NAMES = 256
 """Names of the largest dictionary that is kept for the next document."""
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?)0*([0-9]+))?")
@@ -37,10 +39,15 @@ _EXPONENTS_BELOW = (2**31 - 1) // 2
 _SHORT_STRING, _OBJECT, _ARRAY = 1, 2, 3
 LITERALS = {"null": bytes([0 << 2]), "true": bytes([1 << 2]), "false": bytes([2 << 2])}
 """The bytes of what has no others."""
-_INT8, _INT16, _INT32, _INT64 = (type_id << 2 for type_id in (3, 4, 5, 6))
-_DECIMAL4, _DECIMAL8, _DECIMAL16 = (type_id << 2 for type_id in (8, 9, 10))
-_STRING = 16 << 2
-_SHORT_HEADS = [bytes([length << 2 | _SHORT_STRING]) for length in range(_LONG_STRING)]
+INT_HEADS = _INT8, _INT16, _INT32, _INT64 = tuple(type_id << 2 for type_id in (3, 4, 5, 6))
+"""By width: 1, 2, 4 and 8 bytes."""
+_SMALL_INTEGERS = {value: pack("<Bb", _INT8, value) for value in range(-128, 128)}
+_pack_int16, _pack_int32 = Struct("<Bh").pack, Struct("<Bi").pack
+DECIMAL_HEADS = _DECIMAL4, _DECIMAL8, _DECIMAL16 = tuple(type_id << 2 for type_id in (8, 9, 10))
+"""By width: 4, 8 and 16 bytes."""
+SHORT_STRING_HEADS = [bytes([length << 2 | _SHORT_STRING]) for length in range(LONGEST_SHORT_STRING + 1)]
+LONG_STRING_HEAD = bytes([16 << 2])
+"""Before the four bytes of a string's length."""
 
 
 class EncodedVariant(NamedTuple):
@@ -54,38 +61,59 @@ class UnheldDocument(Exception):
     """A variant cannot hold the document."""
 
 
-def encode_tree(text: str) -> EncodedVariant:
-    """The variant of a text. Raises UnheldDocument, UnicodeEncodeError for a lone surrogate, RecursionError, or
-    ValueError if the text is not JSON."""
-    names: set[str] = set()
+class Tree(NamedTuple):
+    """A parsed document. Integers are int, other numbers are their texts as bytes."""
 
-    def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        document = dict(pairs)
-        if len(document) != len(pairs):
+    root: Any
+    names: frozenset[str]
+
+
+class TreeParser:
+    """Parses texts of json. It is made once, for that takes as long as a small document."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._decode = JSONDecoder(
+            object_pairs_hook=self._fields,
+            # No function of Python's, which would take longer than all else.
+            parse_float=str.encode,
+            parse_constant=_refuse_constant,
+        ).raw_decode
+
+    def parse(self, text: str) -> Tree | None:
+        """None if it is nested too deeply for functions that call themselves, or has an integer of thousands of digits.
+
+        Raises UnheldDocument, or ValueError if the text is not JSON.
+        """
+        self._names.clear()
+        text = text.strip(_SPACE)
+        try:
+            root, end = self._decode(text)
+        except JSONDecodeError:
+            raise
+        except (RecursionError, ValueError):
+            return None
+        if end < len(text):
+            raise ValueError(f"it ends before character {end}")
+        if text.count("[") + text.count("{") > _LEVELS_OF_TREES and _levels(root) > _LEVELS_OF_TREES:
+            return None
+        return Tree(root, frozenset(self._names))
+
+    def _fields(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
             raise UnheldDocument
-        names.update(document)
-        return document
-
-    decoder = JSONDecoder(
-        object_pairs_hook=fields,
-        parse_int=encoded_number,
-        parse_float=encoded_number,
-        parse_constant=_refuse_constant,
-    )
-    tree = decoder.decode(text)
-    if text.count("[") + text.count("{") > MOST_LEVELS:
-        _check_levels(tree)
-    dictionary = _dictionary(tuple(sorted(names)))
-    return EncodedVariant(dictionary.metadata, _encoded(tree, dictionary))
+        self._names.update(fields)
+        return fields
 
 
-def _check_levels(tree: Any) -> None:
-    level, count = [tree], 0
+def _levels(root: Any) -> int:
+    """How many arrays and objects are in each other."""
+    level, count = [root], 0
     while containers := [value for value in level if type(value) in (dict, list)]:
         count += 1
-        if count > MOST_LEVELS:
-            raise UnheldDocument
         level = [value for parent in containers for value in (parent.values() if type(parent) is dict else parent)]
+    return count
 
 
 def _refuse_constant(name: str) -> None:
@@ -115,7 +143,7 @@ def encoded_number(text: str) -> bytes:
         raise UnheldDocument
     unscaled = int(sign + (digits or "0"))
     if not scale:
-        return _integer(unscaled)
+        return encoded_integer(unscaled)
     precision = max(len(digits), scale)
     if precision <= 9:
         return pack("<BBi", _DECIMAL4, scale, unscaled)
@@ -124,15 +152,18 @@ def encoded_number(text: str) -> bytes:
     return bytes([_DECIMAL16, scale]) + unscaled.to_bytes(16, "little", signed=True)
 
 
-def _integer(value: int) -> bytes:
+def encoded_integer(value: int) -> bytes:
+    """Raises UnheldDocument if it has too many digits."""
     if -(1 << 7) <= value < 1 << 7:
-        return pack("<Bb", _INT8, value)
+        return _SMALL_INTEGERS[value]
     if -(1 << 15) <= value < 1 << 15:
-        return pack("<Bh", _INT16, value)
+        return _pack_int16(_INT16, value)
     if -(1 << 31) <= value < 1 << 31:
-        return pack("<Bi", _INT32, value)
+        return _pack_int32(_INT32, value)
     if -(1 << 63) <= value < 1 << 63:
         return pack("<Bq", _INT64, value)
+    if not -(10**MOST_DIGITS) < value < 10**MOST_DIGITS:
+        raise UnheldDocument
     return bytes([_DECIMAL16, 0]) + value.to_bytes(16, "little", signed=True)
 
 
@@ -145,21 +176,26 @@ class ObjectLayout(NamedTuple):
     """If offsets have one byte each."""
     count_and_ids: bytes
 
+    def start(self, size: int) -> bytes:
+        """All that comes before the offsets, which have `size` bytes each."""
+        return bytes([self.first_byte | size - 1 << 2]) + self.count_and_ids
+
     def head(self, ends: Sequence[int]) -> bytes:
         """All that comes before the values, which end at `ends` (the first is 0) behind it."""
         size = _byte_size(ends[-1])
-        return bytes([self.first_byte | size - 1 << 2]) + self.count_and_ids + _packed(ends, size)
+        return self.start(size) + _packed(ends, size)
 
 
 def array_head(ends: Sequence[int]) -> bytes:
     """All that comes before the elements of an array, which end at `ends` (the first is 0) behind it."""
     size, count = _byte_size(ends[-1]), len(ends) - 1
     large = count > 255
-    return (
-        bytes([(large << 2 | size - 1) << 2 | _ARRAY])
-        + count.to_bytes(4 if large else 1, "little")
-        + _packed(ends, size)
-    )
+    return array_first_byte(size, large=large) + count.to_bytes(4 if large else 1, "little") + _packed(ends, size)
+
+
+def array_first_byte(size: int, *, large: bool) -> bytes:
+    """`size`: of an offset."""
+    return bytes([(large << 2 | size - 1) << 2 | _ARRAY])
 
 
 class Dictionary:
@@ -194,24 +230,28 @@ def _kept_dictionary(names: tuple[str, ...]) -> Dictionary:
     return Dictionary(names)
 
 
-def _dictionary(names: tuple[str, ...]) -> Dictionary:
-    return _kept_dictionary(names) if len(names) <= _CACHED_NAMES else Dictionary(names)
+def dictionary_of(names: Collection[str]) -> Dictionary:
+    """Raises UnicodeEncodeError for a lone surrogate."""
+    ordered = tuple(sorted(names))
+    return _kept_dictionary(ordered) if len(ordered) <= _CACHED_NAMES else Dictionary(ordered)
 
 
-def _encoded(value: Any, dictionary: Dictionary) -> bytes:
-    """A parsed value, whose numbers are encoded already."""
+def encode_tree(value: Any, dictionary: Dictionary) -> bytes:
+    """The value of a parsed document, or a part of it. Raises UnheldDocument."""
     kind = type(value)
-    if kind is bytes:
-        return value  # type: ignore[no-any-return]
     if kind is str:
         return encoded_string(value)
+    if kind is int:
+        return encoded_integer(value)
+    if kind is bytes:
+        return encoded_number(value.decode())
     if kind is dict:
         layout = dictionary.layout(tuple(value))
-        parts = [_encoded(value[name], dictionary) for name in layout.names]
+        parts = [encode_tree(value[name], dictionary) for name in layout.names]
         ends = list(accumulate(map(len, parts), initial=0))
         return b"".join([layout.head(ends), *parts])
     if kind is list:
-        parts = [_encoded(element, dictionary) for element in value]
+        parts = [encode_tree(element, dictionary) for element in value]
         ends = list(accumulate(map(len, parts), initial=0))
         return b"".join([array_head(ends), *parts])
     return LITERALS["null" if value is None else "true" if value else "false"]
@@ -219,9 +259,9 @@ def _encoded(value: Any, dictionary: Dictionary) -> bytes:
 
 def encoded_string(value: str) -> bytes:
     content = value.encode()
-    if len(content) < _LONG_STRING:
-        return _SHORT_HEADS[len(content)] + content
-    return pack("<BI", _STRING, len(content)) + content
+    if len(content) <= LONGEST_SHORT_STRING:
+        return SHORT_STRING_HEADS[len(content)] + content
+    return LONG_STRING_HEAD + pack("<I", len(content)) + content
 
 
 def _byte_size(largest: int) -> int:

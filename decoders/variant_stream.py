@@ -33,6 +33,8 @@ _TOKEN = re.compile(
 )
 _PUNCTUATION, _STRING, _NUMBER, _LITERAL = 1, 2, 3, 4
 _STRING_OR_NAME = re.compile(r'("(?:[^"\\]++|\\.)*+")(?:[ \t\n\r]*+(:))?+', re.DOTALL)
+_ESCAPED_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+"""A backslash before it would be one that is escaped."""
 _SPACE = re.compile(r"[ \t\n\r]*+")
 _SMALL = 1 << 12
 """Bytes of the largest container that is copied into the one around it. Larger ones stay lists of chunks, so that bytes
@@ -108,7 +110,7 @@ class _OpenObject:
         return [head, *chunks], len(head) + ends[-1]
 
 
-class _Reader:
+class _TokenReader:
     """Reads the tokens of a text into containers."""
 
     def __init__(self, text: str, dictionary: Dictionary) -> None:
@@ -207,11 +209,16 @@ class _Reader:
 
 
 def encode_long_document(text: str) -> EncodedVariant:
-    """As `encode_document`. Raises UnheldDocument, UnicodeEncodeError for a lone surrogate, or ValueError."""
+    """The variant of a text of any length and depth.
+
+    Raises UnheldDocument, UnicodeEncodeError for a lone surrogate, or ValueError if the text is not JSON.
+    """
+    if "\\u0000" in text and _ESCAPED_NUL.search(text):
+        raise UnheldDocument
     dictionary = Dictionary(tuple(sorted(_names(text))))
     if len(dictionary.metadata) > MOST_BYTES:
         raise UnheldDocument
-    return EncodedVariant(dictionary.metadata, _Reader(text, dictionary).value())
+    return EncodedVariant(dictionary.metadata, _TokenReader(text, dictionary).value())
 
 
 def _names(text: str) -> set[str]:

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from decoders.columns import ColumnType, Kind
 from decoders.printing import print_values
 from decoders.text import parse_text
 from decoders.variant import VARIANT_ARROW, document_texts, encoded_documents
-from decoders.variant_encoding import LONG_TEXT, MOST_BYTES, EncodedVariant, UnheldDocument, encode_tree
+from decoders.variant_encoding import LONG_TEXT, MOST_BYTES, EncodedVariant, UnheldDocument
 from decoders.variant_stream import encode_long_document
 from decoders.variant_texts import document_text
-from tests.support.json_documents import DOCUMENTS
+from tests.support.json_documents import DOCUMENTS, NUMBERS
 from tests.support.variant_bytes import assert_canonical
 
 _NO_NAMES = b"\x11\x00\x00"
@@ -92,16 +93,49 @@ def test_objects_have_their_fields_in_the_order_of_utf8() -> None:
 
 @settings(max_examples=60)
 @given(text=DOCUMENTS)
-def test_both_encoders_write_the_one_encoding(text: str) -> None:
-    results: list[EncodedVariant | None] = []
-    for encoder in (encode_tree, encode_long_document):
-        try:
-            results.append(encoder(text))
-        except (UnheldDocument, UnicodeEncodeError):
-            results.append(None)
-    assert results[0] == results[1]
-    if results[0] is not None:
-        assert_canonical(*results[0])
+def test_all_encoders_write_the_one_encoding(text: str) -> None:
+    try:
+        expected = encode_long_document(text)
+        assert_canonical(*expected)
+    except (UnheldDocument, UnicodeEncodeError):
+        expected = None
+    # One by one, and with many of the same names.
+    for count in (1, 40):
+        variants, flags = encoded_documents(pa.array([text] * count))
+        assert (flags is not None) == (expected is None)
+        assert {variant and EncodedVariant(**variant) for variant in variants.to_pylist()} == {expected}
+
+
+_LEAVES = st.one_of(
+    st.sampled_from(["null", "true", "false", "[]", "{}", "127", "128", "-32769", "1e3", "0.5", "-0.00", '"x"']),
+    st.builds(lambda length: '"' + "x" * length + '"', st.sampled_from([0, 62, 63, 64, 200, 300, 70_000])),
+    NUMBERS,
+    st.lists(NUMBERS, max_size=5).map(lambda numbers: f"[{', '.join(numbers)}]"),
+    st.builds(lambda count: f"[{', '.join(['1'] * count)}]", st.sampled_from([84, 85, 255, 256, 300])),
+    st.builds('{{"b": {}, "a": {}}}'.format, NUMBERS, NUMBERS),
+)
+
+
+@settings(max_examples=40)
+@given(columns=st.lists(st.lists(_LEAVES, min_size=1, max_size=4), min_size=1, max_size=4), step=st.integers(1, 5))
+def test_documents_of_the_same_names_and_other_values(columns: list[list[str]], step: int) -> None:
+    texts = []
+    for row in range(40):
+        names = [f"n{number}" for number in range(len(columns))]
+        if row % 7 == 3:
+            names.reverse()
+        values = [column[row * step % len(column)] for column in columns]
+        fields = [f'"{name}": {value}' for name, value in zip(names, values, strict=True)]
+        texts.append(f'{{"a": {{{", ".join(fields)}}}, "b": [{", ".join(values[: row % 3])}]}}')
+    variants, flags = encoded_documents(pa.array(texts))
+    variants.validate(full=True)
+    bits = [False] * len(texts) if flags is None else flags.to_pylist()
+    for text, variant, is_unheld in zip(texts, variants.to_pylist(), bits, strict=True):
+        if is_unheld:
+            with pytest.raises(UnheldDocument):
+                encode_long_document(text)
+        else:
+            assert EncodedVariant(**variant) == encode_long_document(text)
 
 
 @pytest.mark.parametrize("count", [255, 256, 257, 65_536, 70_000])

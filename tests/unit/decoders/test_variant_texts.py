@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoders.variant import document_texts, encoded_documents
-from decoders.variant_encoding import EncodedVariant, encode_tree
+from decoders.variant_encoding import EncodedVariant
+from decoders.variant_stream import encode_long_document
 from decoders.variant_texts import document_text
 from tests.support.variant_bytes import loose_variant
 
@@ -80,7 +81,7 @@ def test_any_layout_that_the_format_allows_is_read(document: Any, seed: int) -> 
     text = json.dumps(document).replace("\\u0000", "")
     document = json.loads(text)
     chooser = random.Random(seed)
-    variants = [loose_variant(document, chooser.randrange), encode_tree(text)]
+    variants = [loose_variant(document, chooser.randrange), encode_long_document(text)]
     loose, canonical = (document_text(metadata, value) for metadata, value in variants)
     assert loose == canonical
     assert json.loads(loose) == document
@@ -96,7 +97,7 @@ def test_damaged_bytes_end_in_an_error() -> None:
     text = (
         '{"a": [1, 2.50, null, {"b": "' + "x" * 70 + '", "c": "y"}, -12345678901], "d": {}, "é": ' + str(10**30) + "}"
     )
-    variant = encode_tree(text)
+    variant = encode_long_document(text)
     for end in range(len(variant.value)):
         with pytest.raises(ValueError, match="variant"):
             document_text(variant.metadata, variant.value[:end])
