@@ -36,8 +36,13 @@ def split_footer(content: bytes) -> tuple[int, FooterStruct]:
     """Where the footer of a Parquet file begins, and the footer. Raises ValueError."""
     if content[:4] != MAGIC or content[-4:] != MAGIC:
         raise ValueError("it is no Parquet file")
-    begin = len(content) - _ENDING - int.from_bytes(content[-_ENDING:-4], "little")
+    begin = _begin(content)
     return begin, FooterStruct.of(content[begin:-_ENDING])
+
+
+def _begin(content: bytes) -> int:
+    """Where the footer begins."""
+    return len(content) - _ENDING - int.from_bytes(content[-_ENDING:-4], "little")
 
 
 def ended(footer: FooterStruct) -> bytes:
@@ -47,9 +52,10 @@ def ended(footer: FooterStruct) -> bytes:
 
 
 def with_variants(ending: bytes, names: Collection[str]) -> bytes:
-    """The end of a file, its footer and what follows, in which the top-level columns of these names are annotated as
-    variants, as the Parquet format demands of a group of `metadata` and `value`."""
-    footer = FooterStruct.of(ending[:-_ENDING])
+    """The end of a file, its footer included, in which the top-level columns of these names are annotated as variants,
+    as the Parquet format demands of a group of `metadata` and `value`."""
+    begin = _begin(ending)
+    footer = FooterStruct.of(ending[begin:-_ENDING])
     root, *elements = footer.items(_SCHEMA)
     encoded_names = {name.encode() for name in names}
     annotated, nested = [root], 0
@@ -61,7 +67,7 @@ def with_variants(ending: bytes, names: Collection[str]) -> bytes:
             )
         nested += (column.integer(_CHILDREN) if column.has(_CHILDREN) else 0) - (1 if nested else 0)
         annotated.append(column.encoded())
-    return ended(footer.with_items(_SCHEMA, annotated))
+    return ending[:begin] + ended(footer.with_items(_SCHEMA, annotated))
 
 
 class VariantFile:

@@ -15,6 +15,7 @@ from decoders.variant import VARIANT_ARROW, document_texts, encoded_documents
 from mirror_pump.errors import ForeignTable
 from mirror_pump.lake.format.columns import cast_to
 from mirror_pump.lake.format.data_files import write_data_file
+from mirror_pump.lake.format.footers import split_footer, with_variants
 from mirror_pump.lake.format.joined_columns import with_column
 from mirror_pump.lake.format.row_lineage import ROW_ID_FIELD
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
@@ -85,3 +86,17 @@ def test_variants_of_other_writers() -> None:
     shredded = pa.StructArray.from_arrays([metadata, value, value], ["metadata", "value", "typed_value"])
     with pytest.raises(ForeignTable, match="shredded"):
         cast_to(shredded, VARIANT_ARROW)
+
+
+def test_what_comes_before_a_footer_stays() -> None:
+    """Such as the indexes of pages, and here all rows."""
+    documents, _ = encoded_documents(pa.array(DOCUMENTS))
+    field = pa.field("doc", VARIANT_ARROW, metadata={b"PARQUET:field_id": b"7"})
+    sink = io.BytesIO()
+    pq.write_table(pa.table([documents], schema=pa.schema([field])), sink, write_page_index=True, store_schema=False)
+    plain = sink.getvalue()
+    annotated = with_variants(plain, ["doc"])
+    assert (variants(plain), variants(annotated)) == ([], ["doc"])
+    end, _ = split_footer(plain)
+    assert annotated[:end] == plain[:end]
+    assert pq.read_table(io.BytesIO(annotated)).equals(pq.read_table(io.BytesIO(plain)))
