@@ -31,6 +31,8 @@ class Kind(StrEnum):
     TIMESTAMP = "timestamp"
     TIMESTAMPTZ = "timestamptz"
     LIST = "list"
+    VARIANT = "variant"
+    """A document of json or jsonb (decoders/variant.py)."""
     STRUCT = "struct"
     """Of change feeds only: the old row. Its fields are the LakeField's (mirror_pump.lake.format.schema)."""
     MAP = "map"
@@ -55,10 +57,13 @@ def _arrow_types() -> dict[Kind, pa.DataType]:
         Kind.TIME: pa.time64("us"),
         Kind.TIMESTAMP: pa.timestamp("us"),
         Kind.TIMESTAMPTZ: pa.timestamp("us", tz="UTC"),
+        Kind.VARIANT: pa.struct(
+            [pa.field("metadata", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
+        ),
     }
 
 
-_PARTIAL = frozenset({Kind.DECIMAL, Kind.DATE, Kind.TIME, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.LIST})
+_PARTIAL = frozenset({Kind.DECIMAL, Kind.DATE, Kind.TIME, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.LIST, Kind.VARIANT})
 
 
 _MASKED, _MASKED_AS = "string masked", " as "
@@ -82,7 +87,7 @@ class ColumnType:
     @property
     def holds_all(self) -> bool:
         """Whether the type can hold every value of the Postgres type. If not, some values are stored as raw text: NaN,
-        infinities, values out of range, arrays of several dimensions."""
+        infinities, values out of range, arrays of several dimensions, documents with numbers of many digits."""
         return self.kind not in _PARTIAL
 
     @property

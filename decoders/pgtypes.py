@@ -7,6 +7,10 @@ from decoders.columns import ColumnType, Kind
 _STRING = ColumnType(Kind.STRING)
 NUMERIC = 1700
 """pg_type.oid of numeric."""
+JSONB = 3802
+"""pg_type.oid of jsonb."""
+DOCUMENTS = frozenset({114, JSONB})
+"""pg_type.oid of json and jsonb, which are text in the lake unless a user chooses variants."""
 
 _MAX_PRECISION = 38
 """Maximum digits of an Iceberg decimal and of Arrow's decimal128."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from decoders.columns import ColumnType, Kind
+from decoders.variant import document_texts
 
 _DAY_US = 86_400_000_000
 _FIRST_PLAIN_DAY, _LAST_PLAIN_DAY = -719_162, 2_932_896
@@ -157,4 +158,5 @@ _PRINTERS: dict[Kind, Callable[[pa.Array], pa.Array]] = {
     Kind.TIME: _cast,
     Kind.TIMESTAMP: _timestamps,
     Kind.TIMESTAMPTZ: lambda values: _timestamps(values, "+00"),
+    Kind.VARIANT: document_texts,
 }

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from decoders.columns import ColumnType, Kind
 from decoders.text_array import split_arrays
 from decoders.text_time import parse_date, parse_time, parse_timestamp
+from decoders.variant import encoded_documents
 
 _SPECIAL_NUMERICS = pa.array(["NaN", "Infinity", "-Infinity"])
 _ARROW_DIGITS = 38
@@ -40,7 +41,8 @@ class Parsed:
     """Values in the column type's Arrow type, as many as in the input; NULL if the input is NULL or unrepresentable."""
     unrepresentable: pa.Array | None
     """bool, never NULL: True for a legal Postgres value that the type cannot hold (numeric NaN, infinite or very remote
-    dates, 24:00:00, arrays with more dimensions). None if there is no such value."""
+    dates, 24:00:00, arrays with more dimensions, documents with numbers of many digits). None if there is no such
+    value."""
 
 
 def parse_text(values: pa.Array, type: ColumnType) -> Parsed:  # noqa: A002 - the word callers use
@@ -250,6 +252,7 @@ _PARSERS: dict[Kind, Callable[[pa.Array, ColumnType], _Result]] = {
     Kind.TIMESTAMP: lambda values, _: parse_timestamp(values, with_zone=False),
     Kind.TIMESTAMPTZ: lambda values, _: parse_timestamp(values, with_zone=True),
     Kind.LIST: _list,
+    Kind.VARIANT: lambda values, _: encoded_documents(values),
 }
 
 

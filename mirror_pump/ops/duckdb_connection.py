@@ -11,9 +11,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from mirror_pump.database.quoting import literal
+from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.errors import LakeError, UsageError, one_line_of
+from mirror_pump.lake.document.metadata_files import read_metadata
+from mirror_pump.lake.format.raw_text_columns import without_raw_text
 from mirror_pump.lake.profile_access import ReachableWarehouse
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.ops.document_rows import document_rows, has_variants
 from mirror_pump.runtime.private_files import private_directory
 from mirror_pump.settings.credentials import without_secrets
 
@@ -181,3 +185,17 @@ def stopped_by_ctrl_c(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
         os.close(reader)
     if interrupted.is_set():
         raise KeyboardInterrupt
+
+
+def lake_relation(connection: duckdb.DuckDBPyConnection, location: str, storage: StorageOptions) -> str:
+    """The SQL of a relation with the rows of the table with this metadata file, as DuckDB reads it. If it has variants,
+    all rows are loaded first. Raises LakeError."""
+    schema = read_metadata(location, storage).current_schema
+    if not has_variants(schema):
+        return f"iceberg_scan({literal(location)})"
+    name = f"documents_{uuid.uuid4().hex}"
+    listed = ", ".join(identifier(field.name) for field in schema.fields)
+    connection.register(f"read_{name}", document_rows(location, without_raw_text(schema), storage))
+    connection.execute(f"CREATE TABLE {name} AS SELECT {listed} FROM read_{name}")
+    connection.unregister(f"read_{name}")
+    return name

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pydantic import BaseModel, Field, JsonValue, ValidationError
+from pydantic import BaseModel, Field, JsonValue, ValidationError, field_validator
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.exceptions import ValidationError as UpdateRefused
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
@@ -40,7 +41,8 @@ from mirror_pump.tables.catalogs.lake_catalog import (
     TableIdentifier,
     TableMoved,
 )
-from mirror_pump.tables.metadata.pyiceberg_documents import document_of, new_document
+from mirror_pump.tables.metadata.pyiceberg_documents import document_of, new_document, parsed_document
+from mirror_pump.tables.metadata.variant_type import with_variant_schemas, with_variant_types
 from mirror_pump.tables.table.table import LAKE_RETRIES
 
 _UPDATE_ERRORS = (ValidationError, UpdateRefused, ValueError, TypeError, KeyError, NotImplementedError)
@@ -69,12 +71,24 @@ class CreateTableRequest(BaseModel):
     stage_create: bool | None = Field(default=None, alias="stage-create")
     properties: dict[str, str] | None = None
 
+    @field_validator("columns", mode="before")
+    @classmethod
+    def _with_variants(cls, document: JsonValue) -> Any:
+        return with_variant_types(document)
+
 
 class UpdateTableRequest(BaseModel):
     """What a client sends to change a table, or to create one that it has prepared."""
 
     requirements: tuple[TableRequirement, ...] = ()
     updates: tuple[TableUpdate, ...] = ()
+
+    @field_validator("updates", mode="before")
+    @classmethod
+    def _with_variants(cls, documents: JsonValue) -> Any:
+        if not isinstance(documents, list):
+            return documents
+        return [with_variant_schemas(update) if isinstance(update, dict) else update for update in documents]
 
     @property
     def creates(self) -> bool:
@@ -186,7 +200,7 @@ def _require(requirement: TableRequirement, metadata: UpdatedMetadata | None) ->
 def _parsed(table: TableIdentifier, stored: TableMetadata) -> UpdatedMetadata:
     """Raises ProtocolError for metadata that the updates' library does not know, such as columns of new types."""
     try:
-        return TableMetadataUtil.parse_raw(stored.to_json().decode())
+        return parsed_document(stored)
     except _UPDATE_ERRORS as error:
         raise bad_request(f"{table} cannot be changed here: {error}") from error
 
@@ -220,7 +234,8 @@ def _upgraded(
             return TableMetadataV3.model_construct(last_column_id=-1, next_row_id=0), tuple(updates)
         return TableMetadataV1.model_construct(last_column_id=-1, schema=Schema()), tuple(updates)
     if to_vectors and metadata.format_version < VECTOR_VERSION:
-        metadata = TableMetadataUtil.parse_obj({**metadata.model_dump(by_alias=True), "format-version": VECTOR_VERSION})
+        document = with_variant_schemas(metadata.model_dump(by_alias=True))
+        metadata = TableMetadataUtil.parse_obj({**document, "format-version": VECTOR_VERSION})
     return metadata, tuple(updates)
 
 

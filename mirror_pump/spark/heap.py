@@ -251,6 +251,7 @@ _TYPES = {
     Kind.DATE: t.DateType(),
     Kind.TIMESTAMP: t.TimestampNTZType(),
     Kind.TIMESTAMPTZ: t.TimestampType(),
+    Kind.VARIANT: t.VariantType(),
 }
 
 

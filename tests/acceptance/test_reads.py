@@ -29,7 +29,7 @@ from mirror_pump.ops.duckdb_connection import open_duckdb
 from mirror_pump.ops.reads.query import Query, open_query, plain_reads
 from mirror_pump.ops.reads.read_scope import ReadScope
 from mirror_pump.ops.reads.table_reads import ReadMode
-from mirror_pump.ops.reads.views import create_view, fill_heaps
+from mirror_pump.ops.reads.views import create_view, fill_tables
 from mirror_pump.ops.retain.retention import resume
 from mirror_pump.testing.database import Database
 from mirror_pump.testing.lake import duckdb_connection
@@ -87,7 +87,7 @@ def _seam_in_duckdb(mirror: Mirror, statement: str, table: str = "public.events"
         duckdb = stack.enter_context(open_duckdb())
         made = create_view(duckdb, read)
         duckdb.execute(f"CREATE SCHEMA public; CREATE VIEW {table} AS FROM {made}")
-        fill_heaps(duckdb, mirror.settings.require_dsn(), [read], statement, 2)
+        fill_tables(duckdb, mirror.settings.require_dsn(), [read], statement, 2, StorageOptions())
         assert read.heap is not None
         yield normalised(duckdb.execute(statement).fetchall()), read.heap.snapshot
 

@@ -70,7 +70,9 @@ class RegisterOptions:
     no_wait: NoWait = False
     column: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=TYPE", help="Use another lake type for a column: string, decimal(38,9), ..."),
+        typer.Option(
+            metavar="NAME=TYPE", help="Use another lake type for a column: string, decimal(38,9), variant, ..."
+        ),
     ] = None
     exclude_column: Annotated[
         list[str] | None,

@@ -65,13 +65,13 @@ def register(settings: Settings, options: RegisterOptions) -> int:
     selected = select_tables(settings, options.names, options.exclude or ())
     unmatched = _tell_left_out(selected, follows=bool(options.follow_new))
     if options.dry_run:
-        previews = preview(settings, selected.names, choices, retention)
+        previews = preview(settings, selected.names, choices, retention, options.format_version)
         refused = _show(previews)
         for line in estimate(settings, previews):
             say(line)
         return refused or unmatched
     if retention is not None and not options.keep_heap and not options.yes:
-        previews = preview(settings, selected.names, choices, retention)
+        previews = preview(settings, selected.names, choices, retention, options.format_version)
         if any(table.retention is not None for table in previews):
             _show(previews)
             confirm(
@@ -151,6 +151,7 @@ def _tell_left_out(selected: SelectedTables, *, follows: bool) -> int:
 
 
 def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:
+    from mirror_pump.ops.reads.engine_remarks import variant_remark
     from mirror_pump.ops.register.preview import as_text
     from mirror_pump.source.relations.column_choices import decimal_option
 
@@ -188,6 +189,13 @@ def _report(outcome: RegisterOutcome, options: RegisterOptions) -> None:
             " (PostgreSQL publishes stored ones since version 18, virtual ones never)",
             "warning",
         )
+    if outcome.variants:
+        remark(
+            f"{outcome.table}: {variant_remark(outcome.variants)}",
+            "warning",
+            "nothing, if your engines read variants (docs/readers.md); else unregister the table, and register it with"
+            f" --column {outcome.variants[0]}=string",
+        )
     for number in outcome.numbers_as_text:
         remark(
             f"{outcome.table}: {as_text(number)}",
@@ -204,9 +212,13 @@ def _report_failure(outcome: RegisterOutcome) -> None:
 
 def _show(previews: Sequence[TablePreview]) -> int:
     """Prints the previews. Returns the exit code: 1 if a table would be refused."""
+    from mirror_pump.ops.reads.engine_remarks import variant_remark
+
     for table in previews:
         for line in table.lines():
             say(line)
+        if table.variants:
+            say(f"  {variant_remark(table.variants)}")
         if table.error is not None:
             report_error(table.error, "would not be registered", table.table)
     return 1 if any(table.error is not None for table in previews) else 0

@@ -106,6 +106,13 @@ def _values(array: pa.Array, points: tuple[int, int]) -> tuple[Words, Words]:
         first, second = ((_halves(words) + np.uint64(1)) * not_null for words in _values(elements, points))
         lengths = np.diff(offsets)
         return _folded(first, offsets, lengths, points[0]), _folded(second, offsets, lengths, points[1])
+    if pa.types.is_struct(kind):
+        # A variant, whose parts are NULL only where the whole is: which of them differs is not lost in their sum.
+        lanes = [_values(part, points) for part in array.flatten()]
+        first, second = (
+            functools.reduce(lambda sum_, part: mixed(sum_) + part, words) for words in zip(*lanes, strict=True)
+        )
+        return first, second
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return _of_texts(array, points)
     if pa.types.is_decimal128(kind) and kind.precision <= _WORD_DIGITS:

@@ -10,14 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from decoders.change_events import ChangeEvents, OldRows
+from decoders.columns import Kind
 from decoders.incomplete_rows import IncompleteRows, RawTexts
+from decoders.printing import print_values
 from decoders.tuples import Ints
 from mirror_pump.lake.format.columns import cast_to
 from mirror_pump.lake.format.data_files import WrittenFile
 from mirror_pump.lake.format.feed_schema import FEED_PARTITIONING, feed_schema_of, old_type
 from mirror_pump.lake.format.partitioned_files import write_data_files
 from mirror_pump.lake.format.raw_text_columns import with_raw_text
-from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.format.schema import LakeField, LakeSchema
 from mirror_pump.lake.storage import StagedFiles, StorageOptions
 from mirror_pump.model import FeedMode, TableFeed
 
@@ -76,6 +78,10 @@ def write_feed_rows(
 ) -> FeedFiles:
     """Writes events as one file for each day of commit, in their order. `rows` has the table's columns, and may have
     more. `old`: the old rows; None for a feed without, or if no event has one."""
+    for field in columns.fields:
+        if field.type.kind is Kind.VARIANT:
+            rows, raw = _with_documents(rows, raw, field)
+            old = old and OldRows(*_with_documents(old.rows, old.raw, field), old.sent)
     raw_ids, old_ids = _field_ids(columns, raw), _field_ids(columns, {} if old is None else old.raw)
     schema = feed_schema_of(columns, feed.mode, raw_ids, old_ids)
     values = [*heads.columns]
@@ -85,6 +91,15 @@ def write_feed_rows(
     values += [raw[columns.name_of(field_id)] for field_id in sorted(raw_ids)]
     table = pa.table(values, schema=schema.arrow)
     return FeedFiles(write_data_files(table, schema, feed.location, storage, FEED_PARTITIONING), raw_ids, old_ids)
+
+
+def _with_documents(rows: pa.Table, raw: RawTexts, field: LakeField) -> tuple[pa.Table, RawTexts]:
+    """The rows with a column of variants as text, which has its raw texts too."""
+    texts = pa.chunked_array([print_values(chunk, field.type) for chunk in rows.column(field.name).chunks], pa.string())
+    if field.name in raw:
+        texts = pc.coalesce(texts, raw[field.name])
+    rows = rows.set_column(rows.column_names.index(field.name), field.name, texts)
+    return rows, {name: column for name, column in raw.items() if name != field.name}
 
 
 def _field_ids(columns: LakeSchema, raw: Mapping[str, object]) -> frozenset[int]:

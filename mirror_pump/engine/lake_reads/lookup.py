@@ -13,7 +13,7 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mirror_pump.lake.format.columns import column_names, names_by_id, plain
+from mirror_pump.lake.format.columns import cast_to, column_names, names_by_id
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.initial_defaults import default_array
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
@@ -121,7 +121,7 @@ def _find(path: str, task: LookupTask) -> pa.Table:
 
 def _typed(batch: pa.RecordBatch, name: str | None, field: LakeField, arrow: pa.DataType) -> pa.Array:
     if name is not None:
-        return plain(batch.column(name)).cast(arrow)
+        return cast_to(batch.column(name), arrow)
     if field.initial_default is None:
         return pa.nulls(batch.num_rows, arrow)
     return pa.repeat(default_array(field.initial_default, field.type)[0], batch.num_rows).cast(arrow)

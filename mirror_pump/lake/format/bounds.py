@@ -29,7 +29,7 @@ _PACK: dict[Kind, Callable[..., bytes]] = {
 
 # UUIDs get no bounds: released engines compare them signed, while the footer's statistics are unsigned. Bounds on a key
 # that compare the wrong way make a reader skip a delete file. Random UUIDs would prune nothing anyway.
-_UNBOUNDED = frozenset({Kind.UUID, Kind.LIST})
+_UNBOUNDED = frozenset({Kind.UUID, Kind.LIST, Kind.VARIANT})
 
 Raw = bool | int | float | bytes
 """A footer statistic as pyarrow's `Statistics.min_raw` gives it: the Parquet physical value."""

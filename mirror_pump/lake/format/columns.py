@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mirror_pump.errors import LakeError
+from decoders.variant import VARIANT_ARROW
+from mirror_pump.errors import ForeignTable, LakeError
 from mirror_pump.lake.format.schema import FIELD_ID
 
 
@@ -46,12 +47,34 @@ def places_by_id(file: pq.ParquetFile) -> dict[int, int]:
     }
 
 
+def whole_variants(column: pa.Array) -> pa.StructArray:
+    """A variant column of any engine's file in our type, as Parquet writes it: no part is NULL, even where the whole
+    is, and the order of the parts is the writer's choice. Raises ForeignTable for a shredded one, of which parts are
+    columns of their own."""
+    if column.type == VARIANT_ARROW and not any(column.field(part.name).null_count for part in VARIANT_ARROW):
+        return column
+    parts = {part.name: place for place, part in enumerate(column.type)} if pa.types.is_struct(column.type) else {}
+    if parts.keys() != {part.name for part in VARIANT_ARROW}:
+        raise ForeignTable(
+            f"a variant column is stored as {column.type}: shredded variants are not read here",
+            "unset the table property write.parquet.shred-variants, and rewrite the table's files",
+        )
+    columns = column.flatten()
+    return pa.StructArray.from_arrays(
+        [columns[parts[part.name]].fill_null(b"").cast(part.type) for part in VARIANT_ARROW],
+        fields=list(VARIANT_ARROW),
+        mask=column.is_null(),
+    )
+
+
 def cast_to(column: pa.Array, target_type: pa.DataType) -> pa.Array:
     """The column as an array of type `target_type`, also where elements of lists have another type. Raises pyarrow's
     ArrowInvalid for a value that does not fit."""
     column = plain(column)
     if column.type == target_type:
         return column
+    if target_type == VARIANT_ARROW:
+        return whole_variants(column)
     if pa.types.is_list(target_type) and pa.types.is_list(column.type):
         # Concatenating the single array makes its offsets begin at zero and drops unused values.
         whole = pa.concat_arrays([column])

@@ -17,7 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from decoders.columns import Kind
+from decoders.variant import VARIANT_ARROW
 from mirror_pump.lake.format.bounds import ColumnStatistics, split_offsets
+from mirror_pump.lake.format.columns import whole_variants
+from mirror_pump.lake.format.footers import VariantFile
 from mirror_pump.lake.format.gathered_rows import GatheredRows
 from mirror_pump.lake.format.partitioning import UNPARTITIONED, PartitionTuple
 from mirror_pump.lake.format.puffin import BlobPlace
@@ -45,8 +48,8 @@ per column."""
 
 
 _FLOATS = (Kind.FLOAT, Kind.DOUBLE)
-_NO_STATISTICS = (*_FLOATS, Kind.UUID)
-"""Kinds whose footer statistics mislead readers.
+_NO_STATISTICS = (*_FLOATS, Kind.UUID, Kind.VARIANT)
+"""Kinds whose footer statistics mislead readers, or say nothing: variants do not order by their bytes.
 
 Statistics of floats leave NaN out. DuckDB treats NaN as the greatest value, and so skips row groups that hold it.
 Iceberg's Java code compares UUIDs signed, while the footer is unsigned: a range from a minimum below 80... to a maximum
@@ -72,7 +75,7 @@ class WrittenFile:
     record_count: int
     size_bytes: int
     column_sizes: Mapping[int, int]
-    """Compressed bytes by field ID; for a list, by its element's field ID."""
+    """Compressed bytes by field ID; for a list, by its element's field ID; of a variant, of its parts together."""
     value_counts: Mapping[int, int]
     """Values, including NULLs, by field ID. Lists are left out, as in Iceberg's own writers."""
     null_counts: Mapping[int, int]
@@ -196,8 +199,10 @@ class DataFileWriter:
         }
         # NULLs are counted for all columns, since some have no statistics in the footer.
         self._nulls = [0] * len(schema.fields)
+        self._variants = [column.name for column in schema.fields if column.type.kind is Kind.VARIANT]
         self._stack = ExitStack()
         self._writer: pq.ParquetWriter | None = None
+        self._variant_file: VariantFile | None = None
         self._gathered = GatheredRows(schema, row_group_rows, row_group_bytes)
         self._written: WrittenFile | None = None
 
@@ -225,7 +230,11 @@ class DataFileWriter:
             if self._gathered or self._writer is None:
                 self._flush()
             assert self._writer is not None
+            if self._variant_file is not None:
+                self._variant_file.begin_footer()
             self._writer.close()
+            if self._variant_file is not None:
+                self._variant_file.end(self._variants)
             size = self._sink.tell()
             footer = self._writer.writer.metadata
         self._written = self._describe(footer, size)
@@ -250,8 +259,10 @@ class DataFileWriter:
     def _flush(self) -> None:
         table = self._gathered.take()
         if self._writer is None:
+            if self._variants:
+                self._variant_file = VariantFile(self._sink)
             self._writer = pq.ParquetWriter(
-                self._sink,
+                self._sink if self._variant_file is None else pa.PythonFile(self._variant_file, "w"),
                 self._file_schema,
                 compression=_COMPRESSION,
                 compression_level=_COMPRESSION_LEVEL,
@@ -286,6 +297,12 @@ class DataFileWriter:
                 for inner in column.leaves:
                     sizes[inner.leaf_id] = ColumnStatistics.of(groups, leaf).size_bytes
                     leaf += 1
+                continue
+            if column.type.kind is Kind.VARIANT:
+                parts = range(leaf, leaf + VARIANT_ARROW.num_fields)
+                sizes[column.field_id] = sum(ColumnStatistics.of(groups, part).size_bytes for part in parts)
+                leaf = parts.stop
+                nulls[column.field_id] = self._nulls[index]
                 continue
             statistics = ColumnStatistics.of(groups, leaf)
             leaf += 1
@@ -327,6 +344,8 @@ def _file_field(arrow: pa.Field) -> pa.Field:
 
 def _file_column(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     """The column with the type that it is written as. Copies nothing except the validity of UUID lists."""
+    if target == VARIANT_ARROW:
+        return pa.chunked_array([whole_variants(chunk) for chunk in column.chunks], target)
     if isinstance(target, pa.UuidType):
         return pa.chunked_array([pa.ExtensionArray.from_storage(target, chunk) for chunk in column.chunks], target)
     if pa.types.is_struct(target):
@@ -368,6 +387,8 @@ def _parquet_path(column: LakeField) -> str:
 
 def _parquet_leaves(column: LakeField) -> list[tuple[str, LakeField]]:
     """The column's leaves with their Parquet paths."""
+    if column.type.kind is Kind.VARIANT:
+        return [(f"{column.name}.{part.name}", column) for part in VARIANT_ARROW]
     if not column.children:
         return [(_parquet_path(column), column)]
     name = f"{column.name}.key_value" if column.type.kind is Kind.MAP else column.name
@@ -383,7 +404,7 @@ def _columns_worth_a_dictionary(table: pa.Table, schema: LakeSchema) -> list[str
         return False
     names = []
     for column, values in zip(schema.fields, _sample(table).columns, strict=True):
-        if column.type.kind is Kind.STRUCT:
+        if column.type.kind in (Kind.STRUCT, Kind.VARIANT):
             names += [
                 path
                 for (path, leaf), part in zip(_parquet_leaves(column), values.flatten(), strict=True)

@@ -104,7 +104,8 @@ def feed_schema_of(
     optional = replace(
         plain,
         fields=tuple(
-            replace(field, name=feed_column(field.name), required=False) for field in plain.without_defaults.fields
+            replace(field, name=feed_column(field.name), type=_type_in_feed(field.type), required=False)
+            for field in plain.without_defaults.fields
         ),
         key_ids=(),
     )
@@ -116,6 +117,11 @@ def feed_schema_of(
         field_type = ColumnType(_KINDS[name])
         fields.append(LakeField(_FIRST_ID + number, name, field_type, name in _REQUIRED, children=children))
     return LakeSchema(schema_id, (*fields, *with_raw_text(optional, raw_text).fields), ())
+
+
+def _type_in_feed(column_type: ColumnType) -> ColumnType:
+    """Feeds have Iceberg's format version 2, which has no variants: documents are text there."""
+    return ColumnType(Kind.STRING) if column_type.kind is Kind.VARIANT else column_type
 
 
 def feed_column(name: str) -> str:

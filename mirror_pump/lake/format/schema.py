@@ -245,6 +245,9 @@ def _field_from_json(document: Mapping[str, Any]) -> LakeField:
             )
         else:
             raise ValueError(described["type"])  # noqa: TRY301 - one place turns every unknown type into an error
+        inner = [child.type for child in children] if column_type.element is None else [column_type.element]
+        if any(part.kind is Kind.VARIANT for part in inner):
+            raise ValueError("a variant in another type")  # noqa: TRY301 - as above
     except ValueError as error:
         raise ForeignTable(
             f"column {document['name']!r} of the Iceberg table has the type {described!r}, unknown to the mirror",

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from decoders.columns import Kind
+from decoders.pgtypes import JSONB
 from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.errors import LakeError, TableError
 from mirror_pump.lake.contents.snapshot_history import only_rewritten_since
@@ -127,6 +129,10 @@ def _why_no_heap(connection: PgConnection, reader: MomentReader, table: KeptTabl
     names = [column.name for column in registered.columns]
     if names != [column.name for column in digest.columns]:
         return "its columns have changed since"
+    variants = [column for column in registered.columns if column.type.kind is Kind.VARIANT]
+    plain = [column.name for column in variants if column.type_oid != JSONB]
+    if plain:
+        return f"variants lose the white space of json ({', '.join(plain)})"
     nested = [column.name for column in digest.columns if column.is_nested]
     if nested:
         return f"PostgreSQL and DuckDB print arrays in different ways ({', '.join(nested)})"

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mirror_pump.database.quoting import literal
 from mirror_pump.engine.lake_storage import lake_storage, reachable_warehouses
 from mirror_pump.errors import LakeError, TableError, UsageError
 from mirror_pump.lake.document.metadata_files import read_metadata
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import format_lsn
-from mirror_pump.ops.duckdb_connection import open_duckdb, reach_storage
+from mirror_pump.ops.duckdb_connection import lake_relation, open_duckdb, reach_storage
 from mirror_pump.ops.moments.digests import (
     DigestColumn,
     RangeDigest,
@@ -61,8 +60,8 @@ class MomentReader:
         """The digest of a table's rows, with the ranges of `like`. Raises LakeError."""
         import duckdb
 
-        source = f"iceberg_scan({literal(table.main_location)})"
         try:
+            source = lake_relation(self.connection, table.main_location, self.storage)
             columns = lake_columns(self.connection, source)
             key = self._key(table)
             if like is None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from decoders.columns import Kind
 from mirror_pump.lake.format.data_files import VECTOR_VERSION
 from mirror_pump.model import MirroredTable
 from mirror_pump.ops.reads.engine_answers import TITLES, Feature, Verdict, engine_answers
+from mirror_pump.source.relations.column_choices import variant_columns
 
 _REMARK = {
     Verdict.REFUSED: "{engine} refuses {feature} of {table}: {text}",
@@ -49,3 +50,19 @@ def features(table: MirroredTable) -> Iterator[Feature]:
         yield from (Feature.VECTORS, Feature.UPGRADED, Feature.MOVED_ROWS, Feature.LINEAGE)
     if any(column.default is not None for column in table.columns):
         yield Feature.DEFAULTS
+    if variant_columns(table.columns):
+        yield Feature.VARIANT
+
+
+def variant_remark(columns: Sequence[str]) -> str:
+    """What variants mean for readers: which engines lose the table by them."""
+    names: dict[Verdict, list[str]] = {verdict: [] for verdict in Verdict}
+    for engine in engine_answers().values():
+        answer = engine.answers.get(VECTOR_VERSION, {}).get(Feature.VARIANT)
+        if answer is not None:
+            names[answer.verdict].append(engine.name)
+    what = f"column {columns[0]} is a variant" if len(columns) == 1 else f"columns {', '.join(columns)} are variants"
+    parts = [f"{what}: {', '.join(names[Verdict.REFUSED])} cannot read the table at all"]
+    if names[Verdict.WRONG]:
+        parts.append(f"{', '.join(names[Verdict.WRONG])} shows documents otherwise")
+    return "; ".join([*parts, f"only {', '.join(names[Verdict.EXACT])} reads them exactly"])

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from mirror_pump.database.quoting import literal
 from mirror_pump.errors import UsageError
+from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import TableId, format_lsn
+from mirror_pump.ops.duckdb_connection import lake_relation
 from mirror_pump.ops.reads.views import create_schema
 from mirror_pump.settings.config import Settings
 from mirror_pump.source.catalog.kept_moments import KeptMoment, read_moments
@@ -38,13 +39,17 @@ def named_moments(settings: Settings, names: Collection[str]) -> Mapping[str, Ke
 
 
 def create_kept_views(
-    connection: duckdb.DuckDBPyConnection, moment: KeptMoment, names: Mapping[TableId, Collection[str]]
+    connection: duckdb.DuckDBPyConnection,
+    moment: KeptMoment,
+    names: Mapping[TableId, Collection[str]],
+    storage: StorageOptions,
 ) -> Iterator[str]:
     """Create views of tables of the moment, under their SQL names by table. Yield what was read, in words."""
     for table in moment.tables:
+        source = lake_relation(connection, table.main_location, storage) if table.table_id in names else ""
         for name in names.get(table.table_id, ()):
             create_schema(connection, name)
-            connection.execute(f"CREATE VIEW {name} AS FROM iceberg_scan({literal(table.main_location)})")
+            connection.execute(f"CREATE VIEW {name} AS FROM {source}")
     tables = [str(table.table) for table in moment.tables if table.table_id in names]
     if tables:
         yield f"{', '.join(tables)}: read as of the moment {moment.name}, frontier {format_lsn(moment.frontier)}"

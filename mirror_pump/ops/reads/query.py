@@ -53,7 +53,7 @@ from mirror_pump.ops.reads.table_reads import (
     streams,
 )
 from mirror_pump.ops.reads.time_travel import PastPoint, history, snapshots_at
-from mirror_pump.ops.reads.views import create_schema, create_view, fill_heaps
+from mirror_pump.ops.reads.views import create_schema, create_view, fill_tables
 from mirror_pump.ops.status.wait_for_frontier import wait_for
 from mirror_pump.pipeline.missing_files.missing_files import explain_failed_read
 from mirror_pump.runtime.cores import available_cores
@@ -110,17 +110,18 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
         if not names and not past:
             yield connection
             return
-        reach_storage(connection, reachable_warehouses(lake_storage(settings)))
+        storage = lake_storage(settings, fsync=False)
+        reach_storage(connection, reachable_warehouses(storage))
         if query.at is not None and query.at.name is not None:
             past[query.at] = {**past.get(query.at, {}), **names}
             names = {}
         for when in [when for when in past if when.name is not None]:
-            for text in create_kept_views(connection, moments[str(when.name)], past.pop(when)):
+            for text in create_kept_views(connection, moments[str(when.name)], past.pop(when), storage):
                 warn(text)
         if not names and not past:
             yield connection
             return
-        scope = ReadScope(settings, lake_storage(settings, fsync=False), stack, warn)
+        scope = ReadScope(settings, storage, stack, warn)
         with explained_failures(settings, [*names, *(table_id for views in past.values() for table_id in views)]):
             reads = _reads(scope, query, names, past)
             for read, read_names in reads:
@@ -128,7 +129,8 @@ def open_query(settings: Settings, query: Query, warn: Warn) -> Iterator[duckdb.
                 for name in read_names:
                     create_schema(connection, name)
                     connection.execute(f"CREATE VIEW {name} AS FROM {made}")
-            fill_heaps(connection, scope.dsn, [read for read, _ in reads], query.statement, available_cores())
+            tables = [read for read, _ in reads]
+            fill_tables(connection, scope.dsn, tables, query.statement, available_cores(), scope.storage)
             yield connection
         for moment in scope.moments:
             moment.check()

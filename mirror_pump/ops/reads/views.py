@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from decoders.columns import ColumnType, Kind
+from decoders.printing import print_values
 from mirror_pump.database.quoting import identifier, literal
+from mirror_pump.lake.format.schema import LakeSchema
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.ops.document_rows import document_rows
 from mirror_pump.ops.reads.statement_tables import planned_scans
 from mirror_pump.ops.reads.table_reads import LakeSide, OutputColumn, TableRead, narrowed
 from mirror_pump.source.heap.block_reader import Chunk
@@ -34,13 +38,15 @@ _TYPES = {
     Kind.TIME: "TIME",
     Kind.TIMESTAMP: "TIMESTAMP",
     Kind.TIMESTAMPTZ: "TIMESTAMPTZ",
+    Kind.VARIANT: "VARCHAR",
 }
 
 
 def create_view(connection: duckdb.DuckDBPyConnection, read: TableRead) -> str:
     """Create a view of the table that `read` describes, and return its SQL name.
 
-    The heap's rows are still missing: `fill_heaps` loads them.
+    The heap's rows are still missing, and those of a lake table with variants, which DuckDB does not read exactly:
+    `fill_tables` loads them.
     """
     connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_SCHEMA}")
     listed = ", ".join(identifier(column.name) for column in read.columns)
@@ -52,9 +58,12 @@ def create_view(connection: duckdb.DuckDBPyConnection, read: TableRead) -> str:
         identifier(column.name) for column in read.columns if column.name in read.table.key and not column.raw
     )
     if read.lake is not None:
-        rows = _lake(connection, read, read.lake)
+        if _is_loaded(read.lake, read):
+            rows = _empty(connection, read, "lake", read.columns)
+        else:
+            rows = f"({_lake(connection, read, read.lake)})"
         of_lake = read.corrections is not None and read.corrections.of_lake
-        parts.append(f"SELECT {listed} FROM ({rows}) l{f' ANTI JOIN {hidden} USING ({keys})' if of_lake else ''}")
+        parts.append(f"SELECT {listed} FROM {rows} l{f' ANTI JOIN {hidden} USING ({keys})' if of_lake else ''}")
     if read.heap is not None:
         rows = _empty(connection, read, "heap", read.columns)
         of_heap = read.corrections is not None and not read.corrections.of_lake
@@ -88,31 +97,50 @@ def _lake(connection: duckdb.DuckDBPyConnection, read: TableRead, lake: LakeSide
     return rows if lake.below is None else f"SELECT * FROM ({rows}) b WHERE {lake.below.below}"
 
 
-def fill_heaps(
-    connection: duckdb.DuckDBPyConnection, dsn: str, reads: Sequence[TableRead], statement: str, threads: int
+def _is_loaded(lake: LakeSide | None, read: TableRead) -> bool:
+    """Whether the lake's rows are read by the mirror's own code."""
+    return lake is not None and any(column.type.kind is Kind.VARIANT for column in read.columns)
+
+
+def fill_tables(
+    connection: duckdb.DuckDBPyConnection,
+    dsn: str,
+    reads: Sequence[TableRead],
+    statement: str,
+    threads: int,
+    storage: StorageOptions,
 ) -> None:
-    """Load the heap's rows into DuckDB over `threads` connections, with only the columns that DuckDB's plan scans.
+    """Load the heap's rows into DuckDB over `threads` connections, with only the columns that DuckDB's plan scans; and
+    so those of lake tables with variants.
 
     DuckDB spills what does not fit into memory to a temporary directory. Invariant: no plan scans a column that was not
     loaded. The plan can change once the tables are filled, so it is checked again. If it then scans other columns than
     it did for the empty tables, all columns are loaded.
     """
-    heaps = [read for read in reads if read.heap is not None]
-    if not heaps:
+    loaded = {_target(read, "heap"): read for read in reads if read.heap is not None}
+    loaded |= {_target(read, "lake"): read for read in reads if _is_loaded(read.lake, read)}
+    if not loaded:
         return
-    columns = {_target(read, "heap"): [column.name for column in read.columns] for read in heaps}
+
+    def fill(target: str, scanned: frozenset[str] | None) -> None:
+        read = loaded[target]
+        if target == _target(read, "heap"):
+            _fill(connection, dsn, read, scanned, threads)
+        else:
+            _fill_lake(connection, read, scanned, storage)
+
+    columns = {target: [column.name for column in read.columns] for target, read in loaded.items()}
     planned = _scanned(connection, statement, columns)
-    for read in heaps:
-        _fill(connection, dsn, read, None if planned is None else planned.get(_target(read, "heap")), threads)
+    for target in loaded:
+        fill(target, None if planned is None else planned.get(target))
     if planned is None:
         return
     scanned = _scanned(connection, statement, columns)
-    for read in heaps:
-        target = _target(read, "heap")
+    for target in loaded:
         brought = planned.get(target)
         if brought is not None and (scanned is None or not scanned.get(target, frozenset()) <= brought):
             connection.execute(f"DELETE FROM {target}")
-            _fill(connection, dsn, read, None, threads)
+            fill(target, None)
 
 
 def _scanned(
@@ -131,6 +159,34 @@ def _scanned(
         filtered = {name for name in columns.get(scan.table, ()) if any(name in text for text in scan.filters)}
         by_table[scan.table] = by_table.get(scan.table, frozenset()) | scan.columns | filtered
     return by_table
+
+
+def _fill_lake(
+    connection: duckdb.DuckDBPyConnection, read: TableRead, scanned: frozenset[str] | None, storage: StorageOptions
+) -> None:
+    """Load these columns of the lake's rows, or all, but at least one."""
+    lake = read.lake
+    assert lake is not None
+    lake_columns = [column for column in read.columns if column.lake_name is not None]
+    columns = [column for column in lake_columns if scanned is None or column.name in scanned] or lake_columns[:1]
+    listed = ", ".join(identifier(column.name) for column in columns)
+    snapshot_id = None if lake.snapshot_id == -1 else lake.snapshot_id
+    for batch in document_rows(lake.location, LakeSchema.of_table(read.table), storage, snapshot_id):
+        arrays = [_presented(batch.column(column.name), column.type) for column in columns]
+        rows = pa.table(arrays, names=[column.name for column in columns])
+        connection.register("mirror_pump_batch", rows)
+        connection.execute(f"INSERT INTO {_target(read, 'lake')} ({listed}) SELECT {listed} FROM mirror_pump_batch")
+        connection.unregister("mirror_pump_batch")
+
+
+def _presented(values: pa.Array, type: ColumnType) -> pa.Array:  # noqa: A002 - the word of decoders
+    """The values as DuckDB takes them: UUIDs as texts."""
+    if type.kind is Kind.UUID:
+        return print_values(values, type)
+    if type.element is not None:
+        whole = pa.concat_arrays([values])
+        return pa.ListArray.from_arrays(whole.offsets, _presented(whole.values, type.element), mask=whole.is_null())
+    return values
 
 
 def _fill(

@@ -1,10 +1,13 @@
-"""Which Iceberg format version a mirrored table's lake table has: what users may choose, and the way back."""
+"""Which Iceberg format version a mirrored table's lake table has: what users may choose, what needs it, and the way
+back."""
 
 from __future__ import annotations
 
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.lake.format.data_files import FORMAT_VERSION, VECTOR_VERSION
 from mirror_pump.model import MirroredTable
+from mirror_pump.source.relations.column_choices import variant_columns
+from mirror_pump.source.relations.description import RelationDescription
 
 
 def parse_format_version(text: str) -> int:
@@ -22,4 +25,24 @@ def refuse_downgrade(table: MirroredTable, version: int) -> None:
             f"the lake table of {table.name} has format version {table.format_version}: there is no way back but a copy"
             " of its rows",
             f"unregister {table.name}, and register it with --format-version {version}: it is copied again",
+        )
+
+
+def refuse_variants(relation: RelationDescription, format_version: int, *, sheds: bool) -> None:
+    """Raises TableError if columns are to be variants in a lake table of this format version that has none, or of a
+    table that sheds rows: readers unite such a table's heap with its lake, which would need variants of both."""
+    variants = variant_columns(relation.columns)
+    if not variants:
+        return
+    if format_version < VECTOR_VERSION:
+        raise TableError(
+            f"{relation.name}: column {variants[0]} cannot be a variant in a lake table of Iceberg's format version"
+            f" {format_version}",
+            f"register it with --format-version {VECTOR_VERSION}, or keep string",
+        )
+    if sheds:
+        raise TableError(
+            f"{relation.name}: column {variants[0]} cannot be a variant in a table whose rows leave the heap: reads"
+            " unite both, and other engines do not print documents as PostgreSQL does",
+            "keep string, or leave out --heap-retention and --mode tiered",
         )

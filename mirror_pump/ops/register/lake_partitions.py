@@ -52,7 +52,7 @@ def partitioning_by(
     sorted_columns = []
     for wish in order:
         column = _column(relation, columns, wish.column)
-        if column.type.kind is Kind.LIST:
+        if column.type.kind in (Kind.LIST, Kind.VARIANT):
             raise TableError(
                 f"{relation} cannot be sorted by {column.name}, which is {column.type} in the lake",
                 "choose another column",

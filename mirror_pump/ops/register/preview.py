@@ -9,9 +9,10 @@ from functools import partial
 
 from mirror_pump.errors import MirrorPumpError
 from mirror_pump.model import Column, TableId, TableMode
+from mirror_pump.ops.register.format_versions import refuse_variants
 from mirror_pump.ops.retain.retention import grace_text, when_due
 from mirror_pump.settings.config import Settings
-from mirror_pump.source.catalog.catalog_slot import require_stream
+from mirror_pump.source.catalog.catalog_slot import default_format_version, require_stream
 from mirror_pump.source.catalog.tables import load_table
 from mirror_pump.source.connect import PgConnection, connect, session_time_zone, source_errors
 from mirror_pump.source.heap.block_reader import balanced_bytes, chunks_of, read_leaves
@@ -21,6 +22,7 @@ from mirror_pump.source.relations.column_choices import (
     decimal_option,
     numbers_as_text,
     refuse_masks,
+    variant_columns,
 )
 from mirror_pump.source.relations.published_rules import published_choices
 from mirror_pump.source.relations.refusal import refuse_fixed_rows
@@ -88,6 +90,7 @@ class TablePreview:
     types: tuple[str, ...] = ()
     """Of each column its name, its type and its lake type, for people."""
     numbers_as_text: tuple[Column, ...] = ()
+    variants: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     size_bytes: int = 0
     """Of the heap, which a copy reads; 0 for a tiered table, whose partitions are copied when they leave, and
@@ -125,18 +128,27 @@ def as_text(column: Column) -> str:
 
 
 def preview(
-    settings: Settings, names: Sequence[str], choices: ColumnChoices, retention: RetentionWish | None
+    settings: Settings,
+    names: Sequence[str],
+    choices: ColumnChoices,
+    retention: RetentionWish | None,
+    format_version: int | None = None,
 ) -> tuple[TablePreview, ...]:
-    """Return what `register` would do with each of these tables, in their order.
+    """Return what `register` would do with each of these tables, in their order. `format_version`: as in `register`.
 
     Raises ConnectionLost. Raises UsageError for invalid options of heap retention.
     """
     with connect(settings.require_dsn(), autocommit=True, application_name="mirror-pump-register") as connection:
-        return tuple(_preview(connection, settings, name, choices, retention) for name in names)
+        return tuple(_preview(connection, settings, name, choices, retention, format_version) for name in names)
 
 
 def _preview(
-    connection: PgConnection, settings: Settings, name: str, choices: ColumnChoices, wish: RetentionWish | None
+    connection: PgConnection,
+    settings: Settings,
+    name: str,
+    choices: ColumnChoices,
+    wish: RetentionWish | None,
+    format_version: int | None,
 ) -> TablePreview:
     """What registering one table would do, or the error that would refuse it. Leaves nothing behind."""
     try:
@@ -151,6 +163,9 @@ def _preview(
         refuse(description, mode, append_only=choices.append_only)
         refuse_fixed_rows(description)
         refuse_masks(description, choices, sheds=wish is not None)
+        if choices.has_variants:
+            version = format_version or default_format_version(connection, settings.slot)
+            refuse_variants(description, version, sheds=wish is not None)
         row_filter = read_filter(connection, settings.publication, description, choices.where, sheds=wish is not None)
         leaving = None
         if wish is not None:
@@ -173,6 +188,7 @@ def _preview(
         columns=len(description.columns),
         types=tuple(f"{column.name} {column.type} ({column.type_sql})" for column in description.columns),
         numbers_as_text=texts,
+        variants=variant_columns(description.columns),
         left_out=tuple(column.name for column in description.excluded),
         size_bytes=sum(leaf.blocks * leaf.block_bytes for leaf in leaves),
         chunks=len(chunks_of(leaves, chunk_bytes)),

@@ -49,6 +49,7 @@ from mirror_pump.ops.register.feed_registration import (
     require_old_rows,
     stage_feed,
 )
+from mirror_pump.ops.register.format_versions import refuse_variants
 from mirror_pump.ops.register.lake_partitions import partitioning_by
 from mirror_pump.ops.register.new_lake_table import (
     new_lake_table,
@@ -86,6 +87,7 @@ from mirror_pump.source.relations.column_choices import (
     chosen,
     numbers_as_text,
     refuse_masks,
+    variant_columns,
 )
 from mirror_pump.source.relations.published_rules import published_choices
 from mirror_pump.source.relations.refusal import refuse_fixed_rows
@@ -133,6 +135,8 @@ class RegisterOutcome:
     """Columns of numbers that are text in the lake, though no option chose that; empty for a table that was live."""
     whole_rows: bool = False
     """Whether its rows are found by all their values, as it has no key."""
+    variants: tuple[str, ...] = ()
+    """Columns that are variants in the lake; empty for a table that was live."""
 
 
 class _Lake:
@@ -216,6 +220,7 @@ def register(
     registered: dict[TableId, str] = {}
     as_text: dict[str, tuple[Column, ...]] = {}
     whole_rows: dict[str, bool] = {}
+    variants: dict[str, tuple[str, ...]] = {}
     with connect(settings.require_dsn(), autocommit=True) as connection:
         lake = _Lake(connection, settings, profile)
         try:
@@ -229,6 +234,7 @@ def register(
                     if table is not None:
                         as_text[str(table.name)] = numbers_as_text(connection, table)
                         whole_rows[str(table.name)] = table.whole_rows
+                        variants[str(table.name)] = variant_columns(table.columns)
                     observer(Step.REGISTERED, table=name)
                     _refresh_statistics(connection, len(registered))
             if registered:
@@ -239,7 +245,7 @@ def register(
         except KeyboardInterrupt:
             refused = {outcome.table for outcome in outcomes}
             raise _interrupted(names, refused, list(registered.values())) from None
-        return (*outcomes, *_registered_outcomes(connection, list(registered), as_text, whole_rows))
+        return (*outcomes, *_registered_outcomes(connection, list(registered), as_text, whole_rows, variants))
 
 
 def _require_consistent(wish: TableWish, names: Sequence[str]) -> None:
@@ -269,6 +275,7 @@ def _registered_outcomes(
     table_ids: list[TableId],
     as_text: Mapping[str, tuple[Column, ...]],
     whole_rows: Mapping[str, bool],
+    variants: Mapping[str, tuple[str, ...]],
 ) -> Iterator[RegisterOutcome]:
     """The results of tables that are registered. `as_text`: `numbers_as_text` of those that were not live before."""
     left_out = generated_left_out(connection, table_ids)
@@ -283,6 +290,7 @@ def _registered_outcomes(
             was_live=progress.table not in as_text,
             numbers_as_text=as_text.get(progress.table, ()),
             whole_rows=whole_rows.get(progress.table, False),
+            variants=variants.get(progress.table, ()),
         )
 
 
@@ -365,6 +373,8 @@ def _prepare(
             require_old_rows(connection, settings, description)
             description = chosen(connection, describe(connection, table_id, settings.publication), wish.choices)
     refuse_masks(description, wish.choices, sheds=wish.retention is not None)
+    version = wish.format_version or lake.format_version
+    refuse_variants(description, version, sheds=wish.retention is not None)
     row_filter = read_filter(
         connection, settings.publication, description, wish.choices.where, sheds=wish.retention is not None
     )
@@ -380,7 +390,6 @@ def _prepare(
     )
     if plan is not None:
         partitioning = plan.partitioning
-    version = wish.format_version or lake.format_version
     table, staged = new_lake_table(warehouse_of(profile), description, storage, plan, wish.mode, partitioning, version)
     table = replace(
         table,

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from decoders.variant import VARIANT_ARROW, document_texts
 from mirror_pump.ops.row_files.json_texts import array_text, document, parse_json
 from mirror_pump.source.relations.target_columns import TargetColumn
 
@@ -75,6 +76,8 @@ def texts_of(values: pa.Array, *, uuids: bool = True) -> pa.Array:
         values = values.cast(pa.float32())
     elif _is_list(kind):
         return _lists(values, uuids=uuids)
+    elif kind == VARIANT_ARROW:
+        return document_texts(values)
     elif pa.types.is_nested(kind):
         return _each(values, lambda value: document(_jsonable(value)))
     return values.cast(pa.string())

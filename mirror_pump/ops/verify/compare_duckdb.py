@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from decoders.columns import Kind
@@ -10,12 +10,15 @@ from mirror_pump.database.quoting import identifier, literal
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
 from mirror_pump.lake.format.schema import LakeField, LakeSchema
+from mirror_pump.lake.storage import StorageOptions
+from mirror_pump.ops.document_rows import document_rows, has_variants, with_documents, without_variants
 from mirror_pump.ops.verify.comparison import SHOWN_ROWS, Comparison, difference, is_floating, is_temporal
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _SIDES = ("heap", "lake")
+_LOCAL_FILES = StorageOptions()
 
 
 def compare(
@@ -26,19 +29,40 @@ def compare(
     line: CutLine | None = None,
     *,
     shown: int = SHOWN_ROWS,
+    storage: StorageOptions = _LOCAL_FILES,
 ) -> Comparison:
     """Like `mirror_pump.ops.verify.compare_spark.compare`. Raises duckdb.Error, also if the connection's memory limit
-    is too low."""
-    scans = {
-        side: f"iceberg_scan({literal(at)})" for side, at in zip(_SIDES, (heap_location, lake_location), strict=True)
-    }
+    is too low.
+
+    Of a table with variants, DuckDB compares the other columns as it reads them, and then all columns as the mirror's
+    own reader does.
+    """
+    locations = dict(zip(_SIDES, (heap_location, lake_location), strict=True))
+    scans = {side: f"iceberg_scan({literal(at)})" for side, at in locations.items()}
+    first = _compared_rows(duckdb, scans, every_raw_text(without_variants(schema)), line, shown)
+    if first.different_rows or not has_variants(schema):
+        return first
+    for side, location in locations.items():
+        duckdb.register(f"read_{side}", document_rows(location, schema, storage))
+    try:
+        scans = {side: f"read_{side}" for side in _SIDES}
+        return _compared_rows(duckdb, scans, with_documents(schema), line, shown)
+    finally:
+        for side in _SIDES:
+            duckdb.unregister(f"read_{side}")
+
+
+def _compared_rows(
+    duckdb: DuckDBPyConnection, scans: Mapping[str, str], schema: LakeSchema, line: CutLine | None, shown: int
+) -> Comparison:
+    """Compares what both sides' scans read in the columns of the schema, which has all raw text columns."""
     names_by_side = {
         side: {row[0] for row in duckdb.execute(f"DESCRIBE SELECT * FROM {scan}").fetchall()}
         for side, scan in scans.items()
     }
     fields = [
         field
-        for field in every_raw_text(schema).fields
+        for field in schema.fields
         if not is_raw_text(field) or field.name in names_by_side["heap"] | names_by_side["lake"]
     ]
     keys = [place for place, field in enumerate(fields) if field.field_id in schema.key_ids or not schema.key_ids]

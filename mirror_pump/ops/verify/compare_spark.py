@@ -8,8 +8,10 @@ from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import VariantVal
 
 from decoders.columns import Kind
+from decoders.variant_texts import document_text
 from mirror_pump.database.quoting import spark_identifier
 from mirror_pump.lake.contents.cutline import CutLine
 from mirror_pump.lake.format.raw_text_columns import every_raw_text, is_raw_text
@@ -101,7 +103,18 @@ def _prepared(table: DataFrame, schema: LakeSchema) -> DataFrame:
 def _exact(field: LakeField) -> Column:
     """The column in a form in which only identical values are equal: to Spark -0.0 equals 0.0, also within a list."""
     column = f.col(spark_identifier(field.name))
+    if field.type.kind is Kind.VARIANT:
+        return _document(column).alias(field.name)
     return (column.cast("string") if is_floating(field) else column).alias(field.name)
+
+
+def _document(column: Column) -> Column:
+    """The texts of documents by the mirror's own decoder: Spark prints numbers in another way."""
+
+    def text_of(variant: VariantVal | None) -> str | None:
+        return None if variant is None else document_text(bytes(variant.metadata), bytes(variant.value))
+
+    return f.udf(text_of, "string", useArrow=False)(column)
 
 
 def _printable(schema: LakeSchema) -> list[Column]:

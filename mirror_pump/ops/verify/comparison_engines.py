@@ -113,7 +113,7 @@ class EnginesBySize:
             import duckdb as module
 
             try:
-                return compare_duckdb.compare(duckdb, heap, lake, schema, line, shown=shown)
+                return compare_duckdb.compare(duckdb, heap, lake, schema, line, shown=shown, storage=self._storage)
             except module.Error as error:
                 # Spark would take its time to fail at a damaged file too.
                 require_readable(lake, self._storage)

@@ -14,7 +14,13 @@ from mirror_pump.engine.ingest.chunk_copy import ChunkTask, copy_chunk
 from mirror_pump.errors import ConnectionLost, MirrorPumpError, SourceError
 from mirror_pump.lake.commit.replacement import EveryFile
 from mirror_pump.lake.commit.row_delta import BackdatedFile, LakeTable, RowDelta, SegmentFiles
-from mirror_pump.lake.format.data_files import WrittenFile, write_data_file, write_equality_deletes
+from mirror_pump.lake.format.data_files import (
+    FORMAT_VERSION,
+    VECTOR_VERSION,
+    WrittenFile,
+    write_data_file,
+    write_equality_deletes,
+)
 from mirror_pump.lake.format.position_deletes import Positions
 from mirror_pump.lake.format.raw_text_columns import (
     every_raw_text,
@@ -28,6 +34,7 @@ from mirror_pump.lake.format.schema import LakeSchema
 from mirror_pump.lake.key_index.whole_rows import RemovedRows
 from mirror_pump.lake.storage import StorageOptions
 from mirror_pump.model import Column, MirroredTable
+from mirror_pump.ops.document_rows import has_variants
 from mirror_pump.ops.verify.catch_up_changes import CatchUpTable, UnchangedValue, former_rows
 from mirror_pump.pipeline.key_index.row_hashes import RowHashes
 from mirror_pump.pipeline.key_index.whole_rows import RowFinder
@@ -66,7 +73,9 @@ def read_heap(
     """
     # No read prunes the scratch table, and fewer files are read faster.
     target = replace(table, location=location, partitioning=None)
-    staged = LakeTable.create(LakeSchema.of_table(table).without_defaults, location, storage, {}, _now_ms())
+    schema = LakeSchema.of_table(table).without_defaults
+    version = VECTOR_VERSION if has_variants(schema) else FORMAT_VERSION
+    staged = LakeTable.create(schema, location, storage, {}, _now_ms(), format_version=version)
     futures = [runner.submit(copy_chunk, ChunkTask(dsn, target, chunk, storage, snapshot)) for chunk in chunks]
     backdated = []
     raw_text: frozenset[int] = frozenset()

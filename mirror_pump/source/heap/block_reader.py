@@ -425,7 +425,7 @@ def _select(
     return f"SELECT {expressions} FROM ONLY {chunk.table.quoted} WHERE {where}"
 
 
-_AS_TEXT = frozenset({Kind.STRING, Kind.DECIMAL, Kind.LIST, Kind.TIME})
+_AS_TEXT = frozenset({Kind.STRING, Kind.DECIMAL, Kind.LIST, Kind.TIME, Kind.VARIANT})
 
 
 def _expression(column: Column, output: str | None, *, as_text: bool) -> str:

@@ -64,6 +64,7 @@ def heap_side(
     Raises TableError if the table's columns are not those that the mirror knows, because values would be misread, and
     for a mask whose key this process does not have.
     """
+    _refuse_variants(table)
     _require_mask_keys(table)
     suspects = [column for column in table.columns if not column.type.holds_all and column.name not in table.key]
     tests = [*(unheld(column) for column in suspects), needs_exact_reader(table)]
@@ -100,6 +101,16 @@ def _require_mask_keys(table: MirroredTable) -> None:
                 f"column {column.name} of {table.name} cannot be masked: {error}",
                 "read the lake (mode lake), which has masks already, or give this process the key",
             ) from error
+
+
+def _refuse_variants(table: MirroredTable) -> None:
+    """Raise TableError for a table with variants: engines have other texts of documents than PostgreSQL."""
+    variants = [column.name for column in table.columns if column.type.kind is Kind.VARIANT]
+    if variants:
+        raise TableError(
+            f"column {variants[0]} of {table.name} is a variant in the lake, and rows of the heap are not read as such",
+            "read the lake (mode lake), or query PostgreSQL",
+        )
 
 
 def _test_rows(

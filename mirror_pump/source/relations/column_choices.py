@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from decoders.columns import ColumnType, Kind
 from decoders.masks import Mask, MaskKeyUnusable
+from decoders.pgtypes import DOCUMENTS
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import Column, ExcludedColumn, MirroredTable
 from mirror_pump.source.connect import PgConnection, source_errors
@@ -27,7 +28,7 @@ from mirror_pump.source.relations.partition_choices import (
     partition_choices,
     sort_choices,
 )
-from mirror_pump.source.relations.relations import numeric_types
+from mirror_pump.source.relations.relations import document_types, numeric_types
 from sql import queries
 
 _SQL = queries("relations")
@@ -70,6 +71,11 @@ class ColumnChoices:
     def leaves_out_new(self) -> bool:
         """Whether columns that are added later are left out."""
         return bool(self.masked or self.listed)
+
+    @property
+    def has_variants(self) -> bool:
+        """Whether documents are to be variants."""
+        return any(column_type.kind is Kind.VARIANT for column_type in self.types.values())
 
     @property
     def masked(self) -> frozenset[str]:
@@ -157,14 +163,15 @@ def _parse_type(text: str) -> ColumnType:
     if not sound:
         raise UsageError(
             f"{text!r} is not a lake type that can be chosen",
-            "choose string, long, decimal(P,S) with P up to 38, or a list of these, such as list<decimal(38,9)>",
+            "choose string, long, decimal(P,S) with P up to 38, or a list of these, such as list<decimal(38,9)>; for"
+            " json and jsonb variant",
         )
     return column_type
 
 
 def _sound(column_type: ColumnType) -> bool:
     if column_type.element is not None:
-        return column_type.element.kind is not Kind.LIST and _sound(column_type.element)
+        return column_type.element.kind not in (Kind.LIST, Kind.VARIANT) and _sound(column_type.element)
     return column_type.kind is not Kind.DECIMAL or (
         0 <= column_type.scale <= column_type.precision and 1 <= column_type.precision <= 38
     )
@@ -207,11 +214,15 @@ def chosen(connection: PgConnection, relation: RelationDescription, choices: Col
                 f"{relation.name}: {name} is part of its key, and cannot be masked",
                 "the mirror finds rows by their key, also in PostgreSQL. Give the table a key without personal data",
             )
-    numeric = numeric_types(connection, {column.type_oid for column in relation.columns})
+    types = {column.type_oid for column in relation.columns}
+    numeric = numeric_types(connection, types)
+    documents = document_types(connection, types) if choices.has_variants else frozenset()
     columns = []
     for column in relation.columns:
         chosen_type = choices.types.get(column.name)
-        if chosen_type is not None and not _permitted(column.type, chosen_type, numeric=column.type_oid in numeric):
+        if chosen_type is not None and not _permitted(
+            column.type, chosen_type, numeric=column.type_oid in numeric, document=column.type_oid in documents
+        ):
             raise TableError(
                 f"{relation.name}: column {column.name} is {column.type_sql}; not every value of it can be"
                 f" mirrored as {chosen_type}",
@@ -261,6 +272,11 @@ def refuse_masks(relation: RelationDescription, choices: ColumnChoices, *, sheds
         )
 
 
+def variant_columns(columns: Sequence[Column]) -> tuple[str, ...]:
+    """Names of the columns that are variants in the lake."""
+    return tuple(column.name for column in columns if column.type.kind is Kind.VARIANT)
+
+
 def still_chosen(relation: RelationDescription, table: MirroredTable) -> RelationDescription:
     """A later description of a registered table, with the choices of its registration applied.
 
@@ -283,7 +299,9 @@ def _still_chosen(column: Column, before: Column | None) -> Column:
     if before is None:
         return column
     same = (before.type_oid, before.type_modifier) == (column.type_oid, column.type_modifier)
-    if same or _permitted(column.type, before.type, numeric=column.type_oid in _NUMERIC):
+    if same or _permitted(
+        column.type, before.type, numeric=column.type_oid in _NUMERIC, document=column.type_oid in DOCUMENTS
+    ):
         return replace(column, type=before.type, chosen=True)
     return column
 
@@ -346,9 +364,9 @@ def with_layout_of(choices: ColumnChoices, table: MirroredTable) -> ColumnChoice
     return replace(choices, partition_by=partition_choices(table), sort_by=sort_choices(table))
 
 
-def _permitted(column_type: ColumnType, chosen_type: ColumnType, *, numeric: bool) -> bool:
+def _permitted(column_type: ColumnType, chosen_type: ColumnType, *, numeric: bool, document: bool = False) -> bool:
     """Whether a column with the default lake type `column_type` may become `chosen_type`. `numeric`: the column's
-    Postgres type, or that of its elements, is numeric."""
+    Postgres type, or that of its elements, is numeric. `document`: it is json or jsonb."""
     if chosen_type in (column_type, _TEXT) or chosen_type.mask is not None:
         return True
     if Kind.LIST in (column_type.kind, chosen_type.kind):
@@ -356,6 +374,8 @@ def _permitted(column_type: ColumnType, chosen_type: ColumnType, *, numeric: boo
         return both and (
             chosen_type == _TEXTS or _permitted(_element(column_type), _element(chosen_type), numeric=numeric)
         )
+    if chosen_type.kind is Kind.VARIANT:
+        return document
     if chosen_type.kind is Kind.DECIMAL:
         return numeric or column_type.kind in (Kind.INT, Kind.LONG)
     return chosen_type.kind is Kind.LONG and column_type.kind is Kind.INT

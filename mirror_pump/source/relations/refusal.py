@@ -206,6 +206,11 @@ def _refuse_key_columns(relation: RelationDescription) -> None:
                 f"key column {key} of {relation.name} is {column.type_sql}: Iceberg row keys are single values",
                 "choose a key without array columns",
             )
+        if column.type.kind is Kind.VARIANT:
+            raise TableError(
+                f"key column {key} of {relation.name} cannot be a variant: Iceberg row keys are values that compare",
+                "keep string",
+            )
         if not column.not_null:
             raise TableError(
                 f"key column {key} of {relation.name} allows NULL", f"ALTER TABLE ... ALTER COLUMN {key} SET NOT NULL"

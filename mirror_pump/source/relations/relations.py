@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from psycopg import errors as pg_errors
 
 from decoders.columns import ColumnType
-from decoders.pgtypes import NUMERIC, column_type
+from decoders.pgtypes import DOCUMENTS, NUMERIC, column_type
 from mirror_pump.errors import TableError, UsageError
 from mirror_pump.model import Column, TableId, TableMode, TableName
 from mirror_pump.source.connect import PgConnection, source_errors
@@ -276,6 +276,12 @@ def numeric_types(conn: PgConnection, oids: Iterable[int]) -> frozenset[int]:
         for oid, base in bases.items()
         if base.oid == NUMERIC or (base.element_oid and elements[base.element_oid].oid == NUMERIC)
     )
+
+
+def document_types(conn: PgConnection, oids: Iterable[int]) -> frozenset[int]:
+    """The types among `oids` that are json or jsonb, after resolving domains."""
+    with source_errors("looking up types"):
+        return frozenset(oid for oid, base in _base_types(conn, set(oids)).items() if base.oid in DOCUMENTS)
 
 
 def _base_types(conn: PgConnection, oids: set[int]) -> dict[int, _BaseType]:

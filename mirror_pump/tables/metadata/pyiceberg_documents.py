@@ -8,11 +8,13 @@ from typing import Any
 import orjson
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata as PyicebergMetadata
+from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.typedef import IcebergBaseModel
 
 from mirror_pump.lake.document.next_metadata import with_next_row_id
 from mirror_pump.lake.document.table_metadata import TableMetadata
 from mirror_pump.lake.format.data_files import VECTOR_VERSION
+from mirror_pump.tables.metadata.variant_type import with_variant_schemas
 
 _DEFAULTS = ("initial-default", "write-default")
 
@@ -22,6 +24,11 @@ def document_of(made: PyicebergMetadata) -> TableMetadata:
     # Its own model of version 3 refuses to be written, since pyiceberg 0.12 writes no files of that version.
     content = IcebergBaseModel.model_dump_json(made)
     return with_next_row_id(TableMetadata.from_json(content.encode()))
+
+
+def parsed_document(metadata: TableMetadata) -> PyicebergMetadata:
+    """A document as pyiceberg's metadata. Raises its ValueError and the like for what it does not know."""
+    return TableMetadataUtil.parse_obj(with_variant_schemas(metadata.parsed()))
 
 
 def new_document(made: PyicebergMetadata, schema: Schema) -> TableMetadata:

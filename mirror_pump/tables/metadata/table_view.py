@@ -18,6 +18,7 @@ from mirror_pump.lake.format.damaged_files import decoding
 from mirror_pump.lake.manifests.entry_reader import EntryReader
 from mirror_pump.lake.manifests.manifest_list import Manifest, listed_manifests
 from mirror_pump.lake.storage import StorageOptions, read_bytes
+from mirror_pump.tables.metadata.variant_type import schema_of, variants_of
 
 _FIRST_PARTITION_ID = 1000
 """Format version 1 allows specs without field IDs, which then count from here."""
@@ -84,14 +85,16 @@ def read_schema(metadata: TableMetadata, snapshot_id: int | None) -> Schema:
 
 
 def parsed_schema(document: bytes) -> Schema:
-    """A schema from its JSON. Raises ForeignTable for a type that is not known here, such as `variant`."""
+    """A schema from its JSON. Raises ForeignTable for a type that is not known here."""
     try:
-        return Schema.model_validate_json(document)
+        schema = schema_of(document)
     except (ValueError, TypeError) as error:
         raise ForeignTable(
             f"the table has columns that cannot be read here: {one_line_of(error)}",
             "read the table with an engine that knows their types",
         ) from error
+    variants_of(schema)
+    return schema
 
 
 @lru_cache(maxsize=64)

@@ -18,15 +18,18 @@ from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table.name_mapping import NameMapping, parse_mapping_from_json
 from pyiceberg.types import LongType, NestedField
 
+from decoders.variant import VARIANT_ARROW
 from mirror_pump.errors import ForeignTable, LakeError
 from mirror_pump.lake.contents.delete_index import DeleteFile
-from mirror_pump.lake.format.columns import plain
+from mirror_pump.lake.format.columns import plain, whole_variants
 from mirror_pump.lake.format.damaged_files import open_parquet
 from mirror_pump.lake.format.deletion_vectors import VectorPlace, read_deletion_vectors
 from mirror_pump.lake.format.position_deletes import Positions, read_position_deletes
 from mirror_pump.lake.format.row_batches import live_rows, row_batches
+from mirror_pump.lake.format.schema import FIELD_ID
 from mirror_pump.lake.format.sorted_numbers import found_among
 from mirror_pump.tables.metadata.table_view import partition_specs
+from mirror_pump.tables.metadata.variant_type import is_variant, variants_of, without_variants
 from mirror_pump.tables.read_plan.metadata_columns import (
     FIELDS,
     FILE_COLUMN,
@@ -48,6 +51,8 @@ _KEPT_DELETES = 16
 _POSITIONS = NestedField(POSITION_COLUMN.field_id, "\0pos", LongType(), required=True)
 """The numbers of rows, as a column that a file has. No column of a table has this name."""
 
+_VARIANT_EXTENSION = {b"ARROW:extension:name": b"arrow.parquet.variant", b"ARROW:extension:metadata": b""}
+
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -66,7 +71,7 @@ class FileRows:
         self._positions: _Recent[str, Mapping[str, Positions]] = _Recent()
         self._keys: _Recent[tuple[str, ...], DeletedRows] = _Recent()
         self._names: frozenset[str] | None = None
-        self.schema = schema_to_pyarrow(plan.projection, include_field_ids=False).remove_metadata()
+        self.schema = _arrow_schema(plan.projection)
         """Of the batches."""
 
     def batches(self, file: PlannedFile) -> Iterator[pa.RecordBatch]:
@@ -96,8 +101,9 @@ class FileRows:
 
     def _projected(self, batch: pa.RecordBatch, opened: _OpenedRows, file: PlannedFile) -> pa.RecordBatch:
         columns = [
-            self._column(field.field_id, batch, opened, file).cast(column.type)
+            values if values.type == column.type else values.cast(column.type)
             for field, column in zip(self._plan.projection.fields, self.schema, strict=True)
+            for values in [self._column(field.field_id, batch, opened, file)]
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -125,7 +131,7 @@ class FileRows:
         columns = [field for field in self._plan.schema.fields if field.field_id in ids]
         columns += [field for field in LINEAGE if field.field_id in self._computed]
         # Without any column a batch would not know how many rows it has.
-        needs_positions = self._computed - {FILE_COLUMN.field_id} or not columns
+        needs_positions = self._computed - {FILE_COLUMN.field_id} or not without_variants(columns)
         return Schema(*columns, *([_POSITIONS] if needs_positions else []))
 
     def _hidden(self, file: PlannedFile) -> Positions | None:
@@ -195,15 +201,26 @@ class _OpenedRows:
         self._parquet = parquet
         self._required_schema = required_schema
         self._whole = whole
+        variants = variants_of(whole)
+        stored = {
+            field_id: name
+            for field_id, name in _stored_names(parquet.schema_arrow, mapping).items()
+            if field_id in variants
+        }
+        self._variants = {
+            field.field_id: stored.get(field.field_id) for field in required_schema.fields if field.field_id in variants
+        }
+        """By field ID, what the file calls those of the columns that are variants. None: it lacks the column."""
+        columns = pa.schema([field for field in parquet.schema_arrow if field.name not in stored.values()])
         try:
-            everything = pyarrow_to_schema(parquet.schema_arrow, mapping, downcast_ns_timestamp_to_us=True)
+            everything = pyarrow_to_schema(columns, mapping, downcast_ns_timestamp_to_us=True)
         except ValueError as error:
             raise LakeError(
                 f"the columns of {path} cannot be identified: {error}",
                 "set the table property schema.name-mapping.default, by which columns without field IDs are found",
             ) from error
         pruned = prune_columns(everything, {field.field_id for field in required_schema.fields}, select_full_types=True)
-        self._names = [field.name for field in pruned.fields]
+        self._names = [*(field.name for field in pruned.fields), *filter(None, self._variants.values())]
         self.has_positions = _POSITIONS in required_schema.fields
         self.file_schema = Schema(*pruned.fields, _POSITIONS) if self.has_positions else pruned
         self._leaves = {
@@ -233,17 +250,24 @@ class _OpenedRows:
         """The rows in the wanted columns and the table's types: a column that the file lacks is NULL, or its initial
         default, or its partition's value."""
         projected = _to_requested_schema(
-            self._required_schema,
+            Schema(*without_variants(self._required_schema.fields)),
             self.file_schema,
             batch,
             downcast_ns_timestamp_to_us=True,
             projected_missing_fields=dict(missing),
             allow_timestamp_tz_mismatch=True,
         )
+        columns = dict(zip(projected.schema.names, projected.columns, strict=True))
+        for field in self._required_schema.fields:
+            if field.field_id in self._variants:
+                name = self._variants[field.field_id]
+                stored = pa.nulls(batch.num_rows, VARIANT_ARROW) if name is None else batch.column(name)
+                columns[field.name] = whole_variants(stored)
         fields = [
-            field.with_metadata(metadata) for field, metadata in zip(projected.schema, self._metadata, strict=True)
+            pa.field(field.name, columns[field.name].type, metadata=metadata)
+            for field, metadata in zip(self._required_schema.fields, self._metadata, strict=True)
         ]
-        return pa.RecordBatch.from_arrays(projected.columns, schema=pa.schema(fields))
+        return pa.RecordBatch.from_arrays([columns[field.name] for field in fields], schema=pa.schema(fields))
 
 
 class _Recent(Generic[_Key, _Value]):
@@ -264,6 +288,35 @@ class _Recent(Generic[_Key, _Value]):
             while len(self._values) > _KEPT_DELETES:
                 self._values.popitem(last=False)
         return value
+
+
+def _stored_names(arrow: pa.Schema, mapping: NameMapping | None) -> dict[int, str]:
+    """What a file calls its columns, by field ID."""
+    names = {
+        int(field.metadata[FIELD_ID]): field.name for field in arrow if field.metadata and FIELD_ID in field.metadata
+    }
+    if names or mapping is None:
+        return names
+    return {
+        entry.field_id: name
+        for entry in mapping.root
+        if entry.field_id is not None
+        for name in entry.names
+        if name in arrow.names
+    }
+
+
+def _arrow_schema(projection: Schema) -> pa.Schema:
+    """The types of a scan's columns. A variant is the struct that Parquet has, named as Arrow's extension type."""
+    plain_columns = schema_to_pyarrow(Schema(*without_variants(projection.fields)), include_field_ids=False)
+    return pa.schema(
+        [
+            pa.field(field.name, VARIANT_ARROW, nullable=not field.required, metadata=_VARIANT_EXTENSION)
+            if is_variant(field.field_type)
+            else plain_columns.field(field.name)
+            for field in projection.fields
+        ]
+    )
 
 
 def _top_level_columns(expression: BooleanExpression, schema: Schema) -> set[int]:

@@ -39,6 +39,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, FloatType, IcebergType
 
 from mirror_pump.errors import UsageError
+from mirror_pump.tables.metadata.variant_type import is_variant
 from mirror_pump.tables.read_plan.fitted_literals import Between, Beyond, fitted_literal
 
 Predicate: TypeAlias = BooleanExpression | str
@@ -101,6 +102,10 @@ class _Binder(BooleanExpressionVisitor[BooleanExpression]):
                 raise UsageError(f"{literal!r} is not text", "leave out lone surrogates, which no column can hold")
         if isinstance(predicate, IsNull | NotNull):
             return self._null_test(predicate.term, BoundIsNull if isinstance(predicate, IsNull) else BoundNotNull)
+        if is_variant(self._type_of(predicate.term)):
+            raise UsageError(
+                f"{predicate}: variants do not compare", "ask `is null` or `is not null` of a variant column"
+            )
         if isinstance(predicate, SetPredicate):
             return self._among(predicate)
         if isinstance(predicate, LiteralPredicate) and not isinstance(predicate, StartsWith | NotStartsWith):

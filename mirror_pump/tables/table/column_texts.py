@@ -13,6 +13,7 @@ from pyiceberg.transforms import Transform, parse_transform
 
 from mirror_pump.errors import UsageError
 from mirror_pump.lake.document.partition_specs import LAST_PARTITION_ID
+from mirror_pump.tables.metadata.variant_type import with_variant_types
 
 _COLUMN = re.compile(r"(\S+)\s+(.+?)(\s+not\s+null)?", re.IGNORECASE)
 _PARTITION = re.compile(r"([a-z]+(?:\[\d+\])?)\((.+)\)|([^()]+)")
@@ -29,7 +30,7 @@ def schema_of(columns: Sequence[str]) -> Schema:
             raise UsageError(f"{text!r} is not a column", "write it as in 'id long not null'")
         fields.append({"id": number, "name": match[1], "type": match[2].lower(), "required": match[3] is not None})
     try:
-        return Schema.model_validate({"type": "struct", "fields": fields})
+        return Schema.model_validate(with_variant_types({"type": "struct", "fields": fields}))
     except (ValueError, TypeError) as error:
         reason = str(error).splitlines()[-1].strip()
         raise UsageError(

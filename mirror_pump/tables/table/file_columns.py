@@ -25,6 +25,7 @@ from pyiceberg.types import (
 )
 
 from mirror_pump.lake.format.row_lineage import LAST_UPDATED, LAST_UPDATED_FIELD, ROW_ID, ROW_ID_FIELD
+from mirror_pump.tables.metadata.variant_type import is_variant
 from mirror_pump.tables.table.file_footers import FileColumn, FileFooter
 from mirror_pump.tables.table.table_errors import SchemaMismatch
 
@@ -118,6 +119,11 @@ def _new(file: FileFooter, field: NestedField, table: TableColumns, next_id: int
     """A column that the table gains. Raises SchemaMismatch if it cannot."""
     if field.required:
         raise SchemaMismatch(f"{file.path}: the table has no column {field.name}, and it is not nullable", _REMEDY)
+    if is_variant(field.field_type) and not table.has_lineage:
+        raise SchemaMismatch(
+            f"{file.path}: column {field.name} is a variant, which Iceberg's format version 3 has",
+            "upgrade the table first (Table.upgrade)",
+        )
     if any(table_field.name.lower() == field.name.lower() for table_field in table.schema.fields):
         raise SchemaMismatch(f"{file.path}: column {field.name} has another field ID than the table's", _REMEDY)
     if not file.has_ids:

@@ -13,11 +13,17 @@ from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, _pyarrow_to_sc
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
+from decoders.columns import ColumnType, Kind
+from decoders.text import parse_column
+from decoders.variant import VARIANT_ARROW
 from mirror_pump.lake.document.table_metadata import TableMetadata
-from mirror_pump.lake.format.columns import plain
+from mirror_pump.lake.format.columns import plain, whole_variants
 from mirror_pump.lake.format.data_files import VECTOR_VERSION
+from mirror_pump.lake.format.footers import VariantFile
 from mirror_pump.lake.format.partitioning import Values, partition_key
+from mirror_pump.lake.format.schema import FIELD_ID
 from mirror_pump.lake.storage import StagedFiles, StorageOptions, join, open_output
+from mirror_pump.tables.metadata.variant_type import is_variant, without_variants
 from mirror_pump.tables.read_plan.metadata_columns import FILE_COLUMN, LINEAGE, POSITION_COLUMN
 from mirror_pump.tables.table.described_files import current_schema
 from mirror_pump.tables.table.partition_values import (
@@ -29,6 +35,8 @@ from mirror_pump.tables.table.partition_values import (
 from mirror_pump.tables.table.table_errors import FileRefused, SchemaMismatch
 
 _COMPRESSION = "zstd"
+_SHOWN = 80
+"""Characters of a document in an error."""
 
 
 def write_rows(rows: pa.Table, metadata: TableMetadata, storage: StorageOptions) -> tuple[str, ...]:
@@ -48,14 +56,32 @@ def write_rows(rows: pa.Table, metadata: TableMetadata, storage: StorageOptions)
         for column in partition_columns(metadata.default_spec, current_schema(metadata))
         if column.source_id in field_ids
     ]
+    variants = [field.name for field in schema.fields if is_variant(field.field_type)]
     root = metadata.properties.get("write.data.path") or join(metadata.location, "data")
     with StagedFiles(storage) as written:
         for part in _divided(table, schema, columns, metadata.location):
             location = join(root, f"{uuid.uuid4().hex}.parquet")
             written.own(location)
             with open_output(location, storage) as sink:
-                pq.write_table(part, sink, compression=_COMPRESSION, store_decimal_as_integer=True)
+                _write(part, sink, variants)
     return written.locations
+
+
+def _write(rows: pa.Table, sink: pa.NativeFile, variants: Sequence[str]) -> None:
+    """Writes rows as a file. `variants`: names of the columns that are such."""
+    if not variants:
+        pq.write_table(rows, sink, compression=_COMPRESSION, store_decimal_as_integer=True)
+        return
+    file = VariantFile(sink)
+    with pq.ParquetWriter(
+        pa.PythonFile(file, "w"),
+        rows.schema,
+        compression=_COMPRESSION,
+        store_decimal_as_integer=True,
+    ) as writer:
+        writer.write_table(rows)
+        file.begin_footer()
+    file.end(variants)
 
 
 def _extended(schema: Schema, rows: pa.Table, last_id: int, lineage: Sequence[NestedField]) -> Schema:
@@ -80,13 +106,32 @@ def _extended(schema: Schema, rows: pa.Table, last_id: int, lineage: Sequence[Ne
 
 
 def _cast(rows: pa.Table, schema: Schema, location: str) -> pa.Table:
-    target = schema_to_pyarrow(schema)
+    plain_columns = schema_to_pyarrow(Schema(*without_variants(schema.fields)))
     try:
-        return rows.select(target.names).cast(target)
+        casted = rows.select(plain_columns.names).cast(plain_columns)
+        for place, field in enumerate(schema.fields):
+            if is_variant(field.field_type):
+                column = pa.field(field.name, VARIANT_ARROW, metadata={FIELD_ID: str(field.field_id)})
+                casted = casted.add_column(place, column, _variants(rows.column(field.name)))
+        return casted
     except (pa.ArrowException, ValueError, KeyError) as error:
         raise SchemaMismatch(
             f"the rows do not fit the table in {location}: {error}", "give them the table's types"
         ) from error
+
+
+def _variants(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of variants, or of documents as JSON texts, as variants. Raises ValueError for a document that a variant
+    does not hold exactly."""
+    if pa.types.is_struct(column.type):
+        return pa.chunked_array([whole_variants(chunk) for chunk in column.chunks], VARIANT_ARROW)
+    parsed = parse_column(column.cast(pa.string()), ColumnType(Kind.VARIANT))
+    if parsed.raw is not None:
+        unheld = parsed.raw.drop_null()[0].as_py()
+        raise ValueError(
+            f"no variant holds {unheld[:_SHOWN]!r} exactly: numbers have up to 38 digits, and no key repeats"
+        )
+    return parsed.values
 
 
 def _divided(rows: pa.Table, schema: Schema, columns: Sequence[PartitionColumn], location: str) -> Iterator[pa.Table]:

@@ -92,18 +92,22 @@ def test_what_may_be_chosen(connection: PgConnection) -> None:
     targets = [
         ColumnType.parse(kind) for kind in ("string", "long", "decimal(9,3)", "list<string>", "list<decimal(9,3)>")
     ]
-    targets += [ColumnType.parse(kind) for kind in ("int", "double", "timestamp", "list<long>")]
+    targets += [ColumnType.parse(kind) for kind in ("int", "double", "timestamp", "list<long>", "variant")]
     scalars = {"numeric": "decimal(9,3)", "numeric(5,-2)": "decimal(9,3)", "int2": "long decimal(9,3)"}
     scalars |= {"int4": "long decimal(9,3)", "int8": "decimal(9,3)", "oid": "decimal(9,3)"}
-    scalars |= {"text": "", "float8": "", "date": "", "jsonb": "", "boolean": "", "money": ""}
+    scalars |= {"text": "", "float8": "", "date": "", "boolean": "", "money": ""}
+    documents = ("json", "jsonb", "object")
     assert [row[0] for row in CHOICES] == [
         "any type", "`numeric`, and domains over it", "`int2`, `int4`", "`int8`, `oid`", "an array",
+        "`json`, `jsonb`, and domains over them",
     ]  # fmt: skip
     allowed = {name: {"string", *more.split()} for name, more in scalars.items()}
     for name, more in scalars.items():
         allowed[f"{name}[]"] = {"string", "list<string>", *(f"list<{kind}>" for kind in more.split())}
     allowed["positive"] = allowed["numeric"]
+    allowed |= {name: {"string", "variant"} for name in documents} | {"jsonb[]": {"string", "list<string>"}}
     connection.execute("CREATE DOMAIN positive AS numeric CHECK (value > 0)")
+    connection.execute("CREATE DOMAIN object AS jsonb")
     columns = ", ".join(f"c{n} {name}" for n, name in enumerate(allowed))
     connection.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns})".encode())
     description = describe(connection, resolve_name(connection, "t")[1])
@@ -119,5 +123,5 @@ def test_what_may_be_chosen(connection: PgConnection) -> None:
 
 
 def test_the_other_tables_name_what_the_tests_try() -> None:
-    assert [row[0].split()[0] for row in RAW] == ["decimal", "date", "timestamp,", "list"]
+    assert [row[0].split()[0] for row in RAW] == ["decimal", "date", "timestamp,", "list", "variant"]
     assert [row[0].split()[1] for row in OTHERS] == ["domain,", "enum", "composite", "`halfvec`", "other"]

@@ -172,7 +172,7 @@ def test_which_transforms_apply() -> None:
     accepted = {
         kind: [unit for unit in (*units, "identity", "bucket[0]", "void") if applies(unit, ColumnType(kind))]
         for kind in Kind
-        if kind not in (Kind.DECIMAL, Kind.LIST, Kind.STRUCT, Kind.MAP)
+        if kind not in (Kind.DECIMAL, Kind.LIST, Kind.STRUCT, Kind.MAP, Kind.VARIANT)
     }
     times = ["hour", "day", "month", "year", "bucket[4]", "identity"]
     numbers = ["truncate[5]", "bucket[4]", "identity"]

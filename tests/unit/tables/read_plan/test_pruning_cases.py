@@ -161,10 +161,13 @@ def test_a_table_of_format_version_4_is_refused() -> None:
         read_plan(TableMetadata({"format-version": 4, "location": "file:///t"}), StorageOptions())
 
 
-def test_a_column_of_a_type_that_is_not_known_is_refused() -> None:
-    column = {"id": 1, "name": "doc", "type": "variant", "required": False}
+@pytest.mark.parametrize(
+    "kind", ["vector", {"type": "list", "element-id": 2, "element": "variant", "element-required": False}]
+)
+def test_a_column_of_a_type_that_is_not_known_is_refused(kind: object) -> None:
+    column = {"id": 1, "name": "doc", "type": kind, "required": False}
     document = {"format-version": 3, "location": "file:///t", "schemas": [{"schema-id": 0, "fields": [column]}]}
-    with pytest.raises(ForeignTable, match="variant"):
+    with pytest.raises(ForeignTable, match=r"vector|doc has variants within a list"):
         read_plan(TableMetadata({**document, "current-schema-id": 0}), StorageOptions())
 
 
